@@ -1,0 +1,120 @@
+"""Which tokens a rank of the ring holds, and what its queries see of a visiting shard of keys.
+
+Let the sequence have n*T tokens on a ring of n ranks.
+
+    contiguous  rank r holds tokens [r*T, (r+1)*T): the paper's layout. Causal work is uneven, (2n-1):1.
+    striped     rank r holds tokens r, r+n, r+2n, ... (Brandon et al., Striped Attention).
+    zigzag      the sequence is cut into 2n pieces; rank r holds pieces r and 2n-1-r.
+
+In every layout, the causal mask between a *part* of the local queries and a part of the visiting keys has the
+form `query_index + offset >= key_index` with indices counted inside the parts, and the offset depends only on
+whether the keys come from this rank, an earlier or a later one. A shard has one part, or two with zigzag. The
+tables below are therefore all there is to know about a layout; kernels never see a position.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Layout = Literal["contiguous", "striped", "zigzag"]
+Source = Literal["own", "earlier", "later"]
+
+FULL = 2**30
+"""An offset at which every key is visible to every query."""
+
+PARTS = {"contiguous": 1, "striped": 1, "zigzag": 2}
+
+VISIBLE: dict[str, dict[str, tuple[tuple[int, int, int], ...]]] = {
+    "contiguous": {
+        "own": ((0, 0, 0),),
+        "earlier": ((0, 0, FULL),),
+        "later": (),
+    },
+    "striped": {
+        "own": ((0, 0, 0),),
+        "earlier": ((0, 0, 0),),
+        "later": ((0, 0, -1),),
+    },
+    "zigzag": {
+        "own": ((0, 0, 0), (1, 0, FULL), (1, 1, 0)),
+        "earlier": ((0, 0, FULL), (1, 0, FULL)),
+        "later": ((1, 0, FULL), (1, 1, FULL)),
+    },
+}
+"""layout -> where the keys come from -> the visible (query part, key part, offset) under a causal mask."""
+
+
+def check_layout(layout: str, seq_len: int, ring_size: int) -> None:
+    """Raise ValueError unless a sequence of `seq_len` tokens can be laid out on the ring."""
+    if layout not in VISIBLE:
+        raise ValueError(f"unknown layout {layout!r}; known layouts: {', '.join(VISIBLE)}")
+    pieces = ring_size * PARTS[layout]
+    if seq_len <= 0 or seq_len % pieces:
+        lower, upper = seq_len // pieces * pieces, (seq_len // pieces + 1) * pieces
+        near = f"{lower} or {upper}" if lower > 0 else f"{upper}"
+        raise ValueError(
+            f"sequence length {seq_len} is not divisible by {pieces}, the pieces that layout {layout!r} makes "
+            f"for ring size {ring_size}; try {near}"
+        )
+
+
+def permutation(layout: Layout, seq_len: int, ring_size: int) -> np.ndarray:
+    """int64 [seq_len]: the token held at each index when the ranks' shards are put end to end.
+
+    `x[:, permutation(...)]` is a natural-order array brought into the layout.
+    """
+    check_layout(layout, seq_len, ring_size)
+    tokens = np.arange(seq_len)
+    if layout == "striped":
+        return tokens.reshape(-1, ring_size).T.reshape(-1)
+    if layout == "zigzag":
+        pieces = tokens.reshape(2, ring_size, -1)
+        return np.stack([pieces[0], pieces[1, ::-1]], axis=1).reshape(-1)
+    return tokens
+
+
+def enter(x: jax.Array, layout: Layout, axis_name: str) -> jax.Array:
+    """Per device: natural-order shards [B, T, ...] to `layout`, without gathering the sequence.
+
+    Striped costs one all-to-all (T must divide by the ring size), zigzag two permutes of half a shard.
+    """
+    return _move(x, layout, axis_name, inverse=False)
+
+
+def leave(x: jax.Array, layout: Layout, axis_name: str) -> jax.Array:
+    """Per device: the inverse of `enter`."""
+    return _move(x, layout, axis_name, inverse=True)
+
+
+def _move(x, layout, axis_name, inverse):
+    n, (B, T, *rest) = lax.axis_size(axis_name), x.shape
+    check_layout(layout, n * T, n)
+    if layout == "striped":
+        if T % n:
+            raise ValueError(f"striped from natural order: local length {T} is not divisible by ring size {n}")
+        x = x.reshape(B, n, T // n, *rest) if inverse else x.reshape(B, T // n, n, *rest).swapaxes(1, 2)
+        x = lax.all_to_all(x, axis_name, split_axis=1, concat_axis=1, tiled=True)
+        return (x.swapaxes(1, 2) if inverse else x).reshape(B, T, *rest)
+    if layout == "zigzag":
+        # Piece p of 2n lives on rank p//2 in natural order and on rank min(p, 2n-1-p) in zigzag. The pieces of
+        # even number reach every rank once, and so do the odd ones: one permutation of ranks for each.
+        halves = x[:, : T // 2], x[:, T // 2 :]
+        low_is_even = (lax.axis_index(axis_name) % 2 == 0).reshape((1,) * x.ndim)
+        home = [[min(p, 2 * n - 1 - p) for p in range(parity, 2 * n, 2)] for parity in (0, 1)]
+        if not inverse:
+            even, odd = (
+                lax.ppermute(half, axis_name, list(enumerate(dest))) for half, dest in zip(halves, home, strict=True)
+            )
+            # Rank r receives piece r (low) and piece 2n-1-r (high): r's parity says which is which.
+            low, high = jnp.where(low_is_even, even, odd), jnp.where(low_is_even, odd, even)
+        else:
+            even, odd = jnp.where(low_is_even, *halves), jnp.where(low_is_even, *halves[::-1])
+            low, high = (
+                lax.ppermute(half, axis_name, [(d, s) for s, d in enumerate(dest)])
+                for half, dest in zip((even, odd), home, strict=True)
+            )
+        return jnp.concatenate([low, high], axis=1)
+    return x

@@ -1,0 +1,55 @@
+"""The oracle: dense attention, feed-forward and cross-entropy, as plain as they can be written.
+
+Every optimised op of this package is tested against these. They materialise the [T, S] logits and the [T, V]
+logits, and compute in the dtype that they are given (float32 or float64 in tests).
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, return_lse=False):
+    """Softmax attention with whole logits (section 2 of the paper).
+
+    Args:
+      q: [B, T, H, d].
+      k, v: [B, S, K, d]; query head h reads key head h // (H // K).
+      causal: query t sees keys s <= t; needs T == S.
+      segment_ids: int [B, T], or a pair ([B, T], [B, S]); a query sees only keys of its own segment.
+      bias: [B, S], added to the scaled logits of every query.
+      scale: factor of the logits, default 1/sqrt(d).
+      return_lse: also return the log-sum-exp of every row, [B, H, T].
+
+    Returns:
+      o [B, T, H, d] in q's dtype; a row that sees nothing is 0 (and its lse -inf).
+    """
+    B, T, H, d = q.shape
+    S, K = k.shape[1:3]
+    scale = d**-0.5 if scale is None else scale
+    s = jnp.einsum("btkgd,bskd->bkgts", q.reshape(B, T, K, H // K, d), k) * scale
+    if bias is not None:
+        s = s + bias[:, None, None, None, :]
+    mask = jnp.ones((B, T, S), bool)
+    if causal:
+        mask &= jnp.arange(T)[:, None] >= jnp.arange(S)
+    if segment_ids is not None:
+        q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        mask &= q_ids[:, :, None] == k_ids[:, None, :]
+    mask = mask[:, None, None]
+    s = jnp.where(mask, s, -jnp.inf)
+    lse = jax.nn.logsumexp(s, axis=-1)
+    # An empty row has lse = -inf; compare it with +inf instead, so that its probabilities are exp(-inf) = 0.
+    p = jnp.exp(s - jnp.where(jnp.isneginf(lse), jnp.inf, lse)[..., None])
+    o = jnp.einsum("bkgts,bskd->btkgd", p, v).reshape(q.shape)
+    return (o, lse.reshape(B, H, T)) if return_lse else o
+
+
+def feedforward(x, w_gate, w_up, w_down):
+    """SwiGLU: `(silu(x w_gate) * (x w_up)) w_down`, x [B, T, D], weights [D, F], [D, F], [F, D]."""
+    return (jax.nn.silu(x @ w_gate) * (x @ w_up)) @ w_down
+
+
+def cross_entropy(x, head, targets, mask):
+    """Sum over the tokens with mask of -log softmax(x head)[target]; x [B, T, D], head [D, V]."""
+    log_p = jax.nn.log_softmax(x @ head, axis=-1)
+    return -jnp.where(mask, jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0], 0.0).sum()

@@ -1,0 +1,297 @@
+"""Ring attention (section 3 of the paper): exact attention over a sequence sharded along a ring of devices.
+
+With n ranks, rank r computes the attention of its queries to all keys while shards of keys and values travel the
+ring, r -> r+1. At step t rank r holds the keys of rank r-t (mod n).
+
+    forward    own block first, then steps 1 .. n-1; every hop leaves before the block that hides it.
+               n-1 hops of [k, v] in the input dtype.
+    backward   steps 1 .. n-1, own block last. The gradients of a shard start at its first visitor, follow it one
+               hop behind and come home under the own block. n-1 hops of [k, v], n-1 of float32 [dk, dv].
+
+With p = exp(s - lse) and delta = rowsum(o * do) - dlse, the gradients are (FlashAttention, appendix B.2)
+
+    dv = p^T do      ds = p * (do v^T - delta)      dq = scale ds k      dk = scale ds^T q
+
+The residuals are q, k, v, o, lse (and segment ids and bias), nothing else.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ringformer.ops import layouts, online_softmax
+from ringformer.ops.blockwise import Cotangents, KeyGradients, Keys, Queries, Work, block_backward, block_forward
+from ringformer.ops.chunks import Pairs, cut, visible_pairs
+from ringformer.ops.layouts import Layout
+from ringformer.ops.vma import varying_axes, vary, vary_like
+
+SAVED_OUTPUT, SAVED_LSE = "attention_output", "attention_lse"
+"""`checkpoint_name`s of o and lse: a remat policy that saves both runs no second forward ring."""
+
+
+def ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    axis_name: str | None,
+    layout: Layout = "contiguous",
+    causal: bool = True,
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
+    q_chunk: int | None = None,
+    k_chunk: int | None = None,
+    return_lse: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
+
+    Call it inside `shard_map`, with the arrays of one device. Memory is linear in T: no logits beyond one pair of
+    chunks exist. Differentiable in q, k, v and bias, through lse too; float32 softmax and gradient sums.
+
+    Args:
+      q: [B, T, H, d], this rank's queries, float.
+      k, v: [B, S, K, d] of q's dtype, this rank's keys and values; H a multiple of K (GQA, MQA), S = T if causal.
+      axis_name: the mesh axis that is the ring, of any size. None: one device, all keys at hand.
+      layout: which tokens a rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
+      causal: a query sees no later token. Otherwise the layout is of no consequence.
+      segment_ids: int32 [B, T], or the pair ([B, T] of the queries, [B, S] of the keys): tokens see only their
+        own segment. Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
+      bias: float [B, S], added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
+      scale: factor of the logits, default d**-0.5.
+      q_chunk, k_chunk: tokens per chunk (default: 16 chunks a shard, 128 to 1024 tokens); they need not divide T.
+      return_lse: also return the log-sum-exp of each row, float32 [B, H, T].
+
+    Returns:
+      o [B, T, H, d] in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf and no gradient.
+
+    Raises:
+      ValueError: shapes, dtypes, layout or chunks that do not fit together, naming both sides.
+    """
+    _check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
+    B, T, H, d = q.shape
+    q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    ring = _Ring(axis_name, layout, causal, d**-0.5 if scale is None else float(scale), q_chunk, k_chunk)
+    bias = None if bias is None else bias.astype(jnp.float32)
+    arrays = (q, k, v, bias, q_ids, k_ids)
+    # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
+    # the transpose of the cast sums the gradient of, say, keys that were replicated over a tensor parallel axis.
+    arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
+    o, lse = _ring_attention(ring, *arrays)
+    return (o, lse) if return_lse else o
+
+
+def sharded_ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mesh: Mesh,
+    axis_name: str = "sp",
+    batch_axes: str | tuple[str, ...] | None = None,
+    head_axis: str | None = None,
+    layout: Layout = "zigzag",
+    causal: bool = True,
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    bias: jax.Array | None = None,
+    **options,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """`ring_attention` on whole arrays in natural order: lays them out on the ring of `mesh` and back.
+
+    Args:
+      q, k, v, segment_ids, bias, causal: as in `ring_attention`, but global: q [B, n*T, H, d] and so on.
+      mesh: any mesh that has `axis_name`; automatic and explicit axes both work.
+      batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
+      layout: how the tokens are spread during the computation; the default balances causal work.
+      **options: `scale`, `q_chunk`, `k_chunk`, `return_lse` of `ring_attention`.
+
+    Returns:
+      o [B, n*T, H, d] in natural order and sharded like q, or (o, lse [B, H, n*T]).
+    """
+    n = mesh.shape[axis_name]
+    if not causal:
+        layout = "contiguous"
+    for name, x in (("q", q), ("k", k)):
+        layouts.check_layout(layout, x.shape[1], n)
+        if x.shape[1] // n == 0:
+            raise ValueError(f"{name} has {x.shape[1]} tokens for ring size {n}")
+    q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
+    arrays, specs = (q, k, v, bias, q_ids, k_ids), (heads, heads, heads, rows, rows, rows)
+
+    def per_device(*arrays):
+        arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
+        q, k, v, bias, q_ids, k_ids = arrays
+        out = ring_attention(
+            q, k, v, axis_name=axis_name, layout=layout, causal=causal, bias=bias,
+            segment_ids=None if q_ids is None else (q_ids, k_ids), **options,
+        )  # fmt: skip
+        if not options.get("return_lse"):
+            return layouts.leave(out, layout, axis_name)
+        o, lse = out
+        return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
+
+    if AxisType.Explicit in mesh.axis_types:
+        arrays = tuple(
+            None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
+            for x, s in zip(arrays, specs, strict=True)
+        )
+    out_specs = (heads, PartitionSpec(batch_axes, head_axis, axis_name)) if options.get("return_lse") else heads
+    return jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=out_specs)(*arrays)
+
+
+# --- one device's share of the ring -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Ring:
+    axis_name: str | None
+    layout: Layout
+    causal: bool
+    scale: float
+    q_chunk: int | None
+    k_chunk: int | None
+
+    @property
+    def size(self) -> int:
+        return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
+
+    def rank_bound_to(self, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """This device's rank, and q, tied together so that the one cannot be known before the other.
+
+        Masks made from a bare `axis_index` depend on no traced input; partial evaluation would compute all of
+        them ahead of the loops and keep them, S x T x 4 bytes.
+        """
+        if self.axis_name is None:
+            return jnp.zeros((), jnp.int32), q
+        return lax.optimization_barrier((lax.axis_index(self.axis_name), q))
+
+    def shift(self, tree):
+        """Send every leaf to the next rank; what arrives comes from the one before."""
+        n = self.size
+        return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
+
+    def own_work(self, T: int, S: int) -> Work:
+        """The chunk pairs of this rank's own block."""
+        q, k = self._cut(T, S)
+        return Work(q, k, *visible_pairs(self.layout, "own", self.causal, q, k), count=None)
+
+    def work(self, T: int, S: int, earlier: jax.Array) -> Work:
+        """The chunk pairs of a visiting block; `earlier`: whether it comes from an earlier rank."""
+        q, k = self._cut(T, S)
+        if not self.causal:
+            return Work(q, k, *visible_pairs(self.layout, "own", False, q, k), count=None)
+        before, after = (visible_pairs(self.layout, source, True, q, k) for source in ("earlier", "later"))
+        if not any(len(pairs.q) for pairs in after):
+            return Work(q, k, *before, count=earlier.astype(jnp.int32))
+        # As many pairs either way, whole and masked: balance is what these layouts are for.
+        return Work(q, k, *(Pairs(*(jnp.where(earlier, a, b) for a, b in zip(x, y, strict=True)))
+                            for x, y in zip(before, after, strict=True)), count=None)  # fmt: skip
+
+    def _cut(self, T, S):
+        parts = layouts.PARTS[self.layout] if self.causal else 1
+        return cut(T, parts, self.q_chunk), cut(S, parts, self.k_chunk)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _ring_attention(ring: _Ring, q, k, v, bias, q_ids, k_ids):
+    return _forward(ring, q, k, v, bias, q_ids, k_ids)[0]
+
+
+def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
+    n, (T, S) = ring.size, (q.shape[1], k.shape[1])
+    rank, q_tied = ring.rank_bound_to(q)
+    queries, keys = _grouped(q_tied, k.shape[2], q_ids), _stacked(k, v, bias, k_ids)
+    state = online_softmax.init(queries.q.shape[:-1], queries.q.shape[-1])
+    state = vary_like(state, queries, keys)
+
+    def step(t, carry, send):
+        state, keys = carry
+        arriving = ring.shift(keys) if send else None
+        work = ring.own_work(T, S) if t is None else ring.work(T, S, earlier=rank >= t)
+        return block_forward(state, queries, keys, work, ring.scale), arriving
+
+    carry = step(None, (state, keys), send=n > 1)
+    if n > 1:
+        carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry)
+        carry = step(n - 1, carry, send=False)
+    o, lse = online_softmax.finish(carry[0])
+    o = checkpoint_name(rearrange(o, "b k g t d -> b t (k g) d").astype(q.dtype), SAVED_OUTPUT)
+    lse = checkpoint_name(rearrange(lse, "b k g t -> b (k g) t"), SAVED_LSE)
+    return (o, lse), (q, k, v, bias, q_ids, k_ids, o, lse)
+
+
+def _backward(ring: _Ring, residuals, cotangents):
+    q, k, v, bias, q_ids, k_ids, o, lse = residuals
+    do, dlse = cotangents
+    n, (T, S, K) = ring.size, (q.shape[1], k.shape[1], k.shape[2])
+    rank, q_tied = ring.rank_bound_to(q)
+    queries, own = _grouped(q_tied, K, q_ids), _stacked(k, v, bias, k_ids)
+    delta = rearrange(jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse,
+                      "b (k g) t -> b k g t", k=K)  # fmt: skip
+    lse = rearrange(jnp.where(jnp.isneginf(lse), jnp.inf, lse), "b (k g) t -> b k g t", k=K)
+    rows = Cotangents(_grouped(do, K, None).q, lse, delta)
+
+    def step(t, carry, send):
+        """Block t. The gradients of the keys now here are one hop behind: fetch them while it computes."""
+        dq, dkeys, keys = carry
+        arriving = ring.shift(keys) if send else None
+        behind = None if dkeys is None else ring.shift(dkeys)
+        work = ring.own_work(T, S) if t is None else ring.work(T, S, earlier=rank >= t)
+        dq, dkeys = block_backward(dq, queries, keys, rows, work, ring.scale)
+        dkeys = dkeys if behind is None else jax.tree.map(jnp.add, behind, dkeys)
+        return dq, dkeys, arriving
+
+    dq = vary_like(jnp.zeros(queries.q.shape, jnp.float32), queries, own)
+    carry = dq, None, own
+    if n > 1:
+        carry = step(1, (dq, None, ring.shift(own)), send=n > 2)
+    if n > 2:
+        carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry)
+        carry = step(n - 1, carry, send=False)
+    dq, dkeys, _ = step(None, (*carry[:2], own), send=False)
+
+    dk, dv = rearrange(dkeys.kv, "two b k s d -> two b s k d")
+    dq = rearrange(dq, "b k g t d -> b t (k g) d")
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dkeys.bias, None, None
+
+
+_ring_attention.defvjp(_forward, _backward)
+
+
+def _grouped(q, K, segment_ids) -> Queries:
+    return Queries(rearrange(q, "b t (k g) d -> b k g t d", k=K), segment_ids)
+
+
+def _stacked(k, v, bias, segment_ids) -> Keys:
+    return Keys(rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d"), segment_ids, bias)
+
+
+def _check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk):
+    if q.ndim != 4 or k.ndim != 4:
+        raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
+    (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
+    if k.shape != v.shape or k.shape[0] != B or k.shape[3] != d:
+        raise ValueError(f"k and v must both be [B, S, K, d] with q's B={B} and d={d}; got {k.shape} and {v.shape}")
+    if H % K:
+        raise ValueError(f"{H} query heads are not a multiple of {K} key heads")
+    if not (q.dtype == k.dtype == v.dtype) or not jnp.issubdtype(q.dtype, jnp.floating):
+        raise ValueError(f"q, k and v must share one float dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
+    if causal and T != S:
+        raise ValueError(f"causal attention needs as many keys as queries; got T={T}, S={S}: pass causal=False")
+    if layout not in layouts.VISIBLE or (causal and T % layouts.PARTS[layout]):
+        layouts.check_layout(layout, T, 1)
+    ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    if segment_ids is not None and (ids[0].shape != (B, T) or ids[1].shape != (B, S)):
+        raise ValueError(f"segment ids must be [{B}, {T}] and [{B}, {S}]; got {ids[0].shape} and {ids[1].shape}")
+    if bias is not None and bias.shape != (B, S):
+        raise ValueError(f"bias must be [B, S] = [{B}, {S}]; got {bias.shape}")
+    for name, chunk in (("q_chunk", q_chunk), ("k_chunk", k_chunk)):
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"{name} must be positive; got {chunk}")

@@ -1,0 +1,32 @@
+"""Varying manual axes: give arrays one common type before they meet inside `shard_map`.
+
+Under `check_vma=True` every array inside a `shard_map` carries the set of mesh axes it may differ along. Loop
+carries must keep that type, and a `custom_vjp` must return cotangents of the type of its inputs.
+"""
+
+import jax
+from jax import lax
+
+
+def varying_axes(*arrays) -> frozenset:
+    """The mesh axes that any of the arrays (pytrees, None allowed) varies over; empty outside `shard_map`."""
+    return frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
+
+
+def vary(tree, axes):
+    """`tree` with every leaf varying over at least `axes`; its transpose sums the gradient over what was added."""
+
+    def cast(x):
+        missing = tuple(sorted(frozenset(axes) - _varying(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def vary_like(tree, *arrays):
+    """`tree` with every leaf varying over at least the axes that `arrays` vary over."""
+    return vary(tree, varying_axes(*arrays))
+
+
+def _varying(x) -> frozenset:
+    return jax.typeof(x).manual_axis_type.varying
