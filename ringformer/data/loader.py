@@ -1,0 +1,71 @@
+"""The loader: batches laid out for the ring, each a function of (seed, step), read where they are needed.
+
+Row r of step s is packed sequence s*batch_size + r, its columns in the order of the layout. A host asks for the
+part of a batch that its devices hold and reads that part of the store and no other, so a sequence may be longer
+than any host could read; and a run resumes at any step, on any mesh, without loader state.
+"""
+
+import itertools
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+
+from ringformer.data.packing import Batch, PackedSequences
+from ringformer.data.store import TokenStore
+from ringformer.ops.layouts import Layout, permutation
+
+
+class Loader:
+    """Batches of `batch_size` sequences of `seq_len` tokens (both global), for a ring of `ring_size` in `layout`.
+
+    Evaluation takes steps 0 to k-1 of the held-out store, always with the same seed; k is at most
+    `sequences.per_epoch // batch_size` for no sequence to come twice.
+    """
+
+    def __init__(
+        self, store: TokenStore, *, batch_size: int, seq_len: int, seed: int, layout: Layout, ring_size: int
+    ):
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
+        self.batch_size = batch_size
+        self.sequences = PackedSequences(store, seq_len, seed)
+        self._order = permutation(layout, seq_len, ring_size)
+
+    def read(self, step: int, rows: slice = slice(None), columns: slice = slice(None)) -> Batch:
+        """Part of a step's batch, as numpy arrays; columns are counted in layout order."""
+        positions = self._order[columns]
+        first = step * self.batch_size
+        sequences = [self.sequences.read(first + row, positions) for row in range(self.batch_size)[rows]]
+        return Batch(*(np.stack(field) for field in zip(*sequences, strict=True)))
+
+    def batch(self, step: int, sharding: jax.sharding.Sharding) -> Batch:
+        """A step's batch as global jax Arrays [batch_size, seq_len], on one process or as one of many."""
+        parts: dict[tuple[int | None, ...], Batch] = {}
+
+        def part(index: tuple[slice, slice], field: int) -> np.ndarray:
+            key = tuple(bound for s in index for bound in (s.start, s.stop))
+            if key not in parts:
+                parts[key] = self.read(step, *index)
+            return parts[key][field]
+
+        shape = self.batch_size, len(self._order)
+        return Batch(
+            *(
+                jax.make_array_from_callback(shape, sharding, lambda index, field=field: part(index, field))
+                for field in range(len(Batch._fields))
+            )
+        )
+
+    def iterate(self, start_step: int, sharding: jax.sharding.Sharding) -> Generator[Batch, None, None]:
+        """Batches from `start_step` on, without end; a thread prepares the next while this one is used.
+
+        An error of the thread is raised when its batch is asked for. Close the generator to end the thread.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
+            coming = thread.submit(self.batch, start_step, sharding)
+            for step in itertools.count(start_step + 1):
+                batch = coming.result()
+                coming = thread.submit(self.batch, step, sharding)
+                yield batch

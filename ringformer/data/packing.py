@@ -1,0 +1,109 @@
+"""Packing: the documents of a store, shuffled anew for every epoch, as sequences of equal length.
+
+In epoch e the documents, permuted by a counter-based generator keyed with (seed, e), lie end to end in one stream.
+Sequence i of the epoch is the stream's tokens [i*T, (i+1)*T), its targets are the tokens one further, and the tail
+that does not fill a sequence is dropped. What sequence `index` holds is therefore a function of (seed, index): there
+is no iterator state to save, and any part of it can be read without the rest.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringformer.data.store import TokenStore
+
+
+class Batch(NamedTuple):
+    """Packed tokens and what a model needs beside them; numpy or jax arrays, [B, T] from a loader."""
+
+    tokens: Any
+    """int32: the inputs."""
+    targets: Any
+    """int32: the next token of the stream."""
+    positions: Any
+    """int32: index in the document, counted from the sequence's start if the document began before it."""
+    segment_ids: Any
+    """int32: 1, 2, ... for the documents of the sequence, in order."""
+    mask: Any
+    """bool: is the target predicted: is it in the same document, and trained on according to the store."""
+
+
+class PackedSequences:
+    """The endless sequence of packed sequences that a store makes: epoch after epoch, `per_epoch` in each.
+
+    Attributes:
+      per_epoch: sequences in one pass over the store.
+      bytes_read: how much of the store's tokens and mask was read so far.
+    """
+
+    def __init__(self, store: TokenStore, seq_len: int, seed: int):
+        if seq_len < 1:
+            raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
+        if len(store.tokens) < seq_len + 1:
+            raise ValueError(
+                f"{store.path} has {len(store.tokens)} tokens, fewer than the {seq_len + 1} of one sequence: "
+                f"seq_len={seq_len} and the last target; shorten seq_len, or build a larger store"
+            )
+        if (np.diff(store.offsets) <= 0).any():
+            raise ValueError(f"{store.path} has documents without a token; rebuild it: each ends in its end token")
+        if seed < 0:
+            raise ValueError(f"seed={seed} is negative; it must be at least 0")
+        self.seq_len = seq_len
+        self.per_epoch = (len(store.tokens) - 1) // seq_len
+        self.bytes_read = 0
+        self._store = store
+        self._seed = seed
+        self._epoch = lru_cache(maxsize=2)(self._shuffle)  # two: a batch may straddle epochs
+
+    def read(self, index: int, positions: np.ndarray) -> Batch:
+        """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
+
+        Only these tokens are read from the store, and the targets that are not among them.
+        """
+        if index < 0:
+            raise ValueError(f"sequence {index} does not exist; they are counted from 0")
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.seq_len:
+            raise ValueError(
+                f"positions {positions.min()} to {positions.max()} are not in a sequence of {self.seq_len} tokens"
+            )
+        epoch, row = divmod(index, self.per_epoch)
+        order, starts = self._epoch(epoch)
+        start = row * self.seq_len
+        # Of the epoch's documents, this sequence needs first..last: the search is over these few.
+        first, last = np.searchsorted(starts, [start, start + self.seq_len], side="right") - 1
+        order, starts = order[first : last + 1], starts[first : last + 2]
+        shift = self._store.offsets[order] - starts[:-1]  # from a place in the stream to one in the store
+
+        stream = start + np.asarray(positions, np.int64)
+        slot = np.searchsorted(starts, stream, side="right") - 1
+        tokens = self._gather(self._store.tokens, stream + shift[slot])
+
+        same = stream + 1 < starts[slot + 1]
+        target_places = stream + 1 + shift[slot + ~same]
+        # A target is the token after, which is at hand except where a run of positions ends.
+        run_ends = np.append(np.diff(stream) != 1, True)[: len(stream)]
+        targets = np.roll(tokens, -1)
+        targets[run_ends] = self._gather(self._store.tokens, target_places[run_ends])
+
+        mask = same
+        if self._store.mask is not None:
+            mask = same & (self._gather(self._store.mask, target_places) != 0)
+        return Batch(
+            tokens=tokens.astype(np.int32),
+            targets=targets.astype(np.int32),
+            positions=(stream - np.maximum(starts[slot], start)).astype(np.int32),
+            segment_ids=(slot + 1).astype(np.int32),
+            mask=mask,
+        )
+
+    def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The epoch's order of documents, and where each starts in its stream, with the end: int64 [documents + 1]."""
+        offsets = self._store.offsets
+        rng = np.random.Generator(np.random.Philox(key=np.array([self._seed, epoch], np.uint64)))
+        order = rng.permutation(len(offsets) - 1)
+        return order, np.concatenate([[0], np.cumsum(np.diff(offsets)[order])])
+
+    def _gather(self, array: np.ndarray, places: np.ndarray) -> np.ndarray:
+        self.bytes_read += places.size * array.itemsize
+        return np.asarray(array[places])
