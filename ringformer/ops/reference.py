@@ -26,7 +26,9 @@ def attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, 
     B, T, H, d = q.shape
     S, K = k.shape[1:3]
     scale = d**-0.5 if scale is None else scale
-    s = jnp.einsum("btkgd,bskd->bkgts", q.reshape(B, T, K, H // K, d), k) * scale
+    wide = jnp.promote_types(q.dtype, jnp.float32)  # bfloat16 logits would be no oracle, and no honest baseline
+    grouped = q.reshape(B, T, K, H // K, d)
+    s = jnp.einsum("btkgd,bskd->bkgts", grouped, k, preferred_element_type=wide) * scale
     if bias is not None:
         s = s + bias[:, None, None, None, :]
     mask = jnp.ones((B, T, S), bool)
@@ -40,7 +42,7 @@ def attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, 
     lse = jax.nn.logsumexp(s, axis=-1)
     # An empty row has lse = -inf; compare it with +inf instead, so that its probabilities are exp(-inf) = 0.
     p = jnp.exp(s - jnp.where(jnp.isneginf(lse), jnp.inf, lse)[..., None])
-    o = jnp.einsum("bkgts,bskd->btkgd", p, v).reshape(q.shape)
+    o = jnp.einsum("bkgts,bskd->btkgd", p, v).reshape(q.shape).astype(q.dtype)
     return (o, lse.reshape(B, H, T)) if return_lse else o
 
 

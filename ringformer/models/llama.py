@@ -1,0 +1,252 @@
+"""LLaMA for one device's slice of the batch and of the sequence.
+
+The code below sees local tokens and, inside the train step's `shard_map`, the names of two mesh axes: the ring
+`sp` and the tensor parallel `tp`. With neither it is an ordinary Flax model on one device. Weights may be sharded
+further at rest; the `gather` passed in makes a layer's weights whole just before they are used.
+
+Shape letters: B batch, T local length, D model, H query heads, K key heads, d head dim, F feed-forward, V
+vocabulary, L layers. Parameters of the layers are stacked, [L, ...].
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from ringformer.ops import reference, rope
+from ringformer.ops.embedding import embed
+from ringformer.ops.feedforward import blockwise_feedforward, swiglu
+from ringformer.ops.layouts import VISIBLE, Layout
+from ringformer.ops.loss import cross_entropy
+from ringformer.ops.ring import SAVED_LSE, SAVED_OUTPUT, ring_attention
+
+ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
+"""The columns of the paper's Table 3. vanilla holds the [T, S] logits, memory_efficient attends chunk by chunk,
+blockwise computes the feed-forward chunk by chunk too, ring spreads blockwise over the mesh axis `sp`."""
+
+REMAT = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "attention": jax.checkpoint_policies.save_only_these_names(SAVED_OUTPUT, SAVED_LSE),
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "none": jax.checkpoint_policies.everything_saveable,
+}
+"""What a layer keeps for its backward: its input alone; also o and lse, so that the ring runs forward once; also
+the matmul outputs; everything."""
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Architecture, and how it is computed. Sizes in tokens, heads and features."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float = 1e4
+    norm_eps: float = 1e-6
+    tie_embeddings: bool = False
+    init_std: float = 0.02
+
+    attention: Literal["vanilla", "memory_efficient", "blockwise", "ring"] = "ring"
+    layout: Layout = "zigzag"
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    remat: Literal["full", "attention", "dots", "none"] = "full"
+    q_chunk: int | None = None
+    k_chunk: int | None = None
+    ffn_chunk: int = 1024
+    loss_chunk: int = 1024
+
+    def __post_init__(self):
+        choices = {"attention": ATTENTION, "layout": tuple(VISIBLE), "remat": tuple(REMAT),
+                   "compute_dtype": ("float32", "bfloat16")}  # fmt: skip
+        for field, known in choices.items():
+            if getattr(self, field) not in known:
+                raise ValueError(f"unknown {field} {getattr(self, field)!r}; known: {', '.join(known)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding turns pairs of features")
+        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "ffn_chunk", "loss_chunk"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be positive")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each shape letter of the parameters."""
+        return {"V": self.vocab_size, "D": self.hidden_size, "F": self.intermediate_size, "L": self.num_layers,
+                "H": self.num_heads, "K": self.num_kv_heads, "d": self.head_dim}  # fmt: skip
+
+    @property
+    def num_params(self) -> int:
+        """All parameters, the input embedding included."""
+        D, H, K, d, F = (self.sizes[letter] for letter in "DHKdF")
+        layer = D * d * (2 * H + 2 * K) + 3 * D * F + 2 * D
+        return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The names, inside a `shard_map`, of the axes that the model itself communicates over. None: there is none."""
+
+    sp: str | None = None
+    tp: str | None = None
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.wq = _normal(config, rngs, "DHd")
+        self.wk = _normal(config, rngs, "DKd")
+        self.wv = _normal(config, rngs, "DKd")
+        self.wo = _normal(config, rngs, "HdD")
+
+    def __call__(self, x, rotation, segment_ids, axes: Axes):
+        """x [B, T, D], rotation (cos, sin) [B, T, d/2], segment_ids [B, T] or None -> [B, T, D].
+
+        With tp, x and the result are the rank's part of T, and the rotation and ids those of the whole T.
+        """
+        c, x = self.config, _enter_tp(x, axes)
+        wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
+        K = max(1, wq.shape[1] * c.num_kv_heads // c.num_heads)  # key heads that the queries here read
+        if wk.shape[1] > K:
+            # Fewer key heads than tp ranks: their weights are not sharded over tp, and a rank reads one head.
+            head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
+            wk, wv = (lax.dynamic_slice_in_dim(w, head, 1, axis=1) for w in (wk, wv))
+        q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
+        q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
+        if c.attention == "vanilla":
+            o = reference.attention(q, k, v, segment_ids=segment_ids)
+        else:
+            ring = c.attention == "ring" and axes.sp is not None
+            o = ring_attention(
+                q, k, v, axis_name=axes.sp if ring else None, layout=c.layout if ring else "contiguous",
+                segment_ids=segment_ids, q_chunk=c.q_chunk, k_chunk=c.k_chunk,
+            )  # fmt: skip
+        return _leave_tp(jnp.einsum("bthd,hdD->btD", o, wo), axes)
+
+
+class FeedForward(nnx.Module):
+    def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.w_gate = _normal(config, rngs, "DF")
+        self.w_up = _normal(config, rngs, "DF")
+        self.w_down = _normal(config, rngs, "FD")
+
+    def __call__(self, x, axes: Axes):
+        x = _enter_tp(x, axes)
+        weights = tuple(w[...].astype(x.dtype) for w in (self.w_gate, self.w_up, self.w_down))
+        if self.config.attention in ("blockwise", "ring"):
+            y = blockwise_feedforward(swiglu, weights, x, self.config.ffn_chunk)
+        else:
+            y = swiglu(weights, x)
+        return _leave_tp(y, axes)
+
+
+class RMSNorm(nnx.Module):
+    def __init__(self, config: LlamaConfig):
+        self.eps = config.norm_eps
+        self.scale = nnx.Param(jnp.ones(config.hidden_size, jnp.float32), letters="D")
+
+    def __call__(self, x):
+        wide = x.astype(jnp.float32)
+        wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (wide * self.scale[...]).astype(x.dtype)
+
+
+class Layer(nnx.Module):
+    def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config)
+        self.attention = Attention(config, rngs)
+        self.feedforward_norm = RMSNorm(config)
+        self.feedforward = FeedForward(config, rngs)
+
+    def __call__(self, x, rotation, segment_ids, axes: Axes):
+        x = x + self.attention(self.attention_norm(x), rotation, segment_ids, axes)
+        return x + self.feedforward(self.feedforward_norm(x), axes)
+
+
+class Llama(nnx.Module):
+    """The decoder: embedding, L equal layers (one `lax.scan`), norm, output head.
+
+    On one device: `Llama(config, rngs=nnx.Rngs(0))(tokens)` gives logits [B, T, V]. Inside a `shard_map`, B, T are
+    the device's own, `axes` names the ring and tensor parallel axes, and `gather(name, weights)` makes the weights
+    of "embed", "layers" (one layer's), "norm" or "head" whole.
+    """
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = _normal(config, rngs, "VD")
+        # Plain vmap over plain arrays: nnx's own transforms cost milliseconds of dispatch per call.
+        definition = nnx.graphdef(nnx.eval_shape(lambda: Layer(config, nnx.Rngs(0))))
+        keys = jax.random.split(rngs.params(), config.num_layers)
+        stacked = jax.vmap(lambda key: nnx.as_pure(nnx.state(Layer(config, nnx.Rngs(key)))))(keys)
+        self.layers = nnx.merge(definition, stacked)
+        self.norm = RMSNorm(config)
+        if not config.tie_embeddings:
+            self.head = _normal(config, rngs, "DV")
+
+    def __call__(self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather: Callable | None = None):
+        """Logits of the next token, float32 [B, T, V]; int32 tokens, positions, segment_ids [B, T].
+
+        Positions default to 0, 1, ... (one device, natural order); without segment_ids there is one document.
+        """
+        x = self.hidden(tokens, positions, segment_ids, axes=axes, gather=gather)
+        return jnp.einsum("btd,dv->btv", x, self._head(x.dtype, gather), preferred_element_type=jnp.float32)
+
+    def loss(self, batch, *, axes=Axes(), gather: Callable | None = None):
+        """The sum of -log p(target) over this device's tokens with mask; see `ringformer.data.Batch`."""
+        x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
+        return cross_entropy(x, self._head(x.dtype, gather), batch.targets, batch.mask, self.config.loss_chunk)
+
+    def hidden(self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather: Callable | None = None):
+        """The normed output of the last layer, [B, T, D] in the compute dtype."""
+        c = self.config
+        if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
+            raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
+        gather = _no_gather if gather is None else gather
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+        x = embed(gather("embed", self.embed[...]).astype(c.compute_dtype), tokens)
+        positions, segment_ids = (None if a is None else _enter_tp(a, axes) for a in (positions, segment_ids))
+        rotation = rope.rotations(positions, rope.frequencies(c.head_dim, c.rope_theta))
+        definition, stacked = nnx.split(self.layers)
+
+        def layer(x, weights):
+            return nnx.merge(definition, gather("layers", weights))(x, rotation, segment_ids, axes), None
+
+        layer = jax.checkpoint(layer, policy=REMAT[c.remat], prevent_cse=False)
+        x, _ = lax.scan(layer, x, nnx.to_pure_dict(stacked))
+        return self.norm(x)
+
+    def _head(self, dtype, gather):
+        gather = _no_gather if gather is None else gather
+        if self.config.tie_embeddings:
+            return gather("embed", self.embed[...]).astype(dtype).T
+        return gather("head", self.head[...]).astype(dtype)
+
+
+def _no_gather(name, weights):
+    return weights
+
+
+def _normal(config: LlamaConfig, rngs: nnx.Rngs, letters: str) -> nnx.Param:
+    """A float32 parameter of the shape spelled by its letters, normal with the config's standard deviation."""
+    shape = tuple(config.sizes[letter] for letter in letters)
+    return nnx.Param(config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32), letters=letters)
+
+
+def _enter_tp(x, axes: Axes):
+    """The residual stream, sharded along the sequence over tp, to its whole local length (Megatron's g-bar)."""
+    return x if axes.tp is None else lax.all_gather(x, axes.tp, axis=1, tiled=True)
+
+
+def _leave_tp(x, axes: Axes):
+    """Sum the tp ranks' partial results, and return to the sharded stream."""
+    return x if axes.tp is None else lax.psum_scatter(x, axes.tp, scatter_dimension=1, tiled=True)

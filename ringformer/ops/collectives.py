@@ -1,0 +1,37 @@
+"""Weights that are sharded at rest: gathered where a layer uses them, their gradients scattered again (ZeRO-3)."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def gather_weight(w: jax.Array, axes: tuple[str, ...], dim: int, size: int, dtype) -> jax.Array:
+    """This device's shard of a weight -> the whole weight, in the compute dtype.
+
+    Gathered in `dtype`; its gradient is summed over the devices in float32 and scattered.
+
+    Args:
+      w: the shard, float32; `dim` holds 1/n of the padded size, n the product of the sizes of `axes`.
+      axes: mesh axes the weight is sharded over, major first; w varies over all of them.
+      dim: the sharded dimension, negative.
+      size: its logical size: padding beyond it is cut off.
+    """
+    whole = lax.all_gather(w.astype(dtype), axes, axis=w.ndim + dim, tiled=True)
+    return lax.slice_in_dim(whole, 0, size, axis=w.ndim + dim)
+
+
+def _forward(w, axes, dim, size, dtype):
+    return gather_weight(w, axes, dim, size, dtype), None
+
+
+def _backward(axes, dim, size, dtype, _, dw):
+    padded = -(-size // lax.axis_size(axes)) * lax.axis_size(axes)
+    padding = [(0, padded - size if i == dw.ndim + dim else 0) for i in range(dw.ndim)]
+    dw = jnp.pad(dw.astype(jnp.float32), padding)
+    return (lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)
+
+
+gather_weight.defvjp(_forward, _backward)
