@@ -52,7 +52,7 @@ class PackedSequences:
         self.seq_len = seq_len
         self.per_epoch = (len(store.tokens) - 1) // seq_len
         self.bytes_read = 0
-        self._store = store
+        self.store = store
         self._seed = seed
         self._epoch = lru_cache(maxsize=2)(self._shuffle)  # two: a batch may straddle epochs
 
@@ -73,22 +73,22 @@ class PackedSequences:
         # Of the epoch's documents, this sequence needs first..last: the search is over these few.
         first, last = np.searchsorted(starts, [start, start + self.seq_len], side="right") - 1
         order, starts = order[first : last + 1], starts[first : last + 2]
-        shift = self._store.offsets[order] - starts[:-1]  # from a place in the stream to one in the store
+        shift = self.store.offsets[order] - starts[:-1]  # from a place in the stream to one in the store
 
         stream = start + np.asarray(positions, np.int64)
         slot = np.searchsorted(starts, stream, side="right") - 1
-        tokens = self._gather(self._store.tokens, stream + shift[slot])
+        tokens = self._gather(self.store.tokens, stream + shift[slot])
 
         same = stream + 1 < starts[slot + 1]
         target_places = stream + 1 + shift[slot + ~same]
         # A target is the token after, which is at hand except where a run of positions ends.
         run_ends = np.append(np.diff(stream) != 1, True)[: len(stream)]
         targets = np.roll(tokens, -1)
-        targets[run_ends] = self._gather(self._store.tokens, target_places[run_ends])
+        targets[run_ends] = self._gather(self.store.tokens, target_places[run_ends])
 
         mask = same
-        if self._store.mask is not None:
-            mask = same & (self._gather(self._store.mask, target_places) != 0)
+        if self.store.mask is not None:
+            mask = same & (self._gather(self.store.mask, target_places) != 0)
         return Batch(
             tokens=tokens.astype(np.int32),
             targets=targets.astype(np.int32),
@@ -99,7 +99,7 @@ class PackedSequences:
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch's order of documents, and where each starts in its stream, with the end: int64 [documents + 1]."""
-        offsets = self._store.offsets
+        offsets = self.store.offsets
         rng = np.random.Generator(np.random.Philox(key=np.array([self._seed, epoch], np.uint64)))
         order = rng.permutation(len(offsets) - 1)
         return order, np.concatenate([[0], np.cumsum(np.diff(offsets)[order])])

@@ -6,7 +6,7 @@ A config file's `get_config()` starts from `base_config(model)`, which has every
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from ml_collections import ConfigDict, config_dict
 
@@ -68,7 +68,8 @@ class Config:
     data: DataConfig
     optimizer: OptimizerConfig
     run_dir: str = ""
-    """Everything the run writes: config, metrics, checkpoints."""
+    """Everything the run writes: config, metrics, checkpoints. If it holds checkpoints the run resumes. Empty: a new
+    folder in runs/."""
     mesh_dim: str = "1,-1,1,1"
     """Sizes of dp,fsdp,tp,sp; -1 is the rest."""
     cpu_devices: int = 0
@@ -90,8 +91,6 @@ class Config:
     """Also write TensorBoard event files (pip install ringformer[tensorboard])."""
 
     def __post_init__(self):
-        if not self.run_dir:
-            raise ValueError("run_dir is empty: name the folder for this run, e.g. --config.run_dir=runs/mine")
         for field in ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
@@ -115,11 +114,10 @@ def parse(config: ConfigDict) -> Config:
 
 
 def _defaults(cls) -> dict[str, Any]:
-    """The fields of a dataclass that have a default; None becomes a placeholder, so that a flag can set it."""
-    hints = get_type_hints(cls)
-    placeholder = {int | None: config_dict.placeholder(int)}
+    """The fields of a dataclass that have a default; None (an optional int) becomes a placeholder, so that
+    a flag can set it."""
     return {
-        f.name: placeholder[hints[f.name]] if f.default is None else f.default
+        f.name: config_dict.placeholder(int) if f.default is None else f.default
         for f in dataclasses.fields(cls)
         if f.default is not dataclasses.MISSING
     }

@@ -1,0 +1,25 @@
+"""A byte-level LLaMA of 0.2M parameters on the Python standard library, context 4096, a ring of eight CPU devices.
+
+Shows the whole path on a laptop: held-out loss falls below 3.0 bits per byte in a few minutes on two cores.
+
+    ringformer train --config=configs/quickstart.py
+    ringformer train --config=configs/quickstart.py --config.mesh_dim=1,2,2,2    # same losses, another mesh
+"""
+
+from ringformer.train.config import base_config
+
+
+def get_config():
+    config = base_config("tiny")
+    config.data.store = "runs/data/stdlib-bytes"
+    config.data.source = "stdlib"
+    config.cpu_devices = 8
+    config.mesh_dim = "1,1,1,8"
+    config.seq_len = 4096
+    config.batch_size = 2
+    config.steps = 400
+    config.eval_batches = 8
+    config.model.compute_dtype = "float32"
+    config.optimizer.learning_rate = 6e-3
+    config.optimizer.warmup_steps = 20
+    return config

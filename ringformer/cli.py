@@ -1,0 +1,137 @@
+"""`ringformer VERB`: each verb imports what it needs when it is called."""
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+
+USAGE = """usage: ringformer VERB [options]
+
+  train           train a model:            ringformer train --config=configs/quickstart.py [--config.steps=100]
+  data build      tokenize a source:        ringformer data build --store=DIR --source=jsonl:docs/*.jsonl
+  data tokenizer  train a SentencePiece:    ringformer data tokenizer --source=text:docs/*.txt --vocab_size=8192 --out=my.model
+
+Each verb has --help."""
+
+
+class UsageError(Exception):
+    """A mistake of the caller's, to be told in one line."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    words = 2 if argv[0] == "data" and len(argv) > 1 else 1
+    verb, rest = " ".join(argv[:words]), argv[words:]
+    try:
+        if verb not in VERBS:
+            near = difflib.get_close_matches(verb, VERBS, 1)
+            raise UsageError(f"unknown verb {verb!r}" + (f"; did you mean {near[0]!r}?" if near else f"\n\n{USAGE}"))
+        VERBS[verb](rest)
+    except (UsageError, ValueError, FileNotFoundError) as error:
+        if getattr(error, "__module__", "").startswith("jax"):
+            raise
+        print(f"ringformer {verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"ringformer {verb}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def load_config(argv: list[str]):
+    """The ConfigDict of `--config=FILE` with its `--config.key=value` overrides."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    path = next((a.split("=", 1)[1] for a in argv if a.startswith("--config=")), None)
+    if path is None:
+        raise UsageError("which config? --config=configs/NAME.py")
+    if not Path(path).is_file():
+        there = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py")))
+        raise UsageError(f"there is no config file {path}" + (f"; there are: {there}" if there else ""))
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, "the configuration of the run", flag_values=values)
+    try:
+        rest = values(["ringformer", *argv])[1:]
+    except (AttributeError, KeyError) as error:  # a key that the config does not have
+        raise UsageError(f"{path} has no key {error.args[0]}".replace("\n", ". ")) from None
+    except flags.Error as error:
+        raise UsageError(str(error)) from None
+    if rest:
+        raise UsageError(f"unexpected arguments: {' '.join(rest)}; overrides look like --config.steps=100")
+    return values.config
+
+
+def train(argv: list[str]) -> None:
+    if "-h" in argv or "--help" in argv:
+        print("usage: ringformer train --config=configs/NAME.py [--config.key=value ...]\n\n"
+              "The keys and what they mean: ringformer/train/config.py. A run_dir with checkpoints is resumed.")  # fmt: skip
+        return
+    values = load_config(argv)
+    from ringformer.train.config import parse
+
+    config = parse(values)
+    simulate_cpu_devices(config.cpu_devices)
+    from ringformer.train.loop import prepare
+    from ringformer.train.loop import train as run_training
+
+    run_training(prepare(config))
+
+
+def simulate_cpu_devices(count: int) -> None:
+    """Make JAX run on `count` simulated CPU devices (0: leave it as it is); before anything has asked it for one."""
+    import jax
+
+    if count:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def data_build(argv: list[str]) -> None:
+    from ringformer.data import load_tokenizer, open_or_build
+
+    parser = argparse.ArgumentParser("ringformer data build", description="Tokenize documents once, into a store.")
+    parser.add_argument("--store", required=True, help="the folder to write (train/ and eval/)")
+    _add_source(parser)
+    parser.add_argument("--tokenizer", default="bytes", help="bytes, or a SentencePiece .model file")
+    parser.add_argument("--held_out", type=float, default=0.05, help="share of documents for evaluation")
+    args = parser.parse_args(argv)
+    train_store, eval_store = open_or_build(
+        args.store, source=args.source, field=args.field, split=args.split, held_out=args.held_out,
+        tokenizer=load_tokenizer(args.tokenizer), skip_empty=args.skip_empty,
+    )  # fmt: skip
+    for store in (train_store, eval_store):
+        if store is not None:
+            meta = store.meta
+            print(f"{store.path}: {meta['documents']:,} documents, {meta['tokens']:,} tokens, "
+                  f"{meta['skipped_empty']:,} empty left out, fingerprint {meta['fingerprint']}")  # fmt: skip
+
+
+def data_tokenizer(argv: list[str]) -> None:
+    from ringformer.data import read_documents, train_sentencepiece
+
+    parser = argparse.ArgumentParser("ringformer data tokenizer", description="Train a SentencePiece tokenizer.")
+    _add_source(parser)
+    parser.add_argument("--vocab_size", type=int, required=True)
+    parser.add_argument("--out", required=True, help="the .model file to write")
+    args = parser.parse_args(argv)
+    documents = read_documents(args.source, field=args.field, split=args.split, skip_empty=args.skip_empty)
+    train_sentencepiece((document.text for document in documents), args.out, args.vocab_size)
+    print(f"wrote {args.out}")
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", required=True, help="stdlib, text:PATTERN, jsonl:PATTERN, datasets:NAME_OR_PATH")
+    parser.add_argument("--field", default="text", help="the field with the text (jsonl, datasets)")
+    parser.add_argument("--split", default="train", help="the split (datasets)")
+    parser.add_argument("--skip_empty", action="store_true", help="leave empty documents out")
+
+
+VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

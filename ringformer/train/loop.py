@@ -1,0 +1,208 @@
+"""The training loop: check everything, restore or initialise, step, evaluate, save."""
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
+from ringformer.mesh import BATCH, check_model, make_mesh
+from ringformer.ops.layouts import check_layout
+from ringformer.train.checkpoint import Checkpoints
+from ringformer.train.config import Config
+from ringformer.train.metrics import Reporter, model_flops_per_token, peak_flops
+from ringformer.train.optimizer import make_optimizer, schedule
+from ringformer.train.state import TrainState, decayed, init_state, state_shardings, weight_shardings
+from ringformer.train.step import make_eval_step, make_train_step
+
+
+class Run(NamedTuple):
+    """A checked configuration and what belongs to it; nothing is compiled yet."""
+
+    config: Config
+    run_dir: Path
+    mesh: Mesh
+    tokenizer: Tokenizer
+    train_data: Loader
+    eval_data: Loader | None
+    optimizer: optax.GradientTransformation
+    shardings: TrainState
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        return NamedSharding(self.mesh, BATCH)
+
+
+def prepare(config: Config) -> Run:
+    """Check the configuration against devices, data and tokenizer; raise ValueError naming what clashes."""
+    mesh = make_mesh(config.mesh_dim)
+    check_model(config.model, mesh)
+    _check_batch(config, mesh)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    check_vocabulary(tokenizer, config.model.vocab_size)
+    d = config.data
+    train_store, eval_store = open_or_build(
+        d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
+        skip_empty=d.skip_empty,
+    )  # fmt: skip
+    optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
+    shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
+    run_dir = Path(config.run_dir or _new_run_dir())
+    return Run(
+        config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
+        _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
+    )  # fmt: skip
+
+
+def train(run: Run) -> TrainState:
+    """Train to the last step, from the run's latest checkpoint if there is one; returns the final state."""
+    config = run.config
+    _write_config(run)
+    checkpoints = Checkpoints(run.run_dir, run.shardings, run.optimizer, run.mesh, config.keep_checkpoints)
+    start = checkpoints.latest_step
+    if start is None:
+        start, state = 0, init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
+    else:
+        state = checkpoints.restore(start)
+    reporter = Reporter(run.run_dir, start, config.steps, config.tensorboard)
+    shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
+    reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
+                 f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
+    step_fn = make_train_step(
+        config.model, run.optimizer, run.shardings, run.mesh,
+        clip_norm=config.optimizer.clip_norm, accumulate=config.accumulate,
+    )  # fmt: skip
+    evaluate = make_evaluation(run)
+
+    with closing(reporter), closing(checkpoints), closing(run.train_data.iterate(start, run.batch_sharding)) as batches:
+        if start == 0 and evaluate:
+            reporter.evaluation(0, evaluate(state.params))
+        report = _step_reporter(run, reporter)
+        pending = None
+        for step in range(start + 1, config.steps + 1):
+            state, metrics = step_fn(state, next(batches))
+            if pending:  # fetched one step late: the devices never wait for the host
+                report(*pending)
+            pending = step, metrics
+            last = step == config.steps
+            if last or _due(step, config.eval_every) or _due(step, config.checkpoint_every):
+                report(*pending)
+                pending = None
+            if evaluate and (last or _due(step, config.eval_every)):
+                reporter.evaluation(step, evaluate(state.params))
+            if last or _due(step, config.checkpoint_every):
+                checkpoints.save(state)
+    return state
+
+
+def make_evaluation(run: Run):
+    """`evaluate(params) -> metrics` over the first `eval_batches` of the held-out data, or None without any.
+
+    eval_loss is in nats per token; eval_bits_per_byte is its equivalent per byte of text, comparable between
+    tokenizers; eval_perplexity is its exponential.
+    """
+    data = run.eval_data
+    if data is None:
+        return None
+    batches = min(run.config.eval_batches, data.sequences.per_epoch // data.batch_size)
+    if batches == 0:
+        raise ValueError(
+            f"the held-out data has {data.sequences.per_epoch} sequences of {run.config.seq_len} tokens, fewer than "
+            f"batch_size={data.batch_size}: raise data.held_out, or set it to 0 to train without evaluation"
+        )
+    step = make_eval_step(run.config.model, run.shardings.params, run.mesh)
+
+    def evaluate(params) -> dict[str, float]:
+        sums = [step(params, data.batch(i, run.batch_sharding)) for i in range(batches)]
+        nats, tokens = (float(sum(float(x) for x in column)) for column in zip(*sums, strict=True))
+        loss, meta = nats / tokens, data.sequences.store.meta
+        return {
+            "eval_loss": loss,
+            "eval_bits_per_byte": loss / math.log(2) * meta["tokens"] / meta["utf8_bytes"],
+            "eval_perplexity": math.exp(min(loss, 700.0)),
+        }
+
+    return evaluate
+
+
+def _step_reporter(run: Run, reporter: Reporter):
+    config = run.config
+    rate = schedule(config.optimizer, config.steps)
+    tokens = config.batch_size * config.seq_len
+    peak = peak_flops(run.mesh.devices.flat[0])
+    last = time.perf_counter()
+
+    def report(step, metrics):
+        nonlocal last
+        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if metrics["tokens"] == 0:
+            raise ValueError(f"the batch of step {step} has no token to train on: its loss mask is empty")
+        if not math.isfinite(metrics["loss"]):
+            raise FloatingPointError(f"the loss of step {step} is {metrics['loss']}: lower the learning rate, or "
+                                     "look at the batch")  # fmt: skip
+        seconds, last = time.perf_counter() - last, time.perf_counter()
+        values = {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"], "learning_rate": float(rate(step - 1)),
+                  "trained_tokens": int(metrics["tokens"]), "tokens_per_second": tokens / seconds}  # fmt: skip
+        if peak:
+            flops = model_flops_per_token(config.model, config.seq_len) * values["tokens_per_second"]
+            values["mfu"] = flops / (peak * run.mesh.size)
+        reporter.step(step, values)
+
+    return report
+
+
+def _check_batch(config: Config, mesh: Mesh) -> None:
+    dp, fsdp, tp, sp = mesh.devices.shape
+    rows = dp * fsdp * config.accumulate
+    if config.batch_size % rows:
+        raise ValueError(
+            f"batch_size={config.batch_size} is not a multiple of {rows} = dp {dp} x fsdp {fsdp} x accumulate "
+            f"{config.accumulate}"
+        )
+    check_layout(config.model.layout, config.seq_len, sp)
+    if config.seq_len % (sp * tp):
+        raise ValueError(f"seq_len={config.seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
+
+
+def _loader(store: TokenStore, config: Config, mesh: Mesh, seed: int) -> Loader:
+    return Loader(
+        store, batch_size=config.batch_size, seq_len=config.seq_len, seed=seed, layout=config.model.layout,
+        ring_size=mesh.shape["sp"],
+    )  # fmt: skip
+
+
+def _new_run_dir() -> str:
+    if jax.process_count() > 1:
+        raise ValueError("several processes need one folder: name it, e.g. --config.run_dir=/shared/runs/mine")
+    return f"runs/{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _write_config(run: Run) -> None:
+    """Keep the resolved config and the tokenizer beside the run; refuse to resume another architecture."""
+    run.run_dir.mkdir(parents=True, exist_ok=True)
+    path, resolved = run.run_dir / "config.json", dataclasses.asdict(run.config)
+    if path.exists():
+        before = json.loads(path.read_text())
+        shape = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
+                 "head_dim", "tie_embeddings")  # fmt: skip
+        clash = [f"{k} {before['model'][k]} there, {resolved['model'][k]} here" for k in shape
+                 if before["model"][k] != resolved["model"][k]]  # fmt: skip
+        if clash:
+            raise ValueError(f"{run.run_dir} holds a run of another model ({'; '.join(clash)}): choose another run_dir")
+    if jax.process_index() == 0:
+        path.write_text(json.dumps(resolved, indent=1) + "\n")
+        if run.config.data.tokenizer.endswith(".model"):
+            shutil.copyfile(run.config.data.tokenizer, run.run_dir / "tokenizer.model")
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,93 @@
+"""What a run reports: a progress bar, RUN_DIR/metrics.jsonl, TensorBoard if asked; and model FLOPs utilisation."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ringformer.models.llama import LlamaConfig
+
+PEAK_FLOPS = {
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12,
+    "NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12,
+}  # fmt: skip
+"""Dense bfloat16 FLOP/s of a device, by the beginning of its `device_kind` (vendors' data sheets)."""
+
+
+def model_flops_per_token(config: LlamaConfig, seq_len: int) -> float:
+    """Training FLOPs per token, `6 N + 12 L H d T` (PaLM, appendix B): attention not halved for causality, N without
+    the input embedding unless it is tied."""
+    N = config.num_params - (0 if config.tie_embeddings else config.vocab_size * config.hidden_size)
+    return 6.0 * N + 12.0 * config.num_layers * config.num_heads * config.head_dim * seq_len
+
+
+def peak_flops(device: jax.Device) -> float | None:
+    """The device's peak, or None where it is not known (a CPU has no meaningful one)."""
+    names = [name for name in PEAK_FLOPS if device.device_kind.startswith(name)]
+    return PEAK_FLOPS[max(names, key=len)] if names else None
+
+
+class Reporter:
+    """Writes metrics.jsonl, one JSON object per step or evaluation, and shows where the run is.
+
+    Opened at `step`: lines of later steps, written before an interruption, are dropped. Only process 0 writes.
+    """
+
+    def __init__(self, run_dir: Path, step: int, steps: int, tensorboard: bool):
+        self._active = jax.process_index() == 0
+        self._steps = steps
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+            TimeRemainingColumn(), console=self._console, disable=not (self._active and sys.stderr.isatty()),
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=steps, completed=step)
+        self._bar.start()
+        self._file = self._board = None
+        if self._active:
+            path = Path(run_dir) / "metrics.jsonl"
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+            self._file = path.open("a", buffering=1)
+        if self._active and tensorboard:
+            self._board = _tensorboard_writer(run_dir)
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        self._write(step, values)
+        text = f"loss {values['loss']:.4f}  {values['tokens_per_second']:,.0f} tokens/s"
+        text += f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
+        self._bar.update(self._task, completed=step, description=text)
+        if self._bar.disable and (step % max(1, self._steps // 20) == 0 or step in (1, self._steps)):
+            self.say(f"step {step}/{self._steps}  {text}")
+
+    def evaluation(self, step: int, values: dict[str, float]) -> None:
+        self._write(step, values)
+        self.say(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+
+    def say(self, text: str) -> None:
+        if self._active:
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._bar.stop()
+        for sink in (self._file, self._board):
+            if sink is not None:
+                sink.close()
+
+    def _write(self, step, values):
+        if self._file is not None:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+
+def _tensorboard_writer(run_dir):
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise ValueError("tensorboard=True needs tensorboardX: pip install 'ringformer[tensorboard]'") from None
+    return SummaryWriter(str(run_dir))
