@@ -20,6 +20,7 @@ def get_config():
     config.steps = 400
     config.eval_batches = 8
     config.model.compute_dtype = "float32"
+    config.model.remat = "attention"
     config.optimizer.learning_rate = 6e-3
     config.optimizer.warmup_steps = 20
     return config

@@ -53,9 +53,10 @@ def load_config(argv: list[str]):
         there = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py")))
         raise UsageError(f"there is no config file {path}" + (f"; there are: {there}" if there else ""))
     values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", None, "the configuration of the run", flag_values=values)
+    argv = ["ringformer", *argv]
+    config_flags.DEFINE_config_file("config", None, "the run", flag_values=values, sys_argv=argv)
     try:
-        rest = values(["ringformer", *argv])[1:]
+        rest = values(argv)[1:]
     except (AttributeError, KeyError) as error:  # a key that the config does not have
         raise UsageError(f"{path} has no key {error.args[0]}".replace("\n", ". ")) from None
     except flags.Error as error:

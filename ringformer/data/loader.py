@@ -24,9 +24,7 @@ class Loader:
     `sequences.per_epoch // batch_size` for no sequence to come twice.
     """
 
-    def __init__(
-        self, store: TokenStore, *, batch_size: int, seq_len: int, seed: int, layout: Layout, ring_size: int
-    ):
+    def __init__(self, store: TokenStore, *, batch_size: int, seq_len: int, seed: int, layout: Layout, ring_size: int):
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
         self.batch_size = batch_size

@@ -33,6 +33,7 @@ class PackedSequences:
     """The endless sequence of packed sequences that a store makes: epoch after epoch, `per_epoch` in each.
 
     Attributes:
+      store: the TokenStore.
       per_epoch: sequences in one pass over the store.
       bytes_read: how much of the store's tokens and mask was read so far.
     """

@@ -55,9 +55,7 @@ class Documents:
                 )
 
 
-def read_documents(
-    source: str, *, field: str = "text", split: str = "train", skip_empty: bool = False
-) -> Documents:
+def read_documents(source: str, *, field: str = "text", split: str = "train", skip_empty: bool = False) -> Documents:
     """The documents of `source` (see the top of this file), to be iterated once.
 
     Args:
@@ -101,7 +99,7 @@ def _jsonl(paths: list[Path], field: str) -> Iterator[Document]:
                     record = json.loads(line)
                 except ValueError as error:
                     raise ValueError(f"{name} is not a line of JSON: {error}") from None
-                if not isinstance(record, dict):
+                if type(record) is not dict:
                     raise ValueError(f"{name} holds a JSON {type(record).__name__}, not an object with {field!r}")
                 _check_field(name, record, field)
                 yield Document(_string(name, field, record[field]), name)
@@ -149,6 +147,6 @@ def _check_field(name: str, fields: Iterable[str], field: str) -> None:
 
 
 def _string(name: str, field: str, value: Any) -> str:
-    if not isinstance(value, str):
+    if type(value) is not str:
         raise ValueError(f"field {field!r} of {name} holds {type(value).__name__}, not text")
     return value

@@ -16,6 +16,7 @@ import sys
 import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -140,19 +141,20 @@ def build_stores(
     building = directory.parent / f"{directory.name}.building-{uuid.uuid4().hex[:8]}"
     try:
         building.mkdir()
-        writers = {
-            name: _Writer(building / name, tokenizer, settings)
-            for name in (("train", "eval") if held_out else ("train",))
-        }
-        _write(documents, tokenizer, held_out, writers)
-        for name, writer in writers.items():
-            if not writer.documents:
-                total = sum(writer.documents for writer in writers.values())
-                raise ValueError(
-                    f"the {name} store would be empty: of {total} documents, held_out={held_out} sends none to it; "
-                    + ("choose another held_out, or add documents" if total else "the source has no document")
-                )
-            writer.finish(skipped_empty=documents.skipped)
+        with ExitStack() as files:
+            writers = {
+                name: files.enter_context(closing(_Writer(building / name, tokenizer, settings)))
+                for name in (("train", "eval") if held_out else ("train",))
+            }
+            _write(documents, tokenizer, held_out, writers)
+            for name, writer in writers.items():
+                if not writer.documents:
+                    total = sum(writer.documents for writer in writers.values())
+                    raise ValueError(
+                        f"the {name} store would be empty: of {total} documents, held_out={held_out} sends none to "
+                        "it; " + ("choose another held_out, or add documents" if total else "the source has none")
+                    )
+                writer.finish(skipped_empty=documents.skipped)
         building.rename(directory)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
@@ -232,8 +234,11 @@ class _Writer:
         self._utf8_bytes += utf8_bytes
         self._hash.update(digest)
 
-    def finish(self, *, skipped_empty: int) -> None:
+    def close(self) -> None:
         self._tokens.close()
+
+    def finish(self, *, skipped_empty: int) -> None:
+        self.close()
         np.save(self._folder / "offsets.npy", np.frombuffer(self._offsets, np.int64))
         meta = {
             "format": FORMAT,

@@ -70,13 +70,29 @@ def make_eval_step(config: LlamaConfig, weights: dict, mesh: Mesh):
 
 def make_loss_sum(config: LlamaConfig, weights: dict, mesh: Mesh):
     """`loss_sum(params, batch)`, per device: the model's summed loss, from shards of the parameters."""
-    definition = abstract_model(config)[0]
-    axes = Axes(sp="sp", tp="tp" if mesh.shape["tp"] > 1 else None)
-
-    def gather(name, shards):
-        return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)
+    definition, axes, gather = _per_device(config, weights, mesh)
 
     def loss_sum(params, batch):
         return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
 
     return loss_sum
+
+
+def make_logits(config: LlamaConfig, weights: dict, mesh: Mesh):
+    """`logits(params, batch)`: float32 [B, T, V], sharded like the batch and in its layout's order."""
+    definition, axes, gather = _per_device(config, weights, mesh)
+
+    def logits(params, batch):
+        model = nnx.merge(definition, vary(params, AXIS_NAMES))
+        return model(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
+
+    return jax.jit(jax.shard_map(logits, mesh=mesh, in_specs=(specs(weights), BATCH), out_specs=BATCH))
+
+
+def _per_device(config, weights, mesh):
+    """The model's definition, the axes it communicates over, and the gathering of its weights."""
+
+    def gather(name, shards):
+        return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)
+
+    return abstract_model(config)[0], Axes(sp="sp", tp="tp" if mesh.shape["tp"] > 1 else None), gather

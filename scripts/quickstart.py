@@ -1,0 +1,136 @@
+"""The main job of the quickstart: train, compare the attention kinds, continue a prompt, plot, summarise."""
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import matplotlib
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from ringformer.cli import UsageError, load_config, simulate_cpu_devices
+from ringformer.inference.generate import generate
+from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.llama import Llama
+from ringformer.ops.layouts import permutation
+from ringformer.train.config import Config, parse
+from ringformer.train.loop import Run, prepare, train
+from ringformer.train.state import from_logical, to_logical, weight_shardings
+from ringformer.train.step import make_eval_step, make_logits
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402 - the backend is chosen first
+
+PROMPT = "def main():\n"
+
+
+def compare_attention(run: Run, params) -> float:
+    """Loss and logits of a held-out batch with ring, blockwise and vanilla attention; the largest relative error."""
+    c = run.config
+    natural = replace(c.model, layout="contiguous")
+    batch = run.eval_data.read(0)
+    order = permutation(c.model.layout, c.seq_len, run.mesh.shape["sp"])
+    logical = jax.device_get(to_logical(params, run.shardings.params, run.mesh))
+    results = {}
+    for kind, mesh_dim in (("ring", c.mesh_dim), ("blockwise", "1,1,1,1"), ("vanilla", "1,1,1,1")):
+        one = kind != "ring"
+        mesh = make_mesh(mesh_dim, jax.devices()[:1] if one else None)
+        config = replace(natural if one else c.model, attention=kind)
+        weights = weight_shardings(config, mesh)
+        # The batch was read in the ring's layout; one device holds it in natural order.
+        rows = jax.tree.map(lambda x, one=one: x[:, np.argsort(order)] if one else x, batch)
+        rows = jax.device_put(rows, NamedSharding(mesh, BATCH))
+        shards = from_logical(logical, weights, mesh)
+        nats, tokens = make_eval_step(config, weights, mesh)(shards, rows)
+        logits = np.asarray(make_logits(config, weights, mesh)(shards, rows))
+        results[kind] = float(nats) / float(tokens), logits if one else logits[:, np.argsort(order)]
+    loss, logits = results["vanilla"]
+    worst = {}
+    for kind in ("ring", "blockwise"):
+        errors = abs(results[kind][0] / loss - 1), np.linalg.norm(results[kind][1] - logits) / np.linalg.norm(logits)
+        worst[kind] = float(max(errors))
+        print(f"  {kind:9s} loss {results[kind][0]:.6f} (vanilla {loss:.6f})  relative error of loss {errors[0]:.1e}, "
+              f"of logits {errors[1]:.1e}")  # fmt: skip
+    return worst["ring"]
+
+
+def continue_prompt(run: Run, params, new_tokens: int) -> str:
+    """Sample what follows the prompt, on one device."""
+    config = replace(run.config.model, attention="blockwise", layout="contiguous")
+    definition = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+    model = nnx.merge(definition, to_logical(params, run.shardings.params, run.mesh))
+    device_model = jax.device_put(jax.device_get(nnx.to_pure_dict(nnx.state(model))), jax.devices()[0])
+    prompt = run.tokenizer.encode(PROMPT)
+    ids = generate(nnx.merge(definition, device_model), prompt, max_new_tokens=new_tokens, temperature=0.5)
+    return PROMPT + run.tokenizer.decode(ids)
+
+
+def plot(run: Run, rows: list[dict], path: Path) -> None:
+    """Training and held-out loss in bits per byte over the tokens seen."""
+    c, meta = run.config, run.train_data.sequences.store.meta
+    to_bits = meta["tokens"] / meta["utf8_bytes"] / math.log(2)
+    per_step = c.batch_size * c.seq_len / 1e6
+    train_rows = [r for r in rows if "loss" in r]
+    eval_rows = [r for r in rows if "eval_loss" in r]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot([r["step"] * per_step for r in train_rows], [r["loss"] * to_bits for r in train_rows],
+              linewidth=1, alpha=0.7, label="training")  # fmt: skip
+    axes.plot([r["step"] * per_step for r in eval_rows], [r["eval_bits_per_byte"] for r in eval_rows],
+              "o", label="held out")  # fmt: skip
+    axes.set(xlabel="tokens seen (millions)", ylabel="bits per byte", ylim=(0, None),
+             title=f"{c.model.num_params / 1e6:.1f}M parameters, context {c.seq_len}, ring of "
+                   f"{run.mesh.shape['sp']} CPU devices")  # fmt: skip
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    start = time.perf_counter()
+    parser = argparse.ArgumentParser(description=__doc__, epilog="Other arguments, such as --config.steps=50, override "
+                                     "configs/quickstart.py.")  # fmt: skip
+    _, overrides = parser.parse_known_args()
+    config: Config = parse(load_config([
+        "--config=configs/quickstart.py", "--config.run_dir=runs/quickstart", *overrides,
+    ]))  # fmt: skip
+    simulate_cpu_devices(config.cpu_devices)
+    run_dir = Path(config.run_dir)
+    shutil.rmtree(run_dir, ignore_errors=True)  # the quickstart always starts anew; the token store lies elsewhere
+    run = prepare(config)
+    state = train(run)
+
+    print("the trained model with three kinds of attention, on held-out text:")
+    error = compare_attention(run, state.params)
+    print("a continuation of the prompt:\n")
+    print("\n".join("    " + line for line in continue_prompt(run, state.params, 160).splitlines()) + "\n")
+
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    plot(run, rows, run_dir / "loss.png")
+    bits = [row["eval_bits_per_byte"] for row in rows if "eval_bits_per_byte" in row]
+    speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
+    summary = {
+        "seconds": round(time.perf_counter() - start, 1),
+        "bits_per_byte_before": round(bits[0], 4),
+        "bits_per_byte_after": round(bits[-1], 4),
+        "ring_vs_vanilla_max_rel_err": error,
+        "tokens_per_second": round(float(np.median(speeds))),
+    }
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print(f"{run_dir}: checkpoints, metrics.jsonl, loss.png, summary.json")
+    print(json.dumps(summary, indent=1))
+    if error >= 1e-4:
+        sys.exit(f"ring and vanilla attention differ by {error:.1e}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (UsageError, ValueError, FileNotFoundError) as error:
+        sys.exit(f"quickstart: {error}")

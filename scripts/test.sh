@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Make .venv if there is none, install with the test extra, run the suite. --slow also runs the long proofs;
+# other arguments go to pytest: bash scripts/test.sh tests/ops -k zigzag
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash scripts/setup_venv.sh test
+marker="not slow and not gpu"
+if [ "${1:-}" = "--slow" ]; then
+    marker="not gpu"
+    shift
+fi
+.venv/bin/python -m ruff check .
+exec .venv/bin/python -m pytest -m "$marker" "$@"

@@ -1,0 +1,471 @@
+"""Ring attention against dense attention: outputs and each gradient, by relative norm, with random cotangents."""
+
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from ringformer.ops import layouts, online_softmax, reference, ring
+from ringformer.ops.blockwise import KeyGradients, block_backward, block_forward
+from ringformer.ops.online_softmax import Softmax
+from ringformer.ops.ring import SAVED_LSE, SAVED_OUTPUT, ring_attention, sharded_ring_attention
+from ringformer.ops.vma import vary_like
+from tests.helpers import assert_close, errors, normal, packed_segments, relative_error, ring_mesh, values_and_gradients
+
+LAYOUTS = ("contiguous", "striped", "zigzag")
+B, H, K, d = 2, 4, 2, 8
+ROWS, HEADS, LSE = P(None, "sp"), P(None, "sp"), P(None, None, "sp")
+SPECS = dict(o=HEADS, lse=LSE, dq=HEADS, dk=HEADS, dv=HEADS, dbias=ROWS)
+
+
+def arrays(T, S=None, *, B=B, H=H, K=K, d=d, bias=False, seed=0):
+    """Random inputs and cotangents of whole arrays in natural order."""
+    S = T if S is None else S
+    inputs = dict(q=normal(seed, B, T, H, d), k=normal(seed + 1, B, S, K, d), v=normal(seed + 2, B, S, K, d))
+    if bias:
+        inputs["bias"] = normal(seed + 3, B, S)
+    return inputs, dict(do=normal(seed + 4, B, T, H, d), dlse=normal(seed + 5, B, H, T))
+
+
+def segments_with_empty_rows(T):
+    """Packed documents with edges inside shards, and some queries whose segment has no key at all."""
+    ids = packed_segments(7, B, T, min(4, T))
+    q_ids = ids.copy()
+    q_ids[0, T // 3 : T // 3 + 2] = q_ids[1, -1] = -1
+    return q_ids, ids
+
+
+def dense(inputs, cotangents, **options):
+    """The oracle's outputs and gradients, float32."""
+    attention = partial(reference.attention, return_lse=True, **options)
+    return jax.jit(partial(values_and_gradients, attention))(inputs, cotangents)
+
+
+def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, **options):
+    """The same from `ring_attention` inside a `shard_map` of our own; the gradients are taken inside it too."""
+    bring, home = {}, {}
+    for length in {x.shape[1] for x in inputs.values()}:
+        fits = options.get("causal", True)
+        bring[length] = layouts.permutation(layout, length, n) if fits else np.arange(length)
+        home[length] = np.argsort(bring[length])
+    inputs = {name: x[:, bring[x.shape[1]]] for name, x in inputs.items()}
+    T = inputs["q"].shape[1]
+    cotangents = dict(do=cotangents["do"][:, bring[T]], dlse=cotangents["dlse"][:, :, bring[T]])
+    if segment_ids is not None:
+        inputs["segment_ids"] = tuple(x[:, bring[x.shape[1]]] for x in segment_ids)
+    attention = partial(ring_attention, axis_name="sp", layout=layout, return_lse=True, **options)
+    run = jax.shard_map(
+        partial(values_and_gradients, attention),
+        mesh=ring_mesh(n),
+        in_specs=(ROWS, dict(do=HEADS, dlse=LSE)),
+        out_specs={name: SPECS[name] for name in ("o", "lse", *(f"d{x}" for x in inputs if x != "segment_ids"))},
+        check_vma=check_vma,
+    )
+    out = {name: np.asarray(x) for name, x in jax.jit(run)(inputs, cotangents).items()}
+    return {
+        name: x[:, :, home[T]] if name == "lse" else x[:, home[x.shape[1]]] for name, x in out.items()
+    }  # fmt: skip
+
+
+# --- ring sizes, layouts, everything at once ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n", range(1, 9))
+def test_packed_documents_bias_lse_and_empty_rows(n, layout):
+    """Every ring size and layout with GQA, documents across shard edges, a key bias, ragged chunks, a scale, a
+    cotangent for lse, and queries without any key: those give 0, lse -inf and no gradient."""
+    T = n * 10
+    inputs, cotangents = arrays(T, bias=True)
+    segment_ids = q_ids, _ = segments_with_empty_rows(T)
+    expected = dense(inputs, cotangents, segment_ids=segment_ids, scale=0.5)
+    out = on_ring(n, layout, inputs, cotangents, segment_ids, scale=0.5, q_chunk=4, k_chunk=4)
+    assert_close(out, expected)
+    empty = q_ids == -1
+    assert (out["o"][empty] == 0).all() and (out["dq"][empty] == 0).all()
+    assert np.isneginf(out["lse"].swapaxes(1, 2)[empty]).all()
+
+
+SOME = [("striped", 2), ("zigzag", 3), ("contiguous", 4), ("striped", 5), ("zigzag", 8)]
+REST = [(layout, n) for n in range(1, 9) for layout in LAYOUTS if (layout, n) not in SOME]
+
+
+@pytest.mark.parametrize("layout, n", [*SOME, *(pytest.param(*x, marks=pytest.mark.slow) for x in REST)])
+def test_plain_causal(layout, n):
+    """Without segment ids the loops have other, mostly static, trip counts: the path that training takes."""
+    inputs, cotangents = arrays(n * 12)
+    expected = dense(inputs, cotangents)
+    assert_close(on_ring(n, layout, inputs, cotangents, q_chunk=4, k_chunk=4), expected)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1)], ids=["mha", "mqa"])
+@pytest.mark.parametrize("layout", ["zigzag", *(pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS[:2])])
+def test_as_many_key_heads_as_query_heads_or_one(layout, heads):
+    """MHA and MQA (GQA everywhere else)."""
+    inputs, cotangents = arrays(3 * 8, H=heads[0], K=heads[1])
+    assert_close(on_ring(3, layout, inputs, cotangents, q_chunk=4, k_chunk=4), dense(inputs, cotangents))
+
+
+@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 6, 7, 8))])
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_bidirectional(layout, n):
+    """Without a causal mask the layout is of no consequence, odd lengths included."""
+    inputs, cotangents = arrays(n * 9, bias=True)
+    expected = dense(inputs, cotangents, causal=False)
+    assert_close(on_ring(n, layout, inputs, cotangents, causal=False, q_chunk=4, k_chunk=5), expected)
+
+
+def test_cross_attention_with_its_own_key_ids():
+    """T != S, separate ids of queries and keys, queries of a segment that has no key."""
+    n, T, S = 4, 24, 40
+    inputs, cotangents = arrays(T, S, bias=True)
+    ids = np.repeat([[0, 1, 2, 9], [2, 0, 9, 1]], 6, axis=1), np.repeat([[0, 1, 1, 2], [0, 3, 1, 2]], 10, axis=1)
+    ids = tuple(x.astype(np.int32) for x in ids)
+    expected = dense(inputs, cotangents, causal=False, segment_ids=ids)
+    out = on_ring(n, "contiguous", inputs, cotangents, ids, causal=False, q_chunk=4, k_chunk=4)
+    assert_close(out, expected)
+    assert np.isneginf(out["lse"]).any() and (out["o"][ids[0] == 9] == 0).all()
+
+
+# --- chunks ---------------------------------------------------------------------------------------------------------
+
+CHUNKS = [(12, 1, 1), (2, 1, 1), (9, 4, 4), (12, 3, 4), (12, 8, 5), (12, 100, 2), (12, None, None), (1, None, None)]
+SLOW_CHUNKS = [(10, 3, 1), (14, 5, 3), (6, 4, 4)]
+
+
+@pytest.mark.parametrize(
+    "T, q_chunk, k_chunk", [*CHUNKS, *(pytest.param(*x, marks=pytest.mark.slow) for x in SLOW_CHUNKS)]
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_chunks(layout, T, q_chunk, k_chunk):
+    """Chunks of one token, longer than the shard, unequal, or leaving one row over; shards down to one token."""
+    n, T = 3, T + T % 2 if layout == "zigzag" else T
+    inputs, cotangents = arrays(n * T)
+    assert_close(on_ring(n, layout, inputs, cotangents, q_chunk=q_chunk, k_chunk=k_chunk), dense(inputs, cotangents))
+
+
+# --- edges of the numbers -------------------------------------------------------------------------------------------
+
+
+def test_scale_of_zero_is_the_mean_of_what_is_visible():
+    """0 is a scale like any other, not "unset"."""
+    inputs, cotangents = arrays(2 * 4)
+    out = on_ring(2, "zigzag", inputs, cotangents, scale=0.0)
+    assert_close(out, dense(inputs, cotangents, scale=0.0))
+    assert (out["dq"] == 0).all()
+
+
+def test_bias_of_minus_infinity_hides_keys():
+    """Padding keys by bias: no NaN, no gradient to them; a query left without keys gives 0 and lse -inf."""
+    inputs, cotangents = arrays(2 * 8, bias=True)
+    ids = np.zeros((B, 16), np.int32)
+    ids[:, 1::3] = 1
+    hidden = inputs["bias"] > 0.5
+    hidden[0, :5] = True
+    inputs["bias"][hidden] = -np.inf
+    # The oracle's logsumexp has no gradient at -inf; hide the same keys by segment instead.
+    expected = dense(
+        {**inputs, "bias": np.where(hidden, 0, inputs["bias"]).astype(np.float32)}, cotangents,
+        segment_ids=(ids * 0, hidden.astype(np.int32)),
+    )  # fmt: skip
+    out = on_ring(2, "zigzag", inputs, cotangents, q_chunk=3, k_chunk=3)
+    assert_close(out, expected)
+    assert np.isneginf(out["lse"][0, :, :5]).all() and (out["dbias"][hidden] == 0).all()
+
+
+def test_large_logits_do_not_overflow():
+    """Logits of about 1e4, whose exponentials no float32 holds: finite, and as exact as such logits can be."""
+    inputs, cotangents = arrays(4 * 8)
+    inputs = {**inputs, "q": 100 * inputs["q"], "k": 100 * inputs["k"]}
+    out = on_ring(4, "zigzag", inputs, cotangents, q_chunk=4, k_chunk=4)
+    assert_close(out, dense(inputs, cotangents), 2e-3)
+
+
+def test_perturbing_one_document_changes_no_bit_of_another():
+    """Packed neighbours do not see each other."""
+    ids = packed_segments(3, B, 40, 3)
+    inputs, cotangents = arrays(40)
+    other = {name: x + (ids == 1)[..., None, None] * normal(9, *x.shape) for name, x in inputs.items()}
+    one, two = (on_ring(4, "zigzag", x, cotangents, (ids, ids), q_chunk=4, k_chunk=4) for x in (inputs, other))
+    assert (one["o"][ids != 1] == two["o"][ids != 1]).all() and (one["o"][ids == 1] != two["o"][ids == 1]).any()
+
+
+# --- on one device, and inside other transforms --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_device_without_an_axis(layout):
+    """`axis_name=None` outside any shard_map, eagerly and under jit, on one device."""
+    inputs, cotangents = arrays(10, bias=True)
+    segment_ids = segments_with_empty_rows(10)
+    attention = partial(
+        ring_attention, axis_name=None, layout=layout, return_lse=True, segment_ids=segment_ids, q_chunk=4, k_chunk=4
+    )
+    expected = dense(inputs, cotangents, segment_ids=segment_ids)
+    assert_close(jax.jit(partial(values_and_gradients, attention))(inputs, cotangents), expected)
+    o, lse = attention(**inputs)
+    assert_close(dict(o=o, lse=lse), dict(o=expected["o"], lse=expected["lse"]))
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_without_the_vma_check(segments):
+    """`check_vma=False` gives the same numbers."""
+    inputs, cotangents = arrays(4 * 10)
+    ids = segments_with_empty_rows(40) if segments else None
+    out = on_ring(4, "zigzag", inputs, cotangents, ids, check_vma=False, q_chunk=4, k_chunk=4)
+    assert_close(out, dense(inputs, cotangents, segment_ids=ids))
+
+
+def layers(attention, policy=None, remat=True):
+    """Two layers of `x + attention(x)` in a scan, each rematerialised."""
+
+    def layer(x, w):
+        q, k, v = jnp.split(jnp.einsum("btd,de->bte", x, w), 3, axis=-1)
+        heads = lambda x: x.reshape(*x.shape[:2], -1, d)  # noqa: E731
+        return x + attention(heads(q), heads(k), heads(v)).reshape(x.shape), None
+
+    return lambda x, w: jax.lax.scan(jax.checkpoint(layer, policy=policy) if remat else layer, x, w)[0]
+
+
+POLICIES = {
+    "everything is recomputed": None,
+    "output and lse are kept": jax.checkpoint_policies.save_only_these_names(SAVED_OUTPUT, SAVED_LSE),
+}
+
+
+@lru_cache
+def layers_on_ring(policy):
+    """(compiled, x, w, do): `layers` on a ring of 4; gradients of x and of the replicated w."""
+    n = 4
+    x, w, do = normal(0, B, n * 8, 2 * d), normal(1, 2, 2 * d, 6 * d) / 4, normal(2, B, n * 8, 2 * d)
+
+    def per_device(x, w, do):
+        attention = partial(ring_attention, axis_name="sp", q_chunk=4, k_chunk=4)
+        y, vjp = jax.vjp(layers(attention, POLICIES[policy]), x, w)
+        return y, *vjp(do)
+
+    run = jax.shard_map(
+        per_device, mesh=ring_mesh(n), in_specs=(ROWS, P(), ROWS), out_specs=(ROWS, ROWS, P())
+    )
+    return jax.jit(run).lower(x, w, do).compile(), x, w, do
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rematerialised_layers_in_a_scan(policy):
+    """jit of scan over layers of checkpoint of the ring: values, and gradients of activations and weights."""
+    run, x, w, do = layers_on_ring(policy)
+    y, vjp = jax.vjp(layers(reference.attention, remat=False), x, w)
+    expected = dict(zip(("y", "dx", "dw"), (y, *vjp(do)), strict=True))
+    assert_close(dict(zip(("y", "dx", "dw"), run(x, w, do), strict=True)), expected)
+
+
+# --- other meshes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize(
+    "layout, causal",
+    [("zigzag", True), ("striped", True), ("contiguous", False),
+     pytest.param("contiguous", True, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_whole_arrays_on_a_mesh_with_batch_and_heads_sharded(kind, layout, causal):
+    """`sharded_ring_attention` in natural order on (dp, tp, sp) = (2, 2, 2), automatic and explicit axes."""
+    mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "sp"), axis_types=(kind,) * 3)
+    T, S = 16, 16 if causal else 24
+    inputs, cotangents = arrays(T, S, bias=True)
+    ids = (packed_segments(1, B, T, 3), packed_segments(1 if causal else 2, B, S, 3))
+    attention = partial(
+        sharded_ring_attention, mesh=mesh, batch_axes="dp", head_axis="tp", layout=layout, causal=causal,
+        segment_ids=ids, return_lse=True, q_chunk=4, k_chunk=4,
+    )  # fmt: skip
+    expected = dense(inputs, cotangents, causal=causal, segment_ids=ids)
+    if kind == AxisType.Explicit:
+        with jax.set_mesh(mesh):
+            inputs, cotangents = jax.tree.map(jnp.asarray, (inputs, cotangents))
+            placed = {"o": P("dp", "sp", "tp"), "lse": P("dp", "tp", "sp")}
+            cotangents = {"do": jax.sharding.reshard(cotangents["do"], placed["o"]),
+                          "dlse": jax.sharding.reshard(cotangents["dlse"], placed["lse"])}  # fmt: skip
+            out = jax.jit(partial(values_and_gradients, attention))(inputs, cotangents)
+    else:
+        out = jax.jit(partial(values_and_gradients, attention))(inputs, cotangents)
+    assert_close(out, expected)
+    assert out["o"].sharding.is_equivalent_to(jax.NamedSharding(mesh, P("dp", "sp", "tp")), 4)
+
+
+def test_whole_arrays_without_lse_or_options():
+    """The plainest call: a ring of 8 and three arrays."""
+    inputs, _ = arrays(8 * 4)
+    out = sharded_ring_attention(**inputs, mesh=ring_mesh(8))
+    assert relative_error(out, reference.attention(**inputs)) <= 1e-5
+
+
+def test_keys_replicated_over_tp_collect_the_gradients_of_all_queries():
+    """Query heads differ along tp, the one key head does not: its gradients are summed over tp, once."""
+    mesh = jax.make_mesh((2, 4), ("tp", "sp"), axis_types=(AxisType.Auto,) * 2)
+    inputs, cotangents = arrays(4 * 8, K=1, bias=True)
+    heads, keys, lse = P(None, "sp", "tp"), P(None, "sp"), P(None, "tp", "sp")
+    specs = dict(q=heads, k=keys, v=keys, bias=keys)
+    attention = partial(ring_attention, axis_name="sp", return_lse=True, q_chunk=4, k_chunk=4)
+    run = jax.shard_map(
+        partial(values_and_gradients, attention),
+        mesh=mesh,
+        in_specs=(specs, dict(do=heads, dlse=lse)),
+        out_specs=dict(o=heads, lse=lse, **{f"d{name}": spec for name, spec in specs.items()}),
+    )
+    assert_close(dict(jax.jit(run)(inputs, cotangents)), dense(inputs, cotangents))
+
+
+def test_a_replicated_batch_is_summed_once():
+    """Nothing varies along dp: the mesh axis must change no gradient."""
+    mesh = jax.make_mesh((2, 2), ("dp", "sp"), axis_types=(AxisType.Auto,) * 2)
+    inputs, cotangents = arrays(2 * 8)
+    run = jax.shard_map(
+        partial(values_and_gradients, partial(ring_attention, axis_name="sp", return_lse=True)),
+        mesh=mesh, in_specs=(P(None, "sp"), dict(do=HEADS, dlse=LSE)),
+        out_specs={name: SPECS[name] for name in ("o", "lse", "dq", "dk", "dv")},
+    )  # fmt: skip
+    assert_close(dict(jax.jit(run)(inputs, cotangents)), dense(inputs, cotangents))
+
+
+# --- bfloat16 -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def bfloat16_errors(n, layout):
+    """Relative error of each bfloat16 output and gradient against the float32 oracle on the same rounded inputs."""
+    rounded = lambda tree: jax.tree.map(lambda x: np.asarray(x, jnp.bfloat16), tree)  # noqa: E731
+    inputs, cotangents = arrays(8 * 32, d=32)
+    inputs, cotangents["do"] = rounded(inputs), rounded(cotangents["do"])
+    as_float32 = jax.tree.map(lambda x: x.astype(np.float32), (inputs, cotangents))
+    if n is None:
+        attention = partial(ring_attention, axis_name=None, return_lse=True, q_chunk=32, k_chunk=32)
+        out = jax.jit(partial(values_and_gradients, attention))(inputs, cotangents)
+    else:
+        out = on_ring(n, layout, inputs, cotangents, q_chunk=16, k_chunk=16)
+    assert all(out[name].dtype == jnp.bfloat16 for name in ("o", "dq", "dk", "dv")) and out["lse"].dtype == jnp.float32
+    return errors(out, dense(*as_float32))
+
+
+@pytest.mark.parametrize("layout, n", [("zigzag", 8), ("contiguous", 8), ("striped", 3)])
+def test_bfloat16_error_is_flat_in_the_ring_size(layout, n):
+    """Sums are float32 whatever the ring size: the error is that of one device, within a quarter."""
+    one, ring = bfloat16_errors(None, None), bfloat16_errors(n, layout)
+    assert max(one[name] for name in ("o", "dq", "dk", "dv")) <= 2e-2, one
+    assert all(ring[name] <= 1.25 * one[name] + 1e-7 for name in one), (one, ring)
+
+
+# --- mutations: the comparison must be able to fail ------------------------------------------------------------------
+
+
+def drop_hops(which):
+    """Forget the blocks of one call of `block_forward`: 0 own, 1 those of the loop, 2 the last."""
+    calls = []
+
+    def forward(state, *rest):
+        calls.append(None)
+        return state if len(calls) == which + 1 else block_forward(state, *rest)
+
+    return {"block_forward": forward}
+
+
+def merge_normalised_blocks():
+    """Sum outputs that were each divided by their own block's denominator."""
+
+    def forward(state, queries, keys, work, scale):
+        empty = vary_like(online_softmax.init(state.m.shape, state.o.shape[-1]), queries, keys)
+        o, _ = online_softmax.finish(block_forward(empty, queries, keys, work, scale))
+        return Softmax(state.o + o, jnp.zeros_like(state.m), jnp.ones_like(state.l))
+
+    return {"block_forward": forward}
+
+
+def swap_dk_and_dv():
+    def backward(*args):
+        dq, dkeys = block_backward(*args)
+        return dq, KeyGradients(dkeys.kv[::-1], dkeys.bias)
+
+    return {"block_backward": backward}
+
+
+def probabilities_from_the_block_lse():
+    """Divide by the block's own denominator in the backward, not by the row's final one."""
+
+    def backward(dq, queries, keys, rows, work, scale):
+        empty = vary_like(online_softmax.init(rows.lse.shape, queries.q.shape[-1]), queries, keys)
+        _, lse = online_softmax.finish(block_forward(empty, queries, keys, work, scale))
+        lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
+        return block_backward(dq, queries, keys, rows._replace(lse=lse), work, scale)
+
+    return {"block_backward": backward}
+
+
+def drop_backward_hop():
+    calls = []
+
+    def backward(dq, queries, keys, *rest):
+        calls.append(None)
+        new, dkeys = block_backward(dq, queries, keys, *rest)
+        return (dq, jax.tree.map(jnp.zeros_like, dkeys)) if len(calls) == 1 else (new, dkeys)
+
+    return {"block_backward": backward}
+
+
+MUTATIONS = {
+    "own block forgotten": (partial(drop_hops, 0), {"o", "lse", "dq", "dk", "dv"}),
+    "middle hops forgotten": (partial(drop_hops, 1), {"o", "lse", "dq", "dk", "dv"}),
+    "last hop forgotten": (partial(drop_hops, 2), {"o", "lse", "dq", "dk", "dv"}),
+    "blocks normalised before they are merged": (merge_normalised_blocks, {"o", "lse", "dq", "dk", "dv"}),
+    "dk and dv swapped": (swap_dk_and_dv, {"dk", "dv"}),
+    "per-block lse in the backward": (probabilities_from_the_block_lse, {"dq", "dk", "dv"}),
+    "first backward hop forgotten": (drop_backward_hop, {"dq", "dk", "dv"}),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutations_are_caught(name, monkeypatch):
+    """Each way of getting the ring wrong exceeds the tolerance in just the arrays that it spoils."""
+    mutate, spoiled = MUTATIONS[name]
+    for function, mutant in mutate().items():
+        monkeypatch.setattr(ring, function, mutant)
+    inputs, cotangents = arrays(4 * 4)
+    found = errors(on_ring(4, "zigzag", inputs, cotangents), dense(inputs, cotangents))
+    assert {array for array, error in found.items() if error > 1e-5} == spoiled, found
+
+
+# --- what the op refuses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(q=(2, 8, 3, 8)), "3 query heads.*2 key heads"),
+        (dict(k=(2, 8, 2, 4)), r"d=8.*\(2, 8, 2, 4\)"),
+        (dict(k=(2, 6, 2, 8), v=(2, 6, 2, 8)), "T=8.*S=6.*causal=False"),
+        (dict(bias=(2, 7)), r"\[2, 8\].*\(2, 7\)"),
+        (dict(segment_ids=(2, 7)), r"\[2, 8\].*\(2, 7\)"),
+        (dict(q_chunk=0), "q_chunk.*0"),
+        (dict(layout="spiral"), "spiral"),
+        (dict(q=(2, 7, 4, 8), k=(2, 7, 2, 8), v=(2, 7, 2, 8), layout="zigzag"), "7"),
+        (dict(q=(8, 4, 8)), r"\(8, 4, 8\)"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_with_both_numbers(change, message):
+    """Every ValueError names what it got and what it wanted."""
+    shapes = dict(q=(2, 8, 4, 8), k=(2, 8, 2, 8), v=(2, 8, 2, 8)) | change
+    call = {
+        name: jnp.zeros(x, jnp.int32 if name == "segment_ids" else jnp.float32) if isinstance(x, tuple) else x
+        for name, x in shapes.items()
+    }
+    with pytest.raises(ValueError, match=message):
+        ring_attention(**call, axis_name=None)
+
+
+def test_mixed_dtypes_are_refused():
+    """q, k and v share a dtype: a silent cast would hide which one the ring carries."""
+    q, k = jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8), jnp.bfloat16)
+    with pytest.raises(ValueError, match="float32.*bfloat16"):
+        ring_attention(q, k, k, axis_name=None)
