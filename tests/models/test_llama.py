@@ -1,0 +1,129 @@
+"""The model on one device: attention kinds agree, packed documents do not see each other, sizes are the known ones."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from ringformer.data import Batch
+from ringformer.models.llama import ATTENTION, REMAT, Llama, LlamaConfig
+from ringformer.models.presets import PRESETS, preset
+from tests.helpers import relative_error
+
+CONFIG = LlamaConfig(
+    vocab_size=61, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+    init_std=0.2, compute_dtype="float32", attention="vanilla", ffn_chunk=24, loss_chunk=20, q_chunk=16, k_chunk=16,
+)  # fmt: skip
+
+
+def batch(B=2, T=56, edge=23):
+    """Two packed documents a row, with their own positions, and a ragged mask."""
+    rng = np.random.default_rng(0)
+    columns = np.arange(T)
+    positions = np.where(columns < edge, columns, columns - edge)
+    draw = rng.integers(0, CONFIG.vocab_size, (2, B, T))
+    return Batch(
+        *(jnp.asarray(x, jnp.int32) for x in draw),
+        positions=jnp.tile(jnp.asarray(positions, jnp.int32), (B, 1)),
+        segment_ids=jnp.tile(jnp.asarray(1 + (columns >= edge), jnp.int32), (B, 1)),
+        mask=jnp.asarray(rng.random((B, T)) < 0.7),
+    )
+
+
+def loss_and_gradients(config):
+    definition, state = nnx.split(Llama(config, rngs=nnx.Rngs(3)))
+    return jax.jit(jax.value_and_grad(lambda s: nnx.merge(definition, s).loss(batch())))(state)
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    return loss_and_gradients(dataclasses.replace(CONFIG, remat="none"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [*({"attention": kind} for kind in ATTENTION[1:]), *({"attention": "ring", "remat": name} for name in REMAT)],
+    ids=str,
+)
+def test_kinds_and_remat_policies_agree(oracle, change):
+    loss, gradients = loss_and_gradients(dataclasses.replace(CONFIG, **change))
+    assert relative_error(loss, oracle[0]) < 1e-6
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, gradients, oracle[1]))) < 1e-5
+
+
+def test_bfloat16_compute_keeps_float32_weights(oracle):
+    loss, gradients = loss_and_gradients(dataclasses.replace(CONFIG, attention="ring", compute_dtype="bfloat16"))
+    assert relative_error(loss, oracle[0]) < 2e-2
+    assert {x.dtype for x in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_a_document_does_not_see_its_packed_neighbour(attention):
+    """Changing document 1 leaves the logits of document 2 bitwise the same, and its own change."""
+    model = Llama(dataclasses.replace(CONFIG, attention=attention), rngs=nnx.Rngs(0))
+    b = batch(edge=23)
+    changed = b.tokens.at[:, :23].set((b.tokens[:, :23] + 1) % CONFIG.vocab_size)
+    before, after = (np.asarray(model(t, b.positions, b.segment_ids)) for t in (b.tokens, changed))
+    np.testing.assert_array_equal(before[:, 23:], after[:, 23:])
+    assert (before[:, :23] != after[:, :23]).any()
+
+
+def test_a_packed_document_is_computed_as_if_alone():
+    model = Llama(dataclasses.replace(CONFIG, attention="ring"), rngs=nnx.Rngs(0))
+    b = batch(edge=23)
+    packed = model(b.tokens, b.positions, b.segment_ids)
+    assert relative_error(model(b.tokens[:, 23:]), packed[:, 23:]) < 1e-5
+
+
+def test_loss_is_the_log_likelihood_of_the_logits():
+    model, b = Llama(CONFIG, rngs=nnx.Rngs(0)), batch()
+    log_p = jax.nn.log_softmax(model(b.tokens, b.positions, b.segment_ids))
+    picked = np.take_along_axis(np.asarray(log_p), np.asarray(b.targets)[..., None], axis=-1)[..., 0]
+    assert relative_error(model.loss(b), -(picked * np.asarray(b.mask)).sum()) < 1e-6
+
+
+def test_tied_embeddings_have_one_table():
+    config = dataclasses.replace(CONFIG, tie_embeddings=True)
+    model = Llama(config, rngs=nnx.Rngs(0))
+    assert not hasattr(model, "head")
+    gradient = jax.grad(lambda m: m.loss(batch()))(model).embed[...]
+    assert np.isfinite(gradient).all() and gradient.any()
+    assert config.num_params == sum(x.size for x in jax.tree.leaves(nnx.state(model)))
+
+
+PARAMETERS = {"llama_3b": 3.426e9, "llama_7b": 6.738e9, "llama_13b": 13.016e9, "llama_30b": 32.529e9,
+              "llama_65b": 65.286e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name):
+    config = LlamaConfig(**preset(name))
+    if name in PARAMETERS:
+        assert config.num_params == pytest.approx(PARAMETERS[name], rel=2e-4)
+    shapes = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
+    assert config.num_params == sum(x.size for x in jax.tree.leaves(nnx.state(shapes)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention": "flash"}, "unknown attention 'flash'; known: vanilla"),
+        ({"layout": "zig"}, "unknown layout 'zig'"),
+        ({"remat": "some"}, "unknown remat 'some'"),
+        ({"compute_dtype": "float16"}, "unknown compute_dtype 'float16'"),
+        ({"num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
+        ({"head_dim": 7}, "head_dim=7 is odd"),
+        ({"ffn_chunk": 0}, "ffn_chunk=0 must be positive"),
+    ],
+)
+def test_configs_that_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **change)
+
+
+def test_unknown_preset_lists_the_known():
+    with pytest.raises(ValueError, match=r"unknown model 'llama_8b'; known models: tiny"):
+        preset("llama_8b")

@@ -1,0 +1,131 @@
+"""The sharded train step against one device with dense attention: loss, every gradient leaf, three updates."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from ringformer.data import Batch
+from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.llama import LlamaConfig
+from ringformer.ops.layouts import permutation
+from ringformer.train.config import OptimizerConfig
+from ringformer.train.optimizer import make_optimizer
+from ringformer.train.state import decayed, init_state, state_shardings, to_logical, weight_shardings
+from ringformer.train.step import make_logits, make_train_step
+from tests.helpers import relative_error
+
+B, T = 4, 96
+# 72 and 200 divide by neither 8 nor 3: weights are padded on most meshes.
+CONFIG = LlamaConfig(
+    vocab_size=61, hidden_size=36, intermediate_size=104, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+    init_std=0.2, compute_dtype="float32", ffn_chunk=10, loss_chunk=7, q_chunk=8, k_chunk=5,
+)  # fmt: skip
+SGD_LIKE = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, eps=1e-3, clip_norm=0.5, schedule="constant")
+"""A large eps keeps AdamW's update smooth in the gradient, so that a wrong gradient shows and rounding does not."""
+
+
+def packed_batch() -> Batch:
+    """Documents of all lengths across shard edges; a loss mask from nearly none to nearly all along the sequence."""
+    rng = np.random.default_rng(0)
+    ids = np.sort(rng.integers(1, 6, (B, T)), axis=1)
+    positions = np.stack([np.concatenate([np.arange((row == i).sum()) for i in np.unique(row)]) for row in ids])
+    mask = rng.random((B, T)) < np.linspace(0.02, 0.95, T)
+    tokens, targets = rng.integers(0, CONFIG.vocab_size, (2, B, T))
+    return Batch(*(x.astype(np.int32) for x in (tokens, targets, positions, ids)), mask)
+
+
+def setup(mesh_dim, config, devices):
+    mesh = make_mesh(mesh_dim, jax.devices()[:devices])
+    optimizer = make_optimizer(SGD_LIKE, 10, decayed(config))
+    shardings = state_shardings(weight_shardings(config, mesh), optimizer)
+    order = permutation(config.layout, T, mesh.shape["sp"])
+    batch = jax.tree.map(lambda x: jax.device_put(x[:, order], NamedSharding(mesh, BATCH)), packed_batch())
+    return mesh, optimizer, shardings, order, batch
+
+
+def three_steps(mesh_dim, config, accumulate=1, devices=8):
+    """The metrics of three steps; the first gradient, as AdamW's first moment after one step; the parameters."""
+    mesh, optimizer, shardings, _, batch = setup(mesh_dim, config, devices)
+    state = init_state(config, optimizer, shardings, mesh, seed=0)
+    step = make_train_step(config, optimizer, shardings, mesh, clip_norm=SGD_LIKE.clip_norm, accumulate=accumulate)
+    metrics = []
+    for i in range(3):
+        state, m = step(state, batch)
+        metrics.append(jax.device_get(m))
+        if i == 0:
+            moment = state.opt_state[0].mu
+            gradient = jax.device_get(to_logical(moment, shardings.params, mesh))
+    return metrics, gradient, jax.device_get(to_logical(state.params, shardings.params, mesh))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return three_steps("1,1,1,1", dataclasses.replace(CONFIG, attention="vanilla", remat="none"), devices=1)
+
+
+MIXTURES = [
+    ("1,1,1,8", "zigzag", "full", 1),
+    ("2,2,2,1", "zigzag", "full", 1),
+    ("1,2,2,2", "striped", "attention", 2),
+    ("2,1,1,4", "contiguous", "dots", 2),
+    ("1,1,2,4", "zigzag", "attention", 4),
+    ("1,2,4,1", "zigzag", "full", 1),
+    ("1,4,1,2", "zigzag", "none", 1),
+    ("4,1,2,1", "contiguous", "full", 1),
+]
+
+
+@pytest.mark.parametrize(("mesh_dim", "layout", "remat", "accumulate"), MIXTURES, ids=lambda x: str(x))
+def test_any_mesh_trains_as_one_device(one_device, mesh_dim, layout, remat, accumulate):
+    """Uneven masks, packed documents, padded weights, fewer key heads than tp ranks, gradient accumulation."""
+    config = dataclasses.replace(CONFIG, layout=layout, remat=remat)
+    metrics, gradient, params = three_steps(mesh_dim, config, accumulate)
+    expected_metrics, expected_gradient, expected_params = one_device
+    for m, e in zip(metrics, expected_metrics, strict=True):
+        assert m["tokens"] == e["tokens"]
+        assert relative_error(m["loss"], e["loss"]) < 1e-5
+        assert relative_error(m["grad_norm"], e["grad_norm"]) < 1e-5
+    assert metrics[0]["grad_norm"] > SGD_LIKE.clip_norm  # or clipping is not tested
+    worst = {}
+    for name, actual, expected in (("gradient", gradient, expected_gradient), ("params", params, expected_params)):
+        errors = jax.tree.leaves_with_path(jax.tree.map(relative_error, actual, expected))
+        worst[name] = max((e, jax.tree_util.keystr(path)) for path, e in errors)
+    assert max(e for e, _ in worst.values()) < 1e-5, worst
+
+
+def test_odd_ring_of_six(one_device):
+    metrics, _, params = three_steps("1,2,1,3", CONFIG, devices=6)
+    assert relative_error(metrics[-1]["loss"], one_device[0][-1]["loss"]) < 1e-5
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, params, one_device[2]))) < 1e-5
+
+
+def test_logits_on_the_ring_and_no_leak_between_documents():
+    """Ring logits equal dense ones, and a changed document leaves every other bitwise as it was."""
+    config = dataclasses.replace(CONFIG, layout="zigzag")
+    mesh, optimizer, shardings, order, batch = setup("1,1,1,8", config, 8)
+    params = init_state(config, optimizer, shardings, mesh, seed=0).params
+    logits = make_logits(config, shardings.params, mesh)
+    ids = np.asarray(batch.segment_ids)
+    changed = np.where(ids == 2, (np.asarray(batch.tokens) + 1) % CONFIG.vocab_size, batch.tokens).astype(np.int32)
+    before = np.asarray(logits(params, batch))
+    after = np.asarray(logits(params, batch._replace(tokens=jax.device_put(changed, batch.tokens.sharding))))
+    np.testing.assert_array_equal(before[ids != 2], after[ids != 2])
+    assert (before[ids == 2] != after[ids == 2]).any()
+
+    one = dataclasses.replace(CONFIG, attention="vanilla")
+    mesh1, optimizer1, shardings1, _, batch1 = setup("1,1,1,1", one, 1)
+    params1 = init_state(one, optimizer1, shardings1, mesh1, seed=0).params
+    expected = np.asarray(make_logits(one, shardings1.params, mesh1)(params1, batch1))
+    assert relative_error(before[:, np.argsort(order)], expected) < 1e-5
+
+
+def test_a_seed_means_the_same_on_every_mesh():
+    drawn = []
+    for mesh_dim in ("1,1,1,8", "1,2,4,1"):
+        mesh, optimizer, shardings, _, _ = setup(mesh_dim, CONFIG, 8)
+        state = init_state(CONFIG, optimizer, shardings, mesh, seed=5)
+        drawn.append(jax.device_get(to_logical(state.params, shardings.params, mesh)))
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *drawn)))
