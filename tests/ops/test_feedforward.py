@@ -22,7 +22,10 @@ def gradients(function, *args, seed=9):
 @pytest.mark.parametrize("chunk", [1, 7, 10, 25, 50, 64])
 def test_feedforward(chunk):
     """Chunks that divide, that do not, and one larger than the sequence."""
-    x, w = jnp.asarray(normal(0, B, T, D)), tuple(jnp.asarray(normal(i, *s)) for i, s in enumerate(((D, F), (D, F), (F, D))))
+    x, w = (
+        jnp.asarray(normal(0, B, T, D)),
+        tuple(jnp.asarray(normal(i, *s)) for i, s in enumerate(((D, F), (D, F), (F, D)))),
+    )
     actual = gradients(lambda x, *w: blockwise_feedforward(swiglu, w, x, chunk), x, *w)
     expected = gradients(reference.feedforward, x, *w)
     names = ("y", "dx", "dw_gate", "dw_up", "dw_down")

@@ -41,7 +41,9 @@ def test_attention_equals_loops(heads, causal, S, packed):
         q_ids[1, 4] = 7
         options = dict(segment_ids=(q_ids, k_ids), bias=bias, scale=0.7)
     o, lse = reference.attention(q, k, v, causal=causal, return_lse=True, **options)
-    expected = attention_by_loops(q, k, v, causal, q_ids, k_ids, bias if packed else 0 * bias, 0.7 if packed else d**-0.5)
+    expected = attention_by_loops(
+        q, k, v, causal, q_ids, k_ids, bias if packed else 0 * bias, 0.7 if packed else d**-0.5
+    )
     assert_close({"o": o, "lse": lse}, dict(zip(("o", "lse"), expected, strict=True)), 1e-6)
     if packed:
         assert (o[1, 4] == 0).all() and np.isneginf(lse[1, :, 4]).all()

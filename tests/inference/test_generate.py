@@ -1,0 +1,27 @@
+"""Greedy continuation equals the argmax of whole forward passes."""
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from ringformer.inference.generate import generate
+from ringformer.models.llama import Llama, LlamaConfig
+from ringformer.models.presets import preset
+
+
+def test_greedy_equals_argmax_of_growing_text():
+    config = LlamaConfig(**preset("tiny") | {"num_layers": 2, "init_std": 0.3}, compute_dtype="float32", attention="vanilla")
+    model = Llama(config, rngs=nnx.Rngs(0))
+    text = [5, 9, 200]
+    out = generate(model, text, max_new_tokens=6)
+    for token in out:
+        assert token == int(model(jnp.array([text]))[0, -1].argmax())
+        text.append(token)
+    assert generate(model, [5, 9, 200], max_new_tokens=6, temperature=1.0, seed=1) != out
+
+
+@pytest.mark.parametrize("prompt", [[], [257], [-1]])
+def test_bad_prompts(prompt):
+    model = Llama(LlamaConfig(**preset("tiny")), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="at least one token"):
+        generate(model, prompt, max_new_tokens=2)

@@ -1,0 +1,102 @@
+"""What the compilers make of the ring: how many hops, of which dtype, asynchronous or not, in how much memory.
+
+The TPU compiler of the libtpu wheel runs on a CPU host; nothing here is executed on a TPU.
+"""
+
+import platform
+import sys
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ringformer.ops.ring import ring_attention
+from tests.helpers import ring_mesh
+from tests.hlo import Collective, executed_collectives
+from tests.ops.test_ring import layers_on_ring
+
+on_tpu = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="libtpu exists for Linux on x86-64 only"
+)
+LAYOUTS = ("contiguous", "striped", "zigzag")
+N, H, K, d = 8, 32, 32, 128
+
+
+@lru_cache
+def tpu_ring():
+    """Eight v5e chips, 4 x 2, in the order of a cycle whose every hop is one link."""
+    devices = {tuple(x.coords[:2]): x for x in topologies.get_topology_desc("v5e:4x2", "tpu").devices}
+    cycle = [(x, 0) for x in range(4)] + [(x, 1) for x in reversed(range(4))]
+    return Mesh(np.array([devices[c] for c in cycle]), ("sp",))
+
+
+@lru_cache
+def compiled(layout, T, backward=True):
+    """Attention of 8 x T tokens in bfloat16 on a ring of 8, alone or with its gradients."""
+    attention = partial(ring_attention, axis_name="sp", layout=layout)
+
+    def forward_and_backward(q, k, v, do):
+        o, vjp = jax.vjp(attention, q, k, v)
+        return o, *vjp(do)
+
+    mesh, spec = tpu_ring(), P(None, "sp")
+    array = lambda heads: jax.ShapeDtypeStruct(  # noqa: E731
+        (1, N * T, heads, d), jnp.bfloat16, sharding=NamedSharding(mesh, spec)
+    )
+    arrays = [array(H), array(K), array(K)] + [array(H)] * backward
+    run = jax.shard_map(forward_and_backward if backward else attention, mesh=mesh, in_specs=spec, out_specs=spec)
+    return jax.jit(run).lower(*arrays).compile()
+
+
+def hops(dtype, T):
+    """The permute of [k, v] or [dk, dv]: asynchronous, K heads, both arrays in one."""
+    return Collective("collective-permute", True, dtype, (2, 1, K, T, d))
+
+
+def test_the_reader_multiplies_by_trip_counts():
+    """A permute before a loop of five, and one of two inside each of its rounds: 1 + 5 x 2."""
+
+    def run(x):
+        hop = lambda _, x: jax.lax.ppermute(jnp.sin(x), "sp", [(0, 1), (1, 0)])  # noqa: E731
+        return jax.lax.fori_loop(0, 5, lambda _, x: jax.lax.fori_loop(0, 2, hop, x), hop(0, x))
+
+    program = jax.jit(jax.shard_map(run, mesh=ring_mesh(2), in_specs=P("sp"), out_specs=P("sp")))
+    (found,) = executed_collectives(program.lower(jnp.zeros((2, 64))).compile().as_text()).items()
+    assert (found[0].kind, found[0].dtype, found[1]) == ("collective-permute", "f32", 11)
+
+
+@on_tpu
+def test_forward_hops():
+    """n-1 asynchronous permutes of [k, v] in bfloat16, and no other collective."""
+    assert executed_collectives(compiled("zigzag", 8192, backward=False).as_text()) == {hops("bf16", 8192): N - 1}
+
+
+@on_tpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_forward_and_backward_hops(layout):
+    """The backward adds n-1 permutes of [k, v] in bfloat16 and n-1 of [dk, dv] in float32; nothing gathers."""
+    found = executed_collectives(compiled(layout, 8192).as_text())
+    assert found == {hops("bf16", 8192): 2 * (N - 1), hops("f32", 8192): N - 1}
+
+
+@on_tpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_temporaries_grow_linearly(layout):
+    """Twice the tokens, twice the memory: no mask, no logits and no block of the ring is kept."""
+    short, long = (compiled(layout, T).memory_analysis().temp_size_in_bytes for T in (8192, 16384))
+    assert long <= 2.15 * short, f"{long / 2**20:.0f} MiB after {short / 2**20:.0f} MiB"
+
+
+def test_kept_outputs_spare_the_second_forward_ring():
+    """In a rematerialised layer a ring of 4 takes 3 hops forward and 3 + 3 backward; 3 more if o and lse are not kept."""
+    totals = {}
+    for policy in ("everything is recomputed", "output and lse are kept"):
+        run, *_ = layers_on_ring(policy)
+        found = executed_collectives(run.as_text())
+        totals[policy] = sum(times for c, times in found.items() if c.kind == "collective-permute")
+    assert totals == {"everything is recomputed": 2 * 12, "output and lse are kept": 2 * 9}

@@ -1,0 +1,128 @@
+"""Work counted where it happens: every chunk pair that a rank executes reports itself from inside the loop."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from ringformer.ops import blockwise, layouts, online_softmax, ring
+from ringformer.ops.chunks import cut
+from tests.helpers import normal, packed_segments, ring_mesh
+
+N, d = 8, 8
+MATMULS = {"forward": 2, "backward": 5}
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """`executed(T, layout, ...)` runs attention and its gradients on a ring of 8; FLOPs [rank] of each pass."""
+    reports, in_backward = [], []
+    update, logits, block_backward = online_softmax.update, blockwise._logits, ring.block_backward
+
+    def report(phase, s):
+        flops = 2 * MATMULS[phase] * s.size * d
+        jax.debug.callback(lambda rank: reports.append((phase, int(rank), flops)), lax.axis_index("sp"))
+
+    def counted_update(state, s, v):
+        report("forward", s)
+        return update(state, s, v)
+
+    def counted_logits(*args):
+        s = logits(*args)
+        if in_backward:
+            report("backward", s)
+        return s
+
+    def marked_backward(*args):
+        in_backward.append(True)
+        result = block_backward(*args)
+        in_backward.pop()
+        return result
+
+    monkeypatch.setattr(online_softmax, "update", counted_update)
+    monkeypatch.setattr(blockwise, "_logits", counted_logits)
+    monkeypatch.setattr(ring, "block_backward", marked_backward)
+
+    def run(T, layout, segment_ids=None, chunk=None):
+        arrays = [normal(i, 1, N * T, 1, d) for i in range(4)]
+        tokens = layouts.permutation(layout, N * T, N)
+        arrays += [] if segment_ids is None else [segment_ids[:, tokens]]
+
+        def per_device(q, k, v, do, ids=None):
+            attention = partial(
+                ring.ring_attention, axis_name="sp", layout=layout, segment_ids=ids, q_chunk=chunk, k_chunk=chunk
+            )
+            o, vjp = jax.vjp(attention, q, k, v)
+            return o, vjp(do)
+
+        reports.clear()
+        program = jax.shard_map(per_device, mesh=ring_mesh(N), in_specs=P(None, "sp"), out_specs=P(None, "sp"))
+        jax.block_until_ready(jax.jit(program)(*arrays))
+        jax.effects_barrier()
+        flops = {phase: np.zeros(N, int) for phase in MATMULS}
+        for phase, rank, amount in reports:
+            flops[phase][rank] += amount
+        return flops
+
+    return run
+
+
+def needed(phase, tokens):
+    """FLOPs of the pairs that a causal mask over `tokens` leaves."""
+    return 2 * MATMULS[phase] * d * tokens * (tokens + 1) // 2
+
+
+@pytest.mark.parametrize("layout", ("striped", "zigzag"))
+@pytest.mark.parametrize("T, chunk, nc", [(2048, None, 16), (256, 64, 4)], ids=["default chunks", "four chunks"])
+def test_balanced_layouts_share_the_work(executed, layout, T, chunk, nc):
+    """Ranks differ by at most 2%; together they do at most 1 + 1/nc of what the mask needs, 1.1 by default."""
+    for phase, flops in executed(T, layout, chunk=chunk).items():
+        ratio = flops.sum() / needed(phase, N * T)
+        assert flops.max() <= 1.02 * flops.min(), (phase, flops)
+        assert 1 <= ratio <= 1 + 1 / nc, (phase, ratio)
+        assert chunk is not None or ratio <= 1.1, (phase, ratio)
+
+
+def test_contiguous_is_unbalanced(executed):
+    """The paper's layout: the last of n ranks does nearly 2n - 1 times the work of the first."""
+    for phase, flops in executed(256, "contiguous", chunk=16).items():
+        assert (np.diff(flops) > 0).all()
+        assert 0.9 * (2 * N - 1) <= flops[-1] / flops[0] <= 2 * N - 1, (phase, flops)
+        assert flops.sum() <= (1 + 1 / 16) * needed(phase, N * 256)
+
+
+def pairs_with_work(T, layout, chunk, ids):
+    """Brute force, int [rank]: chunk pairs that hold a visible element, and keys of a segment of the queries."""
+    positions = layouts.permutation(layout, N * T, N).reshape(N, T)
+    chunks = cut(T, layouts.PARTS[layout], chunk)
+    slices = [slice(start, start + chunks.size) for start in chunks.start]
+    count = np.zeros(N, int)
+    for rank in range(N):
+        for origin in range(N):
+            for q in slices:
+                for k in slices:
+                    q_at, k_at = positions[rank][q], positions[origin][k]
+                    visible = (q_at[:, None] >= k_at).any()
+                    count[rank] += visible and np.intersect1d(ids[0, q_at], ids[0, k_at]).size > 0
+    return count
+
+
+@pytest.mark.parametrize("layout", layouts.VISIBLE)
+def test_chunks_without_a_common_segment_are_not_computed(executed, layout):
+    """Packed documents: exactly the chunk pairs that share a document run, and none of a hop that shares nothing."""
+    T, chunk = 64, 16
+    ids = packed_segments(5, 1, N * T, 6)
+    count = pairs_with_work(T, layout, chunk, ids)
+    for phase, flops in executed(T, layout, ids, chunk).items():
+        assert (flops == count * 2 * MATMULS[phase] * d * chunk * chunk).all(), (phase, flops, count)
+
+
+def test_whole_hops_without_a_common_segment_cost_nothing(executed):
+    """One document per rank: every rank computes its own block and no other."""
+    T = 32
+    flops = executed(T, "contiguous", np.repeat(np.arange(N, dtype=np.int32), T)[None], chunk=32)
+    for phase, amount in flops.items():
+        assert (amount == 2 * MATMULS[phase] * d * T * T).all()

@@ -1,0 +1,64 @@
+"""The command line: what a person sees who makes a mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringformer.cli import UsageError, load_config, main
+
+QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.py"
+
+
+def test_overrides_reach_the_config():
+    config = load_config([f"--config={QUICKSTART}", "--config.mesh_dim=1,2,2,2", "--config.model.q_chunk=64"])
+    assert (config.mesh_dim, config.model.q_chunk, config.model.k_chunk) == ("1,2,2,2", 64, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config.steps=3"], "which config"),
+        (["--config=configs/none.py"], "there is no config file configs/none.py"),
+        ([f"--config={QUICKSTART}", "--config.stepz=3"], 'Did you mean "steps"'),
+        ([f"--config={QUICKSTART}", "--config.model.num_head=3"], 'Did you mean "num_heads"'),
+        ([f"--config={QUICKSTART}", "--config.steps=many"], "many"),
+        ([f"--config={QUICKSTART}", "steps=3"], "unexpected arguments: steps=3"),
+    ],
+)
+def test_mistakes_are_told(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        load_config(arguments)
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(capsys):
+    assert main(["train", f"--config={QUICKSTART}", "--config.optimizer.learning_rat=1"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and 'Did you mean "learning_rate"' in err
+    assert main(["trian"]) == 2
+    assert "did you mean 'train'" in capsys.readouterr().err
+
+
+def test_help(capsys):
+    assert main([]) == main(["train", "--help"]) == 0
+    assert "ringformer train --config=" in capsys.readouterr().out
+
+
+def test_a_tokenizer_trained_and_a_store_built_with_it(tmp_path, capsys):
+    lines = [json.dumps({"body": f"the ring carries block {i} of keys and values\n" * 20}) for i in range(40)]
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
+    source = [f"--source=jsonl:{tmp_path}/docs.jsonl", "--field=body"]
+    assert main(["data", "tokenizer", *source, "--vocab_size=300", f"--out={tmp_path}/t.model"]) == 0
+    arguments = ["data", "build", *source, f"--store={tmp_path}/store", f"--tokenizer={tmp_path}/t.model"]
+    assert main([*arguments, "--held_out=0.2"]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/store/train" in out and f"{tmp_path}/store/eval" in out
+    assert main([*arguments, "--held_out=0.3"]) == 2
+    assert "held_out is 0.2, not 0.3" in capsys.readouterr().err
+
+
+def test_the_installed_command_knows_its_verbs():
+    done = subprocess.run([sys.executable, "-m", "ringformer.cli", "help"], capture_output=True, text=True, check=True)
+    assert "data tokenizer" in done.stdout

@@ -1,0 +1,149 @@
+"""Whole runs: two meshes train alike, an interrupted run goes on as if nothing had happened, bad input stops early."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from ringformer.models.llama import LlamaConfig
+from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.train.loop import prepare, train
+from ringformer.train.optimizer import schedule
+from tests.helpers import relative_error
+
+MODEL = LlamaConfig(
+    vocab_size=257, hidden_size=36, intermediate_size=40, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
+    compute_dtype="float32", ffn_chunk=64, loss_chunk=64,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Text files of all lengths, of a language that a small model learns quickly."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        words = rng.choice(["ring", "block", "key", "query", "value"], rng.integers(5, 400))
+        (folder / f"{i}.txt").write_text(" ".join(words))
+    return folder
+
+
+@pytest.fixture
+def config(corpus, tmp_path):
+    return Config(
+        model=MODEL,
+        data=DataConfig(store=str(tmp_path / "store"), source=f"text:{corpus}/*.txt", held_out=0.2),
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
+        run_dir=str(tmp_path / "run"), mesh_dim="1,1,1,8", seq_len=128, batch_size=4, steps=8, eval_batches=2,
+    )  # fmt: skip
+
+
+def rows(config):
+    return [json.loads(line) for line in open(f"{config.run_dir}/metrics.jsonl")]
+
+
+def losses(config):
+    return [row["loss"] for row in rows(config) if "loss" in row]
+
+
+def test_a_run_learns_and_another_mesh_gives_the_same_losses(config, tmp_path):
+    train(prepare(config))
+    evaluations = [row for row in rows(config) if "eval_loss" in row]
+    assert [row["step"] for row in evaluations] == [0, config.steps]
+    assert evaluations[-1]["eval_bits_per_byte"] < 0.8 * evaluations[0]["eval_bits_per_byte"]
+    assert [row["step"] for row in rows(config) if "loss" in row] == list(range(1, config.steps + 1))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["mesh_dim"] == "1,1,1,8"
+
+    other = dataclasses.replace(config, mesh_dim="1,2,2,2", run_dir=str(tmp_path / "other"), accumulate=2)
+    train(prepare(other))
+    np.testing.assert_allclose(losses(other), losses(config), rtol=1e-4)
+
+
+def test_an_interrupted_run_resumes_on_another_mesh(config, tmp_path):
+    """5 of 8 steps, then the rest from the checkpoint on disk, with padded weights and other devices."""
+    whole = dataclasses.replace(config, run_dir=str(tmp_path / "whole"), checkpoint_every=5)
+    expected = train(prepare(whole))
+
+    run = prepare(dataclasses.replace(whole, run_dir=config.run_dir))
+    stopped = run._replace(train_data=_Stops(run.train_data, after=6))
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped)
+    resumed = dataclasses.replace(whole, run_dir=config.run_dir, mesh_dim="1,2,1,4")
+    state = train(prepare(resumed))
+    assert int(state.step) == config.steps
+    assert [row["step"] for row in rows(config) if "loss" in row] == list(range(1, config.steps + 1))
+    np.testing.assert_allclose(losses(config), losses(whole), rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected.params), strict=True):
+        a, b = (np.asarray(x) for x in (a, b))
+        cut = tuple(slice(min(s, t)) for s, t in zip(a.shape, b.shape, strict=True))
+        assert relative_error(a[cut], b[cut]) < 1e-3
+
+
+class _Stops:
+    """A loader that is interrupted when it is asked for one batch too many."""
+
+    def __init__(self, loader, after):
+        self._loader, self._after = loader, after
+
+    def iterate(self, start, sharding):
+        for step, batch in zip(range(self._after), self._loader.iterate(start, sharding), strict=False):
+            del step
+            yield batch
+        raise KeyboardInterrupt
+
+
+def test_resuming_another_architecture_is_refused(config):
+    run = prepare(dataclasses.replace(config, steps=3))
+    train(run)
+    wider = dataclasses.replace(config, model=dataclasses.replace(MODEL, intermediate_size=48))
+    with pytest.raises(ValueError, match=r"another model \(intermediate_size 40 there, 48 here\)"):
+        train(prepare(wider))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_len": 100}, "sequence length 100 is not divisible by 16"),
+        ({"batch_size": 3, "mesh_dim": "1,2,1,4"}, "batch_size=3 is not a multiple of 2"),
+        ({"mesh_dim": "1,1,1,7"}, "needs 7 devices, there are 8"),
+        ({"model": dataclasses.replace(MODEL, vocab_size=256)}, "tokenizer bytes has 257 tokens"),
+        ({"model": dataclasses.replace(MODEL, attention="vanilla")}, "needs sp=1"),
+        ({"seq_len": 2**20}, "fewer than the 1048577"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_bad_input_stops_before_anything_is_compiled(config, change, message, monkeypatch):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", None)
+    with pytest.raises(ValueError, match=message):
+        prepare(dataclasses.replace(config, **change))
+
+
+def test_missing_files_are_named(config, tmp_path):
+    data = dataclasses.replace(config.data, source=f"text:{tmp_path}/nothing/*.txt")
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        prepare(dataclasses.replace(config, data=data))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"optimizer": OptimizerConfig(warmup_steps=8)}, "warmup_steps=8 must be less than steps=8"),
+    ],
+)
+def test_configs_that_cannot_be(config, change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(config, **change)
+    with pytest.raises(ValueError, match="unknown optimizer.schedule"):
+        OptimizerConfig(schedule="linear")
+    with pytest.raises(ValueError, match=r"data\.store is empty"):
+        DataConfig()
+
+
+def test_schedules():
+    cosine = schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=10, final_fraction=0.1), 110)
+    np.testing.assert_allclose([cosine(i) for i in (0, 5, 10, 60, 110)], [0, 0.5, 1, 0.55, 0.1], atol=1e-6)
+    constant = schedule(OptimizerConfig(learning_rate=2.0, warmup_steps=0, schedule="constant"), 10)
+    assert constant(0) == constant(9) == 2.0
