@@ -9,7 +9,7 @@ EXTRAS = {
     "tensorboard": ["tensorboardX"],
     "wandb": ["wandb"],
 }
-EXTRAS["test"] = [*EXTRAS["estimate"], *EXTRAS["tensorboard"], "pytest>=8", "ruff"]
+EXTRAS["test"] = [*EXTRAS["estimate"], *EXTRAS["tensorboard"], "pytest>=8", "pytest-xdist", "ruff"]
 
 setup(
     name="ringformer",

@@ -7,9 +7,12 @@ from pathlib import Path
 
 USAGE = """usage: ringformer VERB [options]
 
-  train           train a model:            ringformer train --config=configs/quickstart.py [--config.steps=100]
-  data build      tokenize a source:        ringformer data build --store=DIR --source=jsonl:docs/*.jsonl
-  data tokenizer  train a SentencePiece:    ringformer data tokenizer --source=text:docs/*.txt --vocab_size=8192 --out=my.model
+  train           train a model
+                  ringformer train --config=configs/quickstart.py [--config.steps=100]
+  data build      tokenize documents into a store
+                  ringformer data build --store=DIR --source='jsonl:docs/*.jsonl'
+  data tokenizer  train a SentencePiece tokenizer
+                  ringformer data tokenizer --source='text:docs/*.txt' --vocab_size=8192 --out=my.model
 
 Each verb has --help."""
 

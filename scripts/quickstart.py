@@ -26,7 +26,7 @@ from ringformer.train.state import from_logical, to_logical, weight_shardings
 from ringformer.train.step import make_eval_step, make_logits
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - the backend is chosen first
+import matplotlib.pyplot as plt
 
 PROMPT = "def main():\n"
 

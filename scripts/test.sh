@@ -10,4 +10,5 @@ if [ "${1:-}" = "--slow" ]; then
     shift
 fi
 .venv/bin/python -m ruff check .
-exec .venv/bin/python -m pytest -m "$marker" "$@"
+# Most of the time is compilation, on one core a process: two processes.
+exec .venv/bin/python -m pytest -n 2 -m "$marker" "$@"

@@ -12,7 +12,9 @@ from flax import nnx
 from ringformer.models.llama import Llama
 
 
-def generate(model: Llama, prompt: list[int], *, max_new_tokens: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
+def generate(
+    model: Llama, prompt: list[int], *, max_new_tokens: int, temperature: float = 0.0, seed: int = 0
+) -> list[int]:
     """The token ids that follow `prompt`; the most likely ones at temperature 0, else sampled.
 
     Raises ValueError for an empty prompt or one with ids outside the vocabulary.

@@ -49,14 +49,20 @@ class Cotangents(NamedTuple):
     delta: jax.Array  # float32 [B, K, G, T]: rowsum(o * do) - dlse
 
 
+class PairList(NamedTuple):
+    """Chunk pairs of which the first `count` are wanted: a number, or a traced int32. The arrays may be traced."""
+
+    pairs: Pairs
+    count: int | jax.Array
+
+
 class Work(NamedTuple):
-    """One block's chunk pairs, as `chunks.visible_pairs` lists them; the arrays may be traced."""
+    """One block's chunk pairs, as `chunks.visible_pairs` lists them."""
 
     q_chunks: Chunks
     k_chunks: Chunks
-    whole: Pairs
-    masked: Pairs
-    count: jax.Array | None  # how many times this block's pairs are wanted: 0 or 1; None: always
+    whole: PairList
+    masked: PairList
 
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work: Work, scale: float) -> Softmax:
@@ -168,16 +174,14 @@ def _logits(q: Queries, k: Keys, pair: Pairs, work: Work, scale: float, masked: 
 
 def _for_each_pair(chunk_pair, carry, queries, keys, work):
     """Run `chunk_pair(carry, pair, masked)` over the pairs that have something to compute, and over no others."""
-    for pairs, masked in ((work.whole, False), (work.masked, True)):
-        P = pairs.q.shape[0]
-        if P == 0:
+    for (pairs, count), masked in ((work.whole, False), (work.masked, True)):
+        if len(pairs.q) == 0:
             continue
-        pairs, count = jax.tree.map(jnp.asarray, pairs), P if work.count is None else P * work.count
+        pairs = jax.tree.map(jnp.asarray, pairs)
         if queries.segment_ids is not None:
-            live = _segments_overlap(queries, keys, pairs, work)
+            live = _segments_overlap(queries, keys, pairs, work) & (jnp.arange(len(pairs.q)) < count)
             order = jnp.argsort(~live, stable=True)
-            pairs = jax.tree.map(lambda x, order=order: x[order], pairs)
-            count = jnp.minimum(count, live.sum())
+            pairs, count = jax.tree.map(lambda x, order=order: x[order], pairs), live.sum()
 
         def body(i, carry, pairs=pairs, masked=masked):
             return chunk_pair(carry, jax.tree.map(lambda x: _at(x, i), pairs), masked)

@@ -39,7 +39,7 @@ def _cross_entropy(chunk, x, head, targets, mask):
 def _forward(chunk, x, head, targets, mask):
     def one(carry, c):
         total, dhead = carry
-        x, targets, mask = c
+        x = c[0]
         loss, dlogits = _chunk_loss(head, *c)
         dx = jnp.einsum("btv,dv->btd", dlogits, head, preferred_element_type=jnp.float32).astype(x.dtype)
         dhead += jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)

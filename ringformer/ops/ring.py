@@ -20,16 +20,17 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ringformer.ops import layouts, online_softmax
-from ringformer.ops.blockwise import Cotangents, KeyGradients, Keys, Queries, Work, block_backward, block_forward
+from ringformer.ops.blockwise import Cotangents, Keys, PairList, Queries, Work, block_backward, block_forward
 from ringformer.ops.chunks import Pairs, cut, visible_pairs
 from ringformer.ops.layouts import Layout
-from ringformer.ops.vma import varying_axes, vary, vary_like
+from ringformer.ops.vma import vary, vary_like, varying_axes
 
 SAVED_OUTPUT, SAVED_LSE = "attention_output", "attention_lse"
 """`checkpoint_name`s of o and lse: a remat policy that saves both runs no second forward ring."""
@@ -75,9 +76,8 @@ def ring_attention(
       ValueError: shapes, dtypes, layout or chunks that do not fit together, naming both sides.
     """
     _check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
-    B, T, H, d = q.shape
     q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-    ring = _Ring(axis_name, layout, causal, d**-0.5 if scale is None else float(scale), q_chunk, k_chunk)
+    ring = _Ring(axis_name, layout, causal, q.shape[-1] ** -0.5 if scale is None else float(scale), q_chunk, k_chunk)
     bias = None if bias is None else bias.astype(jnp.float32)
     arrays = (q, k, v, bias, q_ids, k_ids)
     # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
@@ -117,32 +117,38 @@ def sharded_ring_attention(
     n = mesh.shape[axis_name]
     if not causal:
         layout = "contiguous"
-    for name, x in (("q", q), ("k", k)):
+    for x in (q, k):
         layouts.check_layout(layout, x.shape[1], n)
-        if x.shape[1] // n == 0:
-            raise ValueError(f"{name} has {x.shape[1]} tokens for ring size {n}")
     q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
     arrays, specs = (q, k, v, bias, q_ids, k_ids), (heads, heads, heads, rows, rows, rows)
-
-    def per_device(*arrays):
-        arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
-        q, k, v, bias, q_ids, k_ids = arrays
-        out = ring_attention(
-            q, k, v, axis_name=axis_name, layout=layout, causal=causal, bias=bias,
-            segment_ids=None if q_ids is None else (q_ids, k_ids), **options,
-        )  # fmt: skip
-        if not options.get("return_lse"):
-            return layouts.leave(out, layout, axis_name)
-        o, lse = out
-        return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
 
     if AxisType.Explicit in mesh.axis_types:
         arrays = tuple(
             None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
             for x, s in zip(arrays, specs, strict=True)
         )
-    out_specs = (heads, PartitionSpec(batch_axes, head_axis, axis_name)) if options.get("return_lse") else heads
+    options = tuple(sorted((options | {"axis_name": axis_name, "layout": layout, "causal": causal}).items()))
+    return _on_mesh(mesh, specs, options, *arrays)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _on_mesh(mesh, specs, options, *arrays):
+    """`ring_attention` between `layouts.enter` and `leave`; jitted, or an eager call would run op by op."""
+    options = dict(options)
+    layout, axis_name = options["layout"], options["axis_name"]
+
+    def per_device(*arrays):
+        arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
+        q, k, v, bias, q_ids, k_ids = arrays
+        out = ring_attention(q, k, v, bias=bias, segment_ids=None if q_ids is None else (q_ids, k_ids), **options)
+        if not options.get("return_lse"):
+            return layouts.leave(out, layout, axis_name)
+        o, lse = out
+        return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
+
+    heads = specs[0]
+    out_specs = (heads, PartitionSpec(heads[0], heads[2], heads[1])) if options.get("return_lse") else heads
     return jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=out_specs)(*arrays)
 
 
@@ -180,19 +186,16 @@ class _Ring:
     def own_work(self, T: int, S: int) -> Work:
         """The chunk pairs of this rank's own block."""
         q, k = self._cut(T, S)
-        return Work(q, k, *visible_pairs(self.layout, "own", self.causal, q, k), count=None)
+        pairs = visible_pairs(self.layout, "own", self.causal, q, k)
+        return Work(q, k, *(PairList(p, len(p.q)) for p in pairs))
 
     def work(self, T: int, S: int, earlier: jax.Array) -> Work:
         """The chunk pairs of a visiting block; `earlier`: whether it comes from an earlier rank."""
-        q, k = self._cut(T, S)
         if not self.causal:
-            return Work(q, k, *visible_pairs(self.layout, "own", False, q, k), count=None)
+            return self.own_work(T, S)
+        q, k = self._cut(T, S)
         before, after = (visible_pairs(self.layout, source, True, q, k) for source in ("earlier", "later"))
-        if not any(len(pairs.q) for pairs in after):
-            return Work(q, k, *before, count=earlier.astype(jnp.int32))
-        # As many pairs either way, whole and masked: balance is what these layouts are for.
-        return Work(q, k, *(Pairs(*(jnp.where(earlier, a, b) for a, b in zip(x, y, strict=True)))
-                            for x, y in zip(before, after, strict=True)), count=None)  # fmt: skip
+        return Work(q, k, *(_select(earlier, a, b) for a, b in zip(before, after, strict=True)))
 
     def _cut(self, T, S):
         parts = layouts.PARTS[self.layout] if self.causal else 1
@@ -263,6 +266,17 @@ def _backward(ring: _Ring, residuals, cotangents):
 
 
 _ring_attention.defvjp(_forward, _backward)
+
+
+def _select(condition: jax.Array, a: Pairs, b: Pairs) -> PairList:
+    """`a` or `b`. Lists of one length, those of a balanced layout, keep a static count and need no branch."""
+    if len(a.q) == len(b.q):
+        count = len(a.q)
+    else:
+        count = jnp.where(condition, len(a.q), len(b.q))
+        longest = max(len(a.q), len(b.q))
+        a, b = (Pairs(*(np.pad(column, (0, longest - len(column))) for column in pairs)) for pairs in (a, b))
+    return PairList(Pairs(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True))), count)
 
 
 def _grouped(q, K, segment_ids) -> Queries:

@@ -32,7 +32,7 @@ class DataConfig:
 
     def __post_init__(self):
         if not self.store:
-            raise ValueError("data.store is empty: name the folder for the token store, e.g. --config.data.store=runs/data")
+            raise ValueError("data.store is empty: name the token store's folder, e.g. --config.data.store=runs/data")
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"data.held_out={self.held_out} must be in [0, 1)")
 
@@ -95,7 +95,8 @@ class Config:
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
         if self.optimizer.warmup_steps >= self.steps:
-            raise ValueError(f"optimizer.warmup_steps={self.optimizer.warmup_steps} must be less than steps={self.steps}")
+            warmup = self.optimizer.warmup_steps
+            raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
 
 
 def base_config(model: str) -> ConfigDict:

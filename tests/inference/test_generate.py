@@ -10,7 +10,8 @@ from ringformer.models.presets import preset
 
 
 def test_greedy_equals_argmax_of_growing_text():
-    config = LlamaConfig(**preset("tiny") | {"num_layers": 2, "init_std": 0.3}, compute_dtype="float32", attention="vanilla")
+    shape = preset("tiny") | {"num_layers": 2, "init_std": 0.3}
+    config = LlamaConfig(**shape, compute_dtype="float32", attention="vanilla")
     model = Llama(config, rngs=nnx.Rngs(0))
     text = [5, 9, 200]
     out = generate(model, text, max_new_tokens=6)

@@ -91,7 +91,7 @@ def test_bad_lengths_name_the_numbers_and_a_way_out(layout, length, n, numbers):
 
 def test_unknown_layout_is_named():
     """The message holds the wrong name and the known ones."""
-    with pytest.raises(ValueError, match="striped3.*contiguous, striped, zigzag"):
+    with pytest.raises(ValueError, match=r"striped3.*contiguous, striped, zigzag"):
         layouts.check_layout("striped3", 8, 2)
 
 
@@ -100,5 +100,5 @@ def test_striped_needs_a_local_length_that_the_ring_divides():
     run = jax.shard_map(
         lambda x: layouts.enter(x, "striped", "sp"), mesh=ring_mesh(2), in_specs=P(None, "sp"), out_specs=P(None, "sp")
     )
-    with pytest.raises(ValueError, match="3.*2"):
+    with pytest.raises(ValueError, match=r"3.*2"):
         jax.eval_shape(run, jax.ShapeDtypeStruct((1, 6), np.float32))

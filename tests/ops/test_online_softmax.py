@@ -1,5 +1,7 @@
 """The running softmax: any way of cutting the keys into blocks gives the whole softmax."""
 
+from itertools import pairwise
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ B, K, G, T, S, d = 2, 2, 3, 4, 12, 5
 
 def in_blocks(s, v, edges, dtype=jnp.float32):
     state = online_softmax.init(s.shape[:-1], v.shape[-1])
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         state = online_softmax.update(state, jnp.asarray(s[..., start:stop]), jnp.asarray(v[:, :, start:stop], dtype))
     return dict(zip(("o", "lse"), online_softmax.finish(state), strict=True))
 

@@ -16,6 +16,9 @@ from ringformer.ops.ring import SAVED_LSE, SAVED_OUTPUT, ring_attention, sharded
 from ringformer.ops.vma import vary_like
 from tests.helpers import assert_close, errors, normal, packed_segments, relative_error, ring_mesh, values_and_gradients
 
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""These programs run for milliseconds and compile for seconds: do not let LLVM polish them."""
+
 LAYOUTS = ("contiguous", "striped", "zigzag")
 B, H, K, d = 2, 4, 2, 8
 ROWS, HEADS, LSE = P(None, "sp"), P(None, "sp"), P(None, None, "sp")
@@ -66,7 +69,7 @@ def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, 
         out_specs={name: SPECS[name] for name in ("o", "lse", *(f"d{x}" for x in inputs if x != "segment_ids"))},
         check_vma=check_vma,
     )
-    out = {name: np.asarray(x) for name, x in jax.jit(run)(inputs, cotangents).items()}
+    out = {name: np.asarray(x) for name, x in jit(run)(inputs, cotangents).items()}
     return {
         name: x[:, :, home[T]] if name == "lse" else x[:, home[x.shape[1]]] for name, x in out.items()
     }  # fmt: skip
@@ -75,8 +78,8 @@ def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, 
 # --- ring sizes, layouts, everything at once ----------------------------------------------------------------------
 
 
-PACKED = {"zigzag": range(1, 9), "striped": (1, 2, 3, 5, 8), "contiguous": (2, 4, 7)}
-PLAIN = {"zigzag": (8,), "striped": (4, 6, 7), "contiguous": (5,)}
+PACKED = {"zigzag": (2, 3, 6, 8), "striped": (5, 7), "contiguous": (1, 4)}
+PLAIN = {"zigzag": (5,), "striped": (8,), "contiguous": (3,)}
 
 
 def layouts_and_sizes(quick):
@@ -119,8 +122,7 @@ def test_as_many_key_heads_as_query_heads_or_one(layout, heads):
     assert_close(on_ring(3, layout, inputs, cotangents, q_chunk=4, k_chunk=4), dense(inputs, cotangents))
 
 
-@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 6, 7, 8))])
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("layout, n", layouts_and_sizes({"contiguous": (), "striped": (), "zigzag": (4,)}))
 def test_bidirectional(layout, n):
     """Without a causal mask the layout is of no consequence, odd lengths included."""
     inputs, cotangents = arrays(n * 9, bias=True)
@@ -143,7 +145,7 @@ def test_cross_attention_with_its_own_key_ids():
 # --- chunks ---------------------------------------------------------------------------------------------------------
 
 CHUNKS = [(12, 1, 1), (2, 1, 1), (9, 4, 4), (12, 3, 4), (12, 8, 5), (12, 100, 2), (12, None, None), (1, None, None)]
-QUICK_CHUNKS = {"contiguous": (2, 4), "striped": (0, 1, 2, 3, 5, 7), "zigzag": (0, 2, 3, 5)}
+QUICK_CHUNKS = {"contiguous": (4,), "striped": (0, 1, 2, 3), "zigzag": (2, 3)}
 
 
 @pytest.mark.parametrize(
@@ -203,8 +205,10 @@ def test_perturbing_one_document_changes_no_bit_of_another():
     ids = packed_segments(3, B, 40, 3)
     inputs, cotangents = arrays(40)
     other = {name: x + (ids == 1)[..., None, None] * normal(9, *x.shape) for name, x in inputs.items()}
-    one, two = (on_ring(4, "zigzag", x, cotangents, (ids, ids), q_chunk=4, k_chunk=4) for x in (inputs, other))
-    assert (one["o"][ids != 1] == two["o"][ids != 1]).all() and (one["o"][ids == 1] != two["o"][ids == 1]).any()
+    stacked = jax.tree.map(lambda *x: np.concatenate(x), (inputs, cotangents, ids), (other, cotangents, ids))
+    out = on_ring(4, "zigzag", *stacked[:2], (stacked[2], stacked[2]), q_chunk=4, k_chunk=4)
+    for x in (out[name] for name in ("o", "dq", "dk", "dv")):
+        assert (x[:B][ids != 1] == x[B:][ids != 1]).all() and (x[:B][ids == 1] != x[B:][ids == 1]).any()
 
 
 # --- on one device, and inside other transforms --------------------------------------------------------------------
@@ -219,7 +223,7 @@ def test_one_device_without_an_axis(layout):
         ring_attention, axis_name=None, layout=layout, return_lse=True, segment_ids=segment_ids, q_chunk=4, k_chunk=4
     )
     expected = dense(inputs, cotangents, segment_ids=segment_ids)
-    assert_close(jax.jit(partial(values_and_gradients, attention))(inputs, cotangents), expected)
+    assert_close(jit(partial(values_and_gradients, attention))(inputs, cotangents), expected)
     if layout == "zigzag":
         o, lse = attention(**inputs)
         assert_close(dict(o=o, lse=lse), dict(o=expected["o"], lse=expected["lse"]))
@@ -233,7 +237,7 @@ def test_numpy_segment_ids_are_accepted():
     assert relative_error(o, reference.attention(**inputs, segment_ids=ids)) <= 1e-5
 
 
-@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("segments", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_without_the_vma_check(segments):
     """`check_vma=False` gives the same numbers."""
     inputs, cotangents = arrays(4 * 10)
@@ -292,10 +296,11 @@ def test_rematerialised_layers_in_a_scan(policy):
 
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
-ON_MESHES = [("zigzag", True, AUTO), ("zigzag", True, EXPLICIT), ("striped", True, EXPLICIT),
-             ("contiguous", False, AUTO)]  # fmt: skip
-MORE_MESHES = [("striped", True, AUTO), ("contiguous", True, AUTO), ("contiguous", True, EXPLICIT),
-               ("contiguous", False, EXPLICIT)]  # fmt: skip
+ON_MESHES = [("zigzag", True, AUTO), ("striped", True, EXPLICIT), ("contiguous", False, EXPLICIT)]
+MORE_MESHES = [
+    ("zigzag", True, EXPLICIT), ("striped", True, AUTO), ("contiguous", True, AUTO), ("contiguous", True, EXPLICIT),
+    ("contiguous", False, AUTO),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -318,9 +323,9 @@ def test_whole_arrays_on_a_mesh_with_batch_and_heads_sharded(layout, causal, kin
             placed = {"o": P("dp", "sp", "tp"), "lse": P("dp", "tp", "sp")}
             cotangents = {"do": jax.sharding.reshard(cotangents["do"], placed["o"]),
                           "dlse": jax.sharding.reshard(cotangents["dlse"], placed["lse"])}  # fmt: skip
-            out = jax.jit(partial(values_and_gradients, attention))(inputs, cotangents)
+            out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
     else:
-        out = jax.jit(partial(values_and_gradients, attention))(inputs, cotangents)
+        out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
     assert_close(out, expected)
     assert out["o"].sharding.is_equivalent_to(jax.NamedSharding(mesh, P("dp", "sp", "tp")), 4)
 
@@ -345,7 +350,7 @@ def test_keys_replicated_over_tp_collect_the_gradients_of_all_queries():
         in_specs=(specs, dict(do=heads, dlse=lse)),
         out_specs=dict(o=heads, lse=lse, **{f"d{name}": spec for name, spec in specs.items()}),
     )
-    assert_close(dict(jax.jit(run)(inputs, cotangents)), dense(inputs, cotangents))
+    assert_close(dict(jit(run)(inputs, cotangents)), dense(inputs, cotangents))
 
 
 def test_a_replicated_batch_is_summed_once():
@@ -357,7 +362,7 @@ def test_a_replicated_batch_is_summed_once():
         mesh=mesh, in_specs=(P(None, "sp"), dict(do=HEADS, dlse=LSE)),
         out_specs={name: SPECS[name] for name in ("o", "lse", "dq", "dk", "dv")},
     )  # fmt: skip
-    assert_close(dict(jax.jit(run)(inputs, cotangents)), dense(inputs, cotangents))
+    assert_close(dict(jit(run)(inputs, cotangents)), dense(inputs, cotangents))
 
 
 # --- bfloat16 -------------------------------------------------------------------------------------------------------
@@ -372,14 +377,16 @@ def bfloat16_errors(n, layout):
     as_float32 = jax.tree.map(lambda x: x.astype(np.float32), (inputs, cotangents))
     if n is None:
         attention = partial(ring_attention, axis_name=None, return_lse=True, q_chunk=32, k_chunk=32)
-        out = jax.jit(partial(values_and_gradients, attention))(inputs, cotangents)
+        out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
     else:
         out = on_ring(n, layout, inputs, cotangents, q_chunk=16, k_chunk=16)
     assert all(out[name].dtype == jnp.bfloat16 for name in ("o", "dq", "dk", "dv")) and out["lse"].dtype == jnp.float32
     return errors(out, dense(*as_float32))
 
 
-@pytest.mark.parametrize("layout, n", [("zigzag", 8), ("contiguous", 8), ("striped", 4)])
+@pytest.mark.parametrize(
+    "layout, n", [("zigzag", 8), ("striped", 4), pytest.param("contiguous", 8, marks=pytest.mark.slow)]
+)
 def test_bfloat16_error_is_flat_in_the_ring_size(layout, n):
     """Sums are float32 whatever the ring size: the error is that of one device, within a quarter."""
     one, ring = bfloat16_errors(None, None), bfloat16_errors(n, layout)
@@ -454,7 +461,12 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+SLOW_MUTATIONS = "own block forgotten", "last hop forgotten"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow if x in SLOW_MUTATIONS else ()) for x in MUTATIONS]
+)
 def test_mutations_are_caught(name, monkeypatch):
     """Each way of getting the ring wrong exceeds the tolerance in just the arrays that it spoils."""
     mutate, spoiled = MUTATIONS[name]
@@ -496,5 +508,5 @@ def test_arrays_that_do_not_fit_are_refused_with_both_numbers(change, message):
 def test_mixed_dtypes_are_refused():
     """q, k and v share a dtype: a silent cast would hide which one the ring carries."""
     q, k = jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8), jnp.bfloat16)
-    with pytest.raises(ValueError, match="float32.*bfloat16"):
+    with pytest.raises(ValueError, match=r"float32.*bfloat16"):
         ring_attention(q, k, k, axis_name=None)

@@ -136,7 +136,7 @@ def test_missing_files_are_named(config, tmp_path):
 def test_configs_that_cannot_be(config, change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(config, **change)
-    with pytest.raises(ValueError, match="unknown optimizer.schedule"):
+    with pytest.raises(ValueError, match=r"unknown optimizer\.schedule"):
         OptimizerConfig(schedule="linear")
     with pytest.raises(ValueError, match=r"data\.store is empty"):
         DataConfig()

@@ -128,4 +128,5 @@ def test_a_seed_means_the_same_on_every_mesh():
         mesh, optimizer, shardings, _, _ = setup(mesh_dim, CONFIG, 8)
         state = init_state(CONFIG, optimizer, shardings, mesh, seed=5)
         drawn.append(jax.device_get(to_logical(state.params, shardings.params, mesh)))
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *drawn)))
+    # Not bitwise: compilers may contract the scaling of a differently shaped shard differently, in the last bit.
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, *drawn))) < 1e-7
