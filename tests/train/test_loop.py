@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -41,7 +42,7 @@ def config(corpus, tmp_path):
 
 
 def rows(config):
-    return [json.loads(line) for line in open(f"{config.run_dir}/metrics.jsonl")]
+    return [json.loads(line) for line in Path(config.run_dir, "metrics.jsonl").read_text().splitlines()]
 
 
 def losses(config):
