@@ -72,7 +72,8 @@ def load_config(argv: list[str]):
 def train(argv: list[str]) -> None:
     if "-h" in argv or "--help" in argv:
         print("usage: ringformer train --config=configs/NAME.py [--config.key=value ...]\n\n"
-              "The keys and their meaning: ringformer/train/config.py. A run_dir with checkpoints resumes.")  # fmt: skip
+              "The keys and what they mean: ringformer/train/config.py.\n"
+              "A run_dir that holds checkpoints is resumed.")  # fmt: skip
         return
     values = load_config(argv)
     from ringformer.train.config import parse

@@ -12,7 +12,7 @@ def _shape(D, L, H, K, F, V=32000, d=None, **more) -> dict[str, Any]:
 
 PRESETS: dict[str, dict[str, Any]] = {
     # small ones, byte-level: 256 bytes and the end of a document
-    "tiny": _shape(64, 3, 2, 1, 192, V=257),
+    "tiny": _shape(128, 2, 2, 1, 256, V=257, d=32),
     "small": _shape(256, 6, 8, 4, 704, V=257),
     # LLaMA 1
     "llama_3b": _shape(3200, 26, 32, 32, 8640),
