@@ -191,7 +191,7 @@ def _for_each_pair(chunk_pair, carry, queries, keys, work):
 
 
 def _segments_overlap(queries: Queries, keys: Keys, pairs: Pairs, work: Work) -> jax.Array:
-    """bool [P]: might any query of the pair share a segment with any of its keys? Exact for packed documents."""
+    """bool [P]: might any query of the pair share a segment with any of its keys? By range of ids: exact where they ascend without gaps."""
 
     def ranges(ids, chunks):
         index = chunks.start[:, None] + jnp.arange(chunks.size)

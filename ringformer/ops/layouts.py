@@ -47,10 +47,15 @@ VISIBLE: dict[str, dict[str, tuple[tuple[int, int, int], ...]]] = {
 """layout -> where the keys come from -> the visible (query part, key part, offset) under a causal mask."""
 
 
-def check_layout(layout: str, seq_len: int, ring_size: int) -> None:
-    """Raise ValueError unless a sequence of `seq_len` tokens can be laid out on the ring."""
+def check_name(layout: str) -> None:
+    """Raise ValueError for an unknown layout, listing the known ones."""
     if layout not in VISIBLE:
         raise ValueError(f"unknown layout {layout!r}; known layouts: {', '.join(VISIBLE)}")
+
+
+def check_layout(layout: str, seq_len: int, ring_size: int) -> None:
+    """Raise ValueError unless a sequence of `seq_len` tokens can be laid out on the ring."""
+    check_name(layout)
     pieces = ring_size * PARTS[layout]
     if seq_len <= 0 or seq_len % pieces:
         lower, upper = seq_len // pieces * pieces, (seq_len // pieces + 1) * pieces

@@ -57,7 +57,7 @@ def ring_attention(
     chunks exist. Differentiable in q, k, v and bias, through lse too; float32 softmax and gradient sums.
 
     Args:
-      q: [B, T, H, d], this rank's queries, float.
+      q: [B, T, H, d], this rank's queries, float; float64 is computed to float32 accuracy.
       k, v: [B, S, K, d] of q's dtype, this rank's keys and values; H a multiple of K (GQA, MQA), S = T if causal.
       axis_name: the mesh axis that is the ring, of any size. None: one device, all keys at hand.
       layout: which tokens a rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
@@ -79,7 +79,7 @@ def ring_attention(
     q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     ring = _Ring(axis_name, layout, causal, q.shape[-1] ** -0.5 if scale is None else float(scale), q_chunk, k_chunk)
     bias = None if bias is None else bias.astype(jnp.float32)
-    arrays = (q, k, v, bias, q_ids, k_ids)
+    arrays = jax.tree.map(jnp.asarray, (q, k, v, bias, q_ids, k_ids))
     # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
     # the transpose of the cast sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
@@ -106,15 +106,18 @@ def sharded_ring_attention(
 
     Args:
       q, k, v, segment_ids, bias, causal: as in `ring_attention`, but global: q [B, n*T, H, d] and so on.
-      mesh: any mesh that has `axis_name`; automatic and explicit axes both work.
+      mesh: any mesh that has `axis_name`, its axes all automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: how the tokens are spread during the computation; the default balances causal work.
       **options: `scale`, `q_chunk`, `k_chunk`, `return_lse` of `ring_attention`.
 
     Returns:
-      o [B, n*T, H, d] in natural order and sharded like q, or (o, lse [B, H, n*T]).
+      o [B, n*T, H, d] in natural order, sharded over the named axes, or (o, lse [B, H, n*T]).
     """
+    if axis_name not in mesh.shape:
+        raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
     n = mesh.shape[axis_name]
+    layouts.check_name(layout)
     if not causal:
         layout = "contiguous"
     for x in (q, k):
@@ -291,6 +294,8 @@ def _check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk):
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
     (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
+    if 0 in q.shape + k.shape:
+        raise ValueError(f"nothing to attend: q {q.shape} and k {k.shape} must not be empty")
     if k.shape != v.shape or k.shape[0] != B or k.shape[3] != d:
         raise ValueError(f"k and v must both be [B, S, K, d] with q's B={B} and d={d}; got {k.shape} and {v.shape}")
     if H % K:
@@ -299,7 +304,8 @@ def _check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk):
         raise ValueError(f"q, k and v must share one float dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
     if causal and T != S:
         raise ValueError(f"causal attention needs as many keys as queries; got T={T}, S={S}: pass causal=False")
-    if layout not in layouts.VISIBLE or (causal and T % layouts.PARTS[layout]):
+    layouts.check_name(layout)
+    if causal:
         layouts.check_layout(layout, T, 1)
     ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     if segment_ids is not None and (ids[0].shape != (B, T) or ids[1].shape != (B, S)):
