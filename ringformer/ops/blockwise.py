@@ -191,7 +191,10 @@ def _for_each_pair(chunk_pair, carry, queries, keys, work):
 
 
 def _segments_overlap(queries: Queries, keys: Keys, pairs: Pairs, work: Work) -> jax.Array:
-    """bool [P]: might any query of the pair share a segment with any of its keys? By range of ids: exact where they ascend without gaps."""
+    """bool [P]: might any query of the pair share a segment with any of its keys?
+
+    Decided by the ranges of their ids: exact for packed documents, whose ids ascend without gaps.
+    """
 
     def ranges(ids, chunks):
         index = chunks.start[:, None] + jnp.arange(chunks.size)
