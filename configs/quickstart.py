@@ -1,6 +1,6 @@
 """A byte-level LLaMA of 0.3M parameters on the Python standard library, context 4096, a ring of eight CPU devices.
 
-Shows the whole path on a laptop: held-out loss falls below 3.0 bits per byte in a few minutes on two cores.
+Shows the whole path on a laptop: held-out loss falls from 7.9 to 3.4 bits per byte in six minutes on two cores.
 
     ringformer train --config=configs/quickstart.py
     ringformer train --config=configs/quickstart.py --config.mesh_dim=1,2,2,2    # same losses, another mesh
