@@ -34,8 +34,6 @@ def main(argv: list[str] | None = None) -> int:
             raise UsageError(f"unknown verb {verb!r}" + (f"; did you mean {near[0]!r}?" if near else f"\n\n{USAGE}"))
         VERBS[verb](rest)
     except (UsageError, ValueError, FileNotFoundError) as error:
-        if getattr(error, "__module__", "").startswith("jax"):
-            raise
         print(f"ringformer {verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

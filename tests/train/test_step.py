@@ -18,7 +18,7 @@ from ringformer.train.step import make_logits, make_train_step
 from tests.helpers import relative_error
 
 B, T = 4, 96
-# 72 and 200 divide by neither 8 nor 3: weights are padded on most meshes.
+# 36 and 61 do not divide by 8: some weights are padded.
 CONFIG = LlamaConfig(
     vocab_size=61, hidden_size=36, intermediate_size=104, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
     init_std=0.2, compute_dtype="float32", ffn_chunk=10, loss_chunk=7, q_chunk=8, k_chunk=5,
