@@ -1,9 +1,10 @@
 """Packing: the documents of a store, shuffled anew for every epoch, as sequences of equal length.
 
 In epoch e the documents, permuted by a counter-based generator keyed with (seed, e), lie end to end in one stream.
-Sequence i of the epoch is the stream's tokens [i*T, (i+1)*T), its targets are the tokens one further, and the tail
-that does not fill a sequence is dropped. What sequence `index` holds is therefore a function of (seed, index): there
-is no iterator state to save, and any part of it can be read without the rest.
+It is cut every T tokens, a tail that does not fill a sequence is dropped, and the pieces are permuted in their turn,
+lest a long document fill several steps one after the other. Targets are the stream's tokens one further. What sequence
+`index` holds is therefore a function of (seed, index): there is no iterator state to save, and any part of it can be
+read without the rest.
 """
 
 from functools import lru_cache
@@ -69,8 +70,8 @@ class PackedSequences:
                 f"positions {positions.min()} to {positions.max()} are not in a sequence of {self.seq_len} tokens"
             )
         epoch, row = divmod(index, self.per_epoch)
-        order, starts = self._epoch(epoch)
-        start = row * self.seq_len
+        order, starts, pieces = self._epoch(epoch)
+        start = pieces[row] * self.seq_len
         # Of the epoch's documents, this sequence needs first..last: the search is over these few.
         first, last = np.searchsorted(starts, [start, start + self.seq_len], side="right") - 1
         order, starts = order[first : last + 1], starts[first : last + 2]
@@ -98,12 +99,14 @@ class PackedSequences:
             mask=mask,
         )
 
-    def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The epoch's order of documents, and where each starts in its stream, with the end: int64 [documents + 1]."""
+    def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The epoch's order of documents; where each starts in its stream, with the end, int64 [documents + 1]; and
+        the order of the stream's pieces, int64 [per_epoch]."""
         offsets = self.store.offsets
         rng = np.random.Generator(np.random.Philox(key=np.array([self._seed, epoch], np.uint64)))
         order = rng.permutation(len(offsets) - 1)
-        return order, np.concatenate([[0], np.cumsum(np.diff(offsets)[order])])
+        starts = np.concatenate([[0], np.cumsum(np.diff(offsets)[order])])
+        return order, starts, rng.permutation(self.per_epoch)
 
     def _gather(self, array: np.ndarray, places: np.ndarray) -> np.ndarray:
         self.bytes_read += places.size * array.itemsize

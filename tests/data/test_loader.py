@@ -41,7 +41,7 @@ def store(request, tmp_path_factory):
 
 
 def reference(store, seq_len, epoch, seed=SEED):
-    """All sequences of an epoch, token by token, from whole documents put end to end."""
+    """All sequences of an epoch, token by token, from whole documents put end to end, cut and permuted."""
     rng = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     stream = []
     for document in rng.permutation(len(store.offsets) - 1):
@@ -55,7 +55,7 @@ def reference(store, seq_len, epoch, seed=SEED):
             position, segment = (position + 1, segment) if next_document == document else (0, segment + 1)
         sequences.append(Batch(*map(np.array, zip(*rows, strict=True))))
         stream = stream[seq_len:]
-    return sequences
+    return [sequences[piece] for piece in rng.permutation(len(sequences))]
 
 
 def assert_equal(actual, expected):
@@ -96,9 +96,11 @@ def test_epochs_and_seeds_shuffle_differently(store):
 def test_the_shuffle_is_the_same_with_every_numpy(tmp_path):
     # A resumed run must meet the data order it began with, though NumPy promises none across versions.
     store = build(tmp_path / "s", range(1, 11))
-    packed = PackedSequences(store, 54, seed=2**40)
-    lengths = np.diff(np.flatnonzero(np.append(256, packed.read(0, np.arange(54)).tokens) == 256))
-    assert lengths.tolist() == [5, 4, 3, 7, 6, 9, 10, 1, 2]
+    stream = PackedSequences(store, 54, seed=2**40).read(0, np.arange(54)).tokens
+    assert np.diff(np.flatnonzero(np.append(256, stream) == 256)).tolist() == [5, 4, 3, 7, 6, 9, 10, 1, 2]
+    packed = PackedSequences(store, 6, seed=2**40)
+    pieces = [packed.read(row, np.arange(6)).tokens.tolist() for row in range(9)]
+    assert [pieces.index(piece) for piece in stream.reshape(9, 6).tolist()] == [5, 4, 0, 6, 7, 8, 3, 2, 1]
 
 
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
