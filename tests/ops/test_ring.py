@@ -6,75 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from ringformer.ops import layouts, online_softmax, reference, ring
-from ringformer.ops.blockwise import KeyGradients, block_backward, block_forward
-from ringformer.ops.online_softmax import Softmax
-from ringformer.ops.ring import SAVED_LSE, SAVED_OUTPUT, ring_attention, sharded_ring_attention
-from ringformer.ops.vma import vary_like
-from tests.helpers import assert_close, errors, normal, packed_segments, relative_error, ring_mesh, values_and_gradients
+from ringformer.ops import reference
+from ringformer.ops.ring import SAVED_LSE, SAVED_OUTPUT, ring_attention
+from tests.helpers import assert_close, errors, normal, packed_segments, ring_mesh, values_and_gradients
 from tests.hlo import executed_collectives
-
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-"""These programs run for milliseconds and compile for seconds: do not let LLVM polish them."""
-
-LAYOUTS = ("contiguous", "striped", "zigzag")
-B, H, K, d = 2, 4, 2, 8
-ROWS, HEADS, LSE = P(None, "sp"), P(None, "sp"), P(None, None, "sp")
-SPECS = dict(o=HEADS, lse=LSE, dq=HEADS, dk=HEADS, dv=HEADS, dbias=ROWS)
-
-
-def arrays(T, S=None, *, B=B, H=H, K=K, d=d, bias=False, seed=0):
-    """Random inputs and cotangents of whole arrays in natural order."""
-    S = T if S is None else S
-    inputs = dict(q=normal(seed, B, T, H, d), k=normal(seed + 1, B, S, K, d), v=normal(seed + 2, B, S, K, d))
-    if bias:
-        inputs["bias"] = normal(seed + 3, B, S)
-    return inputs, dict(do=normal(seed + 4, B, T, H, d), dlse=normal(seed + 5, B, H, T))
-
-
-def segments_with_empty_rows(T):
-    """Packed documents with edges inside shards, and some queries whose segment has no key at all."""
-    ids = packed_segments(7, B, T, min(4, T))
-    q_ids = ids.copy()
-    q_ids[0, T // 3 : T // 3 + 2] = q_ids[1, -1] = -1
-    return q_ids, ids
-
-
-@partial(jax.jit, static_argnames=("causal", "scale"))
-def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None):
-    """The oracle's outputs and gradients, float32."""
-    options = dict(segment_ids=segment_ids, causal=causal, scale=scale, return_lse=True)
-    return values_and_gradients(partial(reference.attention, **options), inputs, cotangents)
-
-
-def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, **options):
-    """The same from `ring_attention` inside a `shard_map` of our own; the gradients are taken inside it too."""
-    bring, home = {}, {}
-    for length in {x.shape[1] for x in inputs.values()}:
-        fits = options.get("causal", True)
-        bring[length] = layouts.permutation(layout, length, n) if fits else np.arange(length)
-        home[length] = np.argsort(bring[length])
-    inputs = {name: x[:, bring[x.shape[1]]] for name, x in inputs.items()}
-    T = inputs["q"].shape[1]
-    cotangents = dict(do=cotangents["do"][:, bring[T]], dlse=cotangents["dlse"][:, :, bring[T]])
-    if segment_ids is not None:
-        inputs["segment_ids"] = tuple(x[:, bring[x.shape[1]]] for x in segment_ids)
-    attention = partial(ring_attention, axis_name="sp", layout=layout, return_lse=True, **options)
-    run = jax.shard_map(
-        partial(values_and_gradients, attention),
-        mesh=ring_mesh(n),
-        in_specs=(ROWS, dict(do=HEADS, dlse=LSE)),
-        out_specs={name: SPECS[name] for name in ("o", "lse", *(f"d{x}" for x in inputs if x != "segment_ids"))},
-        check_vma=check_vma,
-    )
-    out = {name: np.asarray(x) for name, x in jit(run)(inputs, cotangents).items()}
-    return {
-        name: x[:, :, home[T]] if name == "lse" else x[:, home[x.shape[1]]] for name, x in out.items()
-    }  # fmt: skip
-
+from tests.ops.rings import (
+    LAYOUTS,
+    ROWS,
+    B,
+    arrays,
+    d,
+    dense,
+    jit,
+    on_ring,
+    segments_with_empty_rows,
+)
 
 # --- ring sizes, layouts, everything at once ----------------------------------------------------------------------
 
@@ -294,79 +242,6 @@ def test_rematerialised_layers_in_a_scan(policy):
     assert hops / L in HOPS[policy]
 
 
-# --- other meshes ---------------------------------------------------------------------------------------------------
-
-
-AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
-ON_MESHES = [("zigzag", True, AUTO), ("striped", True, EXPLICIT), ("contiguous", False, EXPLICIT)]
-MORE_MESHES = [
-    ("zigzag", True, EXPLICIT), ("striped", True, AUTO), ("contiguous", True, AUTO), ("contiguous", True, EXPLICIT),
-    ("contiguous", False, AUTO),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "layout, causal, kind", [*ON_MESHES, *(pytest.param(*x, marks=pytest.mark.slow) for x in MORE_MESHES)]
-)
-def test_whole_arrays_on_a_mesh_with_batch_and_heads_sharded(layout, causal, kind):
-    """`sharded_ring_attention` in natural order on (dp, tp, sp) = (2, 2, 2), automatic and explicit axes."""
-    mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "sp"), axis_types=(kind,) * 3)
-    T, S = 16, 16 if causal else 24
-    inputs, cotangents = arrays(T, S, bias=True)
-    ids = (packed_segments(1, B, T, 3), packed_segments(1 if causal else 2, B, S, 3))
-    attention = partial(
-        sharded_ring_attention, mesh=mesh, batch_axes="dp", head_axis="tp", layout=layout, causal=causal,
-        segment_ids=ids, return_lse=True, q_chunk=4, k_chunk=4,
-    )  # fmt: skip
-    expected = dense(inputs, cotangents, causal=causal, segment_ids=ids)
-    if kind == AxisType.Explicit:
-        with jax.set_mesh(mesh):
-            inputs, cotangents = jax.tree.map(jnp.asarray, (inputs, cotangents))
-            placed = {"o": P("dp", "sp", "tp"), "lse": P("dp", "tp", "sp")}
-            cotangents = {"do": jax.sharding.reshard(cotangents["do"], placed["o"]),
-                          "dlse": jax.sharding.reshard(cotangents["dlse"], placed["lse"])}  # fmt: skip
-            out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
-    else:
-        out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
-    assert_close(out, expected)
-    assert out["o"].sharding.is_equivalent_to(jax.NamedSharding(mesh, P("dp", "sp", "tp")), 4)
-
-
-def test_whole_arrays_without_lse_or_options():
-    """The plainest call: a ring of 8 and three arrays."""
-    inputs, _ = arrays(8 * 4)
-    out = jax.jit(partial(sharded_ring_attention, mesh=ring_mesh(8)))(**inputs)
-    assert relative_error(out, reference.attention(**inputs)) <= 1e-5
-
-
-def test_keys_replicated_over_tp_collect_the_gradients_of_all_queries():
-    """Query heads differ along tp, the one key head does not: its gradients are summed over tp, once."""
-    mesh = jax.make_mesh((2, 4), ("tp", "sp"), axis_types=(AxisType.Auto,) * 2)
-    inputs, cotangents = arrays(4 * 8, K=1, bias=True)
-    heads, keys, lse = P(None, "sp", "tp"), P(None, "sp"), P(None, "tp", "sp")
-    specs = dict(q=heads, k=keys, v=keys, bias=keys)
-    attention = partial(ring_attention, axis_name="sp", return_lse=True, q_chunk=4, k_chunk=4)
-    run = jax.shard_map(
-        partial(values_and_gradients, attention),
-        mesh=mesh,
-        in_specs=(specs, dict(do=heads, dlse=lse)),
-        out_specs=dict(o=heads, lse=lse, **{f"d{name}": spec for name, spec in specs.items()}),
-    )
-    assert_close(dict(jit(run)(inputs, cotangents)), dense(inputs, cotangents))
-
-
-def test_a_replicated_batch_is_summed_once():
-    """Nothing varies along dp: the mesh axis must change no gradient."""
-    mesh = jax.make_mesh((2, 2), ("dp", "sp"), axis_types=(AxisType.Auto,) * 2)
-    inputs, cotangents = arrays(2 * 8)
-    run = jax.shard_map(
-        partial(values_and_gradients, partial(ring_attention, axis_name="sp", return_lse=True)),
-        mesh=mesh, in_specs=(P(None, "sp"), dict(do=HEADS, dlse=LSE)),
-        out_specs={name: SPECS[name] for name in ("o", "lse", "dq", "dk", "dv")},
-    )  # fmt: skip
-    assert_close(dict(jit(run)(inputs, cotangents)), dense(inputs, cotangents))
-
-
 # --- bfloat16 -------------------------------------------------------------------------------------------------------
 
 
@@ -394,89 +269,6 @@ def test_bfloat16_error_is_flat_in_the_ring_size(layout, n):
     one, ring = bfloat16_errors(None, None), bfloat16_errors(n, layout)
     assert max(one[name] for name in ("o", "dq", "dk", "dv")) <= 2e-2, one
     assert all(ring[name] <= 1.25 * one[name] + 1e-7 for name in one), (one, ring)
-
-
-# --- mutations: the comparison must be able to fail ------------------------------------------------------------------
-
-
-def drop_hops(which):
-    """Forget the blocks of one call of `block_forward`: 0 own, 1 those of the loop, 2 the last."""
-    calls = []
-
-    def forward(state, *rest):
-        calls.append(None)
-        return state if len(calls) == which + 1 else block_forward(state, *rest)
-
-    return {"block_forward": forward}
-
-
-def merge_normalised_blocks():
-    """Sum outputs that were each divided by their own block's denominator."""
-
-    def forward(state, queries, keys, work, scale):
-        empty = vary_like(online_softmax.init(state.m.shape, state.o.shape[-1]), queries, keys)
-        o, _ = online_softmax.finish(block_forward(empty, queries, keys, work, scale))
-        return Softmax(state.o + o, jnp.zeros_like(state.m), jnp.ones_like(state.l))
-
-    return {"block_forward": forward}
-
-
-def swap_dk_and_dv():
-    def backward(*args):
-        dq, dkeys = block_backward(*args)
-        return dq, KeyGradients(dkeys.kv[::-1], dkeys.bias)
-
-    return {"block_backward": backward}
-
-
-def probabilities_from_the_block_lse():
-    """Divide by the block's own denominator in the backward, not by the row's final one."""
-
-    def backward(dq, queries, keys, rows, work, scale):
-        empty = vary_like(online_softmax.init(rows.lse.shape, queries.q.shape[-1]), queries, keys)
-        _, lse = online_softmax.finish(block_forward(empty, queries, keys, work, scale))
-        lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
-        return block_backward(dq, queries, keys, rows._replace(lse=lse), work, scale)
-
-    return {"block_backward": backward}
-
-
-def drop_backward_hop():
-    calls = []
-
-    def backward(dq, queries, keys, *rest):
-        calls.append(None)
-        new, dkeys = block_backward(dq, queries, keys, *rest)
-        return (dq, jax.tree.map(jnp.zeros_like, dkeys)) if len(calls) == 1 else (new, dkeys)
-
-    return {"block_backward": backward}
-
-
-MUTATIONS = {
-    "own block forgotten": (partial(drop_hops, 0), {"o", "lse", "dq", "dk", "dv"}),
-    "middle hops forgotten": (partial(drop_hops, 1), {"o", "lse", "dq", "dk", "dv"}),
-    "last hop forgotten": (partial(drop_hops, 2), {"o", "lse", "dq", "dk", "dv"}),
-    "blocks normalised before they are merged": (merge_normalised_blocks, {"o", "lse", "dq", "dk", "dv"}),
-    "dk and dv swapped": (swap_dk_and_dv, {"dk", "dv"}),
-    "per-block lse in the backward": (probabilities_from_the_block_lse, {"dq", "dk", "dv"}),
-    "first backward hop forgotten": (drop_backward_hop, {"dq", "dk", "dv"}),
-}
-
-
-SLOW_MUTATIONS = "own block forgotten", "last hop forgotten"
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.slow if x in SLOW_MUTATIONS else ()) for x in MUTATIONS]
-)
-def test_mutations_are_caught(name, monkeypatch):
-    """Each way of getting the ring wrong exceeds the tolerance in just the arrays that it spoils."""
-    mutate, spoiled = MUTATIONS[name]
-    for function, mutant in mutate().items():
-        monkeypatch.setattr(ring, function, mutant)
-    inputs, cotangents = arrays(4 * 4)
-    found = errors(on_ring(4, "zigzag", inputs, cotangents), dense(inputs, cotangents))
-    assert {array for array, error in found.items() if error > 1e-5} == spoiled, found
 
 
 # --- what the op refuses --------------------------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""What the tests of the ring share: whole arrays, the dense oracle, and the op inside a `shard_map` of our own."""
+
+from functools import partial
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from ringformer.ops import layouts, reference
+from ringformer.ops.ring import ring_attention
+from tests.helpers import normal, packed_segments, ring_mesh, values_and_gradients
+
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""These programs run for milliseconds and compile for seconds: do not let LLVM polish them."""
+
+LAYOUTS = ("contiguous", "striped", "zigzag")
+B, H, K, d = 2, 4, 2, 8
+ROWS, HEADS, LSE = P(None, "sp"), P(None, "sp"), P(None, None, "sp")
+SPECS = dict(o=HEADS, lse=LSE, dq=HEADS, dk=HEADS, dv=HEADS, dbias=ROWS)
+
+
+def arrays(T, S=None, *, B=B, H=H, K=K, d=d, bias=False, seed=0):
+    """Random inputs and cotangents of whole arrays in natural order."""
+    S = T if S is None else S
+    inputs = dict(q=normal(seed, B, T, H, d), k=normal(seed + 1, B, S, K, d), v=normal(seed + 2, B, S, K, d))
+    if bias:
+        inputs["bias"] = normal(seed + 3, B, S)
+    return inputs, dict(do=normal(seed + 4, B, T, H, d), dlse=normal(seed + 5, B, H, T))
+
+
+def segments_with_empty_rows(T):
+    """Packed documents with edges inside shards, and some queries whose segment has no key at all."""
+    ids = packed_segments(7, B, T, min(4, T))
+    q_ids = ids.copy()
+    q_ids[0, T // 3 : T // 3 + 2] = q_ids[1, -1] = -1
+    return q_ids, ids
+
+
+@partial(jax.jit, static_argnames=("causal", "scale"))
+def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None):
+    """The oracle's outputs and gradients, float32."""
+    options = dict(segment_ids=segment_ids, causal=causal, scale=scale, return_lse=True)
+    return values_and_gradients(partial(reference.attention, **options), inputs, cotangents)
+
+
+def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, **options):
+    """The same from `ring_attention` inside a `shard_map` of our own; the gradients are taken inside it too."""
+    bring, home = {}, {}
+    for length in {x.shape[1] for x in inputs.values()}:
+        fits = options.get("causal", True)
+        bring[length] = layouts.permutation(layout, length, n) if fits else np.arange(length)
+        home[length] = np.argsort(bring[length])
+    inputs = {name: x[:, bring[x.shape[1]]] for name, x in inputs.items()}
+    T = inputs["q"].shape[1]
+    cotangents = dict(do=cotangents["do"][:, bring[T]], dlse=cotangents["dlse"][:, :, bring[T]])
+    if segment_ids is not None:
+        inputs["segment_ids"] = tuple(x[:, bring[x.shape[1]]] for x in segment_ids)
+    attention = partial(ring_attention, axis_name="sp", layout=layout, return_lse=True, **options)
+    run = jax.shard_map(
+        partial(values_and_gradients, attention),
+        mesh=ring_mesh(n),
+        in_specs=(ROWS, dict(do=HEADS, dlse=LSE)),
+        out_specs={name: SPECS[name] for name in ("o", "lse", *(f"d{x}" for x in inputs if x != "segment_ids"))},
+        check_vma=check_vma,
+    )
+    out = {name: np.asarray(x) for name, x in jit(run)(inputs, cotangents).items()}
+    return {
+        name: x[:, :, home[T]] if name == "lse" else x[:, home[x.shape[1]]] for name, x in out.items()
+    }  # fmt: skip

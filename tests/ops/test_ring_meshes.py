@@ -1,0 +1,83 @@
+"""The ring on meshes with other axes too: whole arrays, sharded heads and batches, replicated keys."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from ringformer.ops import reference
+from ringformer.ops.ring import ring_attention, sharded_ring_attention
+from tests.helpers import assert_close, packed_segments, relative_error, ring_mesh, values_and_gradients
+from tests.ops.rings import HEADS, LSE, SPECS, B, arrays, dense, jit
+
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+ON_MESHES = [("zigzag", True, AUTO), ("striped", True, EXPLICIT), ("contiguous", False, EXPLICIT)]
+MORE_MESHES = [
+    ("zigzag", True, EXPLICIT), ("striped", True, AUTO), ("contiguous", True, AUTO), ("contiguous", True, EXPLICIT),
+    ("contiguous", False, AUTO),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "layout, causal, kind", [*ON_MESHES, *(pytest.param(*x, marks=pytest.mark.slow) for x in MORE_MESHES)]
+)
+def test_whole_arrays_on_a_mesh_with_batch_and_heads_sharded(layout, causal, kind):
+    """`sharded_ring_attention` in natural order on (dp, tp, sp) = (2, 2, 2), automatic and explicit axes."""
+    mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "sp"), axis_types=(kind,) * 3)
+    T, S = 16, 16 if causal else 24
+    inputs, cotangents = arrays(T, S, bias=True)
+    ids = (packed_segments(1, B, T, 3), packed_segments(1 if causal else 2, B, S, 3))
+    attention = partial(
+        sharded_ring_attention, mesh=mesh, batch_axes="dp", head_axis="tp", layout=layout, causal=causal,
+        segment_ids=ids, return_lse=True, q_chunk=4, k_chunk=4,
+    )  # fmt: skip
+    expected = dense(inputs, cotangents, causal=causal, segment_ids=ids)
+    if kind == AxisType.Explicit:
+        with jax.set_mesh(mesh):
+            inputs, cotangents = jax.tree.map(jnp.asarray, (inputs, cotangents))
+            placed = {"o": P("dp", "sp", "tp"), "lse": P("dp", "tp", "sp")}
+            cotangents = {"do": jax.sharding.reshard(cotangents["do"], placed["o"]),
+                          "dlse": jax.sharding.reshard(cotangents["dlse"], placed["lse"])}  # fmt: skip
+            out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
+    else:
+        out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
+    assert_close(out, expected)
+    assert out["o"].sharding.is_equivalent_to(jax.NamedSharding(mesh, P("dp", "sp", "tp")), 4)
+
+
+def test_whole_arrays_without_lse_or_options():
+    """The plainest call: a ring of 8 and three arrays."""
+    inputs, _ = arrays(8 * 4)
+    out = jax.jit(partial(sharded_ring_attention, mesh=ring_mesh(8)))(**inputs)
+    assert relative_error(out, reference.attention(**inputs)) <= 1e-5
+
+
+def test_keys_replicated_over_tp_collect_the_gradients_of_all_queries():
+    """Query heads differ along tp, the one key head does not: its gradients are summed over tp, once."""
+    mesh = jax.make_mesh((2, 4), ("tp", "sp"), axis_types=(AxisType.Auto,) * 2)
+    inputs, cotangents = arrays(4 * 8, K=1, bias=True)
+    heads, keys, lse = P(None, "sp", "tp"), P(None, "sp"), P(None, "tp", "sp")
+    specs = dict(q=heads, k=keys, v=keys, bias=keys)
+    attention = partial(ring_attention, axis_name="sp", return_lse=True, q_chunk=4, k_chunk=4)
+    run = jax.shard_map(
+        partial(values_and_gradients, attention),
+        mesh=mesh,
+        in_specs=(specs, dict(do=heads, dlse=lse)),
+        out_specs=dict(o=heads, lse=lse, **{f"d{name}": spec for name, spec in specs.items()}),
+    )
+    assert_close(dict(jit(run)(inputs, cotangents)), dense(inputs, cotangents))
+
+
+def test_a_replicated_batch_is_summed_once():
+    """Nothing varies along dp: the mesh axis must change no gradient."""
+    mesh = jax.make_mesh((2, 2), ("dp", "sp"), axis_types=(AxisType.Auto,) * 2)
+    inputs, cotangents = arrays(2 * 8)
+    run = jax.shard_map(
+        partial(values_and_gradients, partial(ring_attention, axis_name="sp", return_lse=True)),
+        mesh=mesh, in_specs=(P(None, "sp"), dict(do=HEADS, dlse=LSE)),
+        out_specs={name: SPECS[name] for name in ("o", "lse", "dq", "dk", "dv")},
+    )  # fmt: skip
+    assert_close(dict(jit(run)(inputs, cotangents)), dense(inputs, cotangents))
