@@ -71,13 +71,9 @@ def block_forward(state: Softmax, queries: Queries, keys: Keys, work: Work, scal
     def chunk_pair(state, pair, masked):
         q, k = _take_q(queries, pair, work), _take_k(keys, pair, work)
         start = _at(work.q_chunks.start, pair.q)
-        chunk = jax.tree.map(
-            lambda x, axis: lax.dynamic_slice_in_dim(x, start, work.q_chunks.size, axis), state, _ROWS
-        )
+        chunk = jax.tree.map(lambda x, axis: lax.dynamic_slice_in_dim(x, start, work.q_chunks.size, axis), state, _ROWS)
         chunk = online_softmax.update(chunk, _logits(q, k, pair, work, scale, masked), k.kv[1])
-        return jax.tree.map(
-            lambda x, c, axis: lax.dynamic_update_slice_in_dim(x, c, start, axis), state, chunk, _ROWS
-        )
+        return jax.tree.map(lambda x, c, axis: lax.dynamic_update_slice_in_dim(x, c, start, axis), state, chunk, _ROWS)
 
     return _for_each_pair(chunk_pair, state, queries, keys, work)
 
@@ -132,9 +128,7 @@ def _at(table, i):
 
 def _add_at(x, chunk, start, axis):
     size = chunk.shape[axis]
-    return lax.dynamic_update_slice_in_dim(
-        x, lax.dynamic_slice_in_dim(x, start, size, axis) + chunk, start, axis
-    )
+    return lax.dynamic_update_slice_in_dim(x, lax.dynamic_slice_in_dim(x, start, size, axis) + chunk, start, axis)
 
 
 def _slice(x, axis, start, size):

@@ -89,6 +89,8 @@ class Config:
     keep_checkpoints: int = 2
     tensorboard: bool = False
     """Also write TensorBoard event files (pip install ringformer[tensorboard])."""
+    wandb: str = ""
+    """Also log to this Weights & Biases project (pip install ringformer[wandb])."""
 
     def __post_init__(self):
         for field in ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"):

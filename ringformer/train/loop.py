@@ -73,7 +73,7 @@ def train(run: Run) -> TrainState:
         start, state = 0, init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
     else:
         state = checkpoints.restore(start)
-    reporter = Reporter(run.run_dir, start, config.steps, config.tensorboard)
+    reporter = Reporter(run.run_dir, start, config)
     shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
     reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
                  f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a run reports: a progress bar, RUN_DIR/metrics.jsonl, TensorBoard if asked; and model FLOPs utilisation."""
+"""What a run reports: a progress bar, metrics.jsonl, TensorBoard and Weights & Biases if asked; and model FLOPs."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ringformer.models.llama import LlamaConfig
+from ringformer.train.config import Config
 
 PEAK_FLOPS = {
     "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12,
@@ -36,24 +37,27 @@ class Reporter:
     Opened at `step`: lines of later steps, written before an interruption, are dropped. Only process 0 writes.
     """
 
-    def __init__(self, run_dir: Path, step: int, steps: int, tensorboard: bool):
+    def __init__(self, run_dir: Path, step: int, config: Config):
         self._active = jax.process_index() == 0
-        self._steps = steps
+        self._steps = config.steps
+        self._boards = []  # first: they may refuse
+        if self._active and config.wandb:
+            self._boards.append(WeightsAndBiases(config.wandb, run_dir))
+        if self._active and config.tensorboard:
+            self._boards.append(TensorBoard(run_dir))
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
             TimeRemainingColumn(), console=self._console, disable=not (self._active and sys.stderr.isatty()),
         )  # fmt: skip
-        self._task = self._bar.add_task("", total=steps, completed=step)
+        self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
-        self._file = self._board = None
+        self._file = None
         if self._active:
             path = Path(run_dir) / "metrics.jsonl"
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
             self._file = path.open("a", buffering=1)
-        if self._active and tensorboard:
-            self._board = _tensorboard_writer(run_dir)
 
     def step(self, step: int, values: dict[str, float]) -> None:
         self._write(step, values)
@@ -73,21 +77,48 @@ class Reporter:
 
     def close(self) -> None:
         self._bar.stop()
-        for sink in (self._file, self._board):
+        for sink in (self._file, *self._boards):
             if sink is not None:
                 sink.close()
 
     def _write(self, step, values):
         if self._file is not None:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        for board in self._boards:
+            board.write(step, values)
 
 
-def _tensorboard_writer(run_dir):
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise ValueError("tensorboard=True needs tensorboardX: pip install 'ringformer[tensorboard]'") from None
-    return SummaryWriter(str(run_dir))
+class TensorBoard:
+    """Event files in the run's folder."""
+
+    def __init__(self, run_dir: Path):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise ValueError("tensorboard=True needs tensorboardX: pip install 'ringformer[tensorboard]'") from None
+        self._writer = SummaryWriter(str(run_dir))
+
+    def write(self, step, values):
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self):
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run, named like the run's folder, of a project."""
+
+    def __init__(self, project: str, run_dir: Path):
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError(f"wandb={project!r} needs the wandb package: pip install 'ringformer[wandb]'") from None
+        settings = json.loads((Path(run_dir) / "config.json").read_text())
+        self._run = wandb.init(project=project, name=Path(run_dir).name, dir=str(run_dir), config=settings)
+
+    def write(self, step, values):
+        self._run.log(values, step=step)
+
+    def close(self):
+        self._run.finish()

@@ -27,9 +27,7 @@ class TrainState(NamedTuple):
 def abstract_model(config: LlamaConfig) -> tuple[nnx.GraphDef, dict, dict]:
     """`(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
     definition, state = nnx.split(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
-    letters = jax.tree.map(
-        lambda p: p.get_metadata()["letters"], state, is_leaf=lambda x: isinstance(x, nnx.Variable)
-    )
+    letters = jax.tree.map(lambda p: p.get_metadata()["letters"], state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return definition, nnx.to_pure_dict(state), nnx.to_pure_dict(letters)
 
 
