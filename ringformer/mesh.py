@@ -16,6 +16,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+from ringformer.device_order import order_devices
 from ringformer.ops.collectives import gather_weight
 
 AXIS_NAMES = ("dp", "fsdp", "tp", "sp")
@@ -46,10 +47,13 @@ def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, ...]:
 
 
 def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
-    """The mesh of all devices (or those given); every axis is there, of size 1 if unused."""
-    devices = jax.devices() if devices is None else devices
+    """The mesh of all devices (or those given); every axis is there, of size 1 if unused.
+
+    Devices are ordered for the links between them; warns if a ring's hops cannot be single links (`device_order`).
+    """
+    devices = list(jax.devices() if devices is None else devices)
     shape = mesh_shape(mesh_dim, len(devices))
-    return jax.make_mesh(shape, AXIS_NAMES, devices=devices, axis_types=(AxisType.Auto,) * len(AXIS_NAMES))
+    return Mesh(order_devices(devices, shape), AXIS_NAMES, axis_types=(AxisType.Auto,) * len(AXIS_NAMES))
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,19 @@ XLA prints a loop body once. An instruction inside it runs as often as the loop'
 either state (`known_trip_count`) or leave to be read off: counters start at a constant and stop below another.
 """
 
+import platform
 import re
+import sys
 from typing import NamedTuple
 
+import pytest
+
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+on_tpu = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="libtpu exists for Linux on x86-64 only"
+)
 
 
 class Instruction(NamedTuple):

@@ -3,8 +3,6 @@
 The TPU compiler of the libtpu wheel runs on a CPU host; nothing here is executed on a TPU.
 """
 
-import platform
-import sys
 from functools import lru_cache, partial
 
 import jax
@@ -17,11 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.ops.ring import ring_attention
 from tests.helpers import ring_mesh
-from tests.hlo import Collective, executed_collectives
+from tests.hlo import Collective, executed_collectives, on_tpu
 
-on_tpu = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="libtpu exists for Linux on x86-64 only"
-)
 LAYOUTS = ("contiguous", "striped", "zigzag")
 N, H, K, d = 8, 32, 32, 128
 

@@ -1,0 +1,160 @@
+"""Which chip plays which part of the mesh: every hop of every `sp` ring on one physical link.
+
+TPU chips lie on a grid (v3, v5e, v6e: two dimensions; v4, v5p: three) and have links to their neighbours along each
+dimension. Two ranks that exchange keys and values should be such neighbours: a longer hop shares links with other
+hops, and the TPU compiler makes it synchronous. So the slice is cut into equal boxes, one for each `sp` ring, and the
+ring follows a Hamiltonian cycle of its box. Wrap-around links are not counted on: not every slice has them.
+
+GPUs of a node all reach one another; between nodes the network is slower. A ring there should leave a node as rarely
+as it can, and `tp`, which moves more bytes, should not leave it at all.
+"""
+
+import itertools
+import math
+import warnings
+
+import jax
+import numpy as np
+
+
+def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """The devices as an array [dp, fsdp, tp, sp] of this shape, placed for the links between them.
+
+    Warns where a ring cannot run on single links.
+    """
+    dp, fsdp, tp, sp = shape
+    grid = _grid(devices)
+    if grid is None:
+        # One node after the other; tp innermost, then sp.
+        ordered = sorted(devices, key=lambda x: (x.process_index, x.id))
+        return _as_array(ordered, (dp, fsdp, sp, tp)).swapaxes(2, 3)
+    box, group = _boxes(grid.shape, sp, tp)
+    if box is None:
+        warnings.warn(
+            f"no order of a {'x'.join(map(str, grid.shape))} slice puts rings of sp={sp} on single links, so that "
+            f"hops share links; sizes that can: {_sizes_of_rings(grid.shape)}",
+            stacklevel=2,
+        )
+        # Rings in pieces of one path through the slice, out on every other place and back on the rest: hops of two.
+        path = _snake(grid.shape)
+        pieces = [path[i : i + sp] for i in range(0, len(path), sp)]
+        return _as_array([grid[p] for piece in pieces for p in piece[::2] + piece[1::2][::-1]], shape)
+    ring = hamiltonian_cycle(box)
+    tiles = tuple(n // b for n, b in zip(grid.shape, box, strict=True))
+    corners = _corners(tiles, group)
+    rings = [[grid[tuple(c * b + o for c, b, o in zip(corner, box, offset, strict=True))] for offset in ring]
+             for corner in corners]  # fmt: skip
+    return _as_array([x for r in rings for x in r], shape)
+
+
+def _boxes(grid: tuple[int, ...], sp: int, tp: int) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """The box of a ring, in chips, and the box of a tp group, in such boxes; (None, ...) if no box has a cycle.
+
+    Ring hops are single links in any of the boxes; the choice keeps the ranks of a tp group close to each other.
+    """
+    rings = [box for box in _tiles(grid, sp) if hamiltonian_cycle(box) is not None]
+
+    def pairs():
+        for box in rings:
+            for group in _tiles(tuple(n // b for n, b in zip(grid, box, strict=True)), tp):
+                yield box, group
+
+    def cost(pair):
+        box, group = pair
+        step = max((b for b, g in zip(box, group, strict=True) if g > 1), default=0)
+        return step, max(box), box, group
+
+    one = (1,) * len(grid)  # tp groups that do not tile the slice are left as they fall
+    return min(pairs(), key=cost, default=(min(rings, key=max) if rings else None, one))
+
+
+def _tiles(grid: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
+    """The boxes of `size` places that tile a grid."""
+    divisors = [[b for b in range(1, n + 1) if n % b == 0] for n in grid]
+    return [box for box in itertools.product(*divisors) if math.prod(box) == size]
+
+
+def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
+    """A closed path through all places of a grid without wrap links, each step to a neighbour; None if there is none.
+
+    There is one if the number of places is even and not all of them lie on a line (or there are just two of them).
+    """
+    size = math.prod(box)
+    if size <= 2:
+        return list(itertools.product(*map(range, box)))
+    long = [i for i, n in enumerate(box) if n > 1]
+    if size % 2 or len(long) < 2:
+        return None
+    # Rows, an even number of them: one dimension. Columns: a snake through the others. The rows are walked up and
+    # down on all columns but the first, which leads home.
+    first = next(i for i in long if box[i] % 2 == 0)
+    rows, columns = box[first], _snake(tuple(n for i, n in enumerate(box) if i != first))
+    walk = [(r, c) for r in range(rows) for c in _turning(range(1, len(columns)), r)]
+    walk += [(r, 0) for r in reversed(range(rows))]
+    return [(*columns[c][:first], r, *columns[c][first:]) for r, c in walk]
+
+
+def link_hops(ring: list) -> list[int]:
+    """For each hop of a closed ring of TPU devices, how many links it crosses, wrap links not counted."""
+    places = [place(x) for x in ring]
+    return [
+        sum(abs(a - b) for a, b in zip(x[:-1], y[:-1], strict=True))
+        for x, y in zip(places, places[1:] + places[:1], strict=True)
+    ]
+
+
+def max_link_hops(mesh: jax.sharding.Mesh) -> int | None:
+    """The longest hop of any `sp` ring of the mesh, in links; None off the TPU."""
+    devices = np.moveaxis(mesh.devices, mesh.axis_names.index("sp"), -1)
+    if _grid(list(devices.flat)) is None:
+        return None
+    return max(max(link_hops(list(ring))) for ring in devices.reshape(-1, devices.shape[-1]))
+
+
+def place(device) -> tuple[int, ...]:
+    """(x, y, z, core) of a TPU core; the two cores of a chip, where they are two devices, are no link apart."""
+    return (*device.coords, device.core_on_chip)
+
+
+def _grid(devices) -> np.ndarray | None:
+    """The devices by place, dimensions of size one kept; None if they do not fill a grid."""
+    if not all(hasattr(x, "coords") and hasattr(x, "core_on_chip") for x in devices):
+        return None
+    places = np.array([place(x) for x in devices])
+    low, extent = places.min(axis=0), np.ptp(places, axis=0) + 1
+    if math.prod(extent) != len(devices) or len({tuple(p) for p in places}) != len(devices):
+        return None
+    grid = np.empty(tuple(extent), object)
+    for device, where in zip(devices, places - low, strict=True):
+        grid[tuple(where)] = device
+    return grid
+
+
+def _corners(tiles: tuple[int, ...], group: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All places of a grid of rings, one group after the other, neighbours in a group next to each other."""
+    outer = itertools.product(*(range(n // g) for n, g in zip(tiles, group, strict=True)))
+    return [tuple(o * g + i for o, g, i in zip(corner, group, inner, strict=True))
+            for corner in outer for inner in _snake(group)]  # fmt: skip
+
+
+def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All places of a grid on one path of neighbours: lines are walked to and fro in turn."""
+    if not shape:
+        return [()]
+    rest = _snake(shape[1:])
+    return [(r, *c) for r in range(shape[0]) for c in _turning(rest, r)]
+
+
+def _turning(line, row):
+    return list(line) if row % 2 == 0 else list(line)[::-1]
+
+
+def _sizes_of_rings(grid) -> str:
+    sizes = [n for n in range(2, math.prod(grid) + 1, 2) if _boxes(grid, n, 1)[0]]
+    return ", ".join(map(str, sizes)) or "none"
+
+
+def _as_array(devices, shape) -> np.ndarray:
+    out = np.empty(len(devices), object)
+    out[:] = devices
+    return out.reshape(shape)
