@@ -1,6 +1,8 @@
 """A byte-level LLaMA of 0.3M parameters on the Python standard library, context 4096, a ring of eight CPU devices.
 
-Shows the whole path on a laptop: held-out loss falls from 7.9 to 3.4 bits per byte in six minutes on two cores.
+Shows the whole path on a laptop. `bash scripts/quickstart.sh` trains it for 240 steps at a context of 512 and from
+there for these 120 at 4096, since attention is learnt sooner among fewer keys: held-out loss falls from 8.1 to about
+2.6 bits per byte in six minutes on two cores. Alone, from random weights:
 
     ringformer train --config=configs/quickstart.py
     ringformer train --config=configs/quickstart.py --config.mesh_dim=1,2,2,2    # same losses, another mesh
@@ -17,12 +19,11 @@ def get_config():
     config.mesh_dim = "1,1,1,8"
     config.seq_len = 4096
     config.batch_size = 2
-    config.steps = 380
+    config.steps = 120
     config.eval_batches = 6
     config.model.compute_dtype = "float32"
     config.model.remat = "attention"
-    config.model.head_dim = 16  # learns as much a token as 32, and attention is what a CPU spends its time on
     config.model.init_std = 0.09  # 1/sqrt(D): at this width 0.02 leaves the layers silent for a hundred steps
-    config.optimizer.learning_rate = 5e-3
+    config.optimizer.learning_rate = 3e-3
     config.optimizer.warmup_steps = 20
     return config

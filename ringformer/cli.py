@@ -13,6 +13,8 @@ USAGE = """usage: ringformer VERB [options]
                   ringformer data build --store=DIR --source='jsonl:docs/*.jsonl'
   data tokenizer  train a SentencePiece tokenizer
                   ringformer data tokenizer --source='text:docs/*.txt' --vocab_size=8192 --out=my.model
+  estimate        compile a training step for hardware that is not here: does it fit, what is hidden
+                  ringformer estimate --model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=4194304
 
 Each verb has --help."""
 
@@ -84,6 +86,59 @@ def train(argv: list[str]) -> None:
     run_training(prepare(config))
 
 
+def estimate(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser("ringformer estimate", description=(
+        "Compile the training step for a target and report memory, communication and overlap. Other arguments, such as "
+        "--config.model.ffn_chunk=512, change the configuration."))  # fmt: skip
+    parser.add_argument("--model", default="llama_7b", help="a preset (ringformer/models/presets.py)")
+    parser.add_argument("--config", help="a config file instead of a preset")
+    parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
+    parser.add_argument("--mesh_dim", default="1,1,1,-1", help="dp,fsdp,tp,sp; -1 for the rest")
+    parser.add_argument("--seq_len", type=int, required=True, help="tokens of a sequence")
+    parser.add_argument("--batch_size", type=int, default=1, help="sequences a step")
+    parser.add_argument("--attention", help="vanilla, memory_efficient, blockwise or ring")
+    parser.add_argument("--compute_dtype", help="bfloat16 or float32")
+    parser.add_argument("--remat", help="full, attention, dots, none")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args, rest = parser.parse_known_args(argv)
+    values = load_config([f"--config={args.config}", *rest]) if args.config else _preset_config(args.model, rest)
+    for name in ("attention", "compute_dtype", "remat"):
+        if getattr(args, name):
+            values.model[name] = getattr(args, name)
+
+    import json
+    import os
+
+    # The compilers are all that is wanted of a TPU or GPU here; several estimates may load them at once.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    from ringformer.estimate.compile import compile_step
+    from ringformer.estimate.report import as_json, as_text
+    from ringformer.estimate.roofline import step_time
+    from ringformer.estimate.targets import target
+    from ringformer.models.llama import LlamaConfig
+
+    model, goal = LlamaConfig(**values.model.to_dict()), target(args.target)
+    print(f"compiling for {goal.topology}; minutes for a large model", file=sys.stderr)
+    found = compile_step(model, goal, args.mesh_dim, seq_len=args.seq_len, batch_size=args.batch_size)
+    time = found.schedule and step_time(found.schedule, goal.chip, args.seq_len * args.batch_size)
+    if args.json:
+        print(json.dumps(as_json(found, time)))
+    else:
+        title = f"{args.config or args.model}, {args.batch_size} x {args.seq_len:,} tokens, mesh {args.mesh_dim}"
+        print(as_text(f"{title}, {args.target}", goal, found, time))
+
+
+def _preset_config(model: str, overrides: list[str]):
+    """The config of a preset alone, with overrides."""
+    if overrides:
+        raise UsageError(f"unexpected arguments: {' '.join(overrides)}; with --config=FILE, overrides are possible")
+    from ringformer.train.config import base_config
+
+    return base_config(model)
+
+
 def simulate_cpu_devices(count: int) -> None:
     """Make JAX run on `count` simulated CPU devices (0: leave it as it is); before anything has asked it for one."""
     import jax
@@ -133,7 +188,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip_empty", action="store_true", help="leave empty documents out")
 
 
-VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer}
+VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer, "estimate": estimate}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,13 @@ import matplotlib.pyplot as plt
 PROMPT = "def main():\n"
 
 
+def short_context(config: Config) -> Config:
+    """The stage before the main one: as many tokens a step, in sequences an eighth as long."""
+    optimizer = replace(config.optimizer, learning_rate=6e-3)
+    return replace(config, run_dir=f"{config.run_dir}/short_context", seq_len=config.seq_len // 8,
+                   batch_size=config.batch_size * 8, steps=2 * config.steps, optimizer=optimizer)  # fmt: skip
+
+
 def compare_attention(run: Run, params) -> float:
     """Loss and logits of a held-out batch with ring, blockwise and vanilla attention; the largest relative error."""
     c = run.config
@@ -72,24 +79,31 @@ def continue_prompt(run: Run, params, new_tokens: int) -> str:
     return PROMPT + run.tokenizer.decode(ids)
 
 
-def plot(run: Run, rows: list[dict], path: Path) -> None:
-    """Training and held-out loss in bits per byte over the tokens seen."""
-    c, meta = run.config, run.train_data.sequences.store.meta
-    to_bits = meta["tokens"] / meta["utf8_bytes"] / math.log(2)
-    per_step = c.batch_size * c.seq_len / 1e6
-    train_rows = [r for r in rows if "loss" in r]
-    eval_rows = [r for r in rows if "eval_loss" in r]
+def plot(stages: list[Run], path: Path) -> None:
+    """Training and held-out loss of the stages, one after the other, in bits per byte over the tokens seen."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot([r["step"] * per_step for r in train_rows], [r["loss"] * to_bits for r in train_rows],
-              linewidth=1, alpha=0.7, label="training")  # fmt: skip
-    axes.plot([r["step"] * per_step for r in eval_rows], [r["eval_bits_per_byte"] for r in eval_rows],
-              "o", label="held out")  # fmt: skip
-    axes.set(xlabel="tokens seen (millions)", ylabel="bits per byte", ylim=(0, None),
-             title=f"{c.model.num_params / 1e6:.1f}M parameters, context {c.seq_len}, ring of "
-                   f"{run.mesh.shape['sp']} CPU devices")  # fmt: skip
+    seen = 0.0
+    for i, run in enumerate(stages):
+        c, meta = run.config, run.train_data.sequences.store.meta
+        to_bits = meta["tokens"] / meta["utf8_bytes"] / math.log(2)
+        per_step = c.batch_size * c.seq_len / 1e6
+        rows = metrics(run)
+        train_rows = [r for r in rows if "loss" in r]
+        eval_rows = [r for r in rows if "eval_loss" in r]
+        axes.plot([seen + r["step"] * per_step for r in train_rows], [r["loss"] * to_bits for r in train_rows],
+                  linewidth=1, alpha=0.7, color=f"C{i}", label=f"training, context {c.seq_len}")  # fmt: skip
+        axes.plot([seen + r["step"] * per_step for r in eval_rows], [r["eval_bits_per_byte"] for r in eval_rows],
+                  "o", color=f"C{i}", label=f"held out, context {c.seq_len}")  # fmt: skip
+        seen += c.steps * per_step
+    title = f"{c.model.num_params / 1e6:.1f}M parameters, ring of {run.mesh.shape['sp']} CPU devices"
+    axes.set(xlabel="tokens seen (millions)", ylabel="bits per byte", ylim=(0, None), title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
+
+
+def metrics(run: Run) -> list[dict]:
+    return [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def main() -> None:
@@ -103,7 +117,11 @@ def main() -> None:
     simulate_cpu_devices(config.cpu_devices)
     run_dir = Path(config.run_dir)
     shutil.rmtree(run_dir, ignore_errors=True)  # the quickstart always starts anew; the token store lies elsewhere
-    run = prepare(config)
+    first = prepare(short_context(config))
+    print(f"first at a context of {first.config.seq_len}, where attention is learnt sooner:")
+    train(first)
+    run = prepare(replace(config, init_from=str(first.run_dir)))
+    print(f"then at a context of {config.seq_len}, over a ring of {run.mesh.shape['sp']}:")
     state = train(run)
 
     print("the trained model with three kinds of attention, on held-out text:")
@@ -111,10 +129,9 @@ def main() -> None:
     print("a continuation of the prompt:\n")
     print("\n".join("    " + line for line in continue_prompt(run, state.params, 160).splitlines()) + "\n")
 
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    plot(run, rows, run_dir / "loss.png")
-    bits = [row["eval_bits_per_byte"] for row in rows if "eval_bits_per_byte" in row]
-    speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
+    plot([first, run], run_dir / "loss.png")
+    bits = [row["eval_bits_per_byte"] for row in metrics(first) + metrics(run) if "eval_bits_per_byte" in row]
+    speeds = [row["tokens_per_second"] for row in metrics(run) if "tokens_per_second" in row]
     summary = {
         "seconds": round(time.perf_counter() - start, 1),
         "bits_per_byte_before": round(bits[0], 4),

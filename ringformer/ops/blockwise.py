@@ -180,7 +180,9 @@ def _for_each_pair(chunk_pair, carry, queries, keys, work):
         def body(i, carry, pairs=pairs, masked=masked):
             return chunk_pair(carry, jax.tree.map(lambda x: _at(x, i), pairs), masked)
 
-        carry = lax.fori_loop(0, count, body, carry)
+        # The count may be data: its bound, in the loop's name, is for who reads the compiled program.
+        with jax.named_scope(f"at_most_{len(pairs.q)}_trips"):
+            carry = lax.fori_loop(0, count, body, carry)
     return carry
 
 

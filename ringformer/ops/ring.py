@@ -35,6 +35,9 @@ from ringformer.ops.vma import vary, vary_like, varying_axes
 SAVED_OUTPUT, SAVED_LSE = "attention_output", "attention_lse"
 """`checkpoint_name`s of o and lse: a remat policy that saves both runs no second forward ring."""
 
+LOOP = "ring"
+"""The name scope of the loops over hops, for who reads the compiled program."""
+
 
 def ring_attention(
     q: jax.Array,
@@ -171,15 +174,15 @@ class _Ring:
     def size(self) -> int:
         return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
 
-    def rank_bound_to(self, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """This device's rank, and q, tied together so that the one cannot be known before the other.
+    def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
+        """This device's rank, q and segment ids, tied together so that none can be known before q is.
 
         Masks made from a bare `axis_index` depend on no traced input; partial evaluation would compute all of
-        them ahead of the loops and keep them, S x T x 4 bytes.
+        them ahead of the loops and keep them, S x T x 4 bytes. It would run a ring of its own for the ids, too.
         """
         if self.axis_name is None:
-            return jnp.zeros((), jnp.int32), q
-        return lax.optimization_barrier((lax.axis_index(self.axis_name), q))
+            return jnp.zeros((), jnp.int32), q, *ids
+        return lax.optimization_barrier((lax.axis_index(self.axis_name), q, *ids))
 
     def shift(self, tree):
         """Send every leaf to the next rank; what arrives comes from the one before."""
@@ -212,8 +215,8 @@ def _ring_attention(ring: _Ring, q, k, v, bias, q_ids, k_ids):
 
 def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
     n, (T, S) = ring.size, (q.shape[1], k.shape[1])
-    rank, q_tied = ring.rank_bound_to(q)
-    queries, keys = _grouped(q_tied, k.shape[2], q_ids), _stacked(k, v, bias, k_ids)
+    rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
+    queries, keys = _grouped(tied[0], k.shape[2], tied[1]), _stacked(k, v, bias, tied[2])
     state = online_softmax.init(queries.q.shape[:-1], queries.q.shape[-1])
     state = vary_like(state, queries, keys)
 
@@ -225,7 +228,8 @@ def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
 
     carry = step(None, (state, keys), send=n > 1)
     if n > 1:
-        carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry)
+        with jax.named_scope(LOOP):
+            carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry)
         carry = step(n - 1, carry, send=False)
     o, lse = online_softmax.finish(carry[0])
     o = checkpoint_name(rearrange(o, "b k g t d -> b t (k g) d").astype(q.dtype), SAVED_OUTPUT)
@@ -237,8 +241,8 @@ def _backward(ring: _Ring, residuals, cotangents):
     q, k, v, bias, q_ids, k_ids, o, lse = residuals
     do, dlse = cotangents
     n, (T, S, K) = ring.size, (q.shape[1], k.shape[1], k.shape[2])
-    rank, q_tied = ring.rank_bound_to(q)
-    queries, own = _grouped(q_tied, K, q_ids), _stacked(k, v, bias, k_ids)
+    rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
+    queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
     delta = rearrange(jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse,
                       "b (k g) t -> b k g t", k=K)  # fmt: skip
     lse = rearrange(jnp.where(jnp.isneginf(lse), jnp.inf, lse), "b (k g) t -> b k g t", k=K)
@@ -259,7 +263,8 @@ def _backward(ring: _Ring, residuals, cotangents):
     if n > 1:
         carry = step(1, (dq, None, ring.shift(own)), send=n > 2)
     if n > 2:
-        carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry)
+        with jax.named_scope(LOOP):
+            carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry)
         carry = step(n - 1, carry, send=False)
     dq, dkeys, _ = step(None, (*carry[:2], own), send=False)
 

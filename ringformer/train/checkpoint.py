@@ -15,11 +15,12 @@ from ringformer.train.state import TrainState, abstract_logical, from_logical, t
 
 
 class Checkpoints:
-    """The checkpoints of one run, `keep` of them at most."""
+    """The checkpoints of one run, the latest `keep` of them (None: all)."""
 
     def __init__(
-        self, run_dir: Path, shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh, keep: int
-    ):
+        self, run_dir: Path, shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh,
+        keep: int | None,
+    ):  # fmt: skip
         self._shardings, self._optimizer, self._mesh = shardings, optimizer, mesh
         options = ocp.CheckpointManagerOptions(max_to_keep=keep)
         self._manager = ocp.CheckpointManager((Path(run_dir) / "checkpoints").absolute(), options=options)

@@ -57,6 +57,8 @@ def prepare(config: Config) -> Run:
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     run_dir = Path(config.run_dir or _new_run_dir())
+    for folder in (run_dir, Path(config.init_from or run_dir)):
+        _check_architecture(folder, config)
     return Run(
         config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
         _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
@@ -70,7 +72,7 @@ def train(run: Run) -> TrainState:
     checkpoints = Checkpoints(run.run_dir, run.shardings, run.optimizer, run.mesh, config.keep_checkpoints)
     start = checkpoints.latest_step
     if start is None:
-        start, state = 0, init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
+        start, state = 0, _first_state(run)
     else:
         state = checkpoints.restore(start)
     reporter = Reporter(run.run_dir, start, config)
@@ -186,20 +188,37 @@ def _new_run_dir() -> str:
     return f"runs/{datetime.now():%Y%m%d-%H%M%S}"
 
 
+def _first_state(run: Run) -> TrainState:
+    """Drawn from the seed; the parameters those of another run, if the config names one."""
+    config = run.config
+    state = init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
+    if not config.init_from:
+        return state
+    with closing(Checkpoints(config.init_from, run.shardings, run.optimizer, run.mesh, keep=None)) as others:
+        if others.latest_step is None:
+            raise FileNotFoundError(f"init_from={config.init_from}: there is no checkpoint in this folder")
+        return state._replace(params=others.restore(others.latest_step).params)
+
+
+def _check_architecture(run_dir: Path, config: Config) -> None:
+    """Raise ValueError if the folder holds a run of another architecture."""
+    path = run_dir / "config.json"
+    if not path.exists():
+        return
+    there, here = json.loads(path.read_text())["model"], dataclasses.asdict(config.model)
+    shape = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+             "tie_embeddings")  # fmt: skip
+    clash = [f"{k} {there[k]} there, {here[k]} here" for k in shape if there[k] != here[k]]
+    if clash:
+        raise ValueError(f"{run_dir} holds a run of another model ({'; '.join(clash)}): choose another folder")
+
+
 def _write_config(run: Run) -> None:
-    """Keep the resolved config and the tokenizer beside the run; refuse to resume another architecture."""
+    """Keep the resolved config and the tokenizer beside the run."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
-    path, resolved = run.run_dir / "config.json", dataclasses.asdict(run.config)
-    if path.exists():
-        before = json.loads(path.read_text())
-        shape = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
-                 "head_dim", "tie_embeddings")  # fmt: skip
-        clash = [f"{k} {before['model'][k]} there, {resolved['model'][k]} here" for k in shape
-                 if before["model"][k] != resolved["model"][k]]  # fmt: skip
-        if clash:
-            raise ValueError(f"{run.run_dir} holds a run of another model ({'; '.join(clash)}): choose another run_dir")
     if jax.process_index() == 0:
-        path.write_text(json.dumps(resolved, indent=1) + "\n")
+        resolved = dataclasses.asdict(run.config)
+        (run.run_dir / "config.json").write_text(json.dumps(resolved, indent=1) + "\n")
         if run.config.data.tokenizer.endswith(".model"):
             shutil.copyfile(run.config.data.tokenizer, run.run_dir / "tokenizer.model")
 

@@ -75,6 +75,11 @@ def init_state(
     return init()
 
 
+def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of a state, to compile for."""
+    return _abstract(shardings, optimizer, mesh, lambda w: w.padded_shape, lambda w: w.spec)
+
+
 def to_logical(tree, shardings, mesh: Mesh):
     """The arrays without padding. Those that were padded are replicated over the axes that did not divide them."""
     target = jax.tree.map(lambda w: NamedSharding(mesh, _logical_spec(w)), shardings)
@@ -88,13 +93,16 @@ def from_logical(tree, shardings, mesh: Mesh):
 
 def abstract_logical(shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the logical state, to restore into."""
+    return _abstract(shardings, optimizer, mesh, lambda w: w.shape, _logical_spec)
 
+
+def _abstract(shardings, optimizer, mesh, shape, spec) -> TrainState:
     def fresh(params):
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
-    params = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), shardings.params)
+    params = jax.tree.map(lambda w: jax.ShapeDtypeStruct(shape(w), jnp.float32), shardings.params)
     return jax.tree.map(
-        lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, _logical_spec(w))),
+        lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec(w))),
         jax.eval_shape(fresh, params), shardings,
     )  # fmt: skip
 

@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.ops.ring import ring_attention
-from tests.helpers import ring_mesh
 from tests.hlo import Collective, executed_collectives, on_tpu
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -49,18 +48,6 @@ def compiled(layout, T, backward=True):
 def hops(dtype, T):
     """The permute of [k, v] or [dk, dv]: asynchronous, K heads, both arrays in one."""
     return Collective("collective-permute", True, dtype, (2, 1, K, T, d))
-
-
-def test_the_reader_multiplies_by_trip_counts():
-    """A permute before a loop of five, and one of two inside each of its rounds: 1 + 5 x 2."""
-
-    def run(x):
-        hop = lambda _, x: jax.lax.ppermute(jnp.sin(x), "sp", [(0, 1), (1, 0)])  # noqa: E731
-        return jax.lax.fori_loop(0, 5, lambda _, x: jax.lax.fori_loop(0, 2, hop, x), hop(0, x))
-
-    program = jax.jit(jax.shard_map(run, mesh=ring_mesh(2), in_specs=P("sp"), out_specs=P("sp")))
-    (found,) = executed_collectives(program.lower(jnp.zeros((2, 64))).compile().as_text()).items()
-    assert (found[0].kind, found[0].dtype, found[1]) == ("collective-permute", "f32", 11)
 
 
 @on_tpu

@@ -10,7 +10,7 @@ import pytest
 
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
-from ringformer.train.loop import prepare, train
+from ringformer.train.loop import make_evaluation, prepare, train
 from ringformer.train.optimizer import schedule
 from tests.helpers import relative_error
 
@@ -80,6 +80,21 @@ def test_an_interrupted_run_resumes_on_another_mesh(config, tmp_path):
         a, b = (np.asarray(x) for x in (a, b))
         cut = tuple(slice(min(s, t)) for s, t in zip(a.shape, b.shape, strict=True))
         assert relative_error(a[cut], b[cut]) < 1e-3
+
+
+def test_a_run_begins_with_the_parameters_of_another(config, tmp_path):
+    """At four times the context: step 0 evaluates the other run's parameters, and the optimizer starts anew."""
+    first = train(prepare(dataclasses.replace(config, steps=4, seq_len=32)))
+    longer = dataclasses.replace(config, steps=3, run_dir=str(tmp_path / "longer"), init_from=config.run_dir)
+    run = prepare(longer)
+    train(run)
+    step_0 = next(row for row in rows(longer) if row["step"] == 0)
+    assert step_0["eval_loss"] == pytest.approx(make_evaluation(run)(first.params)["eval_loss"], rel=1e-6)
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        train(prepare(dataclasses.replace(longer, init_from=str(tmp_path), run_dir=str(tmp_path / "other"))))
+    wider = dataclasses.replace(longer, model=dataclasses.replace(MODEL, intermediate_size=48))
+    with pytest.raises(ValueError, match=r"run holds a run of another model"):
+        prepare(dataclasses.replace(wider, run_dir=str(tmp_path / "wider")))
 
 
 class _Stops:

@@ -1,0 +1,110 @@
+"""Compile the project's own train step for a target that is not here, and read what the compiler says of it."""
+
+import re
+import time
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from ringformer.data import Batch
+from ringformer.device_order import max_link_hops
+from ringformer.estimate.schedule import Schedule, read_schedule
+from ringformer.estimate.targets import Target
+from ringformer.mesh import BATCH, check_model, make_mesh
+from ringformer.models.llama import LlamaConfig
+from ringformer.train.config import OptimizerConfig
+from ringformer.train.optimizer import make_optimizer
+from ringformer.train.state import abstract_state, decayed, state_shardings, weight_shardings
+from ringformer.train.step import make_train_step
+
+GPU_FRACTION = 0.92
+"""Of a GPU's memory; the rest is taken by the CUDA context, the libraries and fragmentation."""
+
+
+class CompilerFailure(RuntimeError):
+    """The compiler broke down. That says nothing of whether the program fits."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one train step takes on one device of a target, compiled. Bytes, seconds, FLOPs."""
+
+    fits: bool
+    peak_bytes: int
+    hbm_bytes: int
+    host_bytes: int
+    """Of host memory per device, for offloaded activations."""
+    argument_bytes: int
+    temp_bytes: int
+    schedule: Schedule | None
+    """None if the compiler gave up on memory before it had one."""
+    max_link_hops: int | None
+    compile_seconds: float
+    largest: str = ""
+    """What the compiler lists as the largest allocations, where it does not fit."""
+
+
+def compile_step(
+    model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int = 1, accumulate: int = 1
+) -> Estimate:
+    """One step of `ringformer train`, with AdamW, for sequences of `seq_len` tokens, `batch_size` a step.
+
+    Raises ValueError for a mesh that cannot be and CompilerFailure if the compiler fails for another reason than
+    memory.
+    """
+    mesh = make_mesh(mesh_dim, target.devices())
+    check_model(model, mesh)
+    optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
+    shardings = state_shardings(weight_shardings(model, mesh), optimizer)
+    step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0, accumulate=accumulate)
+    start = time.perf_counter()
+    lowered = step.lower(abstract_state(shardings, optimizer, mesh), _abstract_batch(batch_size, seq_len, mesh))
+    links = 2 * sum(n > 1 for n in _extent(mesh)) if target.chip.kind == "tpu" else 1
+    try:
+        compiled = lowered.compile(compiler_options=dict(target.chip.compiler_options))
+    except jax.errors.JaxRuntimeError as error:
+        return _does_not_fit(str(error), target, max_link_hops(mesh), time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    memory = compiled.memory_analysis()
+    host = memory.host_temp_size_in_bytes
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    peak = memory.peak_memory_in_bytes - host if target.chip.kind == "tpu" else total + memory.temp_size_in_bytes
+    hbm = target.chip.hbm_bytes
+    return Estimate(
+        fits=target.chip.kind == "tpu" or peak <= GPU_FRACTION * hbm,
+        peak_bytes=peak,
+        hbm_bytes=hbm,
+        host_bytes=host,
+        argument_bytes=memory.argument_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        schedule=read_schedule(compiled.as_text(), target.chip, max(links, 1)),
+        max_link_hops=max_link_hops(mesh),
+        compile_seconds=seconds,
+    )
+
+
+def _abstract_batch(batch_size: int, seq_len: int, mesh: Mesh) -> Batch:
+    def array(dtype):
+        return jax.ShapeDtypeStruct((batch_size, seq_len), dtype, sharding=NamedSharding(mesh, BATCH))
+
+    return Batch(*(array(jnp.bool_ if field == "mask" else jnp.int32) for field in Batch._fields))
+
+
+def _extent(mesh: Mesh) -> list[int]:
+    """How many places the slice has along each of its physical dimensions."""
+    return [len({x.coords[i] for x in mesh.devices.flat}) for i in range(3)]
+
+
+def _does_not_fit(message: str, target: Target, hops: int | None, seconds: float) -> Estimate:
+    used = re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message)
+    if used is None:
+        raise CompilerFailure(message[:2000])
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    needed = int(float(used[1]) * scale[used[2]])
+    allocations = message.partition("Largest program allocations in hbm:")[2]
+    return Estimate(
+        fits=False, peak_bytes=needed, hbm_bytes=target.chip.hbm_bytes, host_bytes=0, argument_bytes=0,
+        temp_bytes=needed, schedule=None, max_link_hops=hops, compile_seconds=seconds, largest=allocations.strip(),
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""Read a compiled program: what it executes, how often, in which order.
+
+XLA prints a loop body once. An instruction inside it runs as often as the loop's trip count says, which compilers
+either state (`known_trip_count`) or leave to be read off: counters start at a constant and stop below another. A loop
+whose trip count is data (chunk pairs with segment ids) carries its upper bound in its name, `at_most_N_trips`.
+
+In a scheduled module the order of the text is the order of execution.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+DTYPE_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4,
+               "s64": 8, "u64": 8, "f64": 8}  # fmt: skip
+
+
+class Array(NamedTuple):
+    """The type of an array, without its layout."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return DTYPE_BYTES.get(self.dtype, 0) * math.prod(self.shape)
+
+
+class Instruction(NamedTuple):
+    name: str
+    type: str
+    opcode: str
+    operands: list[str]
+    text: str
+    is_root: bool
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The array or arrays of its result."""
+        found = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.type)
+        return [Array(dtype, tuple(int(x) for x in dims.split(",") if x)) for dtype, dims in found]
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it runs, a loop's condition left out."""
+        names = re.findall(r"\b(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", self.text)
+        for branches in re.findall(r"branch_computations=\{([^}]*)\}", self.text):
+            names += re.findall(r"%?([\w.\-]+)", branches)
+        return names
+
+    @property
+    def collective(self) -> str | None:
+        """Its kind of collective; None if it is none, or only the end of one."""
+        opcode = self.opcode
+        if opcode in ("async-start", "async-update", "async-done"):
+            return None  # what it wraps stands in the computation it calls
+        return next((k for k in COLLECTIVES if opcode.startswith(k) and not opcode.endswith("-done")), None)
+
+
+class Collective(NamedTuple):
+    """A kind of collective. `array` is what one device sends of a permute or receives of a gather."""
+
+    kind: str
+    asynchronous: bool
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The computations of a compiled module, each a list of instructions by name, in order."""
+
+    computations: dict[str, dict[str, Instruction]]
+    entry: str
+    _flops: dict[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def parse(text: str) -> "Program":
+        computations, entry, current = {}, None, None
+        for line in text.splitlines():
+            header = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+            if header:
+                current = computations[header[2]] = {}
+                entry = header[2] if header[1] else entry
+                continue
+            match = re.match(r"\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$", line)
+            if match and current is not None:
+                root, name, type_, opcode, rest = match.groups()
+                operands = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
+                current[name] = Instruction(name, type_, opcode, operands, line, bool(root))
+        if entry is None:
+            raise ValueError("not the text of a compiled program: it has no ENTRY computation")
+        return Program(computations, entry)
+
+    @cached_property
+    def executed(self) -> dict[str, float]:
+        """How often each computation runs, those of fusions left out; branches count as if each were taken."""
+        counts: dict[str, float] = {}
+
+        def visit(name, times):
+            counts[name] = counts.get(name, 0) + times
+            for instruction in self.computations[name].values():
+                if instruction.opcode in ("while", "conditional", "call", "async-start"):
+                    trips = self.trip_count(name, instruction) if instruction.opcode == "while" else 1
+                    for called in instruction.called:
+                        visit(called, times * trips)
+
+        visit(self.entry, 1)
+        return counts
+
+    def executed_collectives(self) -> dict[Collective, int]:
+        """How often one run executes each collective."""
+        counts: dict[Collective, int] = {}
+        for name, times in self.executed.items():
+            for instruction in self.computations[name].values():
+                if kind := instruction.collective:
+                    array = instruction.arrays[0]
+                    key = Collective(kind, instruction.opcode.endswith("-start"), *array)
+                    counts[key] = counts.get(key, 0) + times
+        return counts
+
+    def flops(self, name: str) -> float:
+        """Matrix multiplication FLOPs of one run of a computation; of branches, the cheapest."""
+        if name not in self._flops:
+            self._flops[name] = sum(self.instruction_flops(name, i) for i in self.computations[name].values())
+        return self._flops[name]
+
+    def instruction_flops(self, computation: str, instruction: Instruction) -> float:
+        """Of one instruction, with everything that it calls."""
+        if instruction.opcode == "convolution":
+            return _convolution_flops(self.computations[computation], instruction)
+        if instruction.opcode == "dot":
+            return _dot_flops(self.computations[computation], instruction)
+        if not instruction.called or instruction.opcode in ("reduce", "sort", "scatter", "all-reduce", "map"):
+            return 0.0
+        inside = [self.flops(called) for called in instruction.called]
+        if instruction.opcode == "conditional":
+            return min(inside)
+        return sum(inside) * (self.trip_count(computation, instruction) if instruction.opcode == "while" else 1)
+
+    def trip_count(self, computation: str, loop: Instruction) -> int:
+        """How often a loop's body runs; an upper bound where that is data, and 1 where nothing is known of it."""
+        if stated := re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text):
+            return int(stated[1])
+        if bound := re.search(r"at_most_(\d+)_trips/while", loop.text):
+            return int(bound[1])
+        condition = self.computations[re.search(r"condition=%?([\w.\-]+)", loop.text)[1]]
+        root = next(i for i in condition.values() if i.is_root)
+        if root.opcode != "compare" or "direction=LT" not in root.text:
+            return 1
+        counter, limit = root.operands
+        if condition[counter].opcode != "get-tuple-element":
+            return 1
+        index = int(re.search(r"index=(\d+)", condition[counter].text)[1])
+        here = self.computations[computation]
+        carry = here[loop.operands[0]]
+        ends = _constant(condition, limit), _constant(here, carry.operands[index]) if carry.operands else None
+        return 1 if None in ends else ends[0] - ends[1]
+
+
+def _constant(computation, name) -> int | None:
+    """The number that an instruction holds, seen through copies; None if it is not a constant."""
+    instruction = computation[name]
+    while instruction.opcode in ("copy", "bitcast", "convert", "copy-start", "copy-done"):
+        instruction = computation[instruction.operands[0]]
+    found = re.search(r"constant\((-?\d+)\)", instruction.text)
+    return int(found[1]) if instruction.opcode == "constant" and found else None
+
+
+def _dot_flops(computation, dot) -> float:
+    contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.text)[1]
+    lhs = computation[dot.operands[0]].arrays[0].shape
+    return 2.0 * math.prod(dot.arrays[0].shape) * math.prod(lhs[int(i)] for i in contracted.split(",") if i)
+
+
+def _convolution_flops(computation, convolution) -> float:
+    """The TPU compiler writes every matmul as a convolution, batch dimensions as dilated or padded windows: count the
+    pairs of an output and a kernel place that meet an element of the input."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.text)
+    lhs, rhs = (computation[name].arrays[0].shape for name in convolution.operands[:2])
+    out = convolution.arrays[0].shape
+    lhs_size, rhs_size, out_size = (
+        dict(zip(label, shape, strict=True)) for label, shape in zip(labels.groups(), (lhs, rhs, out), strict=True)
+    )
+    window = dict(re.findall(r"(\w+)=([\w\-]+)", (re.search(r"window=\{([^}]*)\}", convolution.text) or ["", ""])[1]))
+    spatial = sorted(x for x in out_size if x.isdigit())
+
+    def per_dim(key, default):
+        return window[key].split("x") if key in window else [default] * len(spatial)
+
+    pairs = 1.0
+    options = (per_dim("stride", "1"), per_dim("pad", "0_0"), per_dim("lhs_dilate", "1"), per_dim("rhs_dilate", "1"))
+    for dim, stride, pad, lhs_dilate, rhs_dilate in zip(spatial, *options, strict=True):
+        place = np.arange(out_size[dim])[:, None] * int(stride) - int(pad.split("_")[0])
+        place = place + np.arange(rhs_size[dim]) * int(rhs_dilate)
+        pairs *= ((place >= 0) & (place % int(lhs_dilate) == 0) & (place < lhs_size[dim] * int(lhs_dilate))).sum()
+    return 2.0 * pairs * out_size["b"] * out_size["f"] * rhs_size["i"]

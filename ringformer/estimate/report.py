@@ -1,0 +1,72 @@
+"""An estimate as one JSON object for a program, and as text for a person."""
+
+from ringformer.estimate.compile import Estimate
+from ringformer.estimate.roofline import StepTime
+from ringformer.estimate.schedule import Transfer
+from ringformer.estimate.targets import GiB, Target
+
+
+def as_json(estimate: Estimate, time: StepTime | None) -> dict:
+    """Bytes and seconds of one device and one step. What the compiler did not come to say is null."""
+    s = estimate.schedule
+    return {
+        "fits": estimate.fits,
+        "peak_bytes": estimate.peak_bytes,
+        "hbm_bytes": estimate.hbm_bytes,
+        "host_bytes": estimate.host_bytes,
+        "argument_bytes": estimate.argument_bytes,
+        "temp_bytes": estimate.temp_bytes,
+        "flops": s and s.flops,
+        "hidden_permute_bytes": s and s.hidden_permute_bytes,
+        "exposed_permute_bytes": s and s.exposed_permute_bytes,
+        "exposed_in_ring_loops_bytes": s and s.exposed_in_ring_loops,
+        "exposed_gather_bytes": s and s.exposed_gather_bytes,
+        "max_link_hops": estimate.max_link_hops,
+        "step_seconds_model": time and time.step,
+        "tokens_per_second_model": time and time.tokens_per_second,
+        "compile_seconds": round(estimate.compile_seconds, 1),
+        "collectives": s and [_row(t) for t in by_bytes(s.transfers)],
+    }
+
+
+def as_text(title: str, target: Target, estimate: Estimate, time: StepTime | None) -> str:
+    """What a person wants to know, the verdict first."""
+    e, s = estimate, estimate.schedule
+    verdict = "FITS" if e.fits else "DOES NOT FIT"
+    lines = [
+        title,
+        f"  {verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {target.chip.name}",
+    ]
+    if s is None:
+        lines.append("  what takes the memory, by the compiler:")
+        lines += ["    " + line for line in e.largest.splitlines()[:24]]
+        lines.append("  try more devices on sp, remat='full', --offload, smaller chunks, or half the sequence")
+        return "\n".join(lines)
+    lines += [
+        f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
+        + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else ""),
+        f"  {s.flops:.3g} FLOPs a device; modelled {time.step:.3g} s a step ({time.compute:.3g} s of computation, "
+        f"{time.exposed:.3g} s of exposed communication), {time.tokens_per_second:,.0f} tokens/s",
+        f"  ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, {s.exposed_permute_bytes / GiB:,.1f} GiB exposed, "
+        f"of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops"
+        + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
+        f"  weights and gradients: {s.exposed_gather_bytes / GiB:,.1f} GiB exposed",
+        f"  compiled in {e.compile_seconds:.0f} s; its collectives, times executed:",
+    ]
+    lines += [f"    {t.count:>8,.0f} x {t.kind:18s} {t.dtype}{list(t.shape)}  {t.bytes / 2**20:,.1f} MiB, link "
+              f"{t.seconds * 1e3:,.2f} ms, under {t.cover * 1e3:,.2f} ms of computation: "
+              f"{'hidden' if t.hidden else 'exposed'}{'' if t.asynchronous else ' (synchronous)'}"
+              for t in by_bytes(s.transfers) if t.bytes * t.count > 1e-4 * GiB]  # fmt: skip
+    return "\n".join(lines)
+
+
+def by_bytes(transfers: list[Transfer]) -> list[Transfer]:
+    return sorted(transfers, key=lambda t: -t.bytes * t.count)
+
+
+def _row(t: Transfer) -> dict:
+    return {
+        "kind": t.kind, "dtype": t.dtype, "shape": list(t.shape), "executed": t.count, "bytes": t.bytes,
+        "link_seconds": t.seconds, "compute_seconds_meanwhile": t.cover, "asynchronous": t.asynchronous,
+        "in_ring_loop": t.in_ring_loop, "hidden": t.hidden,
+    }  # fmt: skip

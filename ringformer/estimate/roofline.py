@@ -1,0 +1,58 @@
+"""Closed forms: what a step takes by count, before any compiler is asked. Everything here is modelled."""
+
+from dataclasses import dataclass
+
+from ringformer.estimate.schedule import Schedule
+from ringformer.estimate.targets import Chip
+from ringformer.models.llama import LlamaConfig
+
+MATMUL_EFFICIENCY = 0.6
+"""Of a device's dense peak, reached by large matrix multiplications (stated, not measured here)."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step on the target, modelled."""
+
+    compute: float
+    """FLOPs of the schedule at the stated efficiency."""
+    exposed: float
+    """Communication that the schedule leaves uncovered, at the link's full rate."""
+    tokens: int
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.exposed
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.step
+
+
+def step_time(schedule: Schedule, chip: Chip, tokens: int) -> StepTime:
+    """The time of a step from its schedule. Memory traffic is not in it: fused kernels hide it, XLA's blocks do not."""
+    return StepTime(schedule.flops / (MATMUL_EFFICIENCY * chip.bf16_flops), schedule.exposed_seconds, tokens)
+
+
+def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
+    """Attention FLOPs of one device in one hop of a balanced ring, `local` tokens of one sequence on a device.
+
+    4 d per visible pair of a query and a key forward (two products), 10 d backward (five); a causal mask leaves half.
+    """
+    pairs = local * local * (0.5 if causal else 1.0)
+    return (10.0 if backward else 4.0) * model.head_dim * model.num_heads * pairs
+
+
+def hop_bytes(model: LlamaConfig, local: int, *, backward: bool, itemsize: int = 2) -> float:
+    """Bytes that a device sends in one hop: keys and values, and in the backward their float32 gradients."""
+    return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize + (4 if backward else 0))
+
+
+def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
+    """The local length from which a hop's computation takes as long as its transfer (paper, Table 2).
+
+    The paper's column, forward and without a mask, is F/B; a balanced causal ring needs 2 (K/H) F/B, and its backward
+    2.4 (K/H) F/B with float32 gradients on the way.
+    """
+    seconds = hop_bytes(model, 1, backward=backward) / chip.link_bandwidth
+    return seconds * chip.bf16_flops / hop_flops(model, 1, backward=backward, causal=causal)
