@@ -10,12 +10,15 @@ vocabulary, L layers. Parameters of the layers are stacked, [L, ...].
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from ringformer.ops import reference, rope
 from ringformer.ops.embedding import embed
@@ -36,6 +39,16 @@ REMAT = {
 }
 """What a layer keeps for its backward: its input alone; also o and lse, so that the ring runs forward once; also
 the matmul outputs; everything."""
+
+SAVED_INPUT = "layer_input"
+OFFLOAD = {
+    name: jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=saved, names_which_can_be_offloaded=[SAVED_INPUT],
+        offload_src="device", offload_dst="pinned_host",
+    )
+    for name, saved in (("full", []), ("attention", [SAVED_OUTPUT, SAVED_LSE]))
+}  # fmt: skip
+"""The same with the layer's input in host memory."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,14 @@ class LlamaConfig:
     layout: Layout = "zigzag"
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Literal["full", "attention", "dots", "none"] = "full"
+    remat_group: int = 1
+    """Two-level rematerialisation: of this many layers only the first one's input is kept, the others are recomputed
+    together before the backward of the group. Costs one more forward, keeps L/g + g layer inputs instead of L."""
+    offload: bool = False
+    """The kept layer inputs wait in host memory for their backward (accelerators; a CPU has no other memory)."""
+    head_groups: int = 1
+    """Attention runs over this many groups of heads, one after the other: q, k, v and their gradients exist for one
+    group at a time."""
     q_chunk: int | None = None
     k_chunk: int | None = None
     ffn_chunk: int = 1024
@@ -73,9 +94,15 @@ class LlamaConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding turns pairs of features")
-        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "ffn_chunk", "loss_chunk"):
+        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "ffn_chunk", "loss_chunk",
+                      "remat_group", "head_groups"):  # fmt: skip
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
+        for parts, whole in (("remat_group", "num_layers"), ("head_groups", "num_kv_heads")):
+            if getattr(self, whole) % getattr(self, parts):
+                raise ValueError(f"{parts}={getattr(self, parts)} does not divide {whole}={getattr(self, whole)}")
+        if self.offload and self.remat not in OFFLOAD:
+            raise ValueError(f"offload keeps layer inputs alone: remat must be {' or '.join(OFFLOAD)}, not {self.remat}")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -119,17 +146,29 @@ class Attention(nnx.Module):
             # Fewer key heads than tp ranks: their weights are not sharded over tp, and a rank reads one head.
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
             wk, wv = (lax.dynamic_slice_in_dim(w, head, 1, axis=1) for w in (wk, wv))
+        attend = partial(self._attend, x, rotation, segment_ids, axes)
+        if c.head_groups == 1:
+            y = jnp.einsum("bthd,hdD->btD", attend(wq, wk, wv), wo)
+        else:
+            # A group's backward projects its q, k, v once more, and finds its o and lse kept.
+            attend = jax.checkpoint(attend, policy=REMAT["attention"], prevent_cse=False)
+            groups = [rearrange(w, "D (g h) d -> g D h d", g=c.head_groups) for w in (wq, wk, wv)]
+            _, o = lax.scan(lambda _, group: (None, attend(*group)), None, groups)
+            y = jnp.einsum("gbthd,ghdD->btD", o, rearrange(wo, "(g h) d D -> g h d D", g=c.head_groups))
+        return _leave_tp(y, axes)
+
+    def _attend(self, x, rotation, segment_ids, axes, wq, wk, wv):
+        """The heads of some columns of the weights: x [B, T, D] -> o [B, T, h, d]."""
+        c = self.config
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
         q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
         if c.attention == "vanilla":
-            o = reference.attention(q, k, v, segment_ids=segment_ids)
-        else:
-            ring = c.attention == "ring" and axes.sp is not None
-            o = ring_attention(
-                q, k, v, axis_name=axes.sp if ring else None, layout=c.layout if ring else "contiguous",
-                segment_ids=segment_ids, q_chunk=c.q_chunk, k_chunk=c.k_chunk,
-            )  # fmt: skip
-        return _leave_tp(jnp.einsum("bthd,hdD->btD", o, wo), axes)
+            return reference.attention(q, k, v, segment_ids=segment_ids)
+        ring = c.attention == "ring" and axes.sp is not None
+        return ring_attention(
+            q, k, v, axis_name=axes.sp if ring else None, layout=c.layout if ring else "contiguous",
+            segment_ids=segment_ids, q_chunk=c.q_chunk, k_chunk=c.k_chunk,
+        )  # fmt: skip
 
 
 class FeedForward(nnx.Module):
@@ -221,15 +260,29 @@ class Llama(nnx.Module):
         def layer(x, weights):
             return nnx.merge(definition, gather("layers", weights))(x, rotation, segment_ids, axes), None
 
-        layer = jax.checkpoint(layer, policy=REMAT[c.remat], prevent_cse=False)
-        x, _ = lax.scan(layer, x, nnx.to_pure_dict(stacked))
-        return self.norm(x)
+        layers = nnx.to_pure_dict(stacked)
+        if c.remat_group == 1:
+            return self.norm(lax.scan(_rematerialised(layer, c.remat, c.offload), x, layers)[0])
+        groups = jax.tree.map(lambda w: w.reshape(-1, c.remat_group, *w.shape[1:]), layers)
+        group = partial(lax.scan, _rematerialised(layer, c.remat, offload=False))
+        return self.norm(lax.scan(_rematerialised(group, "full", c.offload), x, groups)[0])
 
     def _head(self, dtype, gather):
         gather = _no_gather if gather is None else gather
         if self.config.tie_embeddings:
             return gather("embed", self.embed[...]).astype(dtype).T
         return gather("head", self.head[...]).astype(dtype)
+
+
+def _rematerialised(body, remat: str, offload: bool):
+    """The body of a scan over layers, which keeps of each turn what `remat` says."""
+    if not offload:
+        return jax.checkpoint(body, policy=REMAT[remat], prevent_cse=False)
+
+    def named(x, weights):
+        return body(checkpoint_name(x, SAVED_INPUT), weights)
+
+    return jax.checkpoint(named, policy=OFFLOAD[remat], prevent_cse=False)
 
 
 def _no_gather(name, weights):

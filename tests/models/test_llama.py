@@ -40,23 +40,32 @@ def loss_and_gradients(config):
 
 @pytest.fixture(scope="module")
 def oracle():
-    return loss_and_gradients(dataclasses.replace(CONFIG, remat="none"))
+    """Loss and gradients of dense attention that keeps everything, by number of layers."""
+    return {L: loss_and_gradients(dataclasses.replace(CONFIG, remat="none", num_layers=L)) for L in (2, 4)}
 
 
 @pytest.mark.parametrize(
     "change",
-    [*({"attention": kind} for kind in ATTENTION[1:]), *({"attention": "ring", "remat": name} for name in REMAT)],
+    [
+        *({"attention": kind} for kind in ATTENTION[1:]),
+        *({"attention": "ring", "remat": name} for name in REMAT),
+        *({"num_layers": 4, "remat_group": 2, "remat": name} for name in ("full", "attention")),
+        *({"attention": kind, "head_groups": 2} for kind in ("vanilla", "ring")),
+        {"attention": "ring", "num_layers": 4, "remat_group": 2, "head_groups": 2, "offload": True},
+    ],
     ids=str,
 )
 def test_kinds_and_remat_policies_agree(oracle, change):
-    loss, gradients = loss_and_gradients(dataclasses.replace(CONFIG, **change))
-    assert relative_error(loss, oracle[0]) < 1e-6
-    assert max(jax.tree.leaves(jax.tree.map(relative_error, gradients, oracle[1]))) < 1e-5
+    config = dataclasses.replace(CONFIG, **change)
+    loss, gradients = loss_and_gradients(config)
+    expected_loss, expected_gradients = oracle[config.num_layers]
+    assert relative_error(loss, expected_loss) < 1e-6
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, gradients, expected_gradients))) < 1e-5
 
 
 def test_bfloat16_compute_keeps_float32_weights(oracle):
     loss, gradients = loss_and_gradients(dataclasses.replace(CONFIG, attention="ring", compute_dtype="bfloat16"))
-    assert relative_error(loss, oracle[0]) < 2e-2
+    assert relative_error(loss, oracle[2][0]) < 2e-2
     assert {x.dtype for x in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
 
 
@@ -117,6 +126,9 @@ def test_presets(name):
         ({"num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
         ({"head_dim": 7}, "head_dim=7 is odd"),
         ({"ffn_chunk": 0}, "ffn_chunk=0 must be positive"),
+        ({"remat_group": 3}, "remat_group=3 does not divide num_layers=2"),
+        ({"head_groups": 4}, "head_groups=4 does not divide num_kv_heads=2"),
+        ({"offload": True, "remat": "dots"}, "remat must be full or attention, not dots"),
     ],
 )
 def test_configs_that_cannot_be(change, message):
