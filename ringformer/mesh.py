@@ -117,6 +117,8 @@ def check_model(config, mesh: Mesh) -> None:
     if K % tp and tp % K:
         raise ValueError(f"tp={tp} neither divides num_kv_heads={K} nor is a multiple of it")
     if max(1, K // tp) % config.head_groups:
-        raise ValueError(f"head_groups={config.head_groups} does not divide the {max(1, K // tp)} key heads of a tp rank")
+        raise ValueError(
+            f"head_groups={config.head_groups} does not divide the {max(1, K // tp)} key heads of a tp rank"
+        )
     if sp > 1 and config.attention != "ring":
         raise ValueError(f"attention {config.attention!r} needs sp=1; mesh has sp={sp}: use attention='ring'")

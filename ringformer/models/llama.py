@@ -102,7 +102,9 @@ class LlamaConfig:
             if getattr(self, whole) % getattr(self, parts):
                 raise ValueError(f"{parts}={getattr(self, parts)} does not divide {whole}={getattr(self, whole)}")
         if self.offload and self.remat not in OFFLOAD:
-            raise ValueError(f"offload keeps layer inputs alone: remat must be {' or '.join(OFFLOAD)}, not {self.remat}")
+            raise ValueError(
+                f"offload keeps layer inputs alone: remat must be {' or '.join(OFFLOAD)}, not {self.remat}"
+            )
 
     @property
     def sizes(self) -> dict[str, int]:
