@@ -122,7 +122,7 @@ def estimate(argv: list[str]) -> None:
     model, goal = LlamaConfig(**values.model.to_dict()), target(args.target)
     print(f"compiling for {goal.topology}; minutes for a large model", file=sys.stderr)
     found = compile_step(model, goal, args.mesh_dim, seq_len=args.seq_len, batch_size=args.batch_size)
-    time = found.schedule and step_time(found.schedule, goal.chip, args.seq_len * args.batch_size)
+    time = found.schedule and step_time(found.schedule, args.seq_len * args.batch_size)
     if args.json:
         print(json.dumps(as_json(found, time)))
     else:

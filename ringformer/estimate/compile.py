@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
-from ringformer.estimate.schedule import Schedule, read_schedule
+from ringformer.estimate.schedule import Rates, Schedule, read_schedule
 from ringformer.estimate.targets import Target
 from ringformer.mesh import BATCH, check_model, make_mesh
 from ringformer.models.llama import LlamaConfig
@@ -61,7 +61,6 @@ def compile_step(
     step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0, accumulate=accumulate)
     start = time.perf_counter()
     lowered = step.lower(abstract_state(shardings, optimizer, mesh), _abstract_batch(batch_size, seq_len, mesh))
-    links = 2 * sum(n > 1 for n in _extent(mesh)) if target.chip.kind == "tpu" else 1
     try:
         compiled = lowered.compile(compiler_options=dict(target.chip.compiler_options))
     except jax.errors.JaxRuntimeError as error:
@@ -79,7 +78,7 @@ def compile_step(
         host_bytes=host,
         argument_bytes=memory.argument_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
-        schedule=read_schedule(compiled.as_text(), target.chip, max(links, 1)),
+        schedule=read_schedule(compiled.as_text(), _rates(target, mesh, model.compute_dtype)),
         max_link_hops=max_link_hops(mesh),
         compile_seconds=seconds,
     )
@@ -92,9 +91,13 @@ def _abstract_batch(batch_size: int, seq_len: int, mesh: Mesh) -> Batch:
     return Batch(*(array(jnp.bool_ if field == "mask" else jnp.int32) for field in Batch._fields))
 
 
-def _extent(mesh: Mesh) -> list[int]:
-    """How many places the slice has along each of its physical dimensions."""
-    return [len({x.coords[i] for x in mesh.devices.flat}) for i in range(3)]
+def _rates(target: Target, mesh: Mesh, dtype: str) -> Rates:
+    hop = target.ring_bandwidth(mesh.shape["sp"] * mesh.shape["tp"])
+    gather = target.ring_bandwidth(mesh.devices.size)
+    if target.chip.kind == "tpu":  # in both directions of each dimension of the slice
+        coordinates = zip(*(x.coords for x in mesh.devices.flat), strict=True)
+        gather *= max(1, 2 * sum(len(set(places)) > 1 for places in coordinates))
+    return Rates(target.chip.flops(dtype), hop, gather)
 
 
 def _does_not_fit(message: str, target: Target, hops: int | None, seconds: float) -> Estimate:

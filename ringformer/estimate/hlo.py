@@ -136,6 +136,8 @@ class Program:
             return _convolution_flops(self.computations[computation], instruction)
         if instruction.opcode == "dot":
             return _dot_flops(self.computations[computation], instruction)
+        if instruction.opcode == "custom-call" and "__cublas" in instruction.text:
+            return _cublas_flops(self.computations[computation], instruction)
         if not instruction.called or instruction.opcode in ("reduce", "sort", "scatter", "all-reduce", "map"):
             return 0.0
         inside = [self.flops(called) for called in instruction.called]
@@ -176,6 +178,12 @@ def _dot_flops(computation, dot) -> float:
     contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.text)[1]
     lhs = computation[dot.operands[0]].arrays[0].shape
     return 2.0 * math.prod(dot.arrays[0].shape) * math.prod(lhs[int(i)] for i in contracted.split(",") if i)
+
+
+def _cublas_flops(computation, gemm) -> float:
+    contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', gemm.text)[1]
+    lhs = computation[gemm.operands[0]].arrays[0].shape
+    return 2.0 * math.prod(gemm.arrays[0].shape) * math.prod(lhs[int(i)] for i in re.findall(r"\d+", contracted))
 
 
 def _convolution_flops(computation, convolution) -> float:

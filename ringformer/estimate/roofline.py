@@ -29,9 +29,9 @@ class StepTime:
         return self.tokens / self.step
 
 
-def step_time(schedule: Schedule, chip: Chip, tokens: int) -> StepTime:
+def step_time(schedule: Schedule, tokens: int) -> StepTime:
     """The time of a step from its schedule. Memory traffic is not in it: fused kernels hide it, XLA's blocks do not."""
-    return StepTime(schedule.flops / (MATMUL_EFFICIENCY * chip.bf16_flops), schedule.exposed_seconds, tokens)
+    return StepTime(schedule.flops / (MATMUL_EFFICIENCY * schedule.rates.flops), schedule.exposed_seconds, tokens)
 
 
 def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ringformer.estimate.hlo import COLLECTIVES, Instruction, Program
-from ringformer.estimate.targets import Chip
 from ringformer.ops.ring import LOOP
+
+
+class Rates(NamedTuple):
+    """What a device can do in a second."""
+
+    flops: float
+    hop_bytes: float
+    """Of a permute, one way."""
+    gather_bytes: float
+    """Of a gather or reduction, over all links that it spreads over."""
 
 
 class Transfer(NamedTuple):
@@ -46,6 +55,7 @@ class Schedule:
     transfers: list[Transfer]
     flops: float
     """Of matrix multiplications, of one step, per device; chunk pairs counted as for one document."""
+    rates: Rates
 
     def bytes(self, kinds: tuple[str, ...], hidden: bool) -> float:
         return sum(t.bytes * t.count for t in self.transfers if t.kind in kinds and t.hidden == hidden)
@@ -74,13 +84,13 @@ class Schedule:
         return sum(t.count * max(0.0, t.seconds - (t.cover if t.asynchronous else 0.0)) for t in self.transfers)
 
 
-def read_schedule(text: str, chip: Chip, links: int) -> Schedule:
-    """The schedule of a compiled program's text. `links`: of a device, that a gather or reduction spreads over."""
+def read_schedule(text: str, rates: Rates) -> Schedule:
+    """The schedule of a compiled program's text."""
     program = Program.parse(text)
     transfers = []
     for name, count in program.executed.items():
-        transfers += _of_computation(program, name, count, chip, links)
-    return Schedule(transfers, program.flops(program.entry))
+        transfers += _of_computation(program, name, count, rates)
+    return Schedule(transfers, program.flops(program.entry), rates)
 
 
 class _Span(NamedTuple):
@@ -89,7 +99,7 @@ class _Span(NamedTuple):
     end: int | None
 
 
-def _of_computation(program: Program, name: str, count: float, chip: Chip, links: int) -> list[Transfer]:
+def _of_computation(program: Program, name: str, count: float, rates: Rates) -> list[Transfer]:
     instructions = list(program.computations[name].values())
     spans = list(_spans(program, instructions))
     if not spans:
@@ -105,15 +115,15 @@ def _of_computation(program: Program, name: str, count: float, chip: Chip, links
         sent = array.bytes
         if kind == "collective-permute":
             others = [s for s in permutes if s is not span and _overlap(s, span)]
-            seconds = (sent + sum(s.instruction.arrays[0].bytes for s in others)) / chip.link_bandwidth
+            seconds = (sent + sum(s.instruction.arrays[0].bytes for s in others)) / rates.hop_bytes
         else:
             whole = max(a.bytes for a in collective.arrays)
             sent = 2 * whole if kind == "all-reduce" else whole  # reduce, then gather
-            seconds = sent / (chip.link_bandwidth * links)
+            seconds = sent / rates.gather_bytes
         between = 0.0 if span.end is None else flops[span.end] - flops[span.start + 1]
         scope = re.search(r'op_name="([^"]*)"', collective.text)
-        in_loop = bool(scope and f"/{LOOP}/while/body" in scope[1])
-        cover = between / chip.bf16_flops
+        in_loop = bool(scope and re.search(f"/{LOOP}/(eval_jaxpr/)?while/body", scope[1]))
+        cover = between / rates.flops
         transfers.append(
             Transfer(kind, *array, count, sent, span.end is not None, between, seconds, cover, in_loop, name)
         )
@@ -128,7 +138,8 @@ def _spans(program: Program, instructions: list[Instruction]):
     """The collectives of a computation with the places of their start and end; end None: synchronous.
 
     Three forms: X-start and X-done; async-start and async-done around a wrapped X; and the TPU's chains of fusions,
-    which carry a gather along with matrix multiplications from AsyncCollectiveStart to AsyncCollectiveDone.
+    which carry a gather along with other work, also through the turns of a loop, from AsyncCollectiveStart to
+    AsyncCollectiveDone.
     """
     place = {x.name: i for i, x in enumerate(instructions)}
     ends: dict[str, int] = {}
@@ -138,28 +149,32 @@ def _spans(program: Program, instructions: list[Instruction]):
             while first.opcode == "async-update":
                 first = instructions[place[first.operands[0]]]
             ends[first.name] = i
-    chains: dict[str, list[tuple[int, Instruction]]] = {}
+    chains: dict[str, tuple[Instruction, int]] = {}
     for i, x in enumerate(instructions):
         if x.collective:
             yield _Span(x, i, ends.get(x.name))
         elif x.opcode in ("fusion", "async-start"):
-            for inner in _inside(program, x):
+            for inner, fused in _inside(program, x):
                 chain = re.search(r'chain_id="(\d+)"', inner.text)
                 if x.opcode == "async-start":
                     yield _Span(inner, i, ends.get(x.name))
-                elif chain:
-                    chains.setdefault(chain[1], []).append((i, inner))
-                else:
+                elif chain is None:
                     yield _Span(inner, i, None)
-    for members in chains.values():
-        (start, collective), (end, _) = members[0], members[-1]
-        yield _Span(collective, start, end + 1 if end > start else None)
+                elif "AsyncCollectiveStart" in fused:
+                    chains[chain[1]] = inner, i
+                elif "AsyncCollectiveDone" in fused:
+                    collective, start = chains.pop(chain[1])
+                    yield _Span(collective, start, i)
 
 
 def _inside(program: Program, instruction: Instruction):
+    """The collectives of the computations that a fusion or an async-start calls, each with what its own computation
+    calls."""
     for called in instruction.called:
-        for inner in program.computations[called].values():
+        inside = program.computations[called].values()
+        targets = {t for x in inside for t in re.findall(r'custom_call_target="(\w+)"', x.text)}
+        for inner in inside:
             if inner.collective:
-                yield inner
+                yield inner, targets
             elif inner.opcode == "fusion":
                 yield from _inside(program, inner)

@@ -7,6 +7,7 @@
 The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks them for the topology.
 """
 
+import os
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,58 +25,77 @@ class Chip:
     name: str
     kind: str
     bf16_flops: float
+    float32_flops: float
+    """Of matrix products of float32 arrays at JAX's default precision: one bf16 pass on TPU, TF32 on GPU."""
     hbm_bytes: int
     """What the compiler may use."""
     hbm_bandwidth: float
     link_bandwidth: float
     """Of one link of the TPU interconnect in one direction; of a GPU's NVLink, all links together."""
-    node_bandwidth: float = 0.0
+    node_bandwidth: float
     """GPU: of its share of the network between nodes, in one direction."""
-    host_bytes: int = 0
-    """Host memory per device."""
-    float32_passes: int = 1
-    """bf16 matmul passes that a float32 matmul takes at default precision."""
-    float32_flops: float = 0.0
-    """Where float32 matmuls do not run as bf16 passes."""
+    host_bytes: int
+    """Host memory per device, of a usual host."""
     compiler_options: dict = field(default_factory=dict, hash=False)
-    synchronous: bool = False
-    """The compiler makes no asynchronous permutes for this chip."""
+    description: str = field(default="", repr=False)
+    """GPU: what the compiler wants to know of it (GpuTargetConfigProto)."""
+
+    def flops(self, dtype: str) -> float:
+        return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
 
 
 # The limit on scheduled memory: at its default the scheduler gives up overlap in nearly full programs.
 TPU_OPTIONS = {"xla_tpu_scheduler_percent_shared_memory_limit": "150"}
-# One collective at a time is the default; the ring's keys and gradients travel together.
 GPU_OPTIONS = {
-    "xla_gpu_enable_latency_hiding_scheduler": "true",
+    "xla_gpu_enable_latency_hiding_scheduler": "True",
+    # One collective at a time is the default; the ring's keys and gradients travel together.
     "xla_gpu_experimental_parallel_collective_overlap_limit": "4",
+    "xla_gpu_autotune_level": "0",  # there is no device to try variants on
 }
 
 
-def _tpu(name, tflops, hbm_gib, bandwidth, link, host_gib, **more) -> Chip:
+def _tpu(name, tflops, hbm_gib, bandwidth, link, host_gib) -> Chip:
     return Chip(
-        name, "tpu", tflops * 1e12, int(hbm_gib * GiB), bandwidth * 1e9, link * 1e9, host_bytes=host_gib * GiB,
-        compiler_options=TPU_OPTIONS, **more,
+        name, "tpu", tflops * 1e12, tflops * 1e12, int(hbm_gib * GiB), bandwidth * 1e9, link * 1e9, 0.0,
+        host_gib * GiB, TPU_OPTIONS,
     )  # fmt: skip
 
 
-def _gpu(name, tflops, float32_tflops, hbm_bytes, bandwidth, link, network) -> Chip:
+def _gpu(name, tflops, tf32_tflops, hbm_bytes, bandwidth, link, network, *, sm, cores, fpus, shared, l2, ghz) -> Chip:
+    """`shared`: bytes of shared memory per multiprocessor, of which a block may have all but one KiB."""
+    description = f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+          shared_memory_per_block: 49152 shared_memory_per_core: {shared} shared_memory_per_block_optin: {shared - 1024}
+          core_count: {cores} fpus_per_core: {fpus} clock_rate_ghz: {ghz} l2_cache_size: {l2}
+          device_memory_size: {hbm_bytes} memory_bandwidth: {bandwidth * 10**9}
+          cuda_compute_capability {{ major: {sm} }}
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 minor: 8 }}
+        device_description_str: "{name}"
+    """
     return Chip(
-        name, "gpu", tflops * 1e12, hbm_bytes, bandwidth * 1e9, link * 1e9, network * 1e9, host_bytes=250 * GiB,
-        float32_flops=float32_tflops * 1e12, compiler_options=GPU_OPTIONS,
+        name, "gpu", tflops * 1e12, tf32_tflops * 1e12, hbm_bytes, bandwidth * 1e9, link * 1e9, network * 1e9,
+        250 * GiB, GPU_OPTIONS, description,
     )  # fmt: skip
 
 
+_AMPERE = dict(sm=8, cores=108, fpus=64, shared=167936, l2=40 * 2**20, ghz=1.41)
+_HOPPER = dict(sm=9, cores=132, fpus=128, shared=233472, l2=50 * 2**20, ghz=1.98)
 # Vendors' data sheets. TPU link: one direction of one link. v3: a device is a core, half a chip.
 CHIPS = {
-    "v3": _tpu("TPU v3 core", 61.5, 16, 450, 70, 40, synchronous=True),
+    "v3": _tpu("TPU v3 core", 61.5, 16, 450, 70, 40),
     "v4": _tpu("TPU v4", 275, 32, 1228, 45, 100),
     "v5e": _tpu("TPU v5e", 197, 15.75, 819, 45, 24),
     "v5p": _tpu("TPU v5p", 459, 95, 2765, 90, 110),
     "v6e": _tpu("TPU v6e", 918, 31.25, 1640, 90, 90),
     "tpu7x": _tpu("TPU7x core", 1153, 94.75, 3690, 90, 120),
-    "A100-80": _gpu("NVIDIA A100-SXM4-80GB", 312, 19.5, 85100068864, 2039, 300, 25),
-    "H100": _gpu("NVIDIA H100 80GB HBM3", 989, 67, 85029158912, 3350, 450, 50),
-    "H200": _gpu("NVIDIA H200", 989, 67, 150754820096, 4800, 450, 50),
+    "A100-80": _gpu("NVIDIA A100-SXM4-80GB", 312, 156, 85100068864, 2039, 300, 25, **_AMPERE),
+    "H100": _gpu("NVIDIA H100 80GB HBM3", 989, 494, 85029158912, 3350, 450, 50, **_HOPPER),
+    "H200": _gpu("NVIDIA H200", 989, 494, 150754820096, 4800, 450, 50, **_HOPPER),
 }
 
 SLICES = {
@@ -89,18 +109,35 @@ SLICES = {
 """Slices by the number in their product name: v3, v4, v5p and tpu7x count cores, the others chips."""
 
 
+GPUS_OF_A_NODE = 8
+
+
+class MissingCompiler(ValueError):
+    """The wheel with a target's compiler is not installed."""
+
+
 @dataclass(frozen=True)
 class Target:
     """A number of devices of one kind, and how they are connected."""
 
     name: str
-    chip: Chip
+    generation: str
+    """A key of CHIPS."""
     topology: str
-    """TPU: "v5e:16x16". GPU: "1x8x4", partitions x devices of a node x nodes."""
+    """TPU: "v5e:16x16". GPU: "1x4x8", partitions x nodes x devices of a node."""
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.generation]
 
     def devices(self) -> list:
         """The devices, as the compiler describes them. Raises ValueError if the compiler is not installed."""
-        return list(_devices(self.chip.kind, self.chip.name, self.topology))
+        return list(_devices(self.generation, self.topology))
+
+    def ring_bandwidth(self, ranks: int) -> float:
+        """Bytes per second, one way, of the slowest hop of a ring; `ranks` devices, tp groups included, are close."""
+        crosses = self.chip.kind == "gpu" and ranks > GPUS_OF_A_NODE
+        return self.chip.node_bandwidth if crosses else self.chip.link_bandwidth
 
 
 def target(name: str) -> Target:
@@ -109,16 +146,16 @@ def target(name: str) -> Target:
         count, gpu = int(match[1]), match[2].upper()
         gpu = "A100-80" if gpu in ("A100", "A100-80GB") else gpu
         if gpu in CHIPS and (count <= 8 or count % 8 == 0):
-            return Target(name, CHIPS[gpu], f"{max(1, count // 8)}x{min(count, 8)}")
+            return Target(name, gpu, f"1x{max(1, count // 8)}x{min(count, 8)}")
         if gpu in CHIPS:
             raise ValueError(f"target {name!r}: more than one node of eight must be whole nodes, e.g. 16x{gpu}")
     elif match := re.fullmatch(r"([a-z]\w*):(\d+(?:x\d+)+)", name):
         if match[1] in SLICES:
-            return Target(name, CHIPS[match[1]], name)
+            return Target(name, match[1], name)
     elif match := re.fullmatch(r"([a-z]\w*)-(\d+)", name):
         generation, count = match[1], int(match[2])
         if shape := SLICES.get(generation, {}).get(count):
-            return Target(name, CHIPS[generation], f"{generation}:{shape}")
+            return Target(name, generation, f"{generation}:{shape}")
         if generation in SLICES:
             known = ", ".join(f"{generation}-{n}" for n in SLICES[generation])
             raise ValueError(f"unknown slice {name!r}; known: {known}, or any by its shape, e.g. {generation}:"
@@ -129,16 +166,27 @@ def target(name: str) -> Target:
 
 
 @lru_cache
-def _devices(kind: str, chip: str, topology: str) -> tuple:
-    if kind == "gpu":
-        raise ValueError(f"{chip}: GPU targets cannot be compiled for yet, TPU targets can")
-    generation = topology.split(":")[0]
-    more = {}
-    if generation in ("v4", "v5p"):  # both cores of a chip as one device
-        more = dict(chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1))
-    if find_spec("libtpu") is None:
-        raise ValueError("TPU targets need the compiler of the libtpu wheel: pip install 'ringformer[estimate]'")
+def _devices(chip: str, topology: str) -> tuple:
+    chip = CHIPS[chip]
+    wheels = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13") if chip.kind == "gpu" else ("libtpu",)
+    if not any(_installed(wheel) for wheel in wheels):
+        extra = "cuda" if chip.kind == "gpu" else "estimate"
+        raise MissingCompiler(f"its compiler is missing: pip install 'ringformer[{extra}]'")
+    if chip.kind == "gpu":
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of versions of drivers that are not here
+        more = dict(topology_name="", platform="cuda", target_config=chip.description, topology=topology)
+    else:
+        more = dict(topology_name=topology, platform="tpu")
+        if topology.split(":")[0] in ("v4", "v5p"):  # both cores of a chip as one device
+            more |= dict(chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1))
     try:
-        return tuple(topologies.get_topology_desc(topology, "tpu", **more).devices)
+        return tuple(topologies.get_topology_desc(**more).devices)
     except Exception as error:
-        raise ValueError(f"the TPU compiler knows no topology {topology!r}: {str(error)[:300]}") from error
+        raise ValueError(f"the compiler knows no topology {topology!r} of {chip.name}: {str(error)[:300]}") from error
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of its parent
+        return False
