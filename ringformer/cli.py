@@ -15,6 +15,8 @@ USAGE = """usage: ringformer VERB [options]
                   ringformer data tokenizer --source='text:docs/*.txt' --vocab_size=8192 --out=my.model
   estimate        compile a training step for hardware that is not here: does it fit, what is hidden
                   ringformer estimate --model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=4194304
+  tables          search the longest contexts of the paper's Table 3, compiled
+                  ringformer tables --row=v5e-256/7b
 
 Each verb has --help."""
 
@@ -86,33 +88,32 @@ def train(argv: list[str]) -> None:
     run_training(prepare(config))
 
 
+MEMORY_FLAGS = {"attention": str, "compute_dtype": str, "remat": str, "remat_group": int, "head_groups": int}
+
+
 def estimate(argv: list[str]) -> None:
     parser = argparse.ArgumentParser("ringformer estimate", description=(
-        "Compile the training step for a target and report memory, communication and overlap. Other arguments, such as "
-        "--config.model.ffn_chunk=512, change the configuration."))  # fmt: skip
+        "Compile the training step for a target and report memory, communication and overlap. With --config, other "
+        "arguments, such as --config.model.ffn_chunk=512, change the configuration."))  # fmt: skip
     parser.add_argument("--model", default="llama_7b", help="a preset (ringformer/models/presets.py)")
     parser.add_argument("--config", help="a config file instead of a preset")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
     parser.add_argument("--mesh_dim", default="1,1,1,-1", help="dp,fsdp,tp,sp; -1 for the rest")
     parser.add_argument("--seq_len", type=int, required=True, help="tokens of a sequence")
     parser.add_argument("--batch_size", type=int, default=1, help="sequences a step")
-    parser.add_argument("--attention", help="vanilla, memory_efficient, blockwise or ring")
-    parser.add_argument("--compute_dtype", help="bfloat16 or float32")
-    parser.add_argument("--remat", help="full, attention, dots, none")
+    for name, kind in MEMORY_FLAGS.items():
+        parser.add_argument(f"--{name}", type=kind, help=f"model.{name} (ringformer/models/llama.py)")
+    parser.add_argument("--offload", action="store_true", help="layer inputs wait in host memory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args, rest = parser.parse_known_args(argv)
     values = load_config([f"--config={args.config}", *rest]) if args.config else _preset_config(args.model, rest)
-    for name in ("attention", "compute_dtype", "remat"):
+    for name in (*MEMORY_FLAGS, "offload"):
         if getattr(args, name):
             values.model[name] = getattr(args, name)
 
     import json
-    import os
 
-    # The compilers are all that is wanted of a TPU or GPU here; several estimates may load them at once.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    _only_compilers()
     from ringformer.estimate.compile import compile_step
     from ringformer.estimate.report import as_json, as_text
     from ringformer.estimate.roofline import step_time
@@ -128,6 +129,38 @@ def estimate(argv: list[str]) -> None:
     else:
         title = f"{args.config or args.model}, {args.batch_size} x {args.seq_len:,} tokens, mesh {args.mesh_dim}"
         print(as_text(f"{title}, {args.target}", goal, found, time))
+
+
+def tables(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser("ringformer tables", description=(
+        "Search the paper's Table 3 with the real compilers: hours for all of it. Each attempt is kept; run it again to "
+        "go on."))  # fmt: skip
+    parser.add_argument("--row", help="one row, e.g. v5e-256/7b; without: all")
+    parser.add_argument("--out", default="results/max_context.json")
+    parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell")
+    parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16")
+    args = parser.parse_args(argv)
+    _only_compilers()
+    from ringformer.estimate.tables import ROWS, cells, fill
+
+    rows = [row for row in ROWS if args.row in (None, row.name)]
+    if not rows:
+        raise UsageError(f"no row {args.row!r}; rows: {', '.join(row.name for row in ROWS)}")
+    fill(
+        Path(args.out),
+        [c for c in cells(rows) if args.only in c.name],
+        lambda line: print(line, flush=True),
+        args.passes,
+    )
+
+
+def _only_compilers() -> None:
+    """The compilers are all that is wanted of a TPU or GPU here; several estimates may load them at once."""
+    import os
+
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
 def _preset_config(model: str, overrides: list[str]):
@@ -188,7 +221,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip_empty", action="store_true", help="leave empty documents out")
 
 
-VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer, "estimate": estimate}
+VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer, "estimate": estimate,
+         "tables": tables}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -101,11 +101,11 @@ def _rates(target: Target, mesh: Mesh, dtype: str) -> Rates:
 
 
 def _does_not_fit(message: str, target: Target, hops: int | None, seconds: float) -> Estimate:
-    used = re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message)
+    used = re.search(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", message)
+    used = used or re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds available HBM", message)
     if used is None:
         raise CompilerFailure(message[:2000])
-    scale = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    needed = int(float(used[1]) * scale[used[2]])
+    needed = int(float(used[1]) * {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[used[2]])
     allocations = message.partition("Largest program allocations in hbm:")[2]
     return Estimate(
         fits=False, peak_bytes=needed, hbm_bytes=target.chip.hbm_bytes, host_bytes=0, argument_bytes=0,

@@ -56,3 +56,33 @@ def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True
     """
     seconds = hop_bytes(model, 1, backward=backward) / chip.link_bandwidth
     return seconds * chip.bf16_flops / hop_flops(model, 1, backward=backward, causal=causal)
+
+
+def host_bytes(model: LlamaConfig, local: int) -> float:
+    """Of offloaded layer inputs, per device; `local` tokens on a device."""
+    kept = model.num_layers // model.remat_group
+    return kept * local * model.hidden_size * _itemsize(model) if model.offload else 0.0
+
+
+def peak_bytes(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> float:
+    """Device memory of a train step, to choose what to compile: kept inputs exactly, working sets by rule of thumb.
+
+    State is sharded over `devices`; `local` tokens on a device. The counts of [T, D] arrays that are alive at the
+    peak of a layer's backward (9, and 18 over the number of head groups) were fitted to compiled TPU programs.
+    """
+    D, F, V, L = model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers
+    item, stream = _itemsize(model), local * D * _itemsize(model)
+    layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
+    state = 20 * model.num_params / devices
+    weights = (item + 4) * layer + 4 * V * D
+    kept = L // model.remat_group * (0 if model.offload else 1) + (model.remat_group if model.remat_group > 1 else 0)
+    work = 9 * stream + 18 * stream / model.head_groups
+    if model.attention in ("vanilla", "memory_efficient"):
+        work += 4 * item * local * F / tp
+    if model.attention == "vanilla":
+        work += 12 * model.num_heads / tp * local * local
+    return state + weights + kept * stream + work
+
+
+def _itemsize(model: LlamaConfig) -> int:
+    return 2 if model.compute_dtype == "bfloat16" else 4

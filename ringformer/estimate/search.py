@@ -1,0 +1,125 @@
+"""The longest context that trains on a target: closed forms choose what to try, the compiler judges.
+
+An attempt is one `ringformer estimate` in a process of its own, so that a compiler that dies takes nothing along and
+every number can be had again by its command.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ringformer.estimate.compile import GPU_FRACTION
+from ringformer.estimate.roofline import host_bytes, peak_bytes
+from ringformer.estimate.targets import Chip, target
+from ringformer.models.llama import LlamaConfig
+from ringformer.models.presets import preset
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be trained where; all but the sequence length."""
+
+    model: str
+    target: str
+    attention: str
+    compute_dtype: str
+    mesh_dim: str
+    batch_size: int
+    offload: bool = False
+
+    def command(self, seq_len: int, saving: "Saving") -> list[str]:
+        """The estimate that decides it."""
+        options = {**vars(self), "seq_len": seq_len, **vars(saving)}
+        offload = ["--offload"] if options.pop("offload") else []
+        return ["ringformer", "estimate", *(f"--{k}={v}" for k, v in options.items()), *offload, "--json"]
+
+    def config(self, saving: "Saving") -> LlamaConfig:
+        return LlamaConfig(**preset(self.model) | vars(saving) | dict(
+            attention=self.attention, compute_dtype=self.compute_dtype, offload=self.offload))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Settings that buy memory with time."""
+
+    head_groups: int = 1
+    remat_group: int = 1
+
+
+def savings(model: LlamaConfig) -> Iterator[Saving]:
+    """From the fastest to the smallest: groups of heads cost only latency, two-level remat a forward pass."""
+    groups = [g for g in (4, 8, 13, 16) if model.num_kv_heads % g == 0]
+    layers = [g for g in range(2, model.num_layers) if model.num_layers % g == 0]
+    fewest = min(layers, key=lambda g: model.num_layers // g + g, default=1)
+    yield Saving()
+    for g in groups[:2]:
+        yield Saving(head_groups=g)
+    for g in groups[:2]:
+        yield Saving(head_groups=g, remat_group=fewest)
+
+
+def attempt(case: Case, seq_len: int, log=lambda line: None) -> dict:
+    """Whether the case trains at this length, with the first setting that the compiler accepts.
+
+    Returns the estimate as `report.as_json` without its list of collectives, with `seq_len`, the settings and the
+    command; that of the smallest setting if none fits. Raises RuntimeError if a compiler broke down.
+    """
+    goal = target(case.target)
+    budget = goal.chip.hbm_bytes * (GPU_FRACTION if goal.chip.kind == "gpu" else 1.0)
+    if case.attention == "ring":
+        candidates = list(savings(case.config(Saving())))
+        likely = [s for s in candidates if _predicted(case, goal.chip, seq_len, s) <= budget]
+        candidates = likely[:1] + [s for s in candidates[-1:] if s not in likely[:1]]
+    else:
+        candidates = [Saving()]
+    for saving in candidates:
+        command = case.command(seq_len, saving)
+        log(" ".join(command))
+        found = run(command) | {"seq_len": seq_len, **vars(saving), "command": " ".join(command)}
+        if found["fits"]:
+            break
+    return found
+
+
+def run(command: list[str]) -> dict:
+    """The JSON of an estimate; raises RuntimeError with its last words if there is none."""
+    done = subprocess.run([sys.executable, "-m", "ringformer.cli", *command[1:]], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {k: v for k, v in found.items() if k != "collectives"}
+
+
+def next_length(attempts: list[dict], first: int) -> int | None:
+    """The length to try next in a search over powers of two that begins at `first`; None: the maximum is known."""
+    fitting = [a["seq_len"] for a in attempts if a["fits"]]
+    failing = [a["seq_len"] for a in attempts if not a["fits"]]
+    if not attempts:
+        return first
+    longer = 2 * max(fitting) if fitting else min(failing) // 2
+    return None if longer in failing or longer < 1024 else longer
+
+
+def _predicted(case: Case, chip: Chip, seq_len: int, saving: Saving) -> float:
+    dp, fsdp, tp, sp = (int(x) for x in case.mesh_dim.split(","))
+    model = case.config(saving)
+    local = seq_len * case.batch_size // (dp * fsdp * sp * tp)
+    if model.offload and host_bytes(model, local) > chip.host_bytes and saving.remat_group == 1:
+        return float("inf")
+    return peak_bytes(model, local, devices=fsdp * sp * tp, tp=tp)
+
+
+def longest_start(case: Case) -> int:
+    """A power of two to begin with: the longest that the closed form lets fit."""
+    chip, length = target(case.target).chip, 1024
+    smallest = list(savings(case.config(Saving())))[-1] if case.attention == "ring" else Saving()
+    while _predicted(case, chip, 2 * length, smallest) <= chip.hbm_bytes:
+        length *= 2
+    return length
+
+
+def with_ring(case: Case, devices: int, sequences: int) -> Case:
+    """The case with `sequences` rings over all devices, one sequence each."""
+    return replace(case, mesh_dim=f"1,{sequences},1,{devices // sequences}", batch_size=sequences)
