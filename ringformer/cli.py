@@ -133,8 +133,8 @@ def estimate(argv: list[str]) -> None:
 
 def tables(argv: list[str]) -> None:
     parser = argparse.ArgumentParser("ringformer tables", description=(
-        "Search the paper's Table 3 with the real compilers: hours for all of it. Each attempt is kept; run it again to "
-        "go on."))  # fmt: skip
+        "Search the paper's Table 3 with the real compilers: hours for all of it. Each attempt is kept; run it again "
+        "to go on."))  # fmt: skip
     parser.add_argument("--row", help="one row, e.g. v5e-256/7b; without: all")
     parser.add_argument("--out", default="results/max_context.json")
     parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell")
