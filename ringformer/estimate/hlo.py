@@ -207,4 +207,4 @@ def _convolution_flops(computation, convolution) -> float:
         place = np.arange(out_size[dim])[:, None] * int(stride) - int(pad.split("_")[0])
         place = place + np.arange(rhs_size[dim]) * int(rhs_dilate)
         pairs *= ((place >= 0) & (place % int(lhs_dilate) == 0) & (place < lhs_size[dim] * int(lhs_dilate))).sum()
-    return 2.0 * pairs * out_size["b"] * out_size["f"] * rhs_size["i"]
+    return 2.0 * float(pairs) * out_size["b"] * out_size["f"] * rhs_size["i"]

@@ -1,0 +1,112 @@
+"""A small model's train step, compiled by the TPU compiler for eight v5e chips: memory, hops, what is hidden."""
+
+import json
+from functools import lru_cache
+
+import pytest
+
+from ringformer.estimate import compile as compilation
+from ringformer.estimate.compile import CompilerFailure, compile_step
+from ringformer.estimate.report import as_json, as_text
+from ringformer.estimate.roofline import smallest_local_length, step_time
+from ringformer.estimate.targets import CHIPS, target
+from ringformer.models.llama import LlamaConfig
+from tests.hlo import on_tpu
+
+N, LAYERS = 8, 3
+MODEL = LlamaConfig(
+    vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=LAYERS, num_heads=2, num_kv_heads=2, head_dim=128
+)
+
+
+@lru_cache
+def estimate(local: int):
+    return compile_step(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * local)
+
+
+def hops(schedule, dtype, local):
+    """Executed permutes of [k, v] or [dk, dv], a layer."""
+    shape = (2, 1, MODEL.num_kv_heads, local, MODEL.head_dim)
+    return sum(t.count for t in schedule.transfers if t.dtype == dtype and t.shape == shape) / LAYERS
+
+
+@on_tpu
+@pytest.mark.parametrize("local", [8192, 16384])
+def test_hops(local):
+    """n-1 in the forward, in the recomputed forward and in the backward (which may share its first), n-1 of [dk, dv];
+    all over one link."""
+    e = estimate(local)
+    assert e.fits and e.max_link_hops == 1
+    assert hops(e.schedule, "bf16", local) in (3 * (N - 1), 3 * (N - 1) - 1)
+    assert hops(e.schedule, "f32", local) == N - 1
+
+
+@on_tpu
+def test_memory_is_linear():
+    short, long = estimate(8192), estimate(16384)
+    assert short.peak_bytes < long.peak_bytes <= 2.15 * short.peak_bytes
+
+
+@on_tpu
+def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
+    """8192 local tokens are too few on v5e to hide a hop, 16384 are enough; what is left is outside of the loops, and
+    no more than one hop in sp."""
+    model, chip = MODEL, CHIPS["v5e"]
+    for backward in (False, True):
+        assert 8192 < smallest_local_length(model, chip, backward=backward) < 16384
+    assert estimate(8192).schedule.exposed_in_ring_loops > 0
+    schedule = estimate(16384).schedule
+    assert schedule.exposed_in_ring_loops == 0
+    assert schedule.exposed_permute_bytes <= (schedule.hidden_permute_bytes + schedule.exposed_permute_bytes) / N
+
+
+@on_tpu
+def test_flops_are_those_of_the_mathematics():
+    """Weights 8 a token and parameter (the forward runs twice, but for the head), attention 4 d + 4 d + 10 d for each
+    visible pair of a query and a key: the count from the executed program agrees to a tenth."""
+    local = 16384
+    T = N * local
+    weights = LAYERS * (4 * 256 * 256 + 3 * 256 * 512)
+    expected = (8 * weights + 6 * 256 * 512) * T + LAYERS * MODEL.num_heads * (4 + 4 + 10) * 128 * T * T / 2
+    assert estimate(local).schedule.flops * N == pytest.approx(expected, rel=0.1)
+
+
+@on_tpu
+def test_reports():
+    e = estimate(16384)
+    time = step_time(e.schedule, N * 16384)
+    found = json.loads(json.dumps(as_json(e, time)))
+    keys = ("fits", "peak_bytes", "hbm_bytes", "host_bytes", "temp_bytes", "hidden_permute_bytes", "compile_seconds",
+            "exposed_permute_bytes", "exposed_gather_bytes", "max_link_hops", "step_seconds_model")  # fmt: skip
+    assert set(keys) <= found.keys() and found["step_seconds_model"] > 0
+    text = as_text("a title", target("v5e-8"), e, time)
+    assert "FITS" in text and "longest hop 1 link" in text and "21 x" in text
+
+
+def test_what_does_not_fit_and_what_is_a_failure(monkeypatch):
+    """Both forms of the compiler's verdict are read; any other error of it is never taken for one."""
+    messages = {
+        "CompileTimeHbmOom: Ran out of memory ... Used 20.50G of 15.75G hbm. Exceeded by 4.75G.": 20.5,
+        "Ran out of memory on HBM, the total memory required for HLO temporaries (16.18G) exceeds available HBM": 16.18,
+    }
+    for message, gigabytes in messages.items():
+        e = compilation._does_not_fit(message, target("v5e-8"), 1, 2.0)
+        assert not e.fits and e.peak_bytes == int(gigabytes * 2**30)
+        assert "DOES NOT FIT" in as_text("a title", target("v5e-8"), e, None)
+        assert as_json(e, None)["exposed_permute_bytes"] is None
+    with pytest.raises(CompilerFailure, match="Mosaic failed"):
+        compilation._does_not_fit("INTERNAL: Mosaic failed to compile", target("v5e-8"), 1, 2.0)
+
+
+@on_tpu
+@pytest.mark.parametrize(
+    ("mesh_dim", "message"),
+    [
+        ("1,1,1,7", "needs 7 devices, there are 8"),
+        ("1,1,3,-1", "not a multiple of 3"),
+        ("1,1,4,2", "tp=4 does not divide"),
+    ],
+)
+def test_meshes_that_cannot_be(mesh_dim, message):
+    with pytest.raises(ValueError, match=message):
+        compile_step(MODEL, target("v5e-8"), mesh_dim, seq_len=8192)

@@ -1,0 +1,56 @@
+"""Targets by name, and what is said of those that are none or whose compiler is missing."""
+
+import pytest
+
+from ringformer.estimate import targets
+from ringformer.estimate.targets import MissingCompiler, target
+from tests.hlo import on_tpu
+
+
+@on_tpu
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("v3-512", 512), ("v4-1024", 512), ("v5e-256", 256), ("v5p-128", 64), ("v6e-16", 16), ("v5e:4x8", 32)],
+)
+def test_slices(name, devices):
+    assert len(target(name).devices()) == devices
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"), [("8xA100-80", "1x1x8"), ("32xa100", "1x4x8"), ("4xH100", "1x1x4"), ("16xH200", "1x2x8")]
+)
+def test_gpu_nodes(name, topology):
+    assert target(name).topology == topology
+
+
+def test_a_ring_across_nodes_runs_at_the_networks_rate():
+    goal = target("32xA100-80")
+    assert goal.ring_bandwidth(8) == goal.chip.link_bandwidth > goal.ring_bandwidth(32) == goal.chip.node_bandwidth
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v5e-100", "unknown slice 'v5e-100'; known: v5e-4, v5e-8"),
+        ("v9-8", "unknown target 'v9-8'"),
+        ("12xH100", "must be whole nodes"),
+        ("8xB900", "unknown target '8xB900'"),
+    ],
+)
+def test_unknown_targets(name, message):
+    with pytest.raises(ValueError, match=message):
+        target(name)
+
+
+@pytest.mark.parametrize(("name", "command"), [("v5e:2x2", "estimate"), ("2xH100", "cuda")])
+def test_a_missing_compiler_is_named_with_its_install(monkeypatch, name, command):
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    targets._devices.cache_clear()
+    with pytest.raises(MissingCompiler, match=rf"pip install 'ringformer\[{command}\]'"):
+        target(name).devices()
+
+
+@on_tpu
+def test_a_shape_that_no_slice_has():
+    with pytest.raises(ValueError, match="knows no topology 'v5e:3x77'"):
+        target("v5e:3x77").devices()
