@@ -113,7 +113,9 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
     """Search the cells, breadth first, until all maxima are known or for some passes; attempts go to `path`."""
     done = 0
     while passes is None or done < passes:
-        pending = [(c, n) for c in wanted if (n := next_length(read(path).get(c.name, []), c.first_length))]
+        known = read(path)
+        pending = [(c, n) for c in wanted if (n := next_length(known.get(c.name, []), c.first_length))]
+        pending.sort(key=lambda item: len(known.get(item[0].name, [])))  # the least known cells first
         if not pending:
             return
         for i, (cell, seq_len) in enumerate(pending):
