@@ -137,21 +137,21 @@ def tables(argv: list[str]) -> None:
         "to go on."))  # fmt: skip
     parser.add_argument("--row", help="one row, e.g. v5e-256/7b; without: all")
     parser.add_argument("--out", default="results/max_context.json")
-    parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell")
+    parser.add_argument("--docs", default="docs", help="the folder of tables.md and its pictures")
+    parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
     parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16")
     args = parser.parse_args(argv)
     _only_compilers()
+    from ringformer.estimate.document import write_tables
     from ringformer.estimate.tables import ROWS, cells, fill
 
     rows = [row for row in ROWS if args.row in (None, row.name)]
     if not rows:
         raise UsageError(f"no row {args.row!r}; rows: {', '.join(row.name for row in ROWS)}")
-    fill(
-        Path(args.out),
-        [c for c in cells(rows) if args.only in c.name],
-        lambda line: print(line, flush=True),
-        args.passes,
-    )
+    wanted = [cell for cell in cells(rows) if args.only in cell.name]
+    fill(Path(args.out), wanted, lambda line: print(line, flush=True), args.passes)
+    write_tables(Path(args.out), Path(args.docs))
+    print(f"{args.out}, {args.docs}/tables.md, figure1.png, figure5.png")
 
 
 def _only_compilers() -> None:

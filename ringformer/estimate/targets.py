@@ -50,6 +50,8 @@ GPU_OPTIONS = {
     "xla_gpu_enable_latency_hiding_scheduler": "True",
     # One collective at a time is the default; the ring's keys and gradients travel together.
     "xla_gpu_experimental_parallel_collective_overlap_limit": "4",
+    # As above: at its default the scheduler plans for 76% of the memory.
+    "xla_gpu_memory_limit_slop_factor": "125",
     "xla_gpu_autotune_level": "0",  # there is no device to try variants on
 }
 
