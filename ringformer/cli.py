@@ -15,6 +15,8 @@ USAGE = """usage: ringformer VERB [options]
                   ringformer data tokenizer --source='text:docs/*.txt' --vocab_size=8192 --out=my.model
   estimate        compile a training step for hardware that is not here: does it fit, what is hidden
                   ringformer estimate --model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=4194304
+  plan            the fastest settings that fit a context, or the longest context
+                  ringformer plan --model=llama_13b --target=32xA100-80
   tables          search the longest contexts of the paper's Table 3, compiled
                   ringformer tables --row=v5e-256/7b
 
@@ -131,6 +133,27 @@ def estimate(argv: list[str]) -> None:
         print(as_text(f"{title}, {args.target}", goal, found, time))
 
 
+def plan(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser("ringformer plan", description=(
+        "The fastest mesh and memory settings that the compiler accepts for a context, or the longest."))  # fmt: skip
+    parser.add_argument("--model", required=True, help="a preset (ringformer/models/presets.py)")
+    parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
+    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
+    parser.add_argument("--compute_dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    args = parser.parse_args(argv)
+    _only_compilers()
+    from ringformer.estimate.plan import as_text, longest_plan, plan
+
+    def log(line):
+        print(line, file=sys.stderr, flush=True)
+
+    if args.seq_len is None:
+        found = longest_plan(args.model, args.target, args.compute_dtype, log)
+    else:
+        found = plan(args.model, args.target, args.seq_len, args.compute_dtype, log)
+    print(as_text(args.model, args.target, found))
+
+
 def tables(argv: list[str]) -> None:
     parser = argparse.ArgumentParser("ringformer tables", description=(
         "Search the paper's Table 3 with the real compilers: hours for all of it. Each attempt is kept; run it again "
@@ -222,7 +245,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer, "estimate": estimate,
-         "tables": tables}  # fmt: skip
+         "plan": plan, "tables": tables}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -19,9 +19,6 @@ from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import abstract_state, decayed, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step
 
-GPU_FRACTION = 0.92
-"""Of a GPU's memory; the rest is taken by the CUDA context, the libraries and fragmentation."""
-
 
 class CompilerFailure(RuntimeError):
     """The compiler broke down. That says nothing of whether the program fits."""
@@ -70,11 +67,10 @@ def compile_step(
     host = memory.host_temp_size_in_bytes
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = memory.peak_memory_in_bytes - host if target.chip.kind == "tpu" else total + memory.temp_size_in_bytes
-    hbm = target.chip.hbm_bytes
     return Estimate(
-        fits=target.chip.kind == "tpu" or peak <= GPU_FRACTION * hbm,
+        fits=target.chip.kind == "tpu" or peak <= target.budget,
         peak_bytes=peak,
-        hbm_bytes=hbm,
+        hbm_bytes=target.chip.hbm_bytes,
         host_bytes=host,
         argument_bytes=memory.argument_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,

@@ -34,6 +34,17 @@ def step_time(schedule: Schedule, tokens: int) -> StepTime:
     return StepTime(schedule.flops / (MATMUL_EFFICIENCY * schedule.rates.flops), schedule.exposed_seconds, tokens)
 
 
+def model_flops(model: LlamaConfig, tokens: int, forwards: int = 1) -> float:
+    """FLOPs of a step over one causal sequence: `forwards` forward passes and a backward of twice the weights' work.
+
+    2 a weight and token forward, 4 backward; attention 4 d and 10 d a visible pair and head. The input embedding does
+    no work.
+    """
+    weights = model.num_params - model.vocab_size * model.hidden_size * (not model.tie_embeddings)
+    pairs = model.num_layers * model.num_heads * model.head_dim * tokens * tokens / 2
+    return (2 * forwards + 4) * weights * tokens + (4 * forwards + 10) * pairs
+
+
 def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
     """Attention FLOPs of one device in one hop of a balanced ring, `local` tokens of one sequence on a device.
 

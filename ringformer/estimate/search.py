@@ -8,9 +8,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ringformer.estimate.compile import GPU_FRACTION
 from ringformer.estimate.roofline import host_bytes, peak_bytes
 from ringformer.estimate.targets import Chip, target
 from ringformer.models.llama import LlamaConfig
@@ -67,10 +66,9 @@ def attempt(case: Case, seq_len: int, log=lambda line: None) -> dict:
     command; that of the smallest setting if none fits. Raises RuntimeError if a compiler broke down.
     """
     goal = target(case.target)
-    budget = goal.chip.hbm_bytes * (GPU_FRACTION if goal.chip.kind == "gpu" else 1.0)
     if case.attention == "ring":
         candidates = list(savings(case.config(Saving())))
-        likely = [s for s in candidates if _predicted(case, goal.chip, seq_len, s) <= budget]
+        likely = [s for s in candidates if _predicted(case, goal.chip, seq_len, s) <= goal.budget]
         candidates = likely[:1] + [s for s in candidates[-1:] if s not in likely[:1]]
     else:
         candidates = [Saving()]
@@ -113,13 +111,8 @@ def _predicted(case: Case, chip: Chip, seq_len: int, saving: Saving) -> float:
 
 def longest_start(case: Case) -> int:
     """A power of two to begin with: the longest that the closed form lets fit."""
-    chip, length = target(case.target).chip, 1024
+    goal, length = target(case.target), 1024
     smallest = list(savings(case.config(Saving())))[-1] if case.attention == "ring" else Saving()
-    while _predicted(case, chip, 2 * length, smallest) <= chip.hbm_bytes:
+    while _predicted(case, goal.chip, 2 * length, smallest) <= goal.budget:
         length *= 2
     return length
-
-
-def with_ring(case: Case, devices: int, sequences: int) -> Case:
-    """The case with `sequences` rings over all devices, one sequence each."""
-    return replace(case, mesh_dim=f"1,{sequences},1,{devices // sequences}", batch_size=sequences)

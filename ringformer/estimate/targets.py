@@ -113,6 +113,9 @@ SLICES = {
 
 GPUS_OF_A_NODE = 8
 
+GPU_FRACTION = 0.92
+"""Of a GPU's memory; the rest is taken by the CUDA context, the libraries and fragmentation."""
+
 
 class MissingCompiler(ValueError):
     """The wheel with a target's compiler is not installed."""
@@ -131,6 +134,11 @@ class Target:
     @property
     def chip(self) -> Chip:
         return CHIPS[self.generation]
+
+    @property
+    def budget(self) -> float:
+        """Bytes of a device that a step may take: all of a TPU's, most of a GPU's."""
+        return self.chip.hbm_bytes * (GPU_FRACTION if self.chip.kind == "gpu" else 1.0)
 
     def devices(self) -> list:
         """The devices, as the compiler describes them. Raises ValueError if the compiler is not installed."""

@@ -1,0 +1,153 @@
+"""Which settings to train with: closed forms rank the candidates, the compiler judges them in that order."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ringformer.estimate import search
+from ringformer.estimate.roofline import hop_bytes, hop_flops, host_bytes, model_flops, peak_bytes
+from ringformer.estimate.search import Case, Saving, savings
+from ringformer.estimate.targets import Target, target
+from ringformer.models.llama import LlamaConfig
+from ringformer.models.presets import preset
+
+GiB = 2**30
+
+
+class Candidate(NamedTuple):
+    """Settings of a run, with what the closed forms say of them: bytes of a device and of its host, seconds a token."""
+
+    case: Case
+    saving: Saving
+    peak: float
+    host: float
+    seconds_per_token: float
+
+    def loses(self, goal: Target) -> str:
+        """Why it cannot be; empty if it can, as far as the closed forms know."""
+        chip, budget = goal.chip, goal.budget
+        if self.peak > budget:
+            return f"needs about {self.peak / GiB:.1f} of {budget / GiB:.1f} GiB"
+        if self.host > chip.host_bytes:
+            return (
+                f"needs {self.host / GiB:.0f} GiB of host memory a device, a usual host has {chip.host_bytes / GiB:.0f}"
+            )
+        return ""
+
+    def __str__(self):
+        c, s = self.case, self.saving
+        return (f"mesh {c.mesh_dim} batch {c.batch_size} head_groups {s.head_groups} remat_group {s.remat_group}"
+                f"{' offload' if c.offload else ''}")  # fmt: skip
+
+
+def candidates(model: str, goal: Target, seq_len: int, compute_dtype: str, devices: int) -> list[Candidate]:
+    """Every mesh of rings (and of tp within a node, or within 8 chips), every memory setting; fastest first."""
+    found = []
+    shape = LlamaConfig(**preset(model))
+    for tp in (1, 2, 4, 8):
+        if shape.num_heads % tp or shape.intermediate_size % tp or shape.num_kv_heads % tp:
+            continue
+        for rings in (1, 2, 4, 8):
+            sp = devices // (tp * rings)
+            if sp * tp * rings != devices or seq_len % (2 * sp * tp):
+                continue
+            for offload in (False, True):
+                case = Case(model, goal.name, "ring", compute_dtype, f"1,{rings},{tp},{sp}", rings, offload)
+                for saving in savings(shape):
+                    if (shape.num_kv_heads // tp) % saving.head_groups == 0:
+                        found.append(_candidate(case, saving, goal, seq_len, tp, sp))
+    return sorted(found, key=lambda c: c.seconds_per_token)
+
+
+def _candidate(case: Case, saving: Saving, goal: Target, seq_len: int, tp: int, sp: int) -> Candidate:
+    model, local = case.config(saving), seq_len // (sp * tp)
+    ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
+    rate = goal.chip.flops(case.compute_dtype)
+    itemsize = 2 if case.compute_dtype == "bfloat16" else 4
+    link = goal.ring_bandwidth(sp * tp)
+    compute = model_flops(model, seq_len, forwards=2 + (saving.remat_group > 1)) / (sp * tp) / rate
+    exposed = 0.0
+    for backward, times in ((False, 2 + (saving.remat_group > 1)), (True, 1)):
+        hop = hop_bytes(model, ring, backward=backward, itemsize=itemsize) / tp / link
+        cover = hop_flops(model, ring, backward=backward) / tp / rate
+        exposed += times * (sp - 1) * model.num_layers * max(0.0, hop - cover)
+    if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
+        moved = 4 * ring * model.hidden_size * itemsize * (tp - 1) / tp
+        exposed += (3 + (saving.remat_group > 1)) * model.num_layers * moved / goal.ring_bandwidth(tp)
+    # Groups of heads make more, smaller kernels; a transfer to the host is taken to be hidden.
+    seconds = (compute + exposed) * (1 + 0.005 * math.log2(saving.head_groups) + 0.002 * case.offload)
+    peak = peak_bytes(model, local, devices=case.batch_size * sp * tp, tp=tp)
+    return Candidate(case, saving, peak, host_bytes(model, local), seconds / seq_len)
+
+
+class Plan(NamedTuple):
+    """The chosen candidate with its compiled estimate; None if the compiler accepted none."""
+
+    seq_len: int
+    chosen: Candidate | None
+    estimate: dict | None
+    refused: list[tuple[Candidate, str]]
+    """What lost against it, fastest first, and why."""
+
+
+def plan(
+    model: str, target_name: str, seq_len: int, compute_dtype: str, log: Callable[[str], None], attempts: int = 4
+) -> Plan:
+    """The fastest settings that the compiler accepts, trying at most `attempts` of the likely ones."""
+    goal = target(target_name)
+    ranked = candidates(model, goal, seq_len, compute_dtype, len(goal.devices()))
+    if not ranked:
+        raise ValueError(f"no mesh of {target_name} divides sequences of {seq_len} tokens; use a power of two")
+    refused = [(c, why) for c in ranked if (why := c.loses(goal))]
+    likely = [c for c in ranked if not c.loses(goal)]
+    # If nothing is likely, the closed forms may be wrong about the smallest.
+    for candidate in (likely or sorted(ranked, key=lambda c: c.peak))[:attempts]:
+        log(f"compiling {candidate}")
+        found = search.run(candidate.case.command(seq_len, candidate.saving))
+        if found["fits"]:
+            for c in likely:
+                if c.seconds_per_token > candidate.seconds_per_token:
+                    slower = c.seconds_per_token / candidate.seconds_per_token - 1
+                    refused.append((c, f"{slower:.1%} slower (modelled)"))
+            return Plan(seq_len, candidate, found, refused)
+        refused.append((candidate, f"compiled: needs {found['peak_bytes'] / GiB:.2f} GiB"))
+    return Plan(seq_len, None, None, refused)
+
+
+def longest_plan(model: str, target_name: str, compute_dtype: str, log: Callable[[str], None]) -> Plan:
+    """The plan of the longest power of two that some candidate is accepted at."""
+    goal = target(target_name)
+    devices, length = len(goal.devices()), 2**12
+    while any(not c.loses(goal) for c in candidates(model, goal, 2 * length, compute_dtype, devices)):
+        length *= 2
+    best = plan(model, target_name, length, compute_dtype, log)
+    while best.chosen is None and length > 2**12:
+        length //= 2
+        best = plan(model, target_name, length, compute_dtype, log)
+    return best
+
+
+def as_text(model: str, target_name: str, found: Plan, shown: int = 8) -> str:
+    title = f"{model} on {target_name}, {found.seq_len:,} tokens"
+    lines = []
+    if found.chosen is None:
+        lines += [f"{title}: nothing fits that was tried", "  use a larger slice, or half the sequence"]
+    else:
+        c, e = found.chosen, found.estimate
+        lines += [
+            f"{title}: {c}",
+            f"  compiled: {e['peak_bytes'] / GiB:.2f} of {e['hbm_bytes'] / GiB:.2f} GiB"
+            + (f", {e['host_bytes'] / GiB:.1f} GiB of host memory a device" if e["host_bytes"] else "")
+            + f"; {e['exposed_in_ring_loops_bytes'] / GiB:.1f} GiB of ring bytes exposed in its loops; modelled "
+            f"{e['step_seconds_model']:,.0f} s a step, {e['tokens_per_second_model']:,.0f} tokens/s",
+            "  the config to use:",
+            f"    --config.seq_len={found.seq_len} --config.batch_size={c.case.batch_size} "
+            f"--config.mesh_dim={c.case.mesh_dim}",
+            f"    --config.model.compute_dtype={c.case.compute_dtype} --config.model.remat=full "
+            f"--config.model.head_groups={c.saving.head_groups} --config.model.remat_group={c.saving.remat_group} "
+            f"--config.model.offload={c.case.offload}",
+        ]
+    lines.append(f"  why not the others (the fastest {min(shown, len(found.refused))} of {len(found.refused)}):")
+    ordered = sorted(found.refused, key=lambda item: item[0].seconds_per_token)
+    lines += [f"    {c!s:60s} {why}" for c, why in ordered[:shown]]
+    return "\n".join(lines)

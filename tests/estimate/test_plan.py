@@ -1,0 +1,78 @@
+"""The plan: candidates ranked by closed forms, judged by a compiler that is a formula."""
+
+import pytest
+
+from ringformer.estimate import plan as planning
+from ringformer.estimate import search
+from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
+from ringformer.estimate.roofline import model_flops, peak_bytes
+from ringformer.estimate.search import Saving
+from ringformer.estimate.targets import Target, target
+from ringformer.models.llama import LlamaConfig
+from ringformer.models.presets import preset
+
+GPUS = "8xA100-80"
+
+
+@pytest.fixture(autouse=True)
+def eight_devices(monkeypatch):
+    monkeypatch.setattr(Target, "devices", lambda self: [None] * 8)
+
+
+def compiler(monkeypatch, accepts):
+    def run(command):
+        options = dict(word[2:].split("=") for word in command if "=" in word)
+        return {"fits": accepts(options), "peak_bytes": 2**36, "hbm_bytes": 2**36, "host_bytes": 0, "command": command,
+                "exposed_in_ring_loops_bytes": 0, "step_seconds_model": 1.0, "tokens_per_second_model": 1.0}  # fmt: skip
+
+    monkeypatch.setattr(search, "run", run)
+
+
+def test_candidates_are_meshes_of_all_devices_fastest_first():
+    found = candidates("llama_7b", target(GPUS), 2**17, "bfloat16", 8)
+    for c in found:
+        dp, fsdp, tp, sp = (int(x) for x in c.case.mesh_dim.split(","))
+        assert dp * fsdp * tp * sp == 8 and c.case.batch_size == fsdp
+    seconds = [c.seconds_per_token for c in found]
+    assert seconds == sorted(seconds)
+    assert found[0].saving == Saving() and not found[0].case.offload  # whatever saves memory costs time
+
+
+def test_the_fastest_that_is_accepted_is_chosen(monkeypatch):
+    compiler(monkeypatch, lambda options: True)
+    found = plan("llama_7b", GPUS, 2**17, "bfloat16", lambda line: None)
+    assert found.chosen.saving == Saving()
+    compiler(monkeypatch, lambda options: int(options["head_groups"]) > 1)
+    refused = plan("llama_7b", GPUS, 2**17, "bfloat16", lambda line: None, attempts=100)
+    assert refused.chosen.saving.head_groups > 1
+    assert refused.chosen.seconds_per_token > found.chosen.seconds_per_token
+    assert any(why.startswith("compiled") for _, why in refused.refused)
+    text = as_text("llama_7b", GPUS, refused)
+    assert "--config.model.head_groups=4" in text and "why not the others" in text
+
+
+def test_the_longest_halves_until_something_is_accepted(monkeypatch):
+    compiler(monkeypatch, lambda options: int(options["seq_len"]) <= 2**17)
+    found = longest_plan("llama_7b", GPUS, "bfloat16", lambda line: None)
+    assert found.seq_len == 2**17 and found.chosen is not None
+
+
+def test_nothing_fits(monkeypatch):
+    compiler(monkeypatch, lambda options: False)
+    found = plan("llama_65b", GPUS, 2**24, "float32", lambda line: None)
+    assert found.chosen is None and "nothing fits" in as_text("llama_65b", GPUS, found)
+
+
+def test_lengths_that_no_mesh_divides():
+    with pytest.raises(ValueError, match="no mesh of 8xA100-80 divides sequences of 1001 tokens"):
+        plan("llama_7b", GPUS, 1001, "bfloat16", lambda line: None)
+
+
+def test_closed_forms():
+    """FLOPs of a forward and backward are 6 a weight and token, and 14 d a visible pair and head; memory falls with
+    each saving."""
+    model = LlamaConfig(**preset("llama_7b"))
+    weights, pairs = model.num_params - 32000 * 4096, 32 * 32 * 128 * 4096**2 / 2
+    assert model_flops(model, 4096) == pytest.approx(6 * weights * 4096 + 14 * pairs)
+    peaks = [peak_bytes(LlamaConfig(**preset("llama_7b") | vars(s)), 32768, devices=256) for s in search.savings(model)]
+    assert peaks == sorted(peaks, reverse=True) and planning.GiB * 12 < peaks[1] < planning.GiB * 15
