@@ -38,14 +38,13 @@ def main(argv: list[str] | None = None) -> int:
         if verb not in VERBS:
             near = difflib.get_close_matches(verb, VERBS, 1)
             raise UsageError(f"unknown verb {verb!r}" + (f"; did you mean {near[0]!r}?" if near else f"\n\n{USAGE}"))
-        VERBS[verb](rest)
+        return VERBS[verb](rest) or 0
     except (UsageError, ValueError, FileNotFoundError) as error:
         print(f"ringformer {verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"ringformer {verb}: interrupted", file=sys.stderr)
         return 130
-    return 0
 
 
 def load_config(argv: list[str]):
@@ -93,7 +92,7 @@ def train(argv: list[str]) -> None:
 MEMORY_FLAGS = {"attention": str, "compute_dtype": str, "remat": str, "remat_group": int, "head_groups": int}
 
 
-def estimate(argv: list[str]) -> None:
+def estimate(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("ringformer estimate", description=(
         "Compile the training step for a target and report memory, communication and overlap. With --config, other "
         "arguments, such as --config.model.ffn_chunk=512, change the configuration."))  # fmt: skip
@@ -116,21 +115,34 @@ def estimate(argv: list[str]) -> None:
     import json
 
     _only_compilers()
-    from ringformer.estimate.compile import compile_step
-    from ringformer.estimate.report import as_json, as_text
-    from ringformer.estimate.roofline import step_time
-    from ringformer.estimate.targets import target
+    from ringformer.estimate import report, roofline
+    from ringformer.estimate.compile import CompilerFailure, compile_step
+    from ringformer.estimate.targets import MissingCompiler, target
+    from ringformer.mesh import mesh_shape
     from ringformer.models.llama import LlamaConfig
 
-    model, goal = LlamaConfig(**values.model.to_dict()), target(args.target)
+    model, goal, tokens = LlamaConfig(**values.model.to_dict()), target(args.target), args.seq_len * args.batch_size
+    _, fsdp, tp, sp = mesh_shape(args.mesh_dim, goal.num_devices)
+    local = tokens // goal.num_devices
+    parts = roofline.memory(model, local, devices=fsdp * tp * sp, tp=tp)
+    title = (
+        f"{args.config or args.model}, {args.batch_size} x {args.seq_len:,} tokens, mesh {args.mesh_dim}, {args.target}"
+    )
     print(f"compiling for {goal.topology}; minutes for a large model", file=sys.stderr)
-    found = compile_step(model, goal, args.mesh_dim, seq_len=args.seq_len, batch_size=args.batch_size)
-    time = found.schedule and step_time(found.schedule, args.seq_len * args.batch_size)
-    if args.json:
-        print(json.dumps(as_json(found, time)))
-    else:
-        title = f"{args.config or args.model}, {args.batch_size} x {args.seq_len:,} tokens, mesh {args.mesh_dim}"
-        print(as_text(f"{title}, {args.target}", goal, found, time))
+    try:
+        found = compile_step(model, goal, args.mesh_dim, seq_len=args.seq_len, batch_size=args.batch_size)
+    except MissingCompiler as missing:
+        print(missing, file=sys.stderr)
+        as_json = report.closed_form_as_json(goal, parts, roofline.host_bytes(model, local))
+        print(json.dumps(as_json) if args.json else report.closed_form_as_text(title, goal, parts))
+        return 0
+    except CompilerFailure as failure:
+        said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
+        print(f"ringformer estimate: {said}", file=sys.stderr)
+        return 1
+    time = found.schedule and roofline.step_time(found.schedule, tokens)
+    print(json.dumps(report.as_json(found, time)) if args.json else report.as_text(title, goal, found, time, parts))
+    return 0
 
 
 def plan(argv: list[str]) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from ringformer.cli import UsageError, load_config, main
+from ringformer.estimate import compile as compilation
+from ringformer.estimate import targets
+from ringformer.estimate.compile import CompilerFailure
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.py"
 
@@ -62,3 +65,48 @@ def test_a_tokenizer_trained_and_a_store_built_with_it(tmp_path, capsys):
 def test_the_installed_command_knows_its_verbs():
     done = subprocess.run([sys.executable, "-m", "ringformer.cli", "help"], capture_output=True, text=True, check=True)
     assert "data tokenizer" in done.stdout
+
+
+ESTIMATE = ["estimate", "--model=llama_7b", "--target=8xH100", "--seq_len=524288"]
+
+
+def test_an_estimate_without_its_compiler_is_a_closed_form_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    targets._devices.cache_clear()
+    assert main(ESTIMATE) == 0
+    out, err = capsys.readouterr()
+    assert "pip install 'ringformer[cuda]'" in err
+    assert "closed form, not compiled: should fit" in out and "kept layer inputs" in out
+    assert main([*ESTIMATE, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["closed_form"] and found["fits"] and found["peak_bytes"] < found["hbm_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--model=llama_9b", "unknown model 'llama_9b'; known models: tiny"),
+        ("--target=v5e-3", "unknown slice 'v5e-3'; known: v5e-4"),
+        ("--mesh_dim=1,1,1,5", "needs 5 devices, there are 8"),
+        ("--head_groups=5", "head_groups=5 does not divide num_kv_heads=32"),
+        ("--config.steps=3", "with --config=FILE, overrides are possible"),
+    ],
+)
+def test_estimates_that_cannot_be(change, message, capsys):
+    assert main([*ESTIMATE, change]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_row_lists_the_rows(capsys):
+    assert main(["tables", "--row=v5e-256/9b"]) == 2
+    assert "v5e-256/7b" in capsys.readouterr().err
+
+
+def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):
+    def breaks(*args, **kwargs):
+        raise CompilerFailure("INTERNAL: something else")
+
+    monkeypatch.setattr(compilation, "compile_step", breaks)
+    assert main(ESTIMATE) == 1
+    out, err = capsys.readouterr()
+    assert not out and "the compiler broke down, which says nothing of whether it fits: INTERNAL" in err

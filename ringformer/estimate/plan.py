@@ -95,7 +95,7 @@ def plan(
 ) -> Plan:
     """The fastest settings that the compiler accepts, trying at most `attempts` of the likely ones."""
     goal = target(target_name)
-    ranked = candidates(model, goal, seq_len, compute_dtype, len(goal.devices()))
+    ranked = candidates(model, goal, seq_len, compute_dtype, goal.num_devices)
     if not ranked:
         raise ValueError(f"no mesh of {target_name} divides sequences of {seq_len} tokens; use a power of two")
     refused = [(c, why) for c in ranked if (why := c.loses(goal))]
@@ -117,7 +117,7 @@ def plan(
 def longest_plan(model: str, target_name: str, compute_dtype: str, log: Callable[[str], None]) -> Plan:
     """The plan of the longest power of two that some candidate is accepted at."""
     goal = target(target_name)
-    devices, length = len(goal.devices()), 2**12
+    devices, length = goal.num_devices, 2**12
     while any(not c.loses(goal) for c in candidates(model, goal, 2 * length, compute_dtype, devices)):
         length *= 2
     best = plan(model, target_name, length, compute_dtype, log)

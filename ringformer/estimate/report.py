@@ -1,7 +1,7 @@
 """An estimate as one JSON object for a program, and as text for a person."""
 
 from ringformer.estimate.compile import Estimate
-from ringformer.estimate.roofline import StepTime
+from ringformer.estimate.roofline import ADVICE, StepTime
 from ringformer.estimate.schedule import Transfer
 from ringformer.estimate.targets import GiB, Target
 
@@ -29,8 +29,10 @@ def as_json(estimate: Estimate, time: StepTime | None) -> dict:
     }
 
 
-def as_text(title: str, target: Target, estimate: Estimate, time: StepTime | None) -> str:
-    """What a person wants to know, the verdict first."""
+def as_text(
+    title: str, target: Target, estimate: Estimate, time: StepTime | None, parts: dict[str, float] | None = None
+) -> str:
+    """What a person wants to know, the verdict first. `parts`: the closed form of `roofline.memory`."""
     e, s = estimate, estimate.schedule
     verdict = "FITS" if e.fits else "DOES NOT FIT"
     lines = [
@@ -38,10 +40,10 @@ def as_text(title: str, target: Target, estimate: Estimate, time: StepTime | Non
         f"  {verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {target.chip.name}",
     ]
     if s is None:
-        lines.append("  what takes the memory, by the compiler:")
-        lines += ["    " + line for line in e.largest.splitlines()[:24]]
-        lines.append("  try more devices on sp, remat='full', --offload, smaller chunks, or half the sequence")
-        return "\n".join(lines)
+        if e.largest:
+            lines.append("  what takes the memory, by the compiler:")
+            lines += ["    " + line for line in e.largest.splitlines()[:24]]
+        return "\n".join(lines + _parts(parts or {}))
     lines += [
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
         + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else ""),
@@ -58,6 +60,29 @@ def as_text(title: str, target: Target, estimate: Estimate, time: StepTime | Non
               f"{'hidden' if t.hidden else 'exposed'}{'' if t.asynchronous else ' (synchronous)'}"
               for t in by_bytes(s.transfers) if t.bytes * t.count > 1e-4 * GiB]  # fmt: skip
     return "\n".join(lines)
+
+
+def closed_form_as_json(target: Target, parts: dict[str, float], host: float) -> dict:
+    """The answer without a compiler; what only a compiler can say is left out."""
+    peak = sum(parts.values())
+    return {"closed_form": True, "fits": peak <= target.budget, "peak_bytes": round(peak),
+            "hbm_bytes": target.chip.hbm_bytes, "host_bytes": round(host)}  # fmt: skip
+
+
+def closed_form_as_text(title: str, target: Target, parts: dict[str, float]) -> str:
+    peak = sum(parts.values())
+    verdict = "should fit" if peak <= target.budget else "should not fit"
+    have = target.chip.hbm_bytes / GiB
+    return "\n".join(
+        [f"{title}\n  closed form, not compiled: {verdict}, {peak / GiB:.1f} of {have:.2f} GiB", *_parts(parts)]
+    )
+
+
+def _parts(parts: dict[str, float]) -> list[str]:
+    lines = ["  by the closed form, and what makes it smaller:"] if parts else []
+    for name, size in sorted(parts.items(), key=lambda item: -item[1]):
+        lines.append(f"    {size / GiB:6.2f} GiB  {name}: {ADVICE[name]}")
+    return lines
 
 
 def by_bytes(transfers: list[Transfer]) -> list[Transfer]:

@@ -75,24 +75,41 @@ def host_bytes(model: LlamaConfig, local: int) -> float:
     return kept * local * model.hidden_size * _itemsize(model) if model.offload else 0.0
 
 
-def peak_bytes(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> float:
-    """Device memory of a train step, to choose what to compile: kept inputs exactly, working sets by rule of thumb.
+def memory(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> dict[str, float]:
+    """Bytes of device memory of a train step by what they are for; `local` tokens and all of tp's share on a device.
 
-    State is sharded over `devices`; `local` tokens on a device. The counts of [T, D] arrays that are alive at the
+    State is sharded over `devices`. Kept inputs and state are exact; the numbers of [T, D] arrays that are alive at the
     peak of a layer's backward (9, and 18 over the number of head groups) were fitted to compiled TPU programs.
     """
     D, F, V, L = model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers
     item, stream = _itemsize(model), local * D * _itemsize(model)
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
-    state = 20 * model.num_params / devices
-    weights = (item + 4) * layer + 4 * V * D
     kept = L // model.remat_group * (0 if model.offload else 1) + (model.remat_group if model.remat_group > 1 else 0)
     work = 9 * stream + 18 * stream / model.head_groups
     if model.attention in ("vanilla", "memory_efficient"):
         work += 4 * item * local * F / tp
     if model.attention == "vanilla":
         work += 12 * model.num_heads / tp * local * local
-    return state + weights + kept * stream + work
+    return {
+        "kept layer inputs": kept * stream,
+        "working set of a layer": work,
+        "weights of a layer, their gradients, embedding gradient": (item + 4) * layer + 4 * V * D,
+        "parameters, optimizer and gradients": 20 * model.num_params / devices,
+    }
+
+
+ADVICE = {
+    "kept layer inputs": "--remat_group (two levels), --offload, or more devices on sp",
+    "working set of a layer": "--head_groups, or more devices on sp",
+    "weights of a layer, their gradients, embedding gradient": "tp",
+    "parameters, optimizer and gradients": "more devices on fsdp or sp",
+}
+"""What makes each part of `memory` smaller."""
+
+
+def peak_bytes(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> float:
+    """The sum of `memory`: to choose what to compile, and the answer where there is no compiler."""
+    return sum(memory(model, local, devices=devices, tp=tp).values())
 
 
 def _itemsize(model: LlamaConfig) -> int:

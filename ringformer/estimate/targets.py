@@ -7,6 +7,7 @@
 The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks them for the topology.
 """
 
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -140,6 +141,12 @@ class Target:
         """Bytes of a device that a step may take: all of a TPU's, most of a GPU's."""
         return self.chip.hbm_bytes * (GPU_FRACTION if self.chip.kind == "gpu" else 1.0)
 
+    @property
+    def num_devices(self) -> int:
+        """JAX devices, known without a compiler."""
+        shape = math.prod(int(x) for x in self.topology.split(":")[-1].split("x"))
+        return shape * (2 if self.generation in ("v3", "tpu7x") else 1)  # cores of a chip
+
     def devices(self) -> list:
         """The devices, as the compiler describes them. Raises ValueError if the compiler is not installed."""
         return list(_devices(self.generation, self.topology))
@@ -181,7 +188,7 @@ def _devices(chip: str, topology: str) -> tuple:
     wheels = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13") if chip.kind == "gpu" else ("libtpu",)
     if not any(_installed(wheel) for wheel in wheels):
         extra = "cuda" if chip.kind == "gpu" else "estimate"
-        raise MissingCompiler(f"its compiler is missing: pip install 'ringformer[{extra}]'")
+        raise MissingCompiler(f"the compiler for {chip.name} is missing: pip install 'ringformer[{extra}]'")
     if chip.kind == "gpu":
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of versions of drivers that are not here
         more = dict(topology_name="", platform="cuda", target_config=chip.description, topology=topology)

@@ -266,7 +266,9 @@ def _backward(ring: _Ring, residuals, cotangents):
         with jax.named_scope(LOOP):
             carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry)
         carry = step(n - 1, carry, send=False)
-    dq, dkeys, _ = step(None, (*carry[:2], own), send=False)
+    # Stacked anew for the own block: kept through the loop, it would take the memory of k and v twice.
+    dq, dkeys, k_now, v_now = lax.optimization_barrier((*carry[:2], k, v))
+    dq, dkeys, _ = step(None, (dq, dkeys, _stacked(k_now, v_now, bias, tied[2])), send=False)
 
     dk, dv = rearrange(dkeys.kv, "two b k s d -> two b s k d")
     dq = rearrange(dq, "b k g t d -> b t (k g) d")

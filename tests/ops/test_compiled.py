@@ -28,7 +28,7 @@ def tpu_ring():
     return Mesh(np.array([devices[c] for c in cycle]), ("sp",))
 
 
-def compiled(layout, T, backward=True):
+def compiled(layout, T, backward=True, **options):
     """Attention of 8 x T tokens in bfloat16 on a ring of 8, alone or with its gradients."""
     attention = partial(ring_attention, axis_name="sp", layout=layout)
 
@@ -42,7 +42,7 @@ def compiled(layout, T, backward=True):
     )
     arrays = [array(H), array(K), array(K)] + [array(H)] * backward
     run = jax.shard_map(forward_and_backward if backward else attention, mesh=mesh, in_specs=spec, out_specs=spec)
-    return jax.jit(run).lower(*arrays).compile()
+    return jax.jit(run).lower(*arrays).compile(compiler_options=options)
 
 
 def hops(dtype, T):
@@ -70,3 +70,12 @@ def test_backward_hops_and_linear_memory(layout):
         assert found == {hops("f32", T): N - 1}
         temporaries[T] = program.memory_analysis().temp_size_in_bytes
     assert temporaries[16384] <= 2.15 * temporaries[8192], temporaries
+
+
+@on_tpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_temporaries_where_memory_is_wanted(layout):
+    """The compiler spends memory that nobody else needs. Told that there is little, it takes 1153 MiB of temporaries
+    for 8192 tokens, 32 heads of 128 (the authors' op, without a limit: 1472)."""
+    program = compiled(layout, 8192, xla_tpu_max_hbm_size_mib="1850")
+    assert program.memory_analysis().temp_size_in_bytes <= 1200 * 2**20
