@@ -1,0 +1,94 @@
+"""Is the ring hidden? The train step of a small model, compiled for four kinds of TPU at several local lengths.
+
+    python benchmarks/overlap.py --out results/overlap.json --figure docs/overlap.png
+
+Needs `libtpu` and no TPU. For each hop inside the ring's loops it records the seconds on the link and the seconds of
+computation that the compiler scheduled between its start and its end; the picture shows their ratio beside the closed
+form (2 and 2.4 F/B, docs/overlap.md). All of it is compiled, nothing measured.
+"""
+
+import argparse
+import datetime
+import json
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from ringformer.estimate.compile import compile_step
+from ringformer.estimate.roofline import smallest_local_length
+from ringformer.estimate.targets import target
+from ringformer.models.llama import LlamaConfig
+
+TARGETS = ("v4:2x2x2", "v5e:4x2", "v5p:2x2x2", "v6e:4x2")
+LENGTHS = (8192, 16384, 32768)
+MODEL = LlamaConfig(
+    vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=128
+)
+PASSES = ("forward", "backward")
+
+
+def compile_rows(lengths: tuple[int, ...]) -> list[dict]:
+    rows = []
+    for name in TARGETS:
+        goal = target(name)
+        for local in lengths:
+            estimate = compile_step(MODEL, goal, "1,1,1,-1", seq_len=local * goal.num_devices)
+            hops = [t for t in estimate.schedule.transfers if t.in_ring_loop and len(t.shape) == 5]
+            row = {"target": name, "local": local, "max_link_hops": int(estimate.max_link_hops),
+                   "asynchronous": all(t.asynchronous for t in hops)}  # fmt: skip
+            # Gradients (f32) travel with the backward's keys; the other two loops carry keys alone.
+            gradients = [t.cover / t.seconds for t in hops if t.dtype == "f32"]
+            keys = sorted(t.cover / t.seconds for t in hops if t.dtype == "bf16")
+            row["forward_cover_over_link"] = round(keys[1], 3)  # the worse of the forward and the recomputed forward
+            row["backward_cover_over_link"] = round(min(keys[0], *gradients), 3)
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    for ax, label in zip(axes, PASSES, strict=True):
+        for i, name in enumerate(TARGETS):
+            mine = [r for r in rows if r["target"] == name]
+            limit = smallest_local_length(MODEL, target(name).chip, backward=label == "backward")
+            lengths = [r["local"] for r in mine]
+            ax.plot(lengths, [x / limit for x in lengths], "-", color=f"C{i}", alpha=0.4)
+            ax.plot(lengths, [r[f"{label}_cover_over_link"] for r in mine], "o", color=f"C{i}", label=name)
+        ax.axhline(1, color="0.3", linewidth=1, linestyle="--")
+        ax.text(LENGTHS[0], 1.04, "hidden above", fontsize=8, color="0.3")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(LENGTHS, [f"{x // 1024}K" for x in LENGTHS])
+        ax.set(xlabel="local length (tokens)", title=f"{label} hops inside the ring's loop")
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("computation scheduled meanwhile / link time")
+    axes[0].legend(title="compiled (line: closed form)", fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="results/overlap.json")
+    parser.add_argument("--figure", default="docs/overlap.png")
+    parser.add_argument("--lengths", type=lambda s: tuple(map(int, s.split(","))), default=LENGTHS)
+    args = parser.parse_args()
+    rows = compile_rows(args.lengths)
+    what = "compiled: computation between start and end of a hop over its time on the link, both at peak rates"
+    result = {"what": what, "command": "python benchmarks/overlap.py",
+              "date": datetime.date.today().isoformat(),
+              "versions": {p: version(p) for p in ("jax", "libtpu")}, "rows": rows}  # fmt: skip
+    Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+    draw(rows, Path(args.figure))
+
+
+if __name__ == "__main__":
+    main()
