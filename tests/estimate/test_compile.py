@@ -6,6 +6,7 @@ from functools import lru_cache
 import pytest
 
 from ringformer.estimate import compile as compilation
+from ringformer.estimate import targets
 from ringformer.estimate.compile import CompilerFailure, compile_step
 from ringformer.estimate.report import as_json, as_text
 from ringformer.estimate.roofline import smallest_local_length, step_time
@@ -69,6 +70,19 @@ def test_flops_are_those_of_the_mathematics():
     weights = LAYERS * (4 * 256 * 256 + 3 * 256 * 512)
     expected = (8 * weights + 6 * 256 * 512) * T + LAYERS * MODEL.num_heads * (4 + 4 + 10) * 128 * T * T / 2
     assert estimate(local).schedule.flops * N == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not targets._installed("jax_plugins.xla_cuda12"), reason="the CUDA wheels take gigabytes")
+def test_a_gpu_target():
+    """The same by the GPU compiler: n-1 hops, nothing exposed inside the loops, exposed at most 2/sp of all."""
+    local = 16384
+    e = compile_step(MODEL, target("8xA100-80"), "1,1,1,8", seq_len=N * local)
+    assert e.fits and e.max_link_hops is None
+    assert hops(e.schedule, "f32", local) == N - 1
+    s = e.schedule
+    assert s.exposed_in_ring_loops == 0
+    assert s.exposed_permute_bytes <= 2 / N * (s.hidden_permute_bytes + s.exposed_permute_bytes)
 
 
 @on_tpu
