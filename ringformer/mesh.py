@@ -27,6 +27,25 @@ TENSOR_PARALLEL = "HKF"
 """The shape letters that tp shards."""
 
 
+COMPILER_OPTIONS = {
+    # The limit on scheduled memory: at its default the scheduler gives up overlap in nearly full programs.
+    "tpu": {"xla_tpu_scheduler_percent_shared_memory_limit": "150"},
+    "gpu": {
+        "xla_gpu_enable_latency_hiding_scheduler": "True",
+        # One collective at a time is the default; the ring's keys and gradients travel together.
+        "xla_gpu_experimental_parallel_collective_overlap_limit": "4",
+        # As above: at its default the scheduler plans for 76% of the memory.
+        "xla_gpu_memory_limit_slop_factor": "125",
+    },
+}
+"""By platform, what the compiler must be told for the ring to be hidden (docs/overlap.md)."""
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """Of a train step on this mesh."""
+    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+
+
 def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, ...]:
     """The sizes of (dp, fsdp, tp, sp) from "dp,fsdp,tp,sp", where one of them may be -1: the rest."""
     form = f'"{",".join(AXIS_NAMES)}", four integers of which one may be -1'

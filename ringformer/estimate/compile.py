@@ -12,12 +12,15 @@ from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
 from ringformer.estimate.schedule import Rates, Schedule, read_schedule
 from ringformer.estimate.targets import Target
-from ringformer.mesh import BATCH, check_model, make_mesh
+from ringformer.mesh import BATCH, check_model, compiler_options, make_mesh
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import abstract_state, decayed, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step
+
+WITHOUT_DEVICES = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0"}}
+"""There is no device to try variants of a kernel on."""
 
 
 class CompilerFailure(RuntimeError):
@@ -59,7 +62,7 @@ def compile_step(
     start = time.perf_counter()
     lowered = step.lower(abstract_state(shardings, optimizer, mesh), _abstract_batch(batch_size, seq_len, mesh))
     try:
-        compiled = lowered.compile(compiler_options=dict(target.chip.compiler_options))
+        compiled = lowered.compile(compiler_options=compiler_options(mesh) | WITHOUT_DEVICES[target.chip.kind])
     except jax.errors.JaxRuntimeError as error:
         return _does_not_fit(str(error), target, max_link_hops(mesh), time.perf_counter() - start)
     seconds = time.perf_counter() - start

@@ -37,7 +37,6 @@ class Chip:
     """GPU: of its share of the network between nodes, in one direction."""
     host_bytes: int
     """Host memory per device, of a usual host."""
-    compiler_options: dict = field(default_factory=dict, hash=False)
     description: str = field(default="", repr=False)
     """GPU: what the compiler wants to know of it (GpuTargetConfigProto)."""
 
@@ -45,22 +44,10 @@ class Chip:
         return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
 
 
-# The limit on scheduled memory: at its default the scheduler gives up overlap in nearly full programs.
-TPU_OPTIONS = {"xla_tpu_scheduler_percent_shared_memory_limit": "150"}
-GPU_OPTIONS = {
-    "xla_gpu_enable_latency_hiding_scheduler": "True",
-    # One collective at a time is the default; the ring's keys and gradients travel together.
-    "xla_gpu_experimental_parallel_collective_overlap_limit": "4",
-    # As above: at its default the scheduler plans for 76% of the memory.
-    "xla_gpu_memory_limit_slop_factor": "125",
-    "xla_gpu_autotune_level": "0",  # there is no device to try variants on
-}
-
-
 def _tpu(name, tflops, hbm_gib, bandwidth, link, host_gib) -> Chip:
     return Chip(
         name, "tpu", tflops * 1e12, tflops * 1e12, int(hbm_gib * GiB), bandwidth * 1e9, link * 1e9, 0.0,
-        host_gib * GiB, TPU_OPTIONS,
+        host_gib * GiB,
     )  # fmt: skip
 
 
@@ -82,7 +69,7 @@ def _gpu(name, tflops, tf32_tflops, hbm_bytes, bandwidth, link, network, *, sm, 
     """
     return Chip(
         name, "gpu", tflops * 1e12, tf32_tflops * 1e12, hbm_bytes, bandwidth * 1e9, link * 1e9, network * 1e9,
-        250 * GiB, GPU_OPTIONS, description,
+        250 * GiB, description,
     )  # fmt: skip
 
 

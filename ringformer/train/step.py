@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ringformer.mesh import AXIS_NAMES, BATCH
+from ringformer.mesh import AXIS_NAMES, BATCH, compiler_options
 from ringformer.models.llama import Axes, LlamaConfig
 from ringformer.ops.vma import vary
 from ringformer.train.optimizer import clip, global_norm
@@ -54,7 +54,7 @@ def make_train_step(
 
     state_specs = specs(shardings)
     sharded = jax.shard_map(step, mesh=mesh, in_specs=(state_specs, BATCH), out_specs=(state_specs, P()))
-    return jax.jit(sharded, donate_argnums=0)
+    return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh))
 
 
 def make_eval_step(config: LlamaConfig, weights: dict, mesh: Mesh):
