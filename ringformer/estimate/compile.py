@@ -68,8 +68,10 @@ def compile_step(
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     host = memory.host_temp_size_in_bytes
-    total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    peak = memory.peak_memory_in_bytes - host if target.chip.kind == "tpu" else total + memory.temp_size_in_bytes
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    peak += memory.temp_size_in_bytes
+    if target.chip.kind == "tpu" and not host:  # with host memory, the compiler's own peak is that of both together
+        peak = memory.peak_memory_in_bytes
     return Estimate(
         fits=target.chip.kind == "tpu" or peak <= target.budget,
         peak_bytes=peak,
