@@ -102,8 +102,10 @@ def estimate(argv: list[str]) -> int:
     parser.add_argument("--mesh_dim", default="1,1,1,-1", help="dp,fsdp,tp,sp; -1 for the rest")
     parser.add_argument("--seq_len", type=int, required=True, help="tokens of a sequence")
     parser.add_argument("--batch_size", type=int, default=1, help="sequences a step")
+    chosen = {"head_groups", "remat_group"}
     for name, kind in MEMORY_FLAGS.items():
-        parser.add_argument(f"--{name}", type=kind, help=f"model.{name} (ringformer/models/llama.py)")
+        default = "; if neither is given, chosen so that it fits" if name in chosen else ""
+        parser.add_argument(f"--{name}", type=kind, help=f"model.{name} (ringformer/models/llama.py){default}")
     parser.add_argument("--offload", action="store_true", help="layer inputs wait in host memory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args, rest = parser.parse_known_args(argv)
@@ -113,10 +115,12 @@ def estimate(argv: list[str]) -> int:
             values.model[name] = getattr(args, name)
 
     import json
+    from dataclasses import replace
 
     _only_compilers()
     from ringformer.estimate import report, roofline
     from ringformer.estimate.compile import CompilerFailure, compile_step
+    from ringformer.estimate.search import Saving, likely_savings
     from ringformer.estimate.targets import MissingCompiler, target
     from ringformer.mesh import mesh_shape
     from ringformer.models.llama import LlamaConfig
@@ -128,9 +132,16 @@ def estimate(argv: list[str]) -> int:
     title = (
         f"{args.config or args.model}, {args.batch_size} x {args.seq_len:,} tokens, mesh {args.mesh_dim}, {args.target}"
     )
-    print(f"compiling for {goal.topology}; minutes for a large model", file=sys.stderr)
+    settings = [Saving(model.head_groups, model.remat_group)]
+    if not (args.config or args.head_groups or args.remat_group) and model.attention == "ring":
+        settings = likely_savings(model, goal, local, devices=fsdp * tp * sp, tp=tp)
     try:
-        found = compile_step(model, goal, args.mesh_dim, seq_len=args.seq_len, batch_size=args.batch_size)
+        for saving in settings:
+            model = replace(model, **vars(saving))
+            print(f"compiling for {goal.topology} with {saving}; minutes for a large model", file=sys.stderr)
+            found = compile_step(model, goal, args.mesh_dim, seq_len=args.seq_len, batch_size=args.batch_size)
+            if found.fits:
+                break
     except MissingCompiler as missing:
         print(missing, file=sys.stderr)
         as_json = report.closed_form_as_json(goal, parts, roofline.host_bytes(model, local))
@@ -141,7 +152,10 @@ def estimate(argv: list[str]) -> int:
         print(f"ringformer estimate: {said}", file=sys.stderr)
         return 1
     time = found.schedule and roofline.step_time(found.schedule, tokens)
-    print(json.dumps(report.as_json(found, time)) if args.json else report.as_text(title, goal, found, time, parts))
+    title += f", head_groups {model.head_groups}, remat_group {model.remat_group}"
+    parts = roofline.memory(model, local, devices=fsdp * tp * sp, tp=tp)
+    as_json = vars(saving) | report.as_json(found, time)
+    print(json.dumps(as_json) if args.json else report.as_text(title, goal, found, time, parts))
     return 0
 
 

@@ -8,10 +8,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringformer.estimate.roofline import host_bytes, peak_bytes
-from ringformer.estimate.targets import Chip, target
+from ringformer.estimate.targets import Chip, Target, target
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
 
@@ -57,6 +57,14 @@ def savings(model: LlamaConfig) -> Iterator[Saving]:
         yield Saving(head_groups=g)
     for g in groups[:2]:
         yield Saving(head_groups=g, remat_group=fewest)
+
+
+def likely_savings(model: LlamaConfig, goal: Target, local: int, *, devices: int, tp: int) -> list[Saving]:
+    """What to compile, in this order: the fastest setting that the closed form lets fit, and the smallest."""
+    possible = [s for s in savings(model) if max(1, model.num_kv_heads // tp) % s.head_groups == 0]
+    fit = [s for s in possible
+           if peak_bytes(replace(model, **vars(s)), local, devices=devices, tp=tp) <= goal.budget]  # fmt: skip
+    return fit[:1] + [s for s in possible[-1:] if s not in fit[:1]]
 
 
 def attempt(case: Case, seq_len: int, log=lambda line: None) -> dict:
