@@ -128,16 +128,17 @@ def estimate(argv: list[str]) -> int:
     model, goal, tokens = LlamaConfig(**values.model.to_dict()), target(args.target), args.seq_len * args.batch_size
     _, fsdp, tp, sp = mesh_shape(args.mesh_dim, goal.num_devices)
     local = tokens // goal.num_devices
-    parts = roofline.memory(model, local, devices=fsdp * tp * sp, tp=tp)
+    shards = {"devices": fsdp * tp * sp, "tp": tp}
     title = (
         f"{args.config or args.model}, {args.batch_size} x {args.seq_len:,} tokens, mesh {args.mesh_dim}, {args.target}"
     )
     settings = [Saving(model.head_groups, model.remat_group)]
-    if not (args.config or args.head_groups or args.remat_group) and model.attention == "ring":
-        settings = likely_savings(model, goal, local, devices=fsdp * tp * sp, tp=tp)
+    if not (args.config or args.head_groups or args.remat_group):
+        settings = likely_savings(model, goal, local, **shards)
     try:
         for saving in settings:
             model = replace(model, **vars(saving))
+            parts = roofline.memory(model, local, **shards)
             print(f"compiling for {goal.topology} with {saving}; minutes for a large model", file=sys.stderr)
             found = compile_step(model, goal, args.mesh_dim, seq_len=args.seq_len, batch_size=args.batch_size)
             if found.fits:
@@ -153,7 +154,6 @@ def estimate(argv: list[str]) -> int:
         return 1
     time = found.schedule and roofline.step_time(found.schedule, tokens)
     title += f", head_groups {model.head_groups}, remat_group {model.remat_group}"
-    parts = roofline.memory(model, local, devices=fsdp * tp * sp, tp=tp)
     as_json = vars(saving) | report.as_json(found, time)
     print(json.dumps(as_json) if args.json else report.as_text(title, goal, found, time, parts))
     return 0
@@ -198,6 +198,10 @@ def tables(argv: list[str]) -> None:
     if not rows:
         raise UsageError(f"no row {args.row!r}; rows: {', '.join(row.name for row in ROWS)}")
     wanted = [cell for cell in cells(rows) if args.only in cell.name]
+    if Path(args.out).is_dir():
+        raise UsageError(f"--out={args.out} is a folder; name the JSON file, e.g. results/max_context.json")
+    if not wanted:
+        raise UsageError(f"no cell has {args.only!r} in its name; a name is like {cells(rows)[0].name}")
     fill(Path(args.out), wanted, lambda line: print(line, flush=True), args.passes)
     write_tables(Path(args.out), Path(args.docs))
     print(f"{args.out}, {args.docs}/tables.md, figure1.png, figure5.png")

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.device_order import order_devices
 from ringformer.ops.collectives import gather_weight
+from ringformer.ops.layouts import check_layout
 
 AXIS_NAMES = ("dp", "fsdp", "tp", "sp")
 BATCH = P(("dp", "fsdp"), ("sp", "tp"))
@@ -141,3 +142,18 @@ def check_model(config, mesh: Mesh) -> None:
         )
     if sp > 1 and config.attention != "ring":
         raise ValueError(f"attention {config.attention!r} needs sp=1; mesh has sp={sp}: use attention='ring'")
+
+
+def check_batch(config, mesh: Mesh, seq_len: int, batch_size: int, accumulate: int = 1) -> None:
+    """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be spread over the mesh."""
+    dp, fsdp, tp, sp = (mesh.shape[a] for a in AXIS_NAMES)
+    if seq_len < 1:
+        raise ValueError(f"seq_len={seq_len} must be at least 1")
+    rows = dp * fsdp * accumulate
+    if batch_size < 1 or batch_size % rows:
+        raise ValueError(
+            f"batch_size={batch_size} is not a multiple of {rows} = dp {dp} x fsdp {fsdp} x accumulate {accumulate}"
+        )
+    check_layout(config.layout, seq_len, sp)
+    if seq_len % (sp * tp):
+        raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")

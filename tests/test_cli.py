@@ -100,6 +100,10 @@ def test_estimates_that_cannot_be(change, message, capsys):
 def test_an_unknown_row_lists_the_rows(capsys):
     assert main(["tables", "--row=v5e-256/9b"]) == 2
     assert "v5e-256/7b" in capsys.readouterr().err
+    assert main(["tables", "--only=ringg", "--passes=0"]) == 2
+    assert "no cell has 'ringg' in its name" in capsys.readouterr().err
+    assert main(["tables", "--out=.", "--passes=0"]) == 2
+    assert "--out=. is a folder" in capsys.readouterr().err
 
 
 def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):

@@ -12,7 +12,7 @@ from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
 from ringformer.estimate.schedule import Rates, Schedule, read_schedule
 from ringformer.estimate.targets import Target
-from ringformer.mesh import BATCH, check_model, compiler_options, make_mesh
+from ringformer.mesh import BATCH, check_batch, check_model, compiler_options, make_mesh
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
@@ -46,9 +46,7 @@ class Estimate:
     """What the compiler lists as the largest allocations, where it does not fit."""
 
 
-def compile_step(
-    model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int = 1, accumulate: int = 1
-) -> Estimate:
+def compile_step(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int = 1) -> Estimate:
     """One step of `ringformer train`, with AdamW, for sequences of `seq_len` tokens, `batch_size` a step.
 
     Raises ValueError for a mesh that cannot be and CompilerFailure if the compiler fails for another reason than
@@ -56,9 +54,10 @@ def compile_step(
     """
     mesh = make_mesh(mesh_dim, target.devices())
     check_model(model, mesh)
+    check_batch(model, mesh, seq_len, batch_size)
     optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
-    step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0, accumulate=accumulate)
+    step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)
     start = time.perf_counter()
     lowered = step.lower(abstract_state(shardings, optimizer, mesh), _abstract_batch(batch_size, seq_len, mesh))
     try:

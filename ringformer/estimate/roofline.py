@@ -72,7 +72,7 @@ def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True
 def host_bytes(model: LlamaConfig, local: int) -> float:
     """Of offloaded layer inputs, per device; `local` tokens on a device."""
     kept = model.num_layers // model.remat_group
-    return kept * local * model.hidden_size * _itemsize(model) if model.offload else 0.0
+    return kept * local * model.hidden_size * itemsize(model) if model.offload else 0.0
 
 
 def memory(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> dict[str, float]:
@@ -82,7 +82,8 @@ def memory(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> dict
     peak of a layer's backward (9, and 18 over the number of head groups) were fitted to compiled TPU programs.
     """
     D, F, V, L = model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers
-    item, stream = _itemsize(model), local * D * _itemsize(model)
+    item = itemsize(model)
+    stream = local * D * item
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
     kept = L // model.remat_group * (0 if model.offload else 1) + (model.remat_group if model.remat_group > 1 else 0)
     work = 9 * stream + 18 * stream / model.head_groups
@@ -112,5 +113,6 @@ def peak_bytes(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> 
     return sum(memory(model, local, devices=devices, tp=tp).values())
 
 
-def _itemsize(model: LlamaConfig) -> int:
+def itemsize(model: LlamaConfig) -> int:
+    """Bytes of an element in the compute dtype."""
     return 2 if model.compute_dtype == "bfloat16" else 4

@@ -5,13 +5,14 @@ every number can be had again by its command.
 """
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ringformer.estimate.roofline import host_bytes, peak_bytes
-from ringformer.estimate.targets import Chip, Target, target
+from ringformer.estimate.targets import Target, target
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
 
@@ -27,6 +28,16 @@ class Case:
     mesh_dim: str
     batch_size: int
     offload: bool = False
+
+    @property
+    def shards(self) -> dict[str, int]:
+        """The devices that share the state, and those of a tp group, as `roofline.memory` wants them."""
+        _, fsdp, tp, sp = (int(x) for x in self.mesh_dim.split(","))
+        return {"devices": fsdp * tp * sp, "tp": tp}
+
+    def local(self, seq_len: int) -> int:
+        """Tokens of a step on a device."""
+        return seq_len * self.batch_size // math.prod(int(x) for x in self.mesh_dim.split(","))
 
     def command(self, seq_len: int, saving: "Saving") -> list[str]:
         """The estimate that decides it."""
@@ -60,11 +71,18 @@ def savings(model: LlamaConfig) -> Iterator[Saving]:
 
 
 def likely_savings(model: LlamaConfig, goal: Target, local: int, *, devices: int, tp: int) -> list[Saving]:
-    """What to compile, in this order: the fastest setting that the closed form lets fit, and the smallest."""
+    """What to compile, in this order: the fastest setting that the closed forms let fit, and the smallest."""
+
+    def fits(saving):
+        config = replace(model, **vars(saving))
+        in_host = host_bytes(config, local) <= goal.chip.host_bytes
+        return in_host and peak_bytes(config, local, devices=devices, tp=tp) <= goal.budget
+
+    if model.attention != "ring":
+        return [Saving()]
     possible = [s for s in savings(model) if max(1, model.num_kv_heads // tp) % s.head_groups == 0]
-    fit = [s for s in possible
-           if peak_bytes(replace(model, **vars(s)), local, devices=devices, tp=tp) <= goal.budget]  # fmt: skip
-    return fit[:1] + [s for s in possible[-1:] if s not in fit[:1]]
+    fitting = [s for s in possible if fits(s)]
+    return fitting[:1] + [s for s in possible[-1:] if s not in fitting[:1]]
 
 
 def attempt(case: Case, seq_len: int, log=lambda line: None) -> dict:
@@ -74,13 +92,7 @@ def attempt(case: Case, seq_len: int, log=lambda line: None) -> dict:
     command; that of the smallest setting if none fits. Raises RuntimeError if a compiler broke down.
     """
     goal = target(case.target)
-    if case.attention == "ring":
-        candidates = list(savings(case.config(Saving())))
-        likely = [s for s in candidates if _predicted(case, goal.chip, seq_len, s) <= goal.budget]
-        candidates = likely[:1] + [s for s in candidates[-1:] if s not in likely[:1]]
-    else:
-        candidates = [Saving()]
-    for saving in candidates:
+    for saving in likely_savings(case.config(Saving()), goal, case.local(seq_len), **case.shards):
         command = case.command(seq_len, saving)
         log(" ".join(command))
         found = run(command) | {"seq_len": seq_len, **vars(saving), "command": " ".join(command)}
@@ -108,19 +120,10 @@ def next_length(attempts: list[dict], first: int) -> int | None:
     return None if longer in failing or longer < 1024 else longer
 
 
-def _predicted(case: Case, chip: Chip, seq_len: int, saving: Saving) -> float:
-    dp, fsdp, tp, sp = (int(x) for x in case.mesh_dim.split(","))
-    model = case.config(saving)
-    local = seq_len * case.batch_size // (dp * fsdp * sp * tp)
-    if model.offload and host_bytes(model, local) > chip.host_bytes and saving.remat_group == 1:
-        return float("inf")
-    return peak_bytes(model, local, devices=fsdp * sp * tp, tp=tp)
-
-
 def longest_start(case: Case) -> int:
-    """A power of two to begin with: the longest that the closed form lets fit."""
+    """A power of two to begin with: the longest that the closed form lets fit with the smallest setting."""
     goal, length = target(case.target), 1024
-    smallest = list(savings(case.config(Saving())))[-1] if case.attention == "ring" else Saving()
-    while _predicted(case, goal.chip, 2 * length, smallest) <= goal.budget:
+    model = case.config(list(savings(case.config(Saving())))[-1] if case.attention == "ring" else Saving())
+    while peak_bytes(model, case.local(2 * length), **case.shards) <= goal.budget:
         length *= 2
     return length

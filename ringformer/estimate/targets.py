@@ -30,7 +30,6 @@ class Chip:
     """Of matrix products of float32 arrays at JAX's default precision: one bf16 pass on TPU, TF32 on GPU."""
     hbm_bytes: int
     """What the compiler may use."""
-    hbm_bandwidth: float
     link_bandwidth: float
     """Of one link of the TPU interconnect in one direction; of a GPU's NVLink, all links together."""
     node_bandwidth: float
@@ -44,9 +43,9 @@ class Chip:
         return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
 
 
-def _tpu(name, tflops, hbm_gib, bandwidth, link, host_gib) -> Chip:
+def _tpu(name, tflops, hbm_gib, link, host_gib) -> Chip:
     return Chip(
-        name, "tpu", tflops * 1e12, tflops * 1e12, int(hbm_gib * GiB), bandwidth * 1e9, link * 1e9, 0.0,
+        name, "tpu", tflops * 1e12, tflops * 1e12, int(hbm_gib * GiB), link * 1e9, 0.0,
         host_gib * GiB,
     )  # fmt: skip
 
@@ -68,7 +67,7 @@ def _gpu(name, tflops, tf32_tflops, hbm_bytes, bandwidth, link, network, *, sm, 
         device_description_str: "{name}"
     """
     return Chip(
-        name, "gpu", tflops * 1e12, tf32_tflops * 1e12, hbm_bytes, bandwidth * 1e9, link * 1e9, network * 1e9,
+        name, "gpu", tflops * 1e12, tf32_tflops * 1e12, hbm_bytes, link * 1e9, network * 1e9,
         250 * GiB, description,
     )  # fmt: skip
 
@@ -77,12 +76,12 @@ _AMPERE = dict(sm=8, cores=108, fpus=64, shared=167936, l2=40 * 2**20, ghz=1.41)
 _HOPPER = dict(sm=9, cores=132, fpus=128, shared=233472, l2=50 * 2**20, ghz=1.98)
 # Vendors' data sheets. TPU link: one direction of one link. v3: a device is a core, half a chip.
 CHIPS = {
-    "v3": _tpu("TPU v3 core", 61.5, 16, 450, 70, 40),
-    "v4": _tpu("TPU v4", 275, 32, 1228, 45, 100),
-    "v5e": _tpu("TPU v5e", 197, 15.75, 819, 45, 24),
-    "v5p": _tpu("TPU v5p", 459, 95, 2765, 90, 110),
-    "v6e": _tpu("TPU v6e", 918, 31.25, 1640, 90, 90),
-    "tpu7x": _tpu("TPU7x core", 1153, 94.75, 3690, 90, 120),
+    "v3": _tpu("TPU v3 core", 61.5, 16, 70, 40),
+    "v4": _tpu("TPU v4", 275, 32, 45, 100),
+    "v5e": _tpu("TPU v5e", 197, 15.75, 45, 24),
+    "v5p": _tpu("TPU v5p", 459, 95, 90, 110),
+    "v6e": _tpu("TPU v6e", 918, 31.25, 90, 90),
+    "tpu7x": _tpu("TPU7x core", 1153, 94.75, 90, 120),
     "A100-80": _gpu("NVIDIA A100-SXM4-80GB", 312, 156, 85100068864, 2039, 300, 25, **_AMPERE),
     "H100": _gpu("NVIDIA H100 80GB HBM3", 989, 494, 85029158912, 3350, 450, 50, **_HOPPER),
     "H200": _gpu("NVIDIA H200", 989, 494, 150754820096, 4800, 450, 50, **_HOPPER),

@@ -15,8 +15,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
-from ringformer.mesh import BATCH, check_model, make_mesh
-from ringformer.ops.layouts import check_layout
+from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
 from ringformer.train.checkpoint import Checkpoints
 from ringformer.train.config import Config
 from ringformer.train.metrics import Reporter, model_flops_per_token, peak_flops
@@ -46,7 +45,7 @@ def prepare(config: Config) -> Run:
     """Check the configuration against devices, data and tokenizer; raise ValueError naming what clashes."""
     mesh = make_mesh(config.mesh_dim)
     check_model(config.model, mesh)
-    _check_batch(config, mesh)
+    check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
     d = config.data
@@ -160,19 +159,6 @@ def _step_reporter(run: Run, reporter: Reporter):
         reporter.step(step, values)
 
     return report
-
-
-def _check_batch(config: Config, mesh: Mesh) -> None:
-    dp, fsdp, tp, sp = mesh.devices.shape
-    rows = dp * fsdp * config.accumulate
-    if config.batch_size % rows:
-        raise ValueError(
-            f"batch_size={config.batch_size} is not a multiple of {rows} = dp {dp} x fsdp {fsdp} x accumulate "
-            f"{config.accumulate}"
-        )
-    check_layout(config.model.layout, config.seq_len, sp)
-    if config.seq_len % (sp * tp):
-        raise ValueError(f"seq_len={config.seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
 
 
 def _loader(store: TokenStore, config: Config, mesh: Mesh, seed: int) -> Loader:

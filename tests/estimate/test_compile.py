@@ -124,3 +124,17 @@ def test_what_does_not_fit_and_what_is_a_failure(monkeypatch):
 def test_meshes_that_cannot_be(mesh_dim, message):
     with pytest.raises(ValueError, match=message):
         compile_step(MODEL, target("v5e-8"), mesh_dim, seq_len=8192)
+
+
+@on_tpu
+@pytest.mark.parametrize(
+    ("mesh_dim", "seq_len", "message"),
+    [
+        ("1,1,1,8", 1001, "1001 is not divisible by 16"),
+        ("1,1,1,8", 0, "seq_len=0 must be at least 1"),
+        ("1,2,1,4", 8192, "batch_size=1 is not a multiple of 2"),
+    ],
+)
+def test_batches_that_cannot_be(mesh_dim, seq_len, message):
+    with pytest.raises(ValueError, match=message):
+        compile_step(MODEL, target("v5e-8"), mesh_dim, seq_len=seq_len)
