@@ -30,7 +30,11 @@ TENSOR_PARALLEL = "HKF"
 
 COMPILER_OPTIONS = {
     # The limit on scheduled memory: at its default the scheduler gives up overlap in nearly full programs.
-    "tpu": {"xla_tpu_scheduler_percent_shared_memory_limit": "150"},
+    "tpu": {
+        "xla_tpu_scheduler_percent_shared_memory_limit": "150",
+        # Pipelining a loop's copies to the host peels a turn off it, whose buffers then live as long as the loop.
+        "xla_tpu_pipeline_memory_host_transfers": "false",
+    },
     "gpu": {
         "xla_gpu_enable_latency_hiding_scheduler": "True",
         # One collective at a time is the default; the ring's keys and gradients travel together.

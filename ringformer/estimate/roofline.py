@@ -71,7 +71,7 @@ def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True
 
 def host_bytes(model: LlamaConfig, local: int) -> float:
     """Of offloaded layer inputs, per device; `local` tokens on a device."""
-    kept = model.num_layers // model.remat_group
+    kept = model.num_layers // model.remat_group + model.num_layers % model.remat_group
     return kept * local * model.hidden_size * itemsize(model) if model.offload else 0.0
 
 
@@ -79,14 +79,14 @@ def memory(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> dict
     """Bytes of device memory of a train step by what they are for; `local` tokens and all of tp's share on a device.
 
     State is sharded over `devices`. Kept inputs and state are exact; the numbers of [T, D] arrays that are alive at the
-    peak of a layer's backward (9, and 18 over the number of head groups) were fitted to compiled TPU programs.
+    peak of a layer's backward (7, and 18 over the number of head groups) were fitted to compiled TPU programs.
     """
     D, F, V, L = model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers
     item = itemsize(model)
     stream = local * D * item
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
     kept = L // model.remat_group * (0 if model.offload else 1) + (model.remat_group if model.remat_group > 1 else 0)
-    work = 9 * stream + 18 * stream / model.head_groups
+    work = 7 * stream + 18 * stream / model.head_groups
     if model.attention in ("vanilla", "memory_efficient"):
         work += 4 * item * local * F / tp
     if model.attention == "vanilla":

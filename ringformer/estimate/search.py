@@ -59,30 +59,26 @@ class Saving:
 
 
 def savings(model: LlamaConfig) -> Iterator[Saving]:
-    """From the fastest to the smallest: groups of heads cost only latency, two-level remat a forward pass."""
-    groups = [g for g in (4, 8, 13, 16) if model.num_kv_heads % g == 0]
-    layers = [g for g in range(2, model.num_layers) if model.num_layers % g == 0]
-    fewest = min(layers, key=lambda g: model.num_layers // g + g, default=1)
-    yield Saving()
-    for g in groups[:2]:
-        yield Saving(head_groups=g)
-    for g in groups[:2]:
-        yield Saving(head_groups=g, remat_group=fewest)
+    """From the fastest on: groups of heads cost only latency, two-level remat a forward pass."""
+    groups = [g for g in (1, 4, 8, 13, 16) if model.num_kv_heads % g == 0]
+    # Layers that make no group cost a second loop in the program: only if they save much.
+    fewest = min(range(1, model.num_layers), default=1,
+                 key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0))  # fmt: skip
+    for remat_group in dict.fromkeys((1, fewest)):
+        for g in groups:
+            yield Saving(g, remat_group)
 
 
 def likely_savings(model: LlamaConfig, goal: Target, local: int, *, devices: int, tp: int) -> list[Saving]:
     """What to compile, in this order: the fastest setting that the closed forms let fit, and the smallest."""
-
-    def fits(saving):
-        config = replace(model, **vars(saving))
-        in_host = host_bytes(config, local) <= goal.chip.host_bytes
-        return in_host and peak_bytes(config, local, devices=devices, tp=tp) <= goal.budget
-
     if model.attention != "ring":
         return [Saving()]
     possible = [s for s in savings(model) if max(1, model.num_kv_heads // tp) % s.head_groups == 0]
-    fitting = [s for s in possible if fits(s)]
-    return fitting[:1] + [s for s in possible[-1:] if s not in fitting[:1]]
+    configs = {s: replace(model, **vars(s)) for s in possible}
+    peaks = {s: peak_bytes(c, local, devices=devices, tp=tp) for s, c in configs.items()}
+    in_host = [s for s, c in configs.items() if host_bytes(c, local) <= goal.chip.host_bytes] or possible
+    fitting = [s for s in in_host if peaks[s] <= goal.budget]
+    return list(dict.fromkeys(fitting[:1] + [min(in_host, key=peaks.get)]))
 
 
 def attempt(case: Case, seq_len: int, log=lambda line: None) -> dict:
@@ -121,9 +117,9 @@ def next_length(attempts: list[dict], first: int) -> int | None:
 
 
 def longest_start(case: Case) -> int:
-    """A power of two to begin with: the longest that the closed form lets fit with the smallest setting."""
+    """A power of two to begin with: the longest that the closed form lets fit."""
     goal, length = target(case.target), 1024
-    model = case.config(list(savings(case.config(Saving())))[-1] if case.attention == "ring" else Saving())
+    model = case.config(Saving())
     while peak_bytes(model, case.local(2 * length), **case.shards) <= goal.budget:
         length *= 2
     return length

@@ -73,7 +73,8 @@ class LlamaConfig:
     remat: Literal["full", "attention", "dots", "none"] = "full"
     remat_group: int = 1
     """Two-level rematerialisation: of this many layers only the first one's input is kept, the others are recomputed
-    together before the backward of the group. Costs one more forward, keeps L/g + g layer inputs instead of L."""
+    together before the backward of the group. Costs one more forward, keeps L/g + g layer inputs instead of L. The
+    last L % g layers make no group: each keeps its input."""
     offload: bool = False
     """The kept layer inputs wait in host memory for their backward (accelerators; a CPU has no other memory)."""
     head_groups: int = 1
@@ -98,9 +99,10 @@ class LlamaConfig:
                       "remat_group", "head_groups"):  # fmt: skip
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
-        for parts, whole in (("remat_group", "num_layers"), ("head_groups", "num_kv_heads")):
-            if getattr(self, whole) % getattr(self, parts):
-                raise ValueError(f"{parts}={getattr(self, parts)} does not divide {whole}={getattr(self, whole)}")
+        if self.remat_group > self.num_layers:
+            raise ValueError(f"remat_group={self.remat_group} exceeds num_layers={self.num_layers}")
+        if self.num_kv_heads % self.head_groups:
+            raise ValueError(f"head_groups={self.head_groups} does not divide num_kv_heads={self.num_kv_heads}")
         if self.offload and self.remat not in OFFLOAD:
             raise ValueError(
                 f"offload keeps layer inputs alone: remat must be {' or '.join(OFFLOAD)}, not {self.remat}"
@@ -136,10 +138,11 @@ class Attention(nnx.Module):
         self.wv = _normal(config, rngs, "DKd")
         self.wo = _normal(config, rngs, "HdD")
 
-    def __call__(self, x, rotation, segment_ids, axes: Axes):
+    def __call__(self, x, norm, rotation, segment_ids, axes: Axes):
         """x [B, T, D], rotation (cos, sin) [B, T, d/2], segment_ids [B, T] or None -> [B, T, D].
 
-        With tp, x and the result are the rank's part of T, and the rotation and ids those of the whole T.
+        The norm is taken anew for each group of heads: its output is never kept. With tp, x and the result are the
+        rank's part of T, and the rotation and ids those of the whole T.
         """
         c, x = self.config, _enter_tp(x, axes)
         wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
@@ -148,7 +151,7 @@ class Attention(nnx.Module):
             # Fewer key heads than tp ranks: their weights are not sharded over tp, and a rank reads one head.
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
             wk, wv = (lax.dynamic_slice_in_dim(w, head, 1, axis=1) for w in (wk, wv))
-        attend = partial(self._attend, x, rotation, segment_ids, axes)
+        attend = partial(self._attend, x, norm.scale[...], rotation, segment_ids, axes)
         if c.head_groups == 1:
             y = jnp.einsum("bthd,hdD->btD", attend(wq, wk, wv), wo)
         else:
@@ -159,9 +162,10 @@ class Attention(nnx.Module):
             y = jnp.einsum("gbthd,ghdD->btD", o, rearrange(wo, "(g h) d D -> g h d D", g=c.head_groups))
         return _leave_tp(y, axes)
 
-    def _attend(self, x, rotation, segment_ids, axes, wq, wk, wv):
+    def _attend(self, x, scale, rotation, segment_ids, axes, wq, wk, wv):
         """The heads of some columns of the weights: x [B, T, D] -> o [B, T, h, d]."""
         c = self.config
+        x = rms_norm(x, scale, c.norm_eps)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
         q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
         if c.attention == "vanilla":
@@ -180,13 +184,19 @@ class FeedForward(nnx.Module):
         self.w_up = _normal(config, rngs, "DF")
         self.w_down = _normal(config, rngs, "FD")
 
-    def __call__(self, x, axes: Axes):
+    def __call__(self, x, norm, axes: Axes):
+        """x [B, T, D] -> [B, T, D]; normed chunk by chunk, like all that the paper's blockwise computation does."""
         x = _enter_tp(x, axes)
         weights = tuple(w[...].astype(x.dtype) for w in (self.w_gate, self.w_up, self.w_down))
+        weights = norm.scale[...], weights
+
+        def function(weights, x):
+            return swiglu(weights[1], rms_norm(x, weights[0], self.config.norm_eps))
+
         if self.config.attention in ("blockwise", "ring"):
-            y = blockwise_feedforward(swiglu, weights, x, self.config.ffn_chunk)
+            y = blockwise_feedforward(function, weights, x, self.config.ffn_chunk)
         else:
-            y = swiglu(weights, x)
+            y = function(weights, x)
         return _leave_tp(y, axes)
 
 
@@ -196,9 +206,14 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(config.hidden_size, jnp.float32), letters="D")
 
     def __call__(self, x):
-        wide = x.astype(jnp.float32)
-        wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return (wide * self.scale[...]).astype(x.dtype)
+        return rms_norm(x, self.scale[...], self.eps)
+
+
+def rms_norm(x, scale, eps: float):
+    """x [..., D] over the root of its mean square, times scale [D]; float32 inside, x's dtype out."""
+    wide = x.astype(jnp.float32)
+    wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * scale).astype(x.dtype)
 
 
 class Layer(nnx.Module):
@@ -209,8 +224,8 @@ class Layer(nnx.Module):
         self.feedforward = FeedForward(config, rngs)
 
     def __call__(self, x, rotation, segment_ids, axes: Axes):
-        x = x + self.attention(self.attention_norm(x), rotation, segment_ids, axes)
-        return x + self.feedforward(self.feedforward_norm(x), axes)
+        x = x + self.attention(x, self.attention_norm, rotation, segment_ids, axes)
+        return x + self.feedforward(x, self.feedforward_norm, axes)
 
 
 class Llama(nnx.Module):
@@ -262,12 +277,16 @@ class Llama(nnx.Module):
         def layer(x, weights):
             return nnx.merge(definition, gather("layers", weights))(x, rotation, segment_ids, axes), None
 
-        layers = nnx.to_pure_dict(stacked)
-        if c.remat_group == 1:
-            return self.norm(lax.scan(_rematerialised(layer, c.remat, c.offload), x, layers)[0])
-        groups = jax.tree.map(lambda w: w.reshape(-1, c.remat_group, *w.shape[1:]), layers)
-        group = partial(lax.scan, _rematerialised(layer, c.remat, offload=False))
-        return self.norm(lax.scan(_rematerialised(group, "full", c.offload), x, groups)[0])
+        layers, g = nnx.to_pure_dict(stacked), c.remat_group
+        grouped = c.num_layers // g * g if g > 1 else 0
+        if grouped:
+            groups = jax.tree.map(lambda w: w[:grouped].reshape(-1, g, *w.shape[1:]), layers)
+            group = partial(lax.scan, _rematerialised(layer, c.remat, offload=False))
+            x, _ = lax.scan(_rematerialised(group, "full", c.offload), x, groups)
+        if grouped < c.num_layers:
+            rest = jax.tree.map(lambda w: w[grouped:], layers)
+            x, _ = lax.scan(_rematerialised(layer, c.remat, c.offload), x, rest)
+        return self.norm(x)
 
     def _head(self, dtype, gather):
         gather = _no_gather if gather is None else gather

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax import lax
 
 from ringformer.ops import online_softmax
@@ -174,8 +175,9 @@ def _for_each_pair(chunk_pair, carry, queries, keys, work):
         pairs = jax.tree.map(jnp.asarray, pairs)
         if queries.segment_ids is not None:
             live = _segments_overlap(queries, keys, pairs, work) & (jnp.arange(len(pairs.q)) < count)
-            order = jnp.argsort(~live, stable=True)
-            pairs, count = jax.tree.map(lambda x, order=order: x[order], pairs), live.sum()
+            # The sort carries the pairs along: a TPU gather of them would compile to hundreds of instructions.
+            _, *sorted_pairs = lax.sort((~live, *pairs), num_keys=1, is_stable=True)
+            pairs, count = Pairs(*sorted_pairs), live.sum()
 
         def body(i, carry, pairs=pairs, masked=masked):
             return chunk_pair(carry, jax.tree.map(lambda x: _at(x, i), pairs), masked)
@@ -192,12 +194,20 @@ def _segments_overlap(queries: Queries, keys: Keys, pairs: Pairs, work: Work) ->
     Decided by the ranges of their ids: exact for packed documents, whose ids ascend without gaps.
     """
 
-    def ranges(ids, chunks):
-        index = chunks.start[:, None] + jnp.arange(chunks.size)
-        ids = ids[:, index]
-        return ids.min(axis=-1), ids.max(axis=-1)
+    q_min, q_max = _ranges(queries.segment_ids, work.q_chunks, pairs.q)
+    k_min, k_max = _ranges(keys.segment_ids, work.k_chunks, pairs.k)
+    return ((q_min <= k_max) & (k_min <= q_max)).any(axis=0)
 
-    q_min, q_max = ranges(queries.segment_ids, work.q_chunks)
-    k_min, k_max = ranges(keys.segment_ids, work.k_chunks)
-    overlap = (q_min[:, pairs.q] <= k_max[:, pairs.k]) & (k_min[:, pairs.k] <= q_max[:, pairs.q])
-    return overlap.any(axis=0)
+
+def _ranges(ids: jax.Array, chunks: Chunks, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The smallest and largest id [B, P] of the wanted chunks [P]; ids [B, T]. Without a gather, as above."""
+    size, parts = chunks.size, rearrange(ids, "b (p t) -> b p t", p=int(chunks.part[-1]) + 1)
+    aligned = len(chunks.part) // parts.shape[1] - 1  # the last chunk of a part may overlap its neighbour
+    aligned = rearrange(parts[:, :, : aligned * size], "b p (n t) -> b p n t", t=size)
+    by_chunk = jnp.concatenate([aligned, parts[:, :, None, -size:]], axis=2)
+    is_wanted = wanted[:, None] == jnp.arange(len(chunks.part))
+
+    def of_wanted(extremes):
+        return jnp.where(is_wanted, rearrange(extremes, "b p n -> b 1 (p n)"), 0).sum(axis=-1)
+
+    return of_wanted(by_chunk.min(axis=-1)), of_wanted(by_chunk.max(axis=-1))

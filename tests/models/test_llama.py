@@ -52,6 +52,7 @@ def oracle():
         *({"num_layers": 4, "remat_group": 2, "remat": name} for name in ("full", "attention")),
         *({"attention": kind, "head_groups": 2} for kind in ("vanilla", "ring")),
         {"attention": "ring", "num_layers": 4, "remat_group": 2, "head_groups": 2, "offload": True},
+        {"attention": "ring", "num_layers": 4, "remat_group": 3, "remat": "attention", "offload": True},
     ],
     ids=str,
 )
@@ -126,7 +127,7 @@ def test_presets(name):
         ({"num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
         ({"head_dim": 7}, "head_dim=7 is odd"),
         ({"ffn_chunk": 0}, "ffn_chunk=0 must be positive"),
-        ({"remat_group": 3}, "remat_group=3 does not divide num_layers=2"),
+        ({"remat_group": 3}, "remat_group=3 exceeds num_layers=2"),
         ({"head_groups": 4}, "head_groups=4 does not divide num_kv_heads=2"),
         ({"offload": True, "remat": "dots"}, "remat must be full or attention, not dots"),
     ],
