@@ -38,7 +38,8 @@ class Keys(NamedTuple):
 class KeyGradients(NamedTuple):
     """The gradients that follow a shard of keys round the ring."""
 
-    kv: jax.Array  # float32 [2, B, K, S, d]
+    k: jax.Array  # float32 [B, K, S, d]
+    v: jax.Array  # float32 [B, K, S, d]
     bias: jax.Array | None  # float32 [B, S]
 
 
@@ -100,7 +101,7 @@ def block_backward(
         dk = _einsum("bkgts,bkgtd->bksd", ds, q.q)
 
         dq = _add_at(dq, _einsum("bkgts,bksd->bkgtd", ds, k.kv[0]), q_start, axis=3)
-        share = KeyGradients(jnp.stack([dk, dv]), dbias)
+        share = KeyGradients(dk, dv, dbias)
         dkeys = jax.tree.map(lambda x, c, axis: _add_at(x, c, k_start, axis), dkeys, share, _key_axes(dkeys))
         return dq, dkeys
 
@@ -109,14 +110,14 @@ def block_backward(
 
 
 def zero_key_gradients(keys: Keys) -> KeyGradients:
-    return KeyGradients(*(None if x is None else jnp.zeros(x.shape, jnp.float32) for x in (keys.kv, keys.bias)))
+    return KeyGradients(*(None if x is None else jnp.zeros(x.shape, jnp.float32) for x in (*keys.kv, keys.bias)))
 
 
 _ROWS = Softmax(o=3, m=3, l=3)  # the axis of the query rows
 
 
 def _key_axes(dkeys: KeyGradients) -> KeyGradients:
-    return KeyGradients(kv=3, bias=None if dkeys.bias is None else 1)
+    return KeyGradients(k=2, v=2, bias=None if dkeys.bias is None else 1)
 
 
 def _einsum(spec, a, b):

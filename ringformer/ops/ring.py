@@ -270,7 +270,7 @@ def _backward(ring: _Ring, residuals, cotangents):
     dq, dkeys, k_now, v_now = lax.optimization_barrier((*carry[:2], k, v))
     dq, dkeys, _ = step(None, (dq, dkeys, _stacked(k_now, v_now, bias, tied[2])), send=False)
 
-    dk, dv = rearrange(dkeys.kv, "two b k s d -> two b s k d")
+    dk, dv = (rearrange(x, "b k s d -> b s k d") for x in (dkeys.k, dkeys.v))
     dq = rearrange(dq, "b k g t d -> b t (k g) d")
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dkeys.bias, None, None
 

@@ -46,8 +46,8 @@ def compiled(layout, T, backward=True, **options):
 
 
 def hops(dtype, T):
-    """The permute of [k, v] or [dk, dv]: asynchronous, K heads, both arrays in one."""
-    return Collective("collective-permute", True, dtype, (2, 1, K, T, d))
+    """An asynchronous permute with K heads: of k and v in one, in bfloat16; of dk or of dv, in float32."""
+    return Collective("collective-permute", True, dtype, (2, 1, K, T, d) if dtype == "bf16" else (1, K, T, d))
 
 
 @on_tpu
@@ -59,17 +59,19 @@ def test_forward_hops():
 @on_tpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_backward_hops_and_linear_memory(layout):
-    """The backward adds n-1 permutes of [k, v] in bfloat16 and n-1 of [dk, dv] in float32, nothing gathers, and twice
-    the tokens take twice the memory: no mask, no logits and no block of the ring is kept."""
+    """The backward adds n-1 permutes of [k, v] in bfloat16 and n-1 of dk and dv each in float32, nothing gathers, and
+    twice the tokens take twice the memory: no mask, no logits and no block of the ring is kept."""
     temporaries = {}
     for T in (8192, 16384):
         program = compiled(layout, T)
         found = executed_collectives(program.as_text())
         # In one program both passes send a rank's own keys first, and the compiler may send them once.
         assert found.pop(hops("bf16", T)) in (2 * (N - 1), 2 * (N - 1) - 1)
-        assert found == {hops("f32", T): N - 1}
+        assert found == {hops("f32", T): 2 * (N - 1)}
         temporaries[T] = program.memory_analysis().temp_size_in_bytes
     assert temporaries[16384] <= 2.15 * temporaries[8192], temporaries
+    if layout != "striped":  # the authors' op takes 1472 MiB; striped is left with a hole of 128 in the heap
+        assert temporaries[8192] <= 1472 * 2**20
 
 
 @on_tpu
