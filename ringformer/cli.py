@@ -192,11 +192,12 @@ def tables(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     _only_compilers()
     from ringformer.estimate.document import write_tables
-    from ringformer.estimate.tables import ROWS, cells, fill
+    from ringformer.estimate.tables import ROWS, SCALING, cells, fill
 
-    rows = [row for row in ROWS if args.row in (None, row.name)]
+    known = ROWS + SCALING
+    rows = [row for row in known if args.row in (None, row.name)]
     if not rows:
-        raise UsageError(f"no row {args.row!r}; rows: {', '.join(row.name for row in ROWS)}")
+        raise UsageError(f"no row {args.row!r}; rows: {', '.join(row.name for row in known)}")
     wanted = [cell for cell in cells(rows) if args.only in cell.name]
     if Path(args.out).is_dir():
         raise UsageError(f"--out={args.out} is a folder; name the JSON file, e.g. results/max_context.json")

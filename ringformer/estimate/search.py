@@ -117,9 +117,14 @@ def next_length(attempts: list[dict], first: int) -> int | None:
 
 
 def longest_start(case: Case) -> int:
-    """A power of two to begin with: the longest that the closed form lets fit."""
+    """A power of two to begin with: the longest that the closed form lets fit, with any setting."""
     goal, length = target(case.target), 1024
     model = case.config(Saving())
-    while peak_bytes(model, case.local(2 * length), **case.shards) <= goal.budget:
+    settings = [case.config(s) for s in savings(model)] if case.attention == "ring" else [model]
+
+    def fits(seq_len):
+        return any(peak_bytes(c, case.local(seq_len), **case.shards) <= goal.budget for c in settings)
+
+    while fits(2 * length):
         length *= 2
     return length

@@ -25,7 +25,7 @@ class Row(NamedTuple):
     devices: int
     sequences: int
     """m: that the ring trains at once (n/m is the ratio of the table's ring and blockwise columns)."""
-    paper: tuple[int, int, int, int]
+    paper: tuple[int, int, int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -47,6 +47,8 @@ ROWS = (
     Row("v5e-256", "llama_3b", 256, 2, (4, 8, 32, 4096)),
     Row("v5e-256", "llama_7b", 256, 2, (2, 8, 16, 2048)),
 )
+SCALING = tuple(Row(f"v5e-{n}", "llama_7b", n, 1) for n in (32, 64, 128))
+"""Rows that are not in the paper: is the longest context linear in devices? The fourth is the last of `ROWS`, m=1."""
 
 
 class Regime(NamedTuple):
@@ -97,16 +99,20 @@ class Cell(NamedTuple):
 
     @property
     def first_length(self) -> int:
-        """The search begins at what is wanted of a ring, and of a baseline at what the closed form lets fit."""
-        return self.paper * self.regime.goal(self.row) if self.attention == "ring" else longest_start(self.case)
+        """The search begins at what is wanted of the paper's ring, else at what the closed form lets fit."""
+        if self.attention == "ring" and self.row.paper:
+            return self.paper * self.regime.goal(self.row)
+        return longest_start(self.case)
 
 
-def cells(rows=ROWS) -> list[Cell]:
-    """Every cell, rings first: with the paper's number of sequences, then with one; then the baselines."""
+def cells(rows=ROWS + SCALING) -> list[Cell]:
+    """Every cell, rings first: with the paper's number of sequences, then with one; the baselines; the scaling."""
+    scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if row.paper is None]
+    rows = [row for row in rows if row.paper]
     rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in rows]
     single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in rows if row.sequences > 1]
     baselines = [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[2::-1] for row in rows]
-    return rings + single + baselines
+    return rings + single + baselines + scaling
 
 
 def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int | None = None) -> None:
