@@ -107,6 +107,7 @@ def estimate(argv: list[str]) -> int:
         default = "; if neither is given, chosen so that it fits" if name in chosen else ""
         parser.add_argument(f"--{name}", type=kind, help=f"model.{name} (ringformer/models/llama.py){default}")
     parser.add_argument("--offload", action="store_true", help="layer inputs wait in host memory")
+    parser.add_argument("--tokens", type=float, help="a budget, e.g. 1e9: days and device-hours to train on it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args, rest = parser.parse_known_args(argv)
     values = load_config([f"--config={args.config}", *rest]) if args.config else _preset_config(args.model, rest)
@@ -154,8 +155,15 @@ def estimate(argv: list[str]) -> int:
         return 1
     time = found.schedule and roofline.step_time(found.schedule, tokens)
     title += f", head_groups {model.head_groups}, remat_group {model.remat_group}"
-    as_json = vars(saving) | report.as_json(found, time)
-    print(json.dumps(as_json) if args.json else report.as_text(title, goal, found, time, parts))
+    hops = {
+        name: roofline.hop(model, goal, args.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward")
+        for name in ("forward", "backward") if model.attention == "ring" and sp > 1
+    }  # fmt: skip
+    as_json = vars(saving) | report.as_json(found, time, hops)
+    if args.tokens and time:
+        days = time.days(args.tokens)
+        as_json |= {"days_model": days, "device_hours_model": 24 * days * goal.num_devices}
+    print(json.dumps(as_json) if args.json else report.as_text(title, goal, found, time, parts, hops, args.tokens))
     return 0
 
 

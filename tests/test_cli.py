@@ -80,6 +80,7 @@ def test_an_estimate_without_its_compiler_is_a_closed_form_and_says_so(monkeypat
     assert main([*ESTIMATE, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["closed_form"] and found["fits"] and found["peak_bytes"] < found["hbm_bytes"]
+    assert found["exposed_permute_bytes"] is None and found["step_seconds_model"] is None
 
 
 @pytest.mark.parametrize(

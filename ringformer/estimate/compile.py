@@ -29,19 +29,19 @@ class CompilerFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one train step takes on one device of a target, compiled. Bytes, seconds, FLOPs."""
+    """What one train step takes on one device of a target, compiled. Bytes, seconds, FLOPs; None: nobody said."""
 
     fits: bool
     peak_bytes: int
     hbm_bytes: int
     host_bytes: int
     """Of host memory per device, for offloaded activations."""
-    argument_bytes: int
-    temp_bytes: int
+    argument_bytes: int | None
+    temp_bytes: int | None
     schedule: Schedule | None
     """None if the compiler gave up on memory before it had one."""
     max_link_hops: int | None
-    compile_seconds: float
+    compile_seconds: float | None
     largest: str = ""
     """What the compiler lists as the largest allocations, where it does not fit."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ringformer.estimate import search
-from ringformer.estimate.roofline import hop_bytes, hop_flops, host_bytes, itemsize, model_flops, peak_bytes
+from ringformer.estimate.roofline import hop, host_bytes, itemsize, model_flops, peak_bytes
 from ringformer.estimate.search import Case, Saving, savings
 from ringformer.estimate.targets import GiB, Target, target
 from ringformer.models.llama import LlamaConfig
@@ -60,17 +60,15 @@ def candidates(model: str, goal: Target, seq_len: int, compute_dtype: str, devic
 def _candidate(case: Case, saving: Saving, goal: Target, seq_len: int, tp: int, sp: int) -> Candidate:
     model, local = case.config(saving), seq_len // (sp * tp)
     ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
-    rate = goal.chip.flops(case.compute_dtype)
-    link = goal.ring_bandwidth(sp * tp)
-    compute = model_flops(model, seq_len, forwards=2 + (saving.remat_group > 1)) / (sp * tp) / rate
+    forwards = 2 + (saving.remat_group > 1)
+    compute = model_flops(model, seq_len, forwards=forwards) / (sp * tp) / goal.chip.flops(case.compute_dtype)
     exposed = 0.0
-    for backward, times in ((False, 2 + (saving.remat_group > 1)), (True, 1)):
-        hop = hop_bytes(model, ring, backward=backward, itemsize=itemsize(model)) / tp / link
-        cover = hop_flops(model, ring, backward=backward) / tp / rate
-        exposed += times * (sp - 1) * model.num_layers * max(0.0, hop - cover)
+    for backward, times in ((False, forwards), (True, 1)):
+        one = hop(model, goal, ring, ranks=sp * tp, tp=tp, backward=backward)
+        exposed += times * (sp - 1) * model.num_layers * max(0.0, one.link - one.compute)
     if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
         moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
-        exposed += (3 + (saving.remat_group > 1)) * model.num_layers * moved / goal.ring_bandwidth(tp)
+        exposed += (1 + forwards) * model.num_layers * moved / goal.ring_bandwidth(tp)
     # Groups of heads make more, smaller kernels; a transfer to the host is taken to be hidden.
     seconds = (compute + exposed) * (1 + 0.005 * math.log2(saving.head_groups) + 0.002 * case.offload)
     peak = peak_bytes(model, local, devices=case.batch_size * sp * tp, tp=tp)

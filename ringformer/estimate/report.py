@@ -1,13 +1,16 @@
 """An estimate as one JSON object for a program, and as text for a person."""
 
 from ringformer.estimate.compile import Estimate
-from ringformer.estimate.roofline import ADVICE, StepTime
+from ringformer.estimate.roofline import ADVICE, Hop, StepTime
 from ringformer.estimate.schedule import Transfer
 from ringformer.estimate.targets import GiB, Target
 
 
-def as_json(estimate: Estimate, time: StepTime | None) -> dict:
-    """Bytes and seconds of one device and one step. What the compiler did not come to say is null."""
+def as_json(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | None = None) -> dict:
+    """Bytes and seconds of one device and one step. What the compiler did not come to say is null.
+
+    `hops`: those of the ring, "forward" and "backward", from `roofline.hop`.
+    """
     s = estimate.schedule
     return {
         "fits": estimate.fits,
@@ -24,15 +27,25 @@ def as_json(estimate: Estimate, time: StepTime | None) -> dict:
         "max_link_hops": estimate.max_link_hops,
         "step_seconds_model": time and time.step,
         "tokens_per_second_model": time and time.tokens_per_second,
-        "compile_seconds": round(estimate.compile_seconds, 1),
+        "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
+        "compile_seconds": estimate.compile_seconds and round(estimate.compile_seconds, 1),
         "collectives": s and [_row(t) for t in by_bytes(s.transfers)],
     }
 
 
 def as_text(
-    title: str, target: Target, estimate: Estimate, time: StepTime | None, parts: dict[str, float] | None = None
+    title: str,
+    target: Target,
+    estimate: Estimate,
+    time: StepTime | None,
+    parts: dict[str, float] | None = None,
+    hops: dict[str, Hop] | None = None,
+    budget: float | None = None,
 ) -> str:
-    """What a person wants to know, the verdict first. `parts`: the closed form of `roofline.memory`."""
+    """What a person wants to know, the verdict first.
+
+    `parts`: the closed form of `roofline.memory`; `hops` as above; `budget`: tokens to train on.
+    """
     e, s = estimate, estimate.schedule
     verdict = "FITS" if e.fits else "DOES NOT FIT"
     lines = [
@@ -53,6 +66,7 @@ def as_text(
         f"of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops"
         + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
         f"  weights and gradients: {s.exposed_gather_bytes / GiB:,.1f} GiB exposed",
+        *_modelled(time, target, hops or {}, budget),
         f"  compiled in {e.compile_seconds:.0f} s; its collectives, times executed:",
     ]
     lines += [f"    {t.count:>8,.0f} x {t.kind:18s} {t.dtype}{list(t.shape)}  {t.bytes / 2**20:,.1f} MiB, link "
@@ -63,10 +77,13 @@ def as_text(
 
 
 def closed_form_as_json(target: Target, parts: dict[str, float], host: float) -> dict:
-    """The answer without a compiler; what only a compiler can say is left out."""
+    """The answer without a compiler: what only a compiler can say is null."""
     peak = sum(parts.values())
-    return {"closed_form": True, "fits": peak <= target.budget, "peak_bytes": round(peak),
-            "hbm_bytes": target.chip.hbm_bytes, "host_bytes": round(host)}  # fmt: skip
+    counted = Estimate(
+        fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes, host_bytes=round(host),
+        argument_bytes=None, temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
+    )  # fmt: skip
+    return {"closed_form": True} | as_json(counted, time=None)
 
 
 def closed_form_as_text(title: str, target: Target, parts: dict[str, float]) -> str:
@@ -76,6 +93,20 @@ def closed_form_as_text(title: str, target: Target, parts: dict[str, float]) -> 
     return "\n".join(
         [f"{title}\n  closed form, not compiled: {verdict}, {peak / GiB:.1f} of {have:.2f} GiB", *_parts(parts)]
     )
+
+
+def _modelled(time: StepTime, target: Target, hops: dict[str, Hop], budget: float | None) -> list[str]:
+    lines = []
+    for name, h in hops.items():
+        times = f"{h.compute * 1e3:,.2f} ms of computation over {h.link * 1e3:,.2f} ms of link"
+        lines.append(
+            f"  a hop {name}, at peak rates: {times} ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs a byte"
+        )
+    if budget:
+        days = time.days(budget)
+        hours = 24 * days * target.num_devices
+        lines.append(f"  {budget:.3g} tokens: {days:,.1f} days, {hours:,.0f} device-hours, modelled")
+    return lines
 
 
 def _parts(parts: dict[str, float]) -> list[str]:

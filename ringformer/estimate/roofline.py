@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ringformer.estimate.schedule import Schedule
-from ringformer.estimate.targets import Chip
+from ringformer.estimate.targets import Chip, Target
 from ringformer.models.llama import LlamaConfig
 
 MATMUL_EFFICIENCY = 0.6
@@ -27,6 +27,10 @@ class StepTime:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.step
+
+    def days(self, budget: float) -> float:
+        """To train on so many tokens."""
+        return budget / self.tokens_per_second / 86400
 
 
 def step_time(schedule: Schedule, tokens: int) -> StepTime:
@@ -57,6 +61,30 @@ def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = 
 def hop_bytes(model: LlamaConfig, local: int, *, backward: bool, itemsize: int = 2) -> float:
     """Bytes that a device sends in one hop: keys and values, and in the backward their float32 gradients."""
     return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize + (4 if backward else 0))
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One hop of the ring on one device, at the peak rates of device and link."""
+
+    flops: float
+    bytes: float
+    compute: float
+    """Seconds."""
+    link: float
+    """Seconds."""
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte on the link."""
+        return self.flops / self.bytes
+
+
+def hop(model: LlamaConfig, target: Target, local: int, *, ranks: int, tp: int, backward: bool) -> Hop:
+    """`local` tokens of one sequence on a rank of the ring, whose heads are spread over `tp`; `ranks`: sp times tp."""
+    flops = hop_flops(model, local, backward=backward) / tp
+    sent = hop_bytes(model, local, backward=backward, itemsize=itemsize(model)) / tp
+    return Hop(flops, sent, flops / target.chip.flops(model.compute_dtype), sent / target.ring_bandwidth(ranks))
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:

@@ -5,7 +5,7 @@ import pytest
 from ringformer.estimate import plan as planning
 from ringformer.estimate import search
 from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
-from ringformer.estimate.roofline import model_flops, peak_bytes
+from ringformer.estimate.roofline import StepTime, hop, model_flops, peak_bytes
 from ringformer.estimate.search import Saving
 from ringformer.estimate.targets import target
 from ringformer.models.llama import LlamaConfig
@@ -78,3 +78,20 @@ def test_closed_forms():
     assert model_flops(model, 4096) == pytest.approx(6 * weights * 4096 + 14 * pairs)
     peaks = [peak_bytes(LlamaConfig(**preset("llama_7b") | vars(s)), 32768, devices=256) for s in search.savings(model)]
     assert peaks == sorted(peaks, reverse=True) and planning.GiB * 12 < peaks[1] < planning.GiB * 15
+
+
+def test_a_hop():
+    """131,072 tokens over 8 A100 by hand: 2 T^2 d H causal FLOPs at 312 TFLOP/s, 4 T d H bytes at 300 GB/s; with tp
+    half of both; the backward has 2.5 times the FLOPs, and three times the bytes with float32 gradients."""
+    model, goal = LlamaConfig(**preset("llama_7b")), target("8xA100-80")
+    one = hop(model, goal, 16384, ranks=8, tp=1, backward=False)
+    assert one.compute == pytest.approx(7.05e-3, rel=1e-3) and one.link == pytest.approx(0.895e-3, rel=1e-3)
+    assert one.intensity == 16384 / 2
+    half = hop(model, goal, 16384, ranks=8, tp=2, backward=False)
+    assert (half.flops, half.bytes) == (one.flops / 2, one.bytes / 2)
+    back = hop(model, goal, 16384, ranks=8, tp=1, backward=True)
+    assert (back.flops, back.bytes) == (2.5 * one.flops, 3 * one.bytes)
+
+
+def test_days():
+    assert StepTime(compute=9.0, exposed=1.0, tokens=1000).days(86400 * 100) == 1.0
