@@ -196,9 +196,10 @@ def tables(argv: list[str]) -> None:
     parser.add_argument("--out", default="results/max_context.json")
     parser.add_argument("--docs", default="docs", help="the folder of tables.md and its pictures")
     parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
-    parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16")
+    parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16; or table1")
     args = parser.parse_args(argv)
     _only_compilers()
+    from ringformer.estimate import activations
     from ringformer.estimate.document import write_tables
     from ringformer.estimate.tables import ROWS, SCALING, cells, fill
 
@@ -207,13 +208,21 @@ def tables(argv: list[str]) -> None:
     if not rows:
         raise UsageError(f"no row {args.row!r}; rows: {', '.join(row.name for row in known)}")
     wanted = [cell for cell in cells(rows) if args.only in cell.name]
-    if Path(args.out).is_dir():
+    out, docs = Path(args.out), Path(args.docs)
+    if out.is_dir():
         raise UsageError(f"--out={args.out} is a folder; name the JSON file, e.g. results/max_context.json")
-    if not wanted:
-        raise UsageError(f"no cell has {args.only!r} in its name; a name is like {cells(rows)[0].name}")
-    fill(Path(args.out), wanted, lambda line: print(line, flush=True), args.passes)
-    write_tables(Path(args.out), Path(args.docs))
-    print(f"{args.out}, {args.docs}/tables.md, figure1.png, figure5.png")
+    if not wanted and args.only != "table1":
+        raise UsageError(f"no cell has {args.only!r} in its name; a name is like {cells(rows)[0].name}, or table1")
+
+    def log(line):
+        print(line, flush=True)
+
+    table1 = out.with_name("activations.json")
+    if args.only == "table1" or not (args.row or args.only or args.passes == 0):
+        activations.fill(table1, log)
+    fill(out, wanted, log, args.passes)
+    write_tables(out, table1, docs)
+    print(f"{out}, {docs}/tables.md, figure1.png, figure5.png")
 
 
 def _only_compilers() -> None:

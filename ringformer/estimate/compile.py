@@ -17,7 +17,7 @@ from ringformer.models.llama import LlamaConfig
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import abstract_state, decayed, state_shardings, weight_shardings
-from ringformer.train.step import make_train_step
+from ringformer.train.step import make_eval_step, make_train_step
 
 WITHOUT_DEVICES = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0"}}
 """There is no device to try variants of a kernel on."""
@@ -82,6 +82,17 @@ def compile_step(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: 
         max_link_hops=max_link_hops(mesh),
         compile_seconds=seconds,
     )
+
+
+def lower_evaluation(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int):
+    """The evaluation step, a forward pass alone, lowered for the target; compile it with `.compile()`."""
+    mesh = make_mesh(mesh_dim, target.devices())
+    check_model(model, mesh)
+    check_batch(model, mesh, seq_len, batch_size)
+    weights = weight_shardings(model, mesh)
+    optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
+    params = abstract_state(state_shardings(weights, optimizer), optimizer, mesh).params
+    return make_eval_step(model, weights, mesh).lower(params, _abstract_batch(batch_size, seq_len, mesh))
 
 
 def _abstract_batch(batch_size: int, seq_len: int, mesh: Mesh) -> Batch:

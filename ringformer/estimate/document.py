@@ -2,20 +2,22 @@
 
 from pathlib import Path
 
+from ringformer.estimate import activations
 from ringformer.estimate.roofline import smallest_local_length
-from ringformer.estimate.tables import REGIMES, ROWS, Cell, K, Row, read
+from ringformer.estimate.tables import REGIMES, ROWS, SCALING, Cell, K, Row, read
 from ringformer.estimate.targets import CHIPS, GiB
 from ringformer.models.llama import ATTENTION, LlamaConfig
 from ringformer.models.presets import preset
 
 
-def write_tables(results: Path, folder: Path) -> None:
-    """`folder`/tables.md, figure1.png and figure5.png from the attempts in `results`."""
+def write_tables(results: Path, held: Path, folder: Path) -> None:
+    """`folder`/tables.md, figure1.png and figure5.png from the attempts in `results`, and of Table 1 in `held`."""
     attempts = read(results)
     folder.mkdir(parents=True, exist_ok=True)
     figure1(attempts, folder / "figure1.png")
     figure5(folder / "figure5.png")
-    sections = [HEAD, table3(attempts), details(attempts), table2(), FIGURES]
+    sections = [HEAD, table3(attempts), details(attempts), scaling(attempts), table1(activations.read(held)), table2(),
+                FIGURES]  # fmt: skip
     (folder / "tables.md").write_text("\n".join(sections))
 
 
@@ -26,8 +28,6 @@ the train step of `ringformer train` (AdamW, full rematerialisation, one `shard_
 the real compiler for that hardware. On TPU the compiler itself accepted its memory; on GPU, whose compiler refuses
 nothing, arguments, outputs and temporaries are at most 92% of the device. "paper": the number printed in
 Liu, Zaharia, Abbeel.
-
-Table 1 (activations per layer) is not here yet.
 """
 
 TABLE_3 = """## Table 3: the longest context that trains (compiled)
@@ -48,6 +48,26 @@ EXECUTABLES = """## The executables of Table 3's ring
 Peak and host bytes of one device; exposed: ring bytes that no computation hides, inside the loops over hops and in the
 whole step; hop: the longest, in links. The commands are in `results/max_context.json`.
 """
+
+SCALED = """## Linear in devices
+
+The longest context of 7B on v5e, bf16, one sequence, no offload. A dash: not searched yet.
+
+| chips | longest | tokens a chip | peak GiB |
+|---|---|---|---|"""
+
+TABLE_1 = """## Table 1: activations of one layer of 7B
+
+Bytes of bf16 activations that the layer at work holds on a device. "paper": the printed closed form, for the forward
+pass (b sequences, s tokens, c tokens a device, h features, n heads). "forward" and "backward": how the temporaries of
+the compiled evaluation step and train step grow with the length on {target} (`results/activations.json`); the backward
+without the layer inputs that it keeps for all layers. Ours counts what the paper's leaves out: q, k, v and o for all
+heads, float32 accumulators, and in the backward the float32 gradients of keys computed, leaving and arriving.
+
+| attention | tokens a device | paper | MiB | forward, compiled | backward, compiled |
+|---|---|---|---|---|---|"""
+
+FORMULAS = {"vanilla": "2 b n s²", "memory_efficient": "8 b s h", "blockwise": "2 b s h", "ring": "6 b c h"}
 
 TABLE_2 = """## Table 2: the smallest local length that hides the ring (closed form)
 
@@ -139,6 +159,30 @@ def details(attempts: dict) -> str:
             f"{best['exposed_permute_bytes'] / max(ring, 1):.2%} | {best['max_link_hops'] or '-'} | "
             f"{best['step_seconds_model']:,.0f} | {best['compiled_by']}, {best['date']} |"
         )
+    return "\n".join(rows) + "\n"
+
+
+def scaling(attempts: dict) -> str:
+    """Longest contexts by number of chips."""
+    rows = [SCALED]
+    for row in (*SCALING, ROWS[-1]):
+        tried = attempts.get(Cell(row, "ring", REGIMES[1], 1).name, [])
+        if best := longest(tried):
+            local, peak = best["seq_len"] // row.devices, best["peak_bytes"] / GiB
+            rows.append(f"| {row.devices} | {_text(tried)} | {local:,} | {peak:.2f} |")
+        else:
+            rows.append(f"| {row.devices} | - | - | - |")
+    return "\n".join(rows) + "\n"
+
+
+def table1(held: dict[str, dict]) -> str:
+    """Activations of a layer: the paper's closed form, and what compiled programs grow by."""
+    rows = [TABLE_1.format(target=activations.TARGET)]
+    for kind in ATTENTION:
+        if kind in held:
+            h = held[kind]
+            sizes = " | ".join(f"{h[k] / 2**20:,.0f}" for k in ("paper_bytes", "forward_bytes", "backward_bytes"))
+            rows.append(f"| {kind.replace('_', ' ')} | {h['local_tokens']:,} | {FORMULAS[kind]} | {sizes} |")
     return "\n".join(rows) + "\n"
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
 from ringformer.estimate.roofline import host_bytes, peak_bytes
 from ringformer.estimate.targets import Target, target
@@ -104,6 +105,12 @@ def run(command: list[str]) -> dict:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     found = json.loads(done.stdout.splitlines()[-1])
     return {k: v for k, v in found.items() if k != "collectives"}
+
+
+def compiled_by(target_name: str) -> str:
+    """The versions of JAX and of the compiler of a target, or of a command that names one."""
+    wheel = "jax-cuda12-plugin" if any(gpu in target_name for gpu in ("A100", "H100", "H200")) else "libtpu"
+    return f"jax {version('jax')}, {wheel} {version(wheel)}"
 
 
 def next_length(attempts: list[dict], first: int) -> int | None:

@@ -7,11 +7,10 @@ the search goes on where it was, and at any time the file says what is known so 
 import datetime
 import json
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from ringformer.estimate.search import Case, attempt, longest_start, next_length
+from ringformer.estimate.search import Case, attempt, compiled_by, longest_start, next_length
 from ringformer.models.llama import ATTENTION
 
 K = 1024
@@ -144,7 +143,7 @@ def read(path: Path) -> dict[str, list[dict]]:
 def write(path: Path, name: str, found: dict) -> None:
     """Add an attempt to the file; the file is read anew, so that two searches can share it."""
     known = read(path)
-    stamp = {"date": datetime.date.today().isoformat(), "compiled_by": _compiler(found["command"])}
+    stamp = {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(found["command"])}
     known.setdefault(name, []).append(found | stamp)
     about = "compiled: whole train steps of `ringformer train`, one attempt per length; bytes of one device"
     content = {"what": about, "command": "ringformer tables", "cells": dict(sorted(known.items()))}
@@ -152,8 +151,3 @@ def write(path: Path, name: str, found: dict) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)
-
-
-def _compiler(command: str) -> str:
-    wheel = "jax-cuda12-plugin" if "A100" in command or "H100" in command or "H200" in command else "libtpu"
-    return f"jax {version('jax')}, {wheel} {version(wheel)}"

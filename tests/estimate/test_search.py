@@ -59,7 +59,7 @@ def compiler(monkeypatch):
         return {"fits": fits, "peak_bytes": 2**30, "hbm_bytes": 2**34, "compile_seconds": 1.0}
 
     monkeypatch.setattr(search, "run", run)
-    monkeypatch.setattr(tables, "_compiler", lambda command: "a formula")
+    monkeypatch.setattr(tables, "compiled_by", lambda command: "a formula")
     return commands
 
 
