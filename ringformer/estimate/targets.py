@@ -78,7 +78,7 @@ _HOPPER = dict(sm=9, cores=132, fpus=128, shared=233472, l2=50 * 2**20, ghz=1.98
 CHIPS = {
     "v3": _tpu("TPU v3 core", 61.5, 16, 70, 40),
     "v4": _tpu("TPU v4", 275, 32, 45, 100),
-    "v5e": _tpu("TPU v5e", 197, 15.75, 45, 24),
+    "v5e": _tpu("TPU v5e", 197, 15.75, 45, 42),  # hosts of 4 chips have 192 GB (cloud.google.com/tpu/docs/v5e)
     "v5p": _tpu("TPU v5p", 459, 95, 90, 110),
     "v6e": _tpu("TPU v6e", 918, 31.25, 90, 90),
     "tpu7x": _tpu("TPU7x core", 1153, 94.75, 90, 120),
