@@ -64,6 +64,18 @@ def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
 
 
 @on_tpu
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sp"), [("v4:2x2x2", 4), ("v4:2x2x2", 8), ("v5p:2x2x2", 4), ("v5p:2x2x2", 8),
+                                          ("v6e:4x2", 4), ("v6e:4x2", 8), ("v5e-8", 4)])  # fmt: skip
+def test_every_ring_is_hidden(name, sp):
+    """From 32,768 local tokens, more than v6e's 24,480: one link a hop, exposed at most 1/sp of the ring's bytes."""
+    e = compile_step(MODEL, target(name), f"1,{8 // sp},1,{sp}", seq_len=sp * 32768, batch_size=8 // sp)
+    s = e.schedule
+    assert e.fits and e.max_link_hops == 1 and s.exposed_in_ring_loops == 0
+    assert s.exposed_permute_bytes <= (s.hidden_permute_bytes + s.exposed_permute_bytes) / sp
+
+
+@on_tpu
 def test_flops_are_those_of_the_mathematics():
     """Weights 8 a token and parameter (the forward runs twice, but for the head), attention 4 d + 4 d + 10 d for each
     visible pair of a query and a key: the count from the executed program agrees to a tenth."""
