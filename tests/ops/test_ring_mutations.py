@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from ringformer.ops import online_softmax, ring
-from ringformer.ops.blockwise import KeyGradients, block_backward, block_forward
+from ringformer.ops.blockwise import block_backward, block_forward
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.vma import vary_like
 from tests.helpers import errors
@@ -39,7 +39,7 @@ def merge_normalised_blocks():
 def swap_dk_and_dv():
     def backward(*args):
         dq, dkeys = block_backward(*args)
-        return dq, KeyGradients(dkeys.kv[::-1], dkeys.bias)
+        return dq, dkeys._replace(k=dkeys.v, v=dkeys.k)
 
     return {"block_backward": backward}
 
