@@ -110,6 +110,8 @@ def estimate(argv: list[str]) -> int:
     parser.add_argument("--tokens", type=float, help="a budget, e.g. 1e9: days and device-hours to train on it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args, rest = parser.parse_known_args(argv)
+    if args.tokens is not None and args.tokens <= 0:
+        raise UsageError(f"--tokens={args.tokens:g} must be positive: how many tokens to train on, e.g. 1e9")
     values = load_config([f"--config={args.config}", *rest]) if args.config else _preset_config(args.model, rest)
     for name in (*MEMORY_FLAGS, "offload"):
         if getattr(args, name):
@@ -161,8 +163,7 @@ def estimate(argv: list[str]) -> int:
     }  # fmt: skip
     as_json = vars(saving) | report.as_json(found, time, hops)
     if args.tokens and time:
-        days = time.days(args.tokens)
-        as_json |= {"days_model": days, "device_hours_model": 24 * days * goal.num_devices}
+        as_json |= report.budget_as_json(time, goal, args.tokens)
     print(json.dumps(as_json) if args.json else report.as_text(title, goal, found, time, parts, hops, args.tokens))
     return 0
 

@@ -115,3 +115,8 @@ def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):
     assert main(ESTIMATE) == 1
     out, err = capsys.readouterr()
     assert not out and "the compiler broke down, which says nothing of whether it fits: INTERNAL" in err
+
+
+def test_a_budget_of_no_tokens_is_refused(capsys):
+    assert main([*ESTIMATE, "--tokens=-5"]) == 2
+    assert "--tokens=-5 must be positive" in capsys.readouterr().err

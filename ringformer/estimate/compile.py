@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding
 
 from ringformer.data import Batch
@@ -52,9 +53,7 @@ def compile_step(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: 
     Raises ValueError for a mesh that cannot be and CompilerFailure if the compiler fails for another reason than
     memory.
     """
-    mesh = make_mesh(mesh_dim, target.devices())
-    check_model(model, mesh)
-    check_batch(model, mesh, seq_len, batch_size)
+    mesh = _checked_mesh(model, target, mesh_dim, seq_len, batch_size)
     optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
     step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)
@@ -86,13 +85,18 @@ def compile_step(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: 
 
 def lower_evaluation(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int):
     """The evaluation step, a forward pass alone, lowered for the target; compile it with `.compile()`."""
+    mesh = _checked_mesh(model, target, mesh_dim, seq_len, batch_size)
+    weights = weight_shardings(model, mesh)
+    no_optimizer = optax.identity()
+    params = abstract_state(state_shardings(weights, no_optimizer), no_optimizer, mesh).params
+    return make_eval_step(model, weights, mesh).lower(params, _abstract_batch(batch_size, seq_len, mesh))
+
+
+def _checked_mesh(model: LlamaConfig, target: Target, mesh_dim: str, seq_len: int, batch_size: int) -> Mesh:
     mesh = make_mesh(mesh_dim, target.devices())
     check_model(model, mesh)
     check_batch(model, mesh, seq_len, batch_size)
-    weights = weight_shardings(model, mesh)
-    optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
-    params = abstract_state(state_shardings(weights, optimizer), optimizer, mesh).params
-    return make_eval_step(model, weights, mesh).lower(params, _abstract_batch(batch_size, seq_len, mesh))
+    return mesh
 
 
 def _abstract_batch(batch_size: int, seq_len: int, mesh: Mesh) -> Batch:

@@ -95,6 +95,12 @@ def closed_form_as_text(title: str, target: Target, parts: dict[str, float]) -> 
     )
 
 
+def budget_as_json(time: StepTime, target: Target, tokens: float) -> dict:
+    """What it takes to train on so many tokens, modelled."""
+    days = time.days(tokens)
+    return {"days_model": days, "device_hours_model": 24 * days * target.num_devices}
+
+
 def _modelled(time: StepTime, target: Target, hops: dict[str, Hop], budget: float | None) -> list[str]:
     lines = []
     for name, h in hops.items():
@@ -103,8 +109,7 @@ def _modelled(time: StepTime, target: Target, hops: dict[str, Hop], budget: floa
             f"  a hop {name}, at peak rates: {times} ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs a byte"
         )
     if budget:
-        days = time.days(budget)
-        hours = 24 * days * target.num_devices
+        days, hours = budget_as_json(time, target, budget).values()
         lines.append(f"  {budget:.3g} tokens: {days:,.1f} days, {hours:,.0f} device-hours, modelled")
     return lines
 
