@@ -89,7 +89,8 @@ def train(argv: list[str]) -> None:
     run_training(prepare(config))
 
 
-MEMORY_FLAGS = {"attention": str, "compute_dtype": str, "remat": str, "remat_group": int, "head_groups": int}
+MODEL_FLAGS = {"attention": str, "layout": str, "compute_dtype": str, "remat": str, "remat_group": int,
+               "head_groups": int, "q_chunk": int, "k_chunk": int}  # fmt: skip
 
 
 def estimate(argv: list[str]) -> int:
@@ -103,7 +104,7 @@ def estimate(argv: list[str]) -> int:
     parser.add_argument("--seq_len", type=int, required=True, help="tokens of a sequence")
     parser.add_argument("--batch_size", type=int, default=1, help="sequences a step")
     chosen = {"head_groups", "remat_group"}
-    for name, kind in MEMORY_FLAGS.items():
+    for name, kind in MODEL_FLAGS.items():
         default = "; if neither is given, chosen so that it fits" if name in chosen else ""
         parser.add_argument(f"--{name}", type=kind, help=f"model.{name} (ringformer/models/llama.py){default}")
     parser.add_argument("--offload", action="store_true", help="layer inputs wait in host memory")
@@ -113,7 +114,7 @@ def estimate(argv: list[str]) -> int:
     if args.tokens is not None and args.tokens <= 0:
         raise UsageError(f"--tokens={args.tokens:g} must be positive: how many tokens to train on, e.g. 1e9")
     values = load_config([f"--config={args.config}", *rest]) if args.config else _preset_config(args.model, rest)
-    for name in (*MEMORY_FLAGS, "offload"):
+    for name in (*MODEL_FLAGS, "offload"):
         if getattr(args, name):
             values.model[name] = getattr(args, name)
 
@@ -135,7 +136,7 @@ def estimate(argv: list[str]) -> int:
     title = (
         f"{args.config or args.model}, {args.batch_size} x {args.seq_len:,} tokens, mesh {args.mesh_dim}, {args.target}"
     )
-    settings = [Saving(model.head_groups, model.remat_group)]
+    settings = [Saving(model.head_groups, model.remat_group, model.q_chunk, model.k_chunk)]
     if not (args.config or args.head_groups or args.remat_group):
         settings = likely_savings(model, goal, local, **shards)
     try:

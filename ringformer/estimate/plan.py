@@ -2,14 +2,26 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 from ringformer.estimate import search
-from ringformer.estimate.roofline import hop, host_bytes, itemsize, model_flops, peak_bytes
+from ringformer.estimate.roofline import (
+    attention_flops,
+    causal_excess,
+    hop,
+    host_bytes,
+    itemsize,
+    model_flops,
+    peak_bytes,
+)
 from ringformer.estimate.search import Case, Saving, savings
 from ringformer.estimate.targets import GiB, Target, target
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
+from ringformer.ops.chunks import default_chunk
+from ringformer.ops.layouts import VISIBLE
 
 
 class Candidate(NamedTuple):
@@ -34,12 +46,14 @@ class Candidate(NamedTuple):
 
     def __str__(self):
         c, s = self.case, self.saving
-        return (f"mesh {c.mesh_dim} batch {c.batch_size} head_groups {s.head_groups} remat_group {s.remat_group}"
-                f"{' offload' if c.offload else ''}")  # fmt: skip
+        chunk = f" chunk {s.q_chunk}" if s.q_chunk else ""
+        return (f"mesh {c.mesh_dim} batch {c.batch_size} {c.layout}{chunk} head_groups {s.head_groups} "
+                f"remat_group {s.remat_group}{' offload' if c.offload else ''}")  # fmt: skip
 
 
 def candidates(model: str, goal: Target, seq_len: int, compute_dtype: str, devices: int) -> list[Candidate]:
-    """Every mesh of rings (and of tp within a node, or within 8 chips), every memory setting; fastest first."""
+    """Every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk and memory setting; the
+    fastest first."""
     found = []
     shape = LlamaConfig(**preset(model))
     for tp in (1, 2, 4, 8):
@@ -49,9 +63,10 @@ def candidates(model: str, goal: Target, seq_len: int, compute_dtype: str, devic
             sp = devices // (tp * rings)
             if sp * tp * rings != devices or seq_len % (2 * sp * tp):
                 continue
-            for offload in (False, True):
-                case = Case(model, goal.name, "ring", compute_dtype, f"1,{rings},{tp},{sp}", rings, offload)
-                for saving in savings(shape):
+            mesh, usual = f"1,{rings},{tp},{sp}", default_chunk(seq_len // sp)
+            for layout, offload, chunk in product(VISIBLE, (False, True), (None, usual // 2)):
+                case = Case(model, goal.name, "ring", compute_dtype, mesh, rings, offload, layout)
+                for saving in savings(replace(shape, q_chunk=chunk, k_chunk=chunk)):
                     if (shape.num_kv_heads // tp) % saving.head_groups == 0:
                         found.append(_candidate(case, saving, goal, seq_len, tp, sp))
     return sorted(found, key=lambda c: c.seconds_per_token)
@@ -61,7 +76,9 @@ def _candidate(case: Case, saving: Saving, goal: Target, seq_len: int, tp: int, 
     model, local = case.config(saving), seq_len // (sp * tp)
     ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
     forwards = 2 + (saving.remat_group > 1)
-    compute = model_flops(model, seq_len, forwards=forwards) / (sp * tp) / goal.chip.flops(case.compute_dtype)
+    wasted = causal_excess(case.layout, ring, sp, saving.q_chunk) - 1
+    flops = model_flops(model, seq_len, forwards) + wasted * attention_flops(model, seq_len, forwards)
+    compute = flops / (sp * tp) / goal.chip.flops(case.compute_dtype)
     exposed = 0.0
     for backward, times in ((False, forwards), (True, 1)):
         one = hop(model, goal, ring, ranks=sp * tp, tp=tp, backward=backward)
@@ -69,8 +86,9 @@ def _candidate(case: Case, saving: Saving, goal: Target, seq_len: int, tp: int, 
     if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
         moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
         exposed += (1 + forwards) * model.num_layers * moved / goal.ring_bandwidth(tp)
-    # Groups of heads make more, smaller kernels; a transfer to the host is taken to be hidden.
-    seconds = (compute + exposed) * (1 + 0.005 * math.log2(saving.head_groups) + 0.002 * case.offload)
+    # Groups of heads and small chunks make more, smaller kernels; a transfer to the host is taken to be hidden.
+    smaller = math.log2(saving.head_groups) + 2 * (saving.q_chunk is not None)
+    seconds = (compute + exposed) * (1 + 0.005 * smaller + 0.002 * case.offload)
     peak = peak_bytes(model, local, devices=case.batch_size * sp * tp, tp=tp)
     return Candidate(case, saving, peak, host_bytes(model, local), seconds / seq_len)
 
@@ -141,6 +159,12 @@ def as_text(model: str, target_name: str, found: Plan, shown: int = 8) -> str:
             f"    --config.model.compute_dtype={c.case.compute_dtype} --config.model.remat=full "
             f"--config.model.head_groups={c.saving.head_groups} --config.model.remat_group={c.saving.remat_group} "
             f"--config.model.offload={c.case.offload}",
+            f"    --config.model.layout={c.case.layout}"
+            + (
+                f" --config.model.q_chunk={c.saving.q_chunk} --config.model.k_chunk={c.saving.k_chunk}"
+                if c.saving.q_chunk
+                else ""
+            ),
         ]
     lines.append(f"  why not the others (the fastest {min(shown, len(found.refused))} of {len(found.refused)}):")
     ordered = sorted(found.refused, key=lambda item: item[0].seconds_per_token)

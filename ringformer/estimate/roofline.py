@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from ringformer.estimate.schedule import Schedule
 from ringformer.estimate.targets import Chip, Target
 from ringformer.models.llama import LlamaConfig
+from ringformer.ops.chunks import default_chunk
+from ringformer.ops.layouts import Layout
 
 MATMUL_EFFICIENCY = 0.6
 """Of a device's dense peak, reached by large matrix multiplications (stated, not measured here)."""
@@ -45,8 +47,25 @@ def model_flops(model: LlamaConfig, tokens: int, forwards: int = 1) -> float:
     no work.
     """
     weights = model.num_params - model.vocab_size * model.hidden_size * (not model.tie_embeddings)
+    return (2 * forwards + 4) * weights * tokens + attention_flops(model, tokens, forwards)
+
+
+def attention_flops(model: LlamaConfig, tokens: int, forwards: int = 1) -> float:
+    """Those of `model_flops` that are attention's."""
     pairs = model.num_layers * model.num_heads * model.head_dim * tokens * tokens / 2
-    return (2 * forwards + 4) * weights * tokens + (4 * forwards + 10) * pairs
+    return (4 * forwards + 10) * pairs
+
+
+def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = None) -> float:
+    """Pairs of a query and a key that a ring's busiest ranks compute, over those that a causal mask leaves a rank.
+
+    Every hop waits for its busiest rank: an uneven layout costs up to 2. With m chunks a shard, blocks that a mask cuts
+    along their diagonal cost 1 + 1/m: the own block, and with stripes all of them.
+    """
+    m = -(-local // (chunk or default_chunk(local)))
+    cut = m * (m + 1) / 2
+    visiting = {"zigzag": m * m / 2, "striped": cut, "contiguous": m * m}[layout]
+    return (cut + (ranks - 1) * visiting) / (ranks * m * m / 2)
 
 
 def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
@@ -115,6 +134,9 @@ def memory(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> dict
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
     kept = L // model.remat_group * (0 if model.offload else 1) + (model.remat_group if model.remat_group > 1 else 0)
     work = 7 * stream + 18 * stream / model.head_groups
+    chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
+    if chunks:  # p, its gradient and the logits, float32, as they differ from those of the fit
+        work += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
     if model.attention in ("vanilla", "memory_efficient"):
         work += 4 * item * local * F / tp
     if model.attention == "vanilla":

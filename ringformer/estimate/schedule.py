@@ -1,9 +1,9 @@
 """What of a program's communication is hidden, read off the compiler's own schedule.
 
 A collective that starts here and is waited for there travels while the instructions between the two execute. It counts
-as hidden if their matrix multiplications, at the device's peak rate, take at least as long as its bytes on the link,
-together with the bytes of every permute that is under way in that time. A collective without a start of its own is
-exposed, and so is one whose computation is a branch that may not be taken.
+as hidden if their matrix multiplications, at the device's peak rate, take at least as long as its bytes on the link;
+permutes share one link, in the order in which they start. A collective without a start of its own is exposed, and so is
+one whose computation is a branch that may not be taken.
 """
 
 import re
@@ -37,9 +37,11 @@ class Transfer(NamedTuple):
     flops: float
     """Between its start and its end."""
     seconds: float
-    """On the link, with all permutes that are under way at the same time."""
+    """From its start until its last byte is through; a permute queues behind those that started before it."""
     cover: float
     """Seconds of computation between its start and its end."""
+    wait: float
+    """Seconds for which the device stands still at its end."""
     in_ring_loop: bool
     computation: str
 
@@ -80,16 +82,18 @@ class Schedule:
 
     @property
     def exposed_seconds(self) -> float:
-        """What communication adds to the step: the whole of the synchronous, the uncovered rest of the others."""
-        return sum(t.count * max(0.0, t.seconds - (t.cover if t.asynchronous else 0.0)) for t in self.transfers)
+        """What communication adds to the step."""
+        return sum(t.count * t.wait for t in self.transfers)
 
 
 def read_schedule(text: str, rates: Rates) -> Schedule:
     """The schedule of a compiled program's text."""
     program = Program.parse(text)
+    loops = {body: loop.text for instructions in program.computations.values() for loop in instructions.values()
+             if loop.opcode == "while" for body in loop.called}  # fmt: skip
     transfers = []
     for name, count in program.executed.items():
-        transfers += _of_computation(program, name, count, rates)
+        transfers += _of_computation(program, name, count, rates, loops.get(name))
     return Schedule(transfers, program.flops(program.entry), rates)
 
 
@@ -99,7 +103,8 @@ class _Span(NamedTuple):
     end: int | None
 
 
-def _of_computation(program: Program, name: str, count: float, rates: Rates) -> list[Transfer]:
+def _of_computation(program: Program, name: str, count: float, rates: Rates, loop: str | None) -> list[Transfer]:
+    """`loop`: the text of the loop whose body this computation is."""
     instructions = list(program.computations[name].values())
     spans = list(_spans(program, instructions))
     if not spans:
@@ -108,30 +113,59 @@ def _of_computation(program: Program, name: str, count: float, rates: Rates) -> 
     for instruction in instructions:
         flops.append(flops[-1] + program.instruction_flops(name, instruction))
     permutes = [s for s in spans if s.instruction.collective == "collective-permute"]
+    on_link = iter(_share_link(permutes, [x / rates.flops for x in flops], rates.hop_bytes))
     transfers = []
     for span in spans:
         collective = span.instruction
         kind, array = collective.collective, collective.arrays[0]
-        sent = array.bytes
+        between = 0.0 if span.end is None else flops[span.end] - flops[span.start + 1]
+        cover = between / rates.flops
         if kind == "collective-permute":
-            others = [s for s in permutes if s is not span and _overlap(s, span)]
-            seconds = (sent + sum(s.instruction.arrays[0].bytes for s in others)) / rates.hop_bytes
+            sent, (seconds, wait) = array.bytes, next(on_link)
         else:
             whole = max(a.bytes for a in collective.arrays)
             sent = 2 * whole if kind == "all-reduce" else whole  # reduce, then gather
             seconds = sent / rates.gather_bytes
-        between = 0.0 if span.end is None else flops[span.end] - flops[span.start + 1]
-        scope = re.search(r'op_name="([^"]*)"', collective.text)
-        in_loop = bool(scope and re.search(f"/{LOOP}/(eval_jaxpr/)?while/body", scope[1]))
-        cover = between / rates.flops
+            wait = max(0.0, seconds - cover)
+        in_loop = _in_ring_loop(collective.text, loop)
         transfers.append(
-            Transfer(kind, *array, count, sent, span.end is not None, between, seconds, cover, in_loop, name)
+            Transfer(kind, *array, count, sent, span.end is not None, between, seconds, cover, wait, in_loop, name)
         )
     return transfers
 
 
-def _overlap(a: _Span, b: _Span) -> bool:
-    return a.end is not None and b.end is not None and a.start < b.end and b.start < a.end
+def _share_link(permutes: list[_Span], compute: list[float], rate: float) -> list[tuple[float, float]]:
+    """The permutes of a computation on their one link, first come, first served, one at a time.
+
+    Args:
+      compute: seconds of computation before each instruction.
+      rate: bytes a second.
+
+    Returns:
+      `(seconds, wait)` of each one's `Transfer`.
+    """
+    starts = [(span.start, False, i) for i, span in enumerate(permutes)]
+    ends = [(span.start if span.end is None else span.end, True, i) for i, span in enumerate(permutes)]
+    waited = link_is_free = 0.0
+    through, found = {}, {}
+    for place, is_end, i in sorted(starts + ends):
+        now = compute[place] + waited
+        if is_end:
+            wait = max(0.0, through[i] - now)
+            waited += wait
+            found[i] = found[i], wait
+        else:
+            link_is_free = max(link_is_free, now) + permutes[i].instruction.arrays[0].bytes / rate
+            found[i], through[i] = link_is_free - now, link_is_free
+    return [found[i] for i in range(len(permutes))]
+
+
+def _in_ring_loop(permute: str, loop: str | None) -> bool:
+    """Whether a collective is executed by a loop over hops, and not by a loop around one that was inlined."""
+    scope, around = (re.search(r'op_name="([^"]*)"', text or "") for text in (permute, loop))
+    if not scope or not re.search(f"/{LOOP}/(eval_jaxpr/)?while/body", scope[1]):
+        return False
+    return around is None or bool(re.search(f"/{LOOP}/(eval_jaxpr/)?while$", around[1]))
 
 
 def _spans(program: Program, instructions: list[Instruction]):

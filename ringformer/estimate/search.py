@@ -29,6 +29,7 @@ class Case:
     mesh_dim: str
     batch_size: int
     offload: bool = False
+    layout: str = "zigzag"
 
     @property
     def shards(self) -> dict[str, int]:
@@ -44,11 +45,15 @@ class Case:
         """The estimate that decides it."""
         options = {**vars(self), "seq_len": seq_len, **vars(saving)}
         offload = ["--offload"] if options.pop("offload") else []
-        return ["ringformer", "estimate", *(f"--{k}={v}" for k, v in options.items()), *offload, "--json"]
+        if self.layout == LlamaConfig.layout:
+            del options["layout"]
+        words = [f"--{k}={v}" for k, v in options.items() if v is not None]
+        return ["ringformer", "estimate", *words, *offload, "--json"]
 
     def config(self, saving: "Saving") -> LlamaConfig:
         return LlamaConfig(**preset(self.model) | vars(saving) | dict(
-            attention=self.attention, compute_dtype=self.compute_dtype, offload=self.offload))  # fmt: skip
+            attention=self.attention, compute_dtype=self.compute_dtype, offload=self.offload, layout=self.layout,
+        ))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class Saving:
 
     head_groups: int = 1
     remat_group: int = 1
+    q_chunk: int | None = None
+    k_chunk: int | None = None
 
 
 def savings(model: LlamaConfig) -> Iterator[Saving]:
@@ -67,7 +74,7 @@ def savings(model: LlamaConfig) -> Iterator[Saving]:
                  key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0))  # fmt: skip
     for remat_group in dict.fromkeys((1, fewest)):
         for g in groups:
-            yield Saving(g, remat_group)
+            yield Saving(g, remat_group, model.q_chunk, model.k_chunk)
 
 
 def likely_savings(model: LlamaConfig, goal: Target, local: int, *, devices: int, tp: int) -> list[Saving]:

@@ -5,11 +5,13 @@ import pytest
 from ringformer.estimate import plan as planning
 from ringformer.estimate import search
 from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
-from ringformer.estimate.roofline import StepTime, hop, model_flops, peak_bytes
+from ringformer.estimate.roofline import StepTime, causal_excess, hop, model_flops, peak_bytes
 from ringformer.estimate.search import Saving
 from ringformer.estimate.targets import target
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
+from ringformer.ops.chunks import cut, visible_pairs
+from ringformer.ops.layouts import PARTS, VISIBLE
 
 GPUS = "8xA100-80"
 
@@ -95,3 +97,27 @@ def test_a_hop():
 
 def test_days():
     assert StepTime(compute=9.0, exposed=1.0, tokens=1000).days(86400 * 100) == 1.0
+
+
+@pytest.mark.parametrize("layout", VISIBLE)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_what_a_layout_costs_is_the_work_list_of_the_busiest_rank(layout, ranks):
+    T, chunk = 512, 64
+    cuts = cut(T, PARTS[layout], chunk), cut(T, PARTS[layout], chunk)
+
+    def executed(source):
+        return sum(len(pairs.q) for pairs in visible_pairs(layout, source, True, *cuts)) * chunk**2
+
+    hops = (ranks - 1) * max(executed("earlier"), executed("later"))
+    expected = (executed("own") + hops) / (ranks * T * T / 2)
+    assert causal_excess(layout, T, ranks, chunk) == pytest.approx(expected)
+
+
+def test_layouts_and_chunks_are_candidates():
+    """Zigzag is the fastest; halves of the usual chunks need less memory."""
+    found = candidates("llama_7b", target(GPUS), 2**17, "bfloat16", 8)
+    assert found[0].case.layout == "zigzag" and {c.case.layout for c in found} == set(VISIBLE)
+    halved = next(c for c in found if c.saving.q_chunk and c.case == found[0].case)
+    assert halved.saving.q_chunk == halved.saving.k_chunk == 512
+    assert halved.peak < found[0].peak and halved.seconds_per_token > found[0].seconds_per_token
+    assert "--q_chunk=512" in halved.case.command(2**17, halved.saving)
