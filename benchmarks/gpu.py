@@ -1,0 +1,204 @@
+"""What one GPU says of our numbers: parity of the op, attention TFLOP/s, step MFU, peak memory against the estimate.
+
+    python benchmarks/gpu.py --target=1xH200 --out results/gpu.json
+    JAX_PLATFORMS=cpu python benchmarks/gpu.py --small          # the same at toy size, on a CPU: does the script run?
+
+Every part is a process of its own: a peak belongs to one program, and a failure to one part. Times are medians of
+rounds after a warm-up; the predicted peak comes from `ringformer estimate` for `--target`, compiled without a device,
+and is compared with the most that the allocator held during three steps. On a CPU nothing is predicted.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+ATTENTION = {"full": [(4096, 32, 8), (16384, 32, 8), (65536, 8, 2)], "small": [(256, 4, 2)]}
+"""Local length, query heads, key heads; head dim 128."""
+
+STEPS = {
+    "full": [("llama3.2_1b", 8192, {}), ("llama3.2_1b", 65536, {"head_groups": 4}), ("llama_3b", 16384, {})],
+    "small": [("tiny", 512, {}), ("tiny", 512, {"remat_group": 2})],
+}
+"""Preset, tokens, settings of LlamaConfig: three configurations of different balance of weights and activations."""
+
+
+def parity(size: str) -> list[dict]:
+    """Relative error of o, dq, dk, dv against dense attention in float32, by layout of the heads and dtype."""
+    import jax
+    import jax.numpy as jnp
+
+    from ringformer.ops import reference
+    from ringformer.ops.ring import ring_attention
+
+    rows = []
+    T = 2048 if size == "full" else 256
+    for heads, key_heads, segments in ((8, 8, 1), (8, 2, 1), (8, 1, 3)):
+        keys = jax.random.split(jax.random.key(heads + key_heads), 4)
+        shapes = [(1, T, heads, 128), (1, T, key_heads, 128), (1, T, key_heads, 128), (1, T, heads, 128)]
+        q, k, v, do = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+        ids = jnp.sort(jnp.arange(T) % segments)[None]
+        with jax.default_matmul_precision("highest"):
+            expected = _with_gradients(
+                lambda q, k, v, ids=ids: reference.attention(q, k, v, segment_ids=ids), q, k, v, do
+            )
+            for dtype in ("float32", "bfloat16"):
+                ours = _with_gradients(
+                    lambda q, k, v, ids=ids: ring_attention(q, k, v, axis_name=None, segment_ids=ids),
+                    *(x.astype(dtype) for x in (q, k, v, do)),
+                )
+                errors = [float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
+                          for a, b in zip(ours, expected, strict=True)]  # fmt: skip
+                rows.append({"heads": heads, "key_heads": key_heads, "segments": segments, "dtype": dtype,
+                             **dict(zip(("o", "dq", "dk", "dv"), errors, strict=True))})  # fmt: skip
+    return rows
+
+
+def attention(size: str) -> list[dict]:
+    """TFLOP/s of the op, forward and forward + backward, causal, bfloat16; masked pairs are not counted."""
+    import jax
+    import jax.numpy as jnp
+
+    from ringformer.ops.ring import ring_attention
+
+    rows = []
+    for T, heads, key_heads in ATTENTION[size]:
+        shapes = (1, T, heads, 128), (1, T, key_heads, 128), (1, T, key_heads, 128), (1, T, heads, 128)
+        q, k, v, do = (jnp.ones(shape, jnp.bfloat16) for shape in shapes)
+        op = partial(ring_attention, axis_name=None)
+        runs = {
+            "forward": (jax.jit(op), (q, k, v), 4),
+            "both": (jax.jit(partial(_with_gradients, op)), (q, k, v, do), 14),
+        }
+        pairs = heads * T * T / 2
+        row = {"T": T, "heads": heads, "key_heads": key_heads}
+        for name, (run, arrays, flops) in runs.items():
+            row[f"{name}_tflops"] = flops * 128 * pairs / _median_seconds(partial(run, *arrays)) / 1e12
+        rows.append(row)
+    return rows
+
+
+def step(size: str, index: int) -> dict:
+    """Seconds, MFU and peak memory of whole train steps of one configuration."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+
+    from ringformer.data import Batch
+    from ringformer.mesh import BATCH, make_mesh
+    from ringformer.models.llama import LlamaConfig
+    from ringformer.models.presets import preset
+    from ringformer.train.config import OptimizerConfig
+    from ringformer.train.metrics import model_flops_per_token, peak_flops
+    from ringformer.train.optimizer import make_optimizer
+    from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
+    from ringformer.train.step import make_train_step
+
+    name, T, settings = STEPS[size][index]
+    model, mesh = LlamaConfig(**preset(name) | settings), make_mesh("1,1,1,1", jax.devices()[:1])
+    optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
+    shardings = state_shardings(weight_shardings(model, mesh), optimizer)
+    state = init_state(model, optimizer, shardings, mesh, seed=0)
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (1, T + 1), np.int32)
+    whole, trained = np.arange(T, dtype=np.int32)[None], np.ones((1, T), bool)
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, np.ones_like(whole), trained)
+    batch = jax.device_put(batch, NamedSharding(mesh, BATCH))
+    run = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        state, metrics = run(state, batch)
+        loss = float(metrics["loss"])
+        seconds.append(time.perf_counter() - start)
+    device = jax.devices()[0]
+    median, peak = statistics.median(seconds[2:]), peak_flops(device)
+    flops = model_flops_per_token(model, T) * T
+    held = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    return {"model": name, "tokens": T, **settings, "loss": loss, "step_seconds": median,
+            "mfu": flops / median / peak if peak else None, "peak_bytes_allocator": held}  # fmt: skip
+
+
+def predicted(size: str, index: int, target: str) -> dict:
+    """What `ringformer estimate` says of the same configuration, with no device."""
+    name, T, settings = STEPS[size][index]
+    words = [f"--{k}={v}" for k, v in ({"head_groups": 1} | settings).items()]
+    command = ["estimate", f"--model={name}", f"--target={target}", "--mesh_dim=1,1,1,1", f"--seq_len={T}", *words]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-m", "ringformer.cli", *command, "--json"], env=environment,
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {"peak_bytes_estimate": found["peak_bytes"], "command": "ringformer " + " ".join(command)}
+
+
+def _with_gradients(run, q, k, v, do):
+    import jax
+
+    o, pullback = jax.vjp(run, q, k, v)
+    return o, *pullback(do)
+
+
+def _median_seconds(run, rounds: int = 7) -> float:
+    import jax
+
+    jax.block_until_ready(run())
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _part(name: str, size: str) -> dict:
+    """One part, in a process of its own; its error if it fails."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    words = [sys.executable, __file__, "--part", name, *(["--small"] if size == "small" else [])]
+    done = subprocess.run(words, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {"error": done.stderr[-2000:]}
+    print(json.dumps(found), file=sys.stderr, flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="the estimator's name of this machine, e.g. 1xH200; without: no prediction")
+    parser.add_argument("--small", action="store_true", help="toy sizes")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    size = "small" if args.small else "full"
+    if args.part:
+        import jax
+
+        kind, _, index = args.part.partition(":")
+        found = {"parity": parity, "attention": attention, "device": lambda _: jax.devices()[0].device_kind}
+        print(json.dumps(step(size, int(index)) if kind == "step" else found[kind](size)))
+        return
+    results = {"what": "measured on one device, but for peak_bytes_estimate (compiled without it)",
+               "command": "python " + " ".join(sys.argv), "date": datetime.date.today().isoformat(),
+               "jax": version("jax"), "device": _part("device", size)}  # fmt: skip
+    for name in ("parity", "attention"):
+        results[name] = _part(name, size)
+    results["steps"] = []
+    for i in range(len(STEPS[size])):
+        row = _part(f"step:{i}", size)
+        if args.target:
+            row |= predicted(size, i, args.target)
+            if row.get("peak_bytes_allocator"):
+                row["estimate_over_allocator"] = row["peak_bytes_estimate"] / row["peak_bytes_allocator"]
+        results["steps"].append(row)
+    text = json.dumps(results, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
