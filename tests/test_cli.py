@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringformer.cli import UsageError, load_config, main
-from ringformer.estimate import compile as compilation
-from ringformer.estimate import targets
+from ringformer.estimate import stages, targets
 from ringformer.estimate.compile import CompilerFailure
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.py"
@@ -111,7 +110,7 @@ def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):
     def breaks(*args, **kwargs):
         raise CompilerFailure("INTERNAL: something else")
 
-    monkeypatch.setattr(compilation, "compile_step", breaks)
+    monkeypatch.setattr(stages, "compile_step", breaks)
     assert main(ESTIMATE) == 1
     out, err = capsys.readouterr()
     assert not out and "the compiler broke down, which says nothing of whether it fits: INTERNAL" in err

@@ -14,6 +14,12 @@ from jax.sharding import Mesh
 from ringformer.train.state import TrainState, abstract_logical, from_logical, to_logical
 
 
+def latest_step(run_dir: str | Path) -> int | None:
+    """The step of a run's latest finished checkpoint; None if it has none."""
+    folder = (Path(run_dir) / "checkpoints").absolute()
+    return max((int(path.name) for path in folder.glob("*") if path.name.isdecimal()), default=None)
+
+
 class Checkpoints:
     """The checkpoints of one run, the latest `keep` of them (None: all)."""
 

@@ -1,17 +1,24 @@
 """The configuration of a run: `ml_collections` files outside, frozen and validated dataclasses inside.
 
 A config file's `get_config()` starts from `base_config(model)`, which has every key there is, with its default.
-`parse` turns the result into a `Config` at the door; nothing past it reads a ConfigDict.
+`parse_stages` turns the result into one `Config` for each stage at the door (`parse`: of a config without stages);
+nothing past it reads a ConfigDict.
 """
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from ml_collections import ConfigDict, config_dict
 
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
+
+ARCHITECTURE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+                "tie_embeddings")  # fmt: skip
+"""The fields of a model that decide the shapes of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,9 @@ class Config:
     """Also write TensorBoard event files (pip install ringformer[tensorboard])."""
     wandb: str = ""
     """Also log to this Weights & Biases project (pip install ringformer[wandb])."""
+    stages: tuple = ()
+    """Runs one after the other, each a dict of what differs from the other keys, e.g. {"seq_len": 131072,
+    "model.rope_theta": 1e7}; see `parse_stages`. Empty in the config of one run."""
 
     def __post_init__(self):
         for field in ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"):
@@ -112,10 +122,81 @@ def base_config(model: str) -> ConfigDict:
 
 
 def parse(config: ConfigDict) -> Config:
-    """The validated dataclass of a config. Raises ValueError for a value that cannot be."""
+    """The validated dataclass of a config without stages. Raises ValueError for a value that cannot be."""
     values = config.to_dict()
+    if values["stages"]:
+        raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
     parts = {"model": LlamaConfig, "data": DataConfig, "optimizer": OptimizerConfig}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
+
+
+def parse_stages(config: ConfigDict) -> list[Config]:
+    """The runs that a config describes, in their order: one for each of its stages; itself if it has none.
+
+    Stage N is the config with the overrides of `config.stages[N - 1]` (dotted keys). It runs in
+    RUN_DIR/stage-N-CONTEXT and begins with the parameters of stage N-1, the first with those of `init_from`; optimizer
+    and schedule start anew. Its data come in an order of their own: its seed is the config's plus N-1, unless the stage
+    names one. Raises ValueError, naming the stage, for an unknown key, a value that cannot be, a context shorter than
+    that of the stage before, and a rope theta beside a scaling of it.
+    """
+    if not config.stages:
+        return [parse(config)]
+    runs = []
+    for number, overrides in enumerate(config.stages, 1):
+        values = config.copy_and_resolve_references()
+        values.stages = ()
+        values.seed += number - 1
+        try:
+            _override(values, overrides)
+            if config.run_dir:
+                values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
+            if runs:
+                values.init_from = runs[-1].run_dir
+            runs.append(parse(values))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"stage {number}: {error}") from None
+    for number, (before, after) in enumerate(pairwise(runs), 2):
+        if after.seq_len < before.seq_len:
+            raise ValueError(
+                f"stage {number} shrinks the context, from {before.seq_len} to {after.seq_len} tokens: order the "
+                "stages by seq_len"
+            )
+    return runs
+
+
+def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
+    """Set dotted keys of a config. Raises ValueError for one that is not there or that all stages share."""
+    shared = {"stages", "run_dir", "init_from", "cpu_devices", "data.tokenizer", *(f"model.{f}" for f in ARCHITECTURE)}
+    scaling = [key for key in overrides if key.startswith("model.rope_scaling")]
+    if "model.rope_theta" in overrides and scaling and overrides.get("model.rope_scaling.kind") != "none":
+        raise ValueError(
+            f"model.rope_theta={overrides['model.rope_theta']:g} and {scaling[0]} both say how far positions reach: "
+            "give the theta or the scaling"
+        )
+    known = _dotted(values)
+    for key, value in overrides.items():
+        if key in shared:
+            raise ValueError(f"{key} is the same in all stages: set it outside of them")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise ValueError(f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        *folders, field = key.split(".")
+        place = values
+        for folder in folders:
+            place = place[folder]
+        try:
+            place[field] = value
+        except TypeError as error:
+            raise ValueError(f"{key}={value!r}: {error}") from None
+
+
+def _dotted(values: ConfigDict, prefix: str = "") -> list[str]:
+    """The dotted keys of a config."""
+    found = []
+    for key in values:
+        place = values[key]
+        found += _dotted(place, f"{prefix}{key}.") if isinstance(place, ConfigDict) else [prefix + key]
+    return found
 
 
 def _defaults(cls) -> dict[str, Any]:

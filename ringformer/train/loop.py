@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
 from ringformer.train.checkpoint import Checkpoints
-from ringformer.train.config import Config
+from ringformer.train.config import ARCHITECTURE, Config
 from ringformer.train.metrics import Reporter, model_flops_per_token, peak_flops
 from ringformer.train.optimizer import make_optimizer, schedule
 from ringformer.train.state import TrainState, decayed, init_state, state_shardings, weight_shardings
@@ -58,10 +58,12 @@ def prepare(config: Config) -> Run:
     run_dir = Path(config.run_dir or _new_run_dir())
     for folder in (run_dir, Path(config.init_from or run_dir)):
         _check_architecture(folder, config)
-    return Run(
+    run = Run(
         config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
         _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
     )  # fmt: skip
+    _evaluation_batches(run)
+    return run
 
 
 def train(run: Run) -> TrainState:
@@ -114,12 +116,7 @@ def make_evaluation(run: Run):
     data = run.eval_data
     if data is None:
         return None
-    batches = min(run.config.eval_batches, data.sequences.per_epoch // data.batch_size)
-    if batches == 0:
-        raise ValueError(
-            f"the held-out data has {data.sequences.per_epoch} sequences of {run.config.seq_len} tokens, fewer than "
-            f"batch_size={data.batch_size}: raise data.held_out, or set it to 0 to train without evaluation"
-        )
+    batches = _evaluation_batches(run)
     step = make_eval_step(run.config.model, run.shardings.params, run.mesh)
 
     def evaluate(params) -> dict[str, float]:
@@ -133,6 +130,20 @@ def make_evaluation(run: Run):
         }
 
     return evaluate
+
+
+def _evaluation_batches(run: Run) -> int:
+    """How many batches an evaluation takes; raises ValueError if the held-out data has none."""
+    data = run.eval_data
+    if data is None:
+        return 0
+    batches = min(run.config.eval_batches, data.sequences.per_epoch // data.batch_size)
+    if batches == 0:
+        raise ValueError(
+            f"the held-out data has {data.sequences.per_epoch} sequences of {run.config.seq_len} tokens, fewer than "
+            f"batch_size={data.batch_size}: raise data.held_out, or set it to 0 to train without evaluation"
+        )
+    return batches
 
 
 def _step_reporter(run: Run, reporter: Reporter):
@@ -192,9 +203,7 @@ def _check_architecture(run_dir: Path, config: Config) -> None:
     if not path.exists():
         return
     there, here = json.loads(path.read_text())["model"], dataclasses.asdict(config.model)
-    shape = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-             "tie_embeddings")  # fmt: skip
-    clash = [f"{k} {there[k]} there, {here[k]} here" for k in shape if there[k] != here[k]]
+    clash = [f"{k} {there[k]} there, {here[k]} here" for k in ARCHITECTURE if there[k] != here[k]]
     if clash:
         raise ValueError(f"{run_dir} holds a run of another model ({'; '.join(clash)}): choose another folder")
 
@@ -204,9 +213,16 @@ def _write_config(run: Run) -> None:
     run.run_dir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
         resolved = dataclasses.asdict(run.config)
-        (run.run_dir / "config.json").write_text(json.dumps(resolved, indent=1) + "\n")
+        write_json(run.run_dir / "config.json", resolved)
         if run.config.data.tokenizer.endswith(".model"):
             shutil.copyfile(run.config.data.tokenizer, run.run_dir / "tokenizer.model")
+
+
+def write_json(path: Path, content) -> None:
+    """In one piece: another process may be reading it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(path)
 
 
 def _due(step: int, every: int) -> bool:
