@@ -6,7 +6,7 @@ A config file's `get_config()` starts from `base_config(model)`, which has every
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
@@ -106,8 +106,9 @@ class Config:
 def base_config(model: str) -> ConfigDict:
     """Every key of a run with its default, and the architecture of a preset; locked against new keys."""
     config = ConfigDict(_defaults(Config))
-    for part, cls in (("model", LlamaConfig), ("data", DataConfig), ("optimizer", OptimizerConfig)):
-        config[part] = ConfigDict(_defaults(cls) | (preset(model) if cls is LlamaConfig else {}))
+    for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig)):
+        config[part] = ConfigDict(_defaults(cls))
+    config.model = ConfigDict(_defaults(LlamaConfig, **preset(model)))
     return config.lock()
 
 
@@ -118,11 +119,14 @@ def parse(config: ConfigDict) -> Config:
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 
 
-def _defaults(cls) -> dict[str, Any]:
-    """The fields of a dataclass that have a default; None (an optional int) becomes a placeholder, so that
-    a flag can set it."""
-    return {
-        f.name: config_dict.placeholder(int) if f.default is None else f.default
-        for f in dataclasses.fields(cls)
-        if f.default is not dataclasses.MISSING
-    }
+def _defaults(cls, **values) -> dict[str, Any]:
+    """The fields of a dataclass with their values, or else defaults, if they have any; those of a nested dataclass are
+    a ConfigDict. None (of an optional field) becomes a placeholder of the field's type, so that a flag can set it."""
+    defaults = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING} | values
+    types = get_type_hints(cls)
+    for name, value in defaults.items():
+        if value is None:
+            defaults[name] = config_dict.placeholder(get_args(types[name])[0])
+        elif dataclasses.is_dataclass(value):
+            defaults[name] = ConfigDict(_defaults(type(value), **vars(value)))
+    return defaults
