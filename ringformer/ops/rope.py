@@ -79,9 +79,9 @@ class RopeScaling:
             if not math.isfinite(value) or (name in REQUIRED and value < 1) or value < 0:
                 raise ValueError(f"rope_scaling.{name}={value} must be {'at least 1' if name in REQUIRED else '>= 0'}")
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            if low in OPTIONS[self.kind] and not 0 < self._value(low) < self._value(high):
+            if low in OPTIONS[self.kind] and not 0 < self.option(low) < self.option(high):
                 raise ValueError(
-                    f"rope_scaling.{low}={self._value(low)} must be positive and less than {high}={self._value(high)}"
+                    f"rope_scaling.{low}={self.option(low)} must be positive and less than {high}={self.option(high)}"
                 )
         if self.attention_factor == 0:
             raise ValueError("rope_scaling.attention_factor=0 would leave queries and keys without length")
@@ -97,7 +97,8 @@ class RopeScaling:
             return _yarn_amplitude(self.factor, self.mscale) / _yarn_amplitude(self.factor, self.mscale_all_dim)
         return _yarn_amplitude(self.factor, 1.0)
 
-    def _value(self, name: str):
+    def option(self, name: str):
+        """A field's value, or its kind's default."""
         defaults = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_slow": 1.0, "beta_fast": 32.0,
                     "truncate": True}  # fmt: skip
         value = getattr(self, name)
@@ -110,7 +111,7 @@ class RopeScaling:
         if self.kind == "linear":
             kept = np.zeros_like(frequencies)
         elif self.kind == "llama3":
-            low, high = self._value("low_freq_factor"), self._value("high_freq_factor")
+            low, high = self.option("low_freq_factor"), self.option("high_freq_factor")
             turns = self.original_max_position * frequencies / (2 * np.pi)
             kept = np.clip((turns - low) / (high - low), 0, 1)
         else:
@@ -120,8 +121,8 @@ class RopeScaling:
                 """The place of the frequency that turns so often in the original context."""
                 return d * math.log(self.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-            first, last = index(self._value("beta_fast")), index(self._value("beta_slow"))
-            if self._value("truncate"):
+            first, last = index(self.option("beta_fast")), index(self.option("beta_slow"))
+            if self.option("truncate"):
                 first, last = math.floor(first), math.ceil(last)
             first, last = max(first, 0), min(last, d - 1)
             width = last - first or 0.001

@@ -71,7 +71,8 @@ class Config:
     """Everything the run writes: config, metrics, checkpoints. If it holds checkpoints the run resumes. Empty: a new
     folder in runs/."""
     init_from: str = ""
-    """Begin with the parameters of the latest checkpoint of this run directory, e.g. to go on at a longer context."""
+    """Begin with the parameters of the latest checkpoint of this run directory, e.g. to go on at a longer context, or
+    with a model from `ringformer convert from-hf`."""
     mesh_dim: str = "1,-1,1,1"
     """Sizes of dp,fsdp,tp,sp; -1 is the rest."""
     cpu_devices: int = 0
