@@ -13,6 +13,9 @@ USAGE = """usage: ringformer VERB [options]
                   ringformer data build --store=DIR --source='jsonl:docs/*.jsonl'
   data tokenizer  train a SentencePiece tokenizer
                   ringformer data tokenizer --source='text:docs/*.txt' --vocab_size=8192 --out=my.model
+  convert from-hf, convert to-hf, convert verify
+                  LLaMA checkpoints of Hugging Face in and out, and the proof that they are the same model
+                  ringformer convert from-hf PATH OUT; ringformer train ... --config.init_from=OUT
   estimate        compile a training step for hardware that is not here: does it fit, what is hidden
                   ringformer estimate --model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=4194304
   plan            the fastest settings that fit a context, or the longest context
@@ -32,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
-    words = 2 if argv[0] == "data" and len(argv) > 1 else 1
+    words = 2 if argv[0] in ("data", "convert") and len(argv) > 1 else 1
     verb, rest = " ".join(argv[:words]), argv[words:]
     try:
         if verb not in VERBS:
@@ -359,8 +362,27 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip_empty", action="store_true", help="leave empty documents out")
 
 
+def convert_from_hf(argv: list[str]) -> None:
+    from ringformer.convert import commands
+
+    commands.convert_from_hf(argv)
+
+
+def convert_to_hf(argv: list[str]) -> None:
+    from ringformer.convert import commands
+
+    commands.convert_to_hf(argv)
+
+
+def convert_verify(argv: list[str]) -> int:
+    from ringformer.convert import commands
+
+    return commands.convert_verify(argv)
+
+
 VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer, "estimate": estimate,
-         "plan": plan, "tables": tables}  # fmt: skip
+         "plan": plan, "tables": tables, "convert from-hf": convert_from_hf, "convert to-hf": convert_to_hf,
+         "convert verify": convert_verify}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
@@ -78,7 +78,8 @@ class Config:
     """Everything the run writes: config, metrics, checkpoints. If it holds checkpoints the run resumes. Empty: a new
     folder in runs/."""
     init_from: str = ""
-    """Begin with the parameters of the latest checkpoint of this run directory, e.g. to go on at a longer context."""
+    """Begin with the parameters of the latest checkpoint of this run directory, e.g. to go on at a longer context, or
+    with a model from `ringformer convert from-hf`."""
     mesh_dim: str = "1,-1,1,1"
     """Sizes of dp,fsdp,tp,sp; -1 is the rest."""
     cpu_devices: int = 0
@@ -116,8 +117,9 @@ class Config:
 def base_config(model: str) -> ConfigDict:
     """Every key of a run with its default, and the architecture of a preset; locked against new keys."""
     config = ConfigDict(_defaults(Config))
-    for part, cls in (("model", LlamaConfig), ("data", DataConfig), ("optimizer", OptimizerConfig)):
-        config[part] = ConfigDict(_defaults(cls) | (preset(model) if cls is LlamaConfig else {}))
+    for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig)):
+        config[part] = ConfigDict(_defaults(cls))
+    config.model = ConfigDict(_defaults(LlamaConfig, **preset(model)))
     return config.lock()
 
 
@@ -199,11 +201,14 @@ def _dotted(values: ConfigDict, prefix: str = "") -> list[str]:
     return found
 
 
-def _defaults(cls) -> dict[str, Any]:
-    """The fields of a dataclass that have a default; None (an optional int) becomes a placeholder, so that
-    a flag can set it."""
-    return {
-        f.name: config_dict.placeholder(int) if f.default is None else f.default
-        for f in dataclasses.fields(cls)
-        if f.default is not dataclasses.MISSING
-    }
+def _defaults(cls, **values) -> dict[str, Any]:
+    """The fields of a dataclass with their values, or else defaults, if they have any; those of a nested dataclass are
+    a ConfigDict. None (of an optional field) becomes a placeholder of the field's type, so that a flag can set it."""
+    defaults = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING} | values
+    types = get_type_hints(cls)
+    for name, value in defaults.items():
+        if value is None:
+            defaults[name] = config_dict.placeholder(get_args(types[name])[0])
+        elif dataclasses.is_dataclass(value):
+            defaults[name] = ConfigDict(_defaults(type(value), **vars(value)))
+    return defaults

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
-from ringformer.train.checkpoint import Checkpoints
+from ringformer.train.checkpoint import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import ARCHITECTURE, Config
 from ringformer.train.metrics import Reporter, model_flops_per_token, peak_flops
 from ringformer.train.optimizer import make_optimizer, schedule
@@ -58,6 +58,8 @@ def prepare(config: Config) -> Run:
     run_dir = Path(config.run_dir or _new_run_dir())
     for folder in (run_dir, Path(config.init_from or run_dir)):
         _check_architecture(folder, config)
+    if (run_dir / HF_CONFIG).exists() and not (run_dir / "metrics.jsonl").exists():
+        raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
     run = Run(
         config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
         _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
@@ -191,10 +193,7 @@ def _first_state(run: Run) -> TrainState:
     state = init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
     if not config.init_from:
         return state
-    with closing(Checkpoints(config.init_from, run.shardings, run.optimizer, run.mesh, keep=None)) as others:
-        if others.latest_step is None:
-            raise FileNotFoundError(f"init_from={config.init_from}: there is no checkpoint in this folder")
-        return state._replace(params=others.restore(others.latest_step).params)
+    return state._replace(params=restore_params(config.init_from, run.shardings.params, run.mesh))
 
 
 def _check_architecture(run_dir: Path, config: Config) -> None:
@@ -209,11 +208,15 @@ def _check_architecture(run_dir: Path, config: Config) -> None:
 
 
 def _write_config(run: Run) -> None:
-    """Keep the resolved config and the tokenizer beside the run."""
+    """Keep the resolved config and the tokenizer beside the run, and what came along with a converted model."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
         resolved = dataclasses.asdict(run.config)
         write_json(run.run_dir / "config.json", resolved)
+        (run.run_dir / "metrics.jsonl").touch()  # now it is a run, interrupted or not, and no converted model
+        for name in (*CARRIED, HF_CONFIG):
+            if run.config.init_from and (Path(run.config.init_from) / name).is_file():
+                shutil.copyfile(Path(run.config.init_from) / name, run.run_dir / name)
         if run.config.data.tokenizer.endswith(".model"):
             shutil.copyfile(run.config.data.tokenizer, run.run_dir / "tokenizer.model")
 
