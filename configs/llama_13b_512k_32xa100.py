@@ -7,7 +7,8 @@ loss at its context below the one at its start. Nobody has run it with this code
 in docs/finetuning.md.
 
 Differs from the paper: 2,097,152 tokens a step (Vicuna's 128 conversations of 2048 tokens are 262,144: half a sequence
-here), bfloat16 computation over float32 weights. The steps are for 100M tokens at 32K and at 128K and for three epochs
+here), bfloat16 computation over float32 weights; a ring is the eight GPUs of a node, whose links hide its hops at these
+lengths, and nodes share the state alone. The steps are for 100M tokens at 32K and at 128K and for three epochs
 of a ShareGPT of 170M tokens, about 500M; yours has other tokens: steps = 3 x tokens / 2,097,152.
 
     ringformer estimate --config=configs/llama_13b_512k_32xa100.py --target=32xA100-80
@@ -32,18 +33,17 @@ def get_config():
     config.eval_every = 50
     config.checkpoint_every = 10
     config.stages = (
-        stage(2**15, 48, 1e6, "1,8,1,4", batch_size=64, accumulate=8),
-        stage(2**17, 48, 1e7, "1,4,1,8", batch_size=16, accumulate=4),
-        stage(2**19, 240, 2.5e7, "1,1,1,32", batch_size=4, accumulate=4),
+        stage(2**15, 48, 1e6, "1,16,1,2"),
+        stage(2**17, 48, 1e7, "1,8,1,4"),
+        stage(2**19, 240, 2.5e7, "1,4,1,8"),
     )
     return config
 
 
-def stage(seq_len, steps, theta, mesh_dim, batch_size, accumulate):
+def stage(seq_len, steps, theta, mesh_dim):
     return {
         "seq_len": seq_len,
-        "batch_size": batch_size,
-        "accumulate": accumulate,
+        "batch_size": 2**21 // seq_len,
         "steps": steps,
         "mesh_dim": mesh_dim,
         "model.rope_theta": theta,

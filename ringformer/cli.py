@@ -89,6 +89,8 @@ def train(argv: list[str]) -> None:
     parser.add_argument("--coordinator_address", help="HOST:PORT of process 0")
     parser.add_argument("--num_processes", type=int)
     parser.add_argument("--process_id", type=int, help="from 0")
+    if "-h" in argv or "--help" in argv:
+        return parser.print_help()
     args, rest = parser.parse_known_args(argv)
     values = load_config(rest)
     from ringformer.train.config import parse_stages

@@ -169,12 +169,6 @@ def parse_stages(config: ConfigDict) -> list[Config]:
 def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
     """Set dotted keys of a config. Raises ValueError for one that is not there or that all stages share."""
     shared = {"stages", "run_dir", "init_from", "cpu_devices", "data.tokenizer", *(f"model.{f}" for f in ARCHITECTURE)}
-    scaling = [key for key in overrides if key.startswith("model.rope_scaling")]
-    if "model.rope_theta" in overrides and scaling and overrides.get("model.rope_scaling.kind") != "none":
-        raise ValueError(
-            f"model.rope_theta={overrides['model.rope_theta']:g} and {scaling[0]} both say how far positions reach: "
-            "give the theta or the scaling"
-        )
     known = _dotted(values)
     for key, value in overrides.items():
         if key in shared:
@@ -190,6 +184,12 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
             place[field] = value
         except TypeError as error:
             raise ValueError(f"{key}={value!r}: {error}") from None
+    theta, scaling = overrides.get("model.rope_theta"), values.model.rope_scaling.kind
+    if theta is not None and scaling != "none":
+        raise ValueError(
+            f"model.rope_theta={theta:g} and model.rope_scaling.kind={scaling!r} both say how far positions reach: "
+            "give the theta or the scaling"
+        )
 
 
 def _dotted(values: ConfigDict, prefix: str = "") -> list[str]:
