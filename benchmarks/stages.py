@@ -59,8 +59,8 @@ def read(path: Path) -> dict[str, dict]:
 
 
 def write(path: Path, rows: dict[str, dict]) -> None:
-    content = {"what": "compiled: the train step of every stage; bytes of one device; seconds, days and device-hours are "
-               "modelled from the compiled schedule", "command": "python benchmarks/stages.py",
+    content = {"what": "compiled: the train step of every stage; bytes of one device; seconds, days and device-hours "
+               "are modelled from the compiled schedule", "command": "python benchmarks/stages.py",
                "stages": dict(sorted(rows.items()))}  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
