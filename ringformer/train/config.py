@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
+from ringformer.data import parse_mixture
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
 
@@ -36,10 +37,27 @@ class DataConfig:
     held_out: float = 0.05
     """The share of documents kept for evaluation."""
     skip_empty: bool = False
+    mixture: str = ""
+    """Instead of one store several that are already built, with weights: "stores/chat:7,stores/long:3"."""
+    packing: Literal["stream", "whole"] = "stream"
+    """stream: documents end to end, cut every seq_len tokens. whole: uncut, with padding. See docs/data.md."""
+    min_length: int = 0
+    max_length: int = 0
+    """Only documents of min_length to max_length tokens; 0: no limit."""
 
     def __post_init__(self):
-        if not self.store:
+        if not self.store and not self.mixture:
             raise ValueError("data.store is empty: name the token store's folder, e.g. --config.data.store=runs/data")
+        if self.store and self.mixture:
+            raise ValueError(f"data.store={self.store!r} and data.mixture={self.mixture!r} are both set; name the "
+                             "store in the mixture, with a weight, or leave the mixture out")  # fmt: skip
+        if self.mixture:
+            parse_mixture(self.mixture)
+        if self.packing not in ("stream", "whole"):
+            raise ValueError(f"unknown data.packing {self.packing!r}; known: stream, whole")
+        if self.min_length < 0 or self.max_length < 0 or 0 < self.max_length < self.min_length:
+            raise ValueError(f"data.min_length={self.min_length} and data.max_length={self.max_length} leave no "
+                             "length; both are at least 0, and max_length, unless 0, not below min_length")  # fmt: skip
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"data.held_out={self.held_out} must be in [0, 1)")
 

@@ -14,7 +14,16 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
+from ringformer.data import (
+    Loader,
+    Tokenizer,
+    TokenStore,
+    check_vocabulary,
+    load_tokenizer,
+    open_mixture,
+    open_or_build,
+)
+from ringformer.data.loader import Parts
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
 from ringformer.train.checkpoint import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import ARCHITECTURE, Config
@@ -49,10 +58,13 @@ def prepare(config: Config) -> Run:
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
     d = config.data
-    train_store, eval_store = open_or_build(
-        d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
-        skip_empty=d.skip_empty,
-    )  # fmt: skip
+    if d.mixture:
+        train_store, eval_store = open_mixture(d.mixture, tokenizer.name, held_out=d.held_out > 0)
+    else:
+        train_store, eval_store = open_or_build(
+            d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
+            skip_empty=d.skip_empty,
+        )  # fmt: skip
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     run_dir = Path(config.run_dir or _new_run_dir())
@@ -124,10 +136,10 @@ def make_evaluation(run: Run):
     def evaluate(params) -> dict[str, float]:
         sums = [step(params, data.batch(i, run.batch_sharding)) for i in range(batches)]
         nats, tokens = (float(sum(float(x) for x in column)) for column in zip(*sums, strict=True))
-        loss, meta = nats / tokens, data.sequences.store.meta
+        loss = nats / tokens
         return {
             "eval_loss": loss,
-            "eval_bits_per_byte": loss / math.log(2) * meta["tokens"] / meta["utf8_bytes"],
+            "eval_bits_per_byte": loss / math.log(2) / data.sequences.bytes_per_token,
             "eval_perplexity": math.exp(min(loss, 700.0)),
         }
 
@@ -174,10 +186,11 @@ def _step_reporter(run: Run, reporter: Reporter):
     return report
 
 
-def _loader(store: TokenStore, config: Config, mesh: Mesh, seed: int) -> Loader:
+def _loader(store: TokenStore | Parts, config: Config, mesh: Mesh, seed: int) -> Loader:
+    d = config.data
     return Loader(
         store, batch_size=config.batch_size, seq_len=config.seq_len, seed=seed, layout=config.model.layout,
-        ring_size=mesh.shape["sp"],
+        ring_size=mesh.shape["sp"], packing=d.packing, min_length=d.min_length, max_length=d.max_length,
     )  # fmt: skip
 
 
