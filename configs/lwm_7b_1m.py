@@ -31,16 +31,17 @@ def get_config():
     config.eval_every = 100
     config.checkpoint_every = 50
     config.stages = (
-        stage(2**15, 1200, 100, 1e6, "1,128,1,2"),
-        stage(2**17, 3000, 200, 1e7, "1,32,1,8"),
-        stage(2**18, 3000, 200, 1e7, "1,16,1,16"),
-        stage(2**19, 720, 50, 2.5e7, "1,8,1,32"),
-        stage(2**20, 450, 25, 5e7, "1,4,1,64"),
+        stage(2**15, 1200, 100, 1e6, "1,128,1,2", 10_000, 100_000),
+        stage(2**17, 3000, 200, 1e7, "1,32,1,8", 100_000, 200_000),
+        stage(2**18, 3000, 200, 1e7, "1,16,1,16", 200_000, 500_000),
+        stage(2**19, 720, 50, 2.5e7, "1,8,1,32", 500_000, 1_000_000),
+        stage(2**20, 450, 25, 5e7, "1,4,1,64", 1_000_000, 0),
     )
     return config
 
 
-def stage(seq_len, steps, warmup, theta, mesh_dim):
+def stage(seq_len, steps, warmup, theta, mesh_dim, shortest, longest):
+    """`shortest`, `longest`: tokens of the documents that it reads."""
     return {
         "seq_len": seq_len,
         "batch_size": 2**22 // seq_len,
@@ -48,4 +49,6 @@ def stage(seq_len, steps, warmup, theta, mesh_dim):
         "mesh_dim": mesh_dim,
         "model.rope_theta": theta,
         "optimizer.warmup_steps": warmup,
+        "data.min_length": shortest,
+        "data.max_length": longest,
     }

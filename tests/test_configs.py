@@ -47,6 +47,9 @@ def test_lwm_has_its_published_stages():
     assert [(r.steps, r.optimizer.warmup_steps) for r in runs] == [
         (1200, 100), (3000, 200), (3000, 200), (720, 50), (450, 25),
     ]  # fmt: skip
+    assert [(r.data.min_length, r.data.max_length) for r in runs] == [
+        (10_000, 100_000), (100_000, 200_000), (200_000, 500_000), (500_000, 1_000_000), (1_000_000, 0),
+    ]  # fmt: skip
     assert all(r.batch_size * r.seq_len == 2**22 and r.optimizer.learning_rate == 4e-5 for r in runs)
 
 

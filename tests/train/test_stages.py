@@ -100,6 +100,7 @@ def test_stages_that_cannot_be(folder, change, message):
         ({"mesh_dim": "1,1,1,7"}, "stage 2: .*needs 7 devices, there are 8"),
         ({"batch_size": 3, "mesh_dim": "1,2,1,4"}, "stage 2: batch_size=3 is not a multiple of 2"),
         ({"seq_len": 2**20}, "stage 2: .*fewer than the 1048577"),
+        ({"data.min_length": 10**6}, "stage 2: none of the .* has min_length=1000000"),
         ({"batch_size": 256}, "stage 2: the held-out data has .* fewer than batch_size=256"),
     ],
     ids=str,
