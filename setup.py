@@ -9,7 +9,10 @@ EXTRAS = {
     "tensorboard": ["tensorboardX"],
     "wandb": ["wandb"],
 }
-EXTRAS["test"] = [*EXTRAS["estimate"], *EXTRAS["tensorboard"], "pytest>=8", "pytest-xdist", "ruff"]
+EXTRAS["test"] = [
+    *EXTRAS["estimate"], *EXTRAS["tensorboard"], "pytest>=8", "pytest-xdist", "ruff",
+    "torch==2.13.0", "transformers>=5",
+]  # fmt: skip
 
 setup(
     name="ringformer",
@@ -27,6 +30,7 @@ setup(
         "einops>=0.8",
         "ml_collections>=1.1",
         "orbax-checkpoint>=0.12",
+        "safetensors>=0.6",
         "datasets>=4.0",
         "sentencepiece>=0.2",
         "rich>=13",

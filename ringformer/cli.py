@@ -13,6 +13,9 @@ USAGE = """usage: ringformer VERB [options]
                   ringformer data build --store=DIR --source='jsonl:docs/*.jsonl'
   data tokenizer  train a SentencePiece tokenizer
                   ringformer data tokenizer --source='text:docs/*.txt' --vocab_size=8192 --out=my.model
+  convert from-hf, convert to-hf, convert verify
+                  LLaMA checkpoints of Hugging Face in and out, and the proof that they are the same model
+                  ringformer convert from-hf PATH OUT; ringformer train ... --config.init_from=OUT
   estimate        compile a training step for hardware that is not here: does it fit, what is hidden
                   ringformer estimate --model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=4194304
   plan            the fastest settings that fit a context, or the longest context
@@ -32,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
-    words = 2 if argv[0] == "data" and len(argv) > 1 else 1
+    words = 2 if argv[0] in ("data", "convert") and len(argv) > 1 else 1
     verb, rest = " ".join(argv[:words]), argv[words:]
     try:
         if verb not in VERBS:
@@ -73,20 +76,42 @@ def load_config(argv: list[str]):
 
 
 def train(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "ringformer train",
+        usage="ringformer train --config=configs/NAME.py [--config.key=value ...] [--stage=N] [--distributed]",
+        description="The keys and what they mean: ringformer/train/config.py. A run_dir that holds checkpoints is "
+        "resumed; of a config with stages, where it stopped.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--stage", type=int, help="of a config with stages, train this one alone (1 is the first)")
+    found = "on a TPU pod or under SLURM they find each other, elsewhere name the other three"
+    parser.add_argument("--distributed", action="store_true", help=f"be one of many processes: {found}")
+    parser.add_argument("--coordinator_address", help="HOST:PORT of process 0")
+    parser.add_argument("--num_processes", type=int)
+    parser.add_argument("--process_id", type=int, help="from 0")
     if "-h" in argv or "--help" in argv:
-        print("usage: ringformer train --config=configs/NAME.py [--config.key=value ...]\n\n"
-              "The keys and what they mean: ringformer/train/config.py.\n"
-              "A run_dir that holds checkpoints is resumed.")  # fmt: skip
-        return
-    values = load_config(argv)
-    from ringformer.train.config import parse
+        return parser.print_help()
+    args, rest = parser.parse_known_args(argv)
+    values = load_config(rest)
+    from ringformer.train.config import parse_stages
 
-    config = parse(values)
-    simulate_cpu_devices(config.cpu_devices)
-    from ringformer.train.loop import prepare
-    from ringformer.train.loop import train as run_training
+    configs = parse_stages(values)
+    if args.stage is not None and not values.stages:
+        raise UsageError(f"--stage={args.stage}: the config has no stages")
+    simulate_cpu_devices(configs[0].cpu_devices)
+    if args.distributed:
+        join_processes(args.coordinator_address, args.num_processes, args.process_id)
+    elif args.coordinator_address or args.num_processes or args.process_id is not None:
+        raise UsageError("--coordinator_address, --num_processes and --process_id need --distributed")
+    if values.stages:
+        from ringformer.train.stages import prepare_stages, train_stages
 
-    run_training(prepare(config))
+        train_stages(configs, prepare_stages(configs, args.stage))
+    else:
+        from ringformer.train.loop import prepare
+        from ringformer.train.loop import train as run_training
+
+        run_training(prepare(configs[0]))
 
 
 MODEL_FLAGS = {"attention": str, "layout": str, "compute_dtype": str, "remat": str, "remat_group": int,
@@ -96,77 +121,104 @@ MODEL_FLAGS = {"attention": str, "layout": str, "compute_dtype": str, "remat": s
 def estimate(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("ringformer estimate", description=(
         "Compile the training step for a target and report memory, communication and overlap. With --config, other "
-        "arguments, such as --config.model.ffn_chunk=512, change the configuration."))  # fmt: skip
+        "arguments, such as --config.model.ffn_chunk=512, change the configuration; of one with stages, each is "
+        "estimated, with the days and device-hours of its tokens."))  # fmt: skip
     parser.add_argument("--model", default="llama_7b", help="a preset (ringformer/models/presets.py)")
     parser.add_argument("--config", help="a config file instead of a preset")
+    parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
-    parser.add_argument("--mesh_dim", default="1,1,1,-1", help="dp,fsdp,tp,sp; -1 for the rest")
-    parser.add_argument("--seq_len", type=int, required=True, help="tokens of a sequence")
-    parser.add_argument("--batch_size", type=int, default=1, help="sequences a step")
+    parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
+    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it")
+    parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
     chosen = {"head_groups", "remat_group"}
     for name, kind in MODEL_FLAGS.items():
         default = "; if neither is given, chosen so that it fits" if name in chosen else ""
         parser.add_argument(f"--{name}", type=kind, help=f"model.{name} (ringformer/models/llama.py){default}")
     parser.add_argument("--offload", action="store_true", help="layer inputs wait in host memory")
     parser.add_argument("--tokens", type=float, help="a budget, e.g. 1e9: days and device-hours to train on it")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line, of each stage")
+    parser.add_argument("--require_fit", action="store_true", help="exit with code 3 if something does not fit")
     args, rest = parser.parse_known_args(argv)
     if args.tokens is not None and args.tokens <= 0:
         raise UsageError(f"--tokens={args.tokens:g} must be positive: how many tokens to train on, e.g. 1e9")
+    if not args.config and args.seq_len is None:
+        raise UsageError("which context? --seq_len=1048576, or a --config that says")
     values = load_config([f"--config={args.config}", *rest]) if args.config else _preset_config(args.model, rest)
-    for name in (*MODEL_FLAGS, "offload"):
-        if getattr(args, name):
-            values.model[name] = getattr(args, name)
 
     import json
     from dataclasses import replace
 
     _only_compilers()
     from ringformer.estimate import report, roofline
-    from ringformer.estimate.compile import CompilerFailure, compile_step
-    from ringformer.estimate.search import Saving, likely_savings
-    from ringformer.estimate.targets import MissingCompiler, target
-    from ringformer.mesh import mesh_shape
+    from ringformer.estimate.compile import CompilerFailure
+    from ringformer.estimate.stages import Work, judge, row, table, work
+    from ringformer.estimate.targets import target
     from ringformer.models.llama import LlamaConfig
+    from ringformer.train.config import parse_stages
 
-    model, goal, tokens = LlamaConfig(**values.model.to_dict()), target(args.target), args.seq_len * args.batch_size
-    _, fsdp, tp, sp = mesh_shape(args.mesh_dim, goal.num_devices)
-    local = tokens // goal.num_devices
-    shards = {"devices": fsdp * tp * sp, "tp": tp}
-    title = (
-        f"{args.config or args.model}, {args.batch_size} x {args.seq_len:,} tokens, mesh {args.mesh_dim}, {args.target}"
-    )
-    settings = [Saving(model.head_groups, model.remat_group, model.q_chunk, model.k_chunk)]
-    if not (args.config or args.head_groups or args.remat_group):
-        settings = likely_savings(model, goal, local, **shards)
-    try:
-        for saving in settings:
-            model = replace(model, **vars(saving))
-            parts = roofline.memory(model, local, **shards)
-            print(f"compiling for {goal.topology} with {saving}; minutes for a large model", file=sys.stderr)
-            found = compile_step(model, goal, args.mesh_dim, seq_len=args.seq_len, batch_size=args.batch_size)
-            if found.fits:
-                break
-    except MissingCompiler as missing:
-        print(missing, file=sys.stderr)
-        as_json = report.closed_form_as_json(goal, parts, roofline.host_bytes(model, local))
-        print(json.dumps(as_json) if args.json else report.closed_form_as_text(title, goal, parts))
-        return 0
-    except CompilerFailure as failure:
-        said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
-        print(f"ringformer estimate: {said}", file=sys.stderr)
-        return 1
-    time = found.schedule and roofline.step_time(found.schedule, tokens)
-    title += f", head_groups {model.head_groups}, remat_group {model.remat_group}"
-    hops = {
-        name: roofline.hop(model, goal, args.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward")
-        for name in ("forward", "backward") if model.attention == "ring" and sp > 1
-    }  # fmt: skip
-    as_json = vars(saving) | report.as_json(found, time, hops)
-    if args.tokens and time:
-        as_json |= report.budget_as_json(time, goal, args.tokens)
-    print(json.dumps(as_json) if args.json else report.as_text(title, goal, found, time, parts, hops, args.tokens))
-    return 0
+    goal = target(args.target)
+    if args.config:
+        works = work(parse_stages(values))
+    else:
+        works = [Work(args.model, LlamaConfig(**values.model.to_dict()), "1,1,1,-1", args.seq_len)]
+    staged = bool(values.stages)
+    if args.stage is not None and not (staged and 1 <= args.stage <= len(works)):
+        raise UsageError(f"there is no stage {args.stage}: the config has {len(values.stages)}")
+    named = {"mesh_dim": args.mesh_dim, "seq_len": args.seq_len, "batch_size": args.batch_size, "budget": args.tokens}
+    model = {name: getattr(args, name) for name in (*MODEL_FLAGS, "offload") if getattr(args, name)}
+    works = [one._replace(model=replace(one.model, **model), **{k: v for k, v in named.items() if v is not None})
+             for one in (works[args.stage - 1 : args.stage] if args.stage else works)]  # fmt: skip
+    choose = not (args.config or args.head_groups or args.remat_group)
+
+    rows = []
+    for one in works:
+        try:
+            one, found = judge(one, goal, choose, lambda line: print(line, file=sys.stderr))
+        except CompilerFailure as failure:
+            said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
+            print(f"ringformer estimate: {one.name}: {said}", file=sys.stderr)
+            return 1
+        if staged:
+            rows.append(row(one, goal, found))
+            if args.json:
+                print(json.dumps(rows[-1]), flush=True)
+            if args.json or len(works) > 1:
+                continue
+        title = (f"{args.config or args.model}, {one.batch_size} x {one.seq_len:,} tokens, mesh {one.mesh_dim}, "
+                 f"{args.target}")  # fmt: skip
+        parts = one.memory(goal)
+        if found is None:
+            as_json = report.closed_form_as_json(goal, parts, roofline.host_bytes(one.model, one.local(goal)))
+            print(json.dumps(as_json) if args.json else report.closed_form_as_text(title, goal, parts))
+            rows = rows or [as_json]
+            continue
+        time = found.schedule and roofline.step_time(found.schedule, one.step_tokens)
+        title += f", head_groups {one.model.head_groups}, remat_group {one.model.remat_group}"
+        hops = _ring_hops(one, goal)
+        saving = {name: getattr(one.model, name) for name in ("head_groups", "remat_group", "q_chunk", "k_chunk")}
+        as_json = saving | report.as_json(found, time, hops)
+        if one.budget and time:
+            as_json |= report.budget_as_json(time, goal, one.budget)
+        rows = rows or [as_json]
+        print(json.dumps(as_json) if args.json
+              else report.as_text(title, goal, found, time, parts, hops, one.budget))  # fmt: skip
+    if staged and not args.json:
+        print(table(rows))
+    return 3 if args.require_fit and not all(r["fits"] for r in rows) else 0
+
+
+def _ring_hops(one, goal) -> dict:
+    """A hop of the ring each way, modelled; nothing without a ring."""
+    from ringformer.estimate import roofline
+    from ringformer.mesh import mesh_shape
+
+    _, _, tp, sp = mesh_shape(one.mesh_dim, goal.num_devices)
+    if one.model.attention != "ring" or sp == 1:
+        return {}
+    return {
+        name: roofline.hop(one.model, goal, one.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward")
+        for name in ("forward", "backward")
+    }
 
 
 def plan(argv: list[str]) -> None:
@@ -254,6 +306,24 @@ def simulate_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
+def join_processes(coordinator_address: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Make this process one of many that train together; before anything has asked JAX for a device."""
+    import jax
+
+    named = (coordinator_address, num_processes, process_id)
+    if any(x is not None for x in named) and None in named:
+        raise UsageError("name all of --coordinator_address, --num_processes and --process_id, or none of them")
+    try:
+        jax.distributed.initialize(coordinator_address, num_processes, process_id)
+    except ValueError as error:
+        if coordinator_address:
+            raise
+        raise UsageError(
+            f"--distributed: JAX finds no TPU pod and no SLURM job here ({error}); name --coordinator_address, "
+            "--num_processes and --process_id"
+        ) from None
+
+
 def data_build(argv: list[str]) -> None:
     from ringformer.data import load_tokenizer, open_or_build
 
@@ -294,8 +364,27 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip_empty", action="store_true", help="leave empty documents out")
 
 
+def convert_from_hf(argv: list[str]) -> None:
+    from ringformer.convert import commands
+
+    commands.convert_from_hf(argv)
+
+
+def convert_to_hf(argv: list[str]) -> None:
+    from ringformer.convert import commands
+
+    commands.convert_to_hf(argv)
+
+
+def convert_verify(argv: list[str]) -> int:
+    from ringformer.convert import commands
+
+    return commands.convert_verify(argv)
+
+
 VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer, "estimate": estimate,
-         "plan": plan, "tables": tables}  # fmt: skip
+         "plan": plan, "tables": tables, "convert from-hf": convert_from_hf, "convert to-hf": convert_to_hf,
+         "convert verify": convert_verify}  # fmt: skip
 
 
 if __name__ == "__main__":

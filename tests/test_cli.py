@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ringformer.cli import UsageError, load_config, main
-from ringformer.estimate import compile as compilation
-from ringformer.estimate import targets
+from ringformer.estimate import stages, targets
 from ringformer.estimate.compile import CompilerFailure
+from ringformer.ops.rope import RopeScaling
+from ringformer.train.config import parse
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.py"
 
@@ -18,6 +19,14 @@ QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.py"
 def test_overrides_reach_the_config():
     config = load_config([f"--config={QUICKSTART}", "--config.mesh_dim=1,2,2,2", "--config.model.q_chunk=64"])
     assert (config.mesh_dim, config.model.q_chunk, config.model.k_chunk) == ("1,2,2,2", 64, None)
+
+
+def test_overrides_reach_the_rope_scaling():
+    change = ["kind=yarn", "factor=8", "original_max_position=512", "truncate=false"]
+    config = load_config([f"--config={QUICKSTART}", *(f"--config.model.rope_scaling.{c}" for c in change)])
+    scaling = RopeScaling("yarn", 8.0, original_max_position=512, truncate=False)
+    assert parse(config).model.rope_scaling == scaling
+    assert hash(parse(config).model)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +120,7 @@ def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):
     def breaks(*args, **kwargs):
         raise CompilerFailure("INTERNAL: something else")
 
-    monkeypatch.setattr(compilation, "compile_step", breaks)
+    monkeypatch.setattr(stages, "compile_step", breaks)
     assert main(ESTIMATE) == 1
     out, err = capsys.readouterr()
     assert not out and "the compiler broke down, which says nothing of whether it fits: INTERNAL" in err

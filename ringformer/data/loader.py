@@ -6,15 +6,22 @@ than any host could read; and a run resumes at any step, on any mesh, without lo
 """
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import jax
 import numpy as np
 
+from ringformer.data.mixture import Mixture
 from ringformer.data.packing import Batch, PackedSequences
 from ringformer.data.store import TokenStore
+from ringformer.data.whole import WholeDocuments
 from ringformer.ops.layouts import Layout, permutation
+
+Packing = Literal["stream", "whole"]
+Parts = Sequence[tuple[TokenStore, int]]
+"""Stores and their shares of the sequences, in whole numbers."""
 
 
 class Loader:
@@ -22,13 +29,44 @@ class Loader:
 
     Evaluation takes steps 0 to k-1 of the held-out store, always with the same seed; k is at most
     `sequences.per_epoch // batch_size` for no sequence to come twice.
+
+    Args:
+      store: a store, or several with their shares.
+      packing: "stream", documents end to end (`PackedSequences`), or "whole", uncut (`WholeDocuments`).
+      min_length, max_length: only documents of so many tokens, end token included; a max_length of 0 is no limit.
     """
 
-    def __init__(self, store: TokenStore, *, batch_size: int, seq_len: int, seed: int, layout: Layout, ring_size: int):
+    def __init__(
+        self,
+        store: TokenStore | Parts,
+        *,
+        batch_size: int,
+        seq_len: int,
+        seed: int,
+        layout: Layout,
+        ring_size: int,
+        packing: Packing = "stream",
+        min_length: int = 0,
+        max_length: int = 0,
+    ):
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
+        if packing not in ("stream", "whole"):
+            raise ValueError(f"unknown packing {packing!r}; known: stream, whole")
+        limits = {"min_length": min_length, "max_length": max_length}
+
+        def packed(store: TokenStore, rows: int):
+            if packing == "stream":
+                return PackedSequences(store, seq_len, seed, **limits)
+            return WholeDocuments(store, seq_len, seed, batch_size=rows, **limits)
+
         self.batch_size = batch_size
-        self.sequences = PackedSequences(store, seq_len, seed)
+        if isinstance(store, TokenStore):
+            self.sequences = packed(store, batch_size)
+        else:
+            stores, shares = zip(*store, strict=True)
+            rows = [max(round(batch_size * share / sum(shares)), 1) for share in shares]
+            self.sequences = Mixture(list(map(packed, stores, rows)), shares, seed)
         self._order = permutation(layout, seq_len, ring_size)
 
     def read(self, step: int, rows: slice = slice(None), columns: slice = slice(None)) -> Batch:

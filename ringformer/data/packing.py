@@ -1,10 +1,12 @@
 """Packing: the documents of a store, shuffled anew for every epoch, as sequences of equal length.
 
-In epoch e the documents, permuted by a counter-based generator keyed with (seed, e), lie end to end in one stream.
-It is cut every T tokens, a tail that does not fill a sequence is dropped, and the pieces are permuted in their turn,
-lest a long document fill several steps one after the other. Targets are the stream's tokens one further. What sequence
-`index` holds is therefore a function of (seed, index): there is no iterator state to save, and any part of it can be
-read without the rest.
+What sequence `index` holds is a function of (seed, index): there is no iterator state to save, and any part of it can
+be read without the rest.
+
+Here they are packed as one stream. In epoch e the documents, permuted by a counter-based generator keyed with
+(seed, e), lie end to end. The stream is cut every T tokens, a tail that does not fill a sequence is dropped, and the
+pieces are permuted in their turn, lest a long document fill several steps one after the other. Targets are the stream's
+tokens one further. `ringformer.data.whole` packs documents uncut.
 """
 
 from functools import lru_cache
@@ -21,54 +23,96 @@ class Batch(NamedTuple):
     tokens: Any
     """int32: the inputs."""
     targets: Any
-    """int32: the next token of the stream."""
+    """int32: the next token; anything where the mask is False."""
     positions: Any
     """int32: index in the document, counted from the sequence's start if the document began before it."""
     segment_ids: Any
-    """int32: 1, 2, ... for the documents of the sequence, in order."""
+    """int32: 1, 2, ... for the documents of the sequence, in order, then a number for each token of padding."""
     mask: Any
     """bool: is the target predicted: is it in the same document, and trained on according to the store."""
 
 
-class PackedSequences:
-    """The endless sequence of packed sequences that a store makes: epoch after epoch, `per_epoch` in each.
+class StoreSequences:
+    """The endless sequence of packed sequences that a store makes, epoch after epoch; see the subclasses.
 
     Attributes:
       store: the TokenStore.
-      per_epoch: sequences in one pass over the store.
+      documents: int64, the numbers of its documents of min_length to max_length tokens, end token included; a
+        max_length of 0 is no limit.
+      per_epoch: sequences in one pass over these documents, the first pass if not all are alike.
       bytes_read: how much of the store's tokens and mask was read so far.
     """
 
-    def __init__(self, store: TokenStore, seq_len: int, seed: int):
+    per_epoch: int
+
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, *, min_length: int = 0, max_length: int = 0):
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
-        if len(store.tokens) < seq_len + 1:
-            raise ValueError(
-                f"{store.path} has {len(store.tokens)} tokens, fewer than the {seq_len + 1} of one sequence: "
-                f"seq_len={seq_len} and the last target; shorten seq_len, or build a larger store"
-            )
-        if (np.diff(store.offsets) <= 0).any():
-            raise ValueError(f"{store.path} has documents without a token; rebuild it: each ends in its end token")
         if seed < 0:
             raise ValueError(f"seed={seed} is negative; it must be at least 0")
-        self.seq_len = seq_len
-        self.per_epoch = (len(store.tokens) - 1) // seq_len
-        self.bytes_read = 0
+        lengths = np.diff(store.offsets)
+        if (lengths <= 0).any():
+            raise ValueError(f"{store.path} has documents without a token; rebuild it: each ends in its end token")
+        self.documents = np.flatnonzero((lengths >= min_length) & (lengths <= (max_length or lengths.max())))
+        if not len(self.documents):
+            too_long = int((lengths > max_length).sum()) if max_length else 0
+            raise ValueError(
+                f"none of the {len(lengths)} documents of {store.path} has min_length={min_length} to max_length="
+                f"{max_length or 'any'} tokens: {(lengths < min_length).sum()} are shorter, {too_long} longer (they "
+                f"have {lengths.min()} to {lengths.max()}); widen the range"
+            )
         self.store = store
+        self.seq_len = seq_len
+        self.bytes_read = 0
         self._seed = seed
-        self._epoch = lru_cache(maxsize=2)(self._shuffle)  # two: a batch may straddle epochs
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of text that a token of the store stands for."""
+        return self.store.meta["utf8_bytes"] / self.store.meta["tokens"]
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
         """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
 
         Only these tokens are read from the store, and the targets that are not among them.
         """
+        raise NotImplementedError
+
+    def _check(self, index: int, positions: np.ndarray) -> None:
         if index < 0:
             raise ValueError(f"sequence {index} does not exist; they are counted from 0")
         if positions.size and not 0 <= positions.min() <= positions.max() < self.seq_len:
             raise ValueError(
                 f"positions {positions.min()} to {positions.max()} are not in a sequence of {self.seq_len} tokens"
             )
+
+    def _random(self, epoch: int, stream: int = 0) -> np.random.Generator:
+        """The epoch's generator; its streams are independent."""
+        bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
+        return np.random.Generator(bits.jumped(stream))
+
+    def _gather(self, array: np.ndarray, places: np.ndarray) -> np.ndarray:
+        self.bytes_read += places.size * array.itemsize
+        return np.asarray(array[places])
+
+
+class PackedSequences(StoreSequences):
+    """Packing "stream": documents end to end, cut every `seq_len` tokens; no token of padding."""
+
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, *, min_length: int = 0, max_length: int = 0):
+        super().__init__(store, seq_len, seed, min_length=min_length, max_length=max_length)
+        self._lengths = np.diff(store.offsets)[self.documents]
+        tokens = int(self._lengths.sum())
+        if tokens < seq_len + 1:
+            raise ValueError(
+                f"{store.path} has {tokens} tokens, fewer than the {seq_len + 1} of one sequence: "
+                f"seq_len={seq_len} and the last target; shorten seq_len, or build a larger store"
+            )
+        self.per_epoch = (tokens - 1) // seq_len
+        self._epoch = lru_cache(maxsize=2)(self._shuffle)  # two: a batch may straddle epochs
+
+    def read(self, index: int, positions: np.ndarray) -> Batch:
+        self._check(index, positions)
         epoch, row = divmod(index, self.per_epoch)
         order, starts, pieces = self._epoch(epoch)
         start = pieces[row] * self.seq_len
@@ -102,12 +146,7 @@ class PackedSequences:
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The epoch's order of documents; where each starts in its stream, with the end, int64 [documents + 1]; and
         the order of the stream's pieces, int64 [per_epoch]."""
-        offsets = self.store.offsets
-        rng = np.random.Generator(np.random.Philox(key=np.array([self._seed, epoch], np.uint64)))
-        order = rng.permutation(len(offsets) - 1)
-        starts = np.concatenate([[0], np.cumsum(np.diff(offsets)[order])])
-        return order, starts, rng.permutation(self.per_epoch)
-
-    def _gather(self, array: np.ndarray, places: np.ndarray) -> np.ndarray:
-        self.bytes_read += places.size * array.itemsize
-        return np.asarray(array[places])
+        rng = self._random(epoch)
+        order = rng.permutation(len(self.documents))
+        starts = np.concatenate([[0], np.cumsum(self._lengths[order])])
+        return self.documents[order], starts, rng.permutation(self.per_epoch)

@@ -47,16 +47,19 @@ class Estimate:
     """What the compiler lists as the largest allocations, where it does not fit."""
 
 
-def compile_step(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int = 1) -> Estimate:
-    """One step of `ringformer train`, with AdamW, for sequences of `seq_len` tokens, `batch_size` a step.
+def compile_step(
+    model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int = 1, accumulate: int = 1
+) -> Estimate:
+    """One step of `ringformer train`, with AdamW, for sequences of `seq_len` tokens, `batch_size` a step in
+    `accumulate` microbatches.
 
     Raises ValueError for a mesh that cannot be and CompilerFailure if the compiler fails for another reason than
     memory.
     """
-    mesh = _checked_mesh(model, target, mesh_dim, seq_len, batch_size)
+    mesh = _checked_mesh(model, target, mesh_dim, seq_len, batch_size, accumulate)
     optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
-    step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)
+    step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0, accumulate=accumulate)
     start = time.perf_counter()
     lowered = step.lower(abstract_state(shardings, optimizer, mesh), _abstract_batch(batch_size, seq_len, mesh))
     try:
@@ -92,10 +95,12 @@ def lower_evaluation(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_l
     return make_eval_step(model, weights, mesh).lower(params, _abstract_batch(batch_size, seq_len, mesh))
 
 
-def _checked_mesh(model: LlamaConfig, target: Target, mesh_dim: str, seq_len: int, batch_size: int) -> Mesh:
+def _checked_mesh(
+    model: LlamaConfig, target: Target, mesh_dim: str, seq_len: int, batch_size: int, accumulate: int = 1
+) -> Mesh:
     mesh = make_mesh(mesh_dim, target.devices())
     check_model(model, mesh)
-    check_batch(model, mesh, seq_len, batch_size)
+    check_batch(model, mesh, seq_len, batch_size, accumulate)
     return mesh
 
 

@@ -8,7 +8,7 @@ Shape letters: B batch, T local length, D model, H query heads, K key heads, d h
 vocabulary, L layers. Parameters of the layers are stacked, [L, ...].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -26,6 +26,7 @@ from ringformer.ops.feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.layouts import VISIBLE, Layout
 from ringformer.ops.loss import cross_entropy
 from ringformer.ops.ring import SAVED_LSE, SAVED_OUTPUT, ring_attention
+from ringformer.ops.rope import RopeScaling
 
 ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
 """The columns of the paper's Table 3. vanilla holds the [T, S] logits, memory_efficient attends chunk by chunk,
@@ -63,6 +64,8 @@ class LlamaConfig:
     num_kv_heads: int
     head_dim: int
     rope_theta: float = 1e4
+    rope_scaling: RopeScaling = rope.UNSCALED
+    """Or a mapping of its fields, as a run's config.json has it."""
     norm_eps: float = 1e-6
     tie_embeddings: bool = False
     init_std: float = 0.02
@@ -86,6 +89,8 @@ class LlamaConfig:
     loss_chunk: int = 1024
 
     def __post_init__(self):
+        if isinstance(self.rope_scaling, Mapping):
+            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         choices = {"attention": ATTENTION, "layout": tuple(VISIBLE), "remat": tuple(REMAT),
                    "compute_dtype": ("float32", "bfloat16")}  # fmt: skip
         for field, known in choices.items():
@@ -95,6 +100,8 @@ class LlamaConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding turns pairs of features")
+        if self.rope_theta <= 1:
+            raise ValueError(f"rope_theta={self.rope_theta} must be above 1, 10000 for example")
         for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "ffn_chunk", "loss_chunk",
                       "remat_group", "head_groups"):  # fmt: skip
             if getattr(self, field) < 1:
@@ -271,7 +278,8 @@ class Llama(nnx.Module):
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         x = embed(gather("embed", self.embed[...]).astype(c.compute_dtype), tokens)
         positions, segment_ids = (None if a is None else _enter_tp(a, axes) for a in (positions, segment_ids))
-        rotation = rope.rotations(positions, rope.frequencies(c.head_dim, c.rope_theta))
+        frequencies = rope.frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
+        rotation = rope.rotations(positions, frequencies, c.rope_scaling.amplitude)
         definition, stacked = nnx.split(self.layers)
 
         def layer(x, weights):

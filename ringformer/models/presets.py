@@ -2,7 +2,14 @@
 
 from typing import Any
 
+from ringformer.ops.rope import RopeScaling
+
 LLAMA_3 = dict(rope_theta=5e5, norm_eps=1e-5, vocab_size=128256)
+
+
+def _llama_3_scaled(factor: float) -> dict[str, Any]:
+    scaling = RopeScaling("llama3", factor, original_max_position=8192, low_freq_factor=1.0, high_freq_factor=4.0)
+    return LLAMA_3 | dict(rope_scaling=scaling)
 
 
 def _shape(D, L, H, K, F, V=32000, d=None, **more) -> dict[str, Any]:
@@ -27,11 +34,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     # LLaMA 3
     "llama3_8b": _shape(4096, 32, 32, 8, 14336) | LLAMA_3,
     "llama3_70b": _shape(8192, 80, 64, 8, 28672) | LLAMA_3,
-    "llama3.1_405b": _shape(16384, 126, 128, 8, 53248) | LLAMA_3,
-    "llama3.2_1b": _shape(2048, 16, 32, 8, 8192, tie_embeddings=True) | LLAMA_3,
-    "llama3.2_3b": _shape(3072, 28, 24, 8, 8192, tie_embeddings=True) | LLAMA_3,
+    "llama3.1_8b": _shape(4096, 32, 32, 8, 14336) | _llama_3_scaled(8.0),
+    "llama3.1_70b": _shape(8192, 80, 64, 8, 28672) | _llama_3_scaled(8.0),
+    "llama3.1_405b": _shape(16384, 126, 128, 8, 53248) | _llama_3_scaled(8.0),
+    "llama3.2_1b": _shape(2048, 16, 32, 8, 8192, tie_embeddings=True) | _llama_3_scaled(32.0),
+    "llama3.2_3b": _shape(3072, 28, 24, 8, 8192, tie_embeddings=True) | _llama_3_scaled(32.0),
 }
-"""Arguments of `LlamaConfig`. LLaMA 3.1 and 3.2 are listed without their rope scaling."""
+"""Arguments of `LlamaConfig`."""
 
 
 def preset(name: str) -> dict[str, Any]:

@@ -1,19 +1,142 @@
-"""Rotary position embedding with phases exact at any position (Su et al., RoFormer).
+"""Rotary position embedding with phases exact at any position (Su et al., RoFormer), and its scaling to long contexts.
 
 A float32 angle `position * frequency` is off by 1 rad at 16M tokens. Here a phase is a fraction of a turn in
 fixed point: a frequency is 64 bits, the product with a position wraps by itself, and its upper 32 bits, right to
 one unit (2^-32 turns), are the phase. Neighbouring and relative phases are therefore as exact at 2^31 as at 0.
 """
 
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+OPTIONS = {
+    "none": (),
+    "linear": ("factor",),
+    "yarn": ("factor", "original_max_position", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
+             "mscale_all_dim"),
+    "llama3": ("factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
+}  # fmt: skip
+"""The kinds of scaling, and the fields of `RopeScaling` that each reads."""
 
-def frequencies(head_dim: int, theta: float) -> np.ndarray:
-    """float64 [d/2]: radians per position, theta^(-2i/d)."""
-    return float(theta) ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+REQUIRED = ("factor", "original_max_position")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How the frequencies of a model trained at a short context change for a longer one.
+
+    linear divides all of them by `factor` (Chen et al., position interpolation). yarn divides those that turn less
+    than `beta_slow` times in the original context, keeps those that turn more than `beta_fast` times, and blends
+    between; it also multiplies cos and sin by the attention factor (Peng et al., YaRN). llama3 does the same with
+    `low_freq_factor` and `high_freq_factor` turns, blended in the frequency (LLaMA 3.1). A larger `rope_theta` needs
+    no scaling: kind none. None stands for the kind's default.
+
+    Raises ValueError for a field that the kind does not read, or lacks, or a value that cannot be.
+    """
+
+    kind: Literal["none", "linear", "yarn", "llama3"] = "none"
+    factor: float | None = None
+    """The new context over the original one."""
+    original_max_position: int | None = None
+    """Tokens of the context that the model was trained at before it was scaled."""
+    low_freq_factor: float | None = None
+    """llama3: 1."""
+    high_freq_factor: float | None = None
+    """llama3: 4."""
+    beta_fast: float | None = None
+    """yarn: 32."""
+    beta_slow: float | None = None
+    """yarn: 1."""
+    truncate: bool | None = None
+    """yarn: round the ends of the blend outwards to whole frequencies. True."""
+    attention_factor: float | None = None
+    """yarn: what cos and sin are multiplied by; 0.1 ln(factor) + 1, or of `mscale` and `mscale_all_dim` if both are
+    given (and not zero) (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def __post_init__(self):
+        if self.kind not in OPTIONS:
+            raise ValueError(f"unknown rope_scaling.kind {self.kind!r}; known: {', '.join(OPTIONS)}")
+        given = [f.name for f in fields(self) if f.name != "kind" and getattr(self, f.name) is not None]
+        foreign = [name for name in given if name not in OPTIONS[self.kind]]
+        if foreign:
+            where = "; ".join(
+                f"{name} belongs to {', '.join(k for k, names in OPTIONS.items() if name in names)}" for name in foreign
+            )
+            raise ValueError(f"rope_scaling of kind {self.kind} does not read {', '.join(foreign)} ({where}): choose "
+                             "the kind, or leave the field out")  # fmt: skip
+        for name in REQUIRED:
+            if name in OPTIONS[self.kind] and name not in given:
+                raise ValueError(f"rope_scaling of kind {self.kind} needs {name}")
+        for name in given:
+            value = getattr(self, name)
+            if not math.isfinite(value) or (name in REQUIRED and value < 1) or value < 0:
+                raise ValueError(f"rope_scaling.{name}={value} must be {'at least 1' if name in REQUIRED else '>= 0'}")
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if low in OPTIONS[self.kind] and not 0 < self.option(low) < self.option(high):
+                raise ValueError(
+                    f"rope_scaling.{low}={self.option(low)} must be positive and less than {high}={self.option(high)}"
+                )
+        if self.attention_factor == 0:
+            raise ValueError("rope_scaling.attention_factor=0 would leave queries and keys without length")
+
+    @property
+    def amplitude(self) -> float:
+        """What cos and sin are multiplied by: YaRN's attention factor, else 1."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return _yarn_amplitude(self.factor, self.mscale) / _yarn_amplitude(self.factor, self.mscale_all_dim)
+        return _yarn_amplitude(self.factor, 1.0)
+
+    def option(self, name: str):
+        """A field's value, or its kind's default."""
+        defaults = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_slow": 1.0, "beta_fast": 32.0,
+                    "truncate": True}  # fmt: skip
+        value = getattr(self, name)
+        return defaults[name] if value is None else value
+
+    def _apply(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+        """The scaled frequencies: float64 [d/2] -> [d/2]."""
+        if self.kind == "none":
+            return frequencies
+        if self.kind == "linear":
+            kept = np.zeros_like(frequencies)
+        elif self.kind == "llama3":
+            low, high = self.option("low_freq_factor"), self.option("high_freq_factor")
+            turns = self.original_max_position * frequencies / (2 * np.pi)
+            kept = np.clip((turns - low) / (high - low), 0, 1)
+        else:
+            d = 2 * len(frequencies)
+
+            def index(turns: float) -> float:
+                """The place of the frequency that turns so often in the original context."""
+                return d * math.log(self.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+            first, last = index(self.option("beta_fast")), index(self.option("beta_slow"))
+            if self.option("truncate"):
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, d - 1)
+            width = last - first or 0.001
+            kept = 1 - np.clip((np.arange(d // 2) - first) / width, 0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
+UNSCALED = RopeScaling()
+
+
+def frequencies(head_dim: int, theta: float, scaling: RopeScaling = UNSCALED) -> np.ndarray:
+    """float64 [d/2]: radians per position, theta^(-2i/d), scaled."""
+    plain = float(theta) ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    return scaling._apply(plain, float(theta))
 
 
 def phases(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
@@ -30,12 +153,13 @@ def phases(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
     return p * jnp.asarray(high, jnp.uint32) + _multiply_high(p, jnp.asarray(low, jnp.uint32))
 
 
-def rotations(positions: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """`(cos, sin)`, float32 [..., d/2], of the phases."""
+def rotations(positions: jax.Array, frequencies: np.ndarray, amplitude: float = 1.0) -> tuple[jax.Array, jax.Array]:
+    """`(cos, sin)`, float32 [..., d/2], of the phases, times `amplitude`."""
     # Read as signed, a phase is within half a turn of zero: float32 then resolves it to 2^-25 turns or better.
     signed = lax.bitcast_convert_type(phases(positions, frequencies), jnp.int32)
     angle = signed.astype(jnp.float32) * np.float32(2 * np.pi / 2**32)
-    return jnp.cos(angle), jnp.sin(angle)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    return (cos, sin) if amplitude == 1.0 else (amplitude * cos, amplitude * sin)
 
 
 def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -43,6 +167,10 @@ def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     cos, sin = (r[:, :, None, :] for r in rotation)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def _yarn_amplitude(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -1,17 +1,25 @@
 """The configuration of a run: `ml_collections` files outside, frozen and validated dataclasses inside.
 
 A config file's `get_config()` starts from `base_config(model)`, which has every key there is, with its default.
-`parse` turns the result into a `Config` at the door; nothing past it reads a ConfigDict.
+`parse_stages` turns the result into one `Config` for each stage at the door (`parse`: of a config without stages);
+nothing past it reads a ConfigDict.
 """
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, get_args, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
+from ringformer.data import parse_mixture
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
+
+ARCHITECTURE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+                "tie_embeddings")  # fmt: skip
+"""The fields of a model that decide the shapes of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,27 @@ class DataConfig:
     held_out: float = 0.05
     """The share of documents kept for evaluation."""
     skip_empty: bool = False
+    mixture: str = ""
+    """Instead of one store several that are already built, with weights: "stores/chat:7,stores/long:3"."""
+    packing: Literal["stream", "whole"] = "stream"
+    """stream: documents end to end, cut every seq_len tokens. whole: uncut, with padding. See docs/data.md."""
+    min_length: int = 0
+    max_length: int = 0
+    """Only documents of min_length to max_length tokens; 0: no limit."""
 
     def __post_init__(self):
-        if not self.store:
+        if not self.store and not self.mixture:
             raise ValueError("data.store is empty: name the token store's folder, e.g. --config.data.store=runs/data")
+        if self.store and self.mixture:
+            raise ValueError(f"data.store={self.store!r} and data.mixture={self.mixture!r} are both set; name the "
+                             "store in the mixture, with a weight, or leave the mixture out")  # fmt: skip
+        if self.mixture:
+            parse_mixture(self.mixture)
+        if self.packing not in ("stream", "whole"):
+            raise ValueError(f"unknown data.packing {self.packing!r}; known: stream, whole")
+        if self.min_length < 0 or self.max_length < 0 or 0 < self.max_length < self.min_length:
+            raise ValueError(f"data.min_length={self.min_length} and data.max_length={self.max_length} leave no "
+                             "length; both are at least 0, and max_length, unless 0, not below min_length")  # fmt: skip
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"data.held_out={self.held_out} must be in [0, 1)")
 
@@ -71,7 +96,8 @@ class Config:
     """Everything the run writes: config, metrics, checkpoints. If it holds checkpoints the run resumes. Empty: a new
     folder in runs/."""
     init_from: str = ""
-    """Begin with the parameters of the latest checkpoint of this run directory, e.g. to go on at a longer context."""
+    """Begin with the parameters of the latest checkpoint of this run directory, e.g. to go on at a longer context, or
+    with a model from `ringformer convert from-hf`."""
     mesh_dim: str = "1,-1,1,1"
     """Sizes of dp,fsdp,tp,sp; -1 is the rest."""
     cpu_devices: int = 0
@@ -93,6 +119,9 @@ class Config:
     """Also write TensorBoard event files (pip install ringformer[tensorboard])."""
     wandb: str = ""
     """Also log to this Weights & Biases project (pip install ringformer[wandb])."""
+    stages: tuple = ()
+    """Runs one after the other, each a dict of what differs from the other keys, e.g. {"seq_len": 131072,
+    "model.rope_theta": 1e7}; see `parse_stages`. Empty in the config of one run."""
 
     def __post_init__(self):
         for field in ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"):
@@ -106,23 +135,98 @@ class Config:
 def base_config(model: str) -> ConfigDict:
     """Every key of a run with its default, and the architecture of a preset; locked against new keys."""
     config = ConfigDict(_defaults(Config))
-    for part, cls in (("model", LlamaConfig), ("data", DataConfig), ("optimizer", OptimizerConfig)):
-        config[part] = ConfigDict(_defaults(cls) | (preset(model) if cls is LlamaConfig else {}))
+    for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig)):
+        config[part] = ConfigDict(_defaults(cls))
+    config.model = ConfigDict(_defaults(LlamaConfig, **preset(model)))
     return config.lock()
 
 
 def parse(config: ConfigDict) -> Config:
-    """The validated dataclass of a config. Raises ValueError for a value that cannot be."""
+    """The validated dataclass of a config without stages. Raises ValueError for a value that cannot be."""
     values = config.to_dict()
+    if values["stages"]:
+        raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
     parts = {"model": LlamaConfig, "data": DataConfig, "optimizer": OptimizerConfig}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 
 
-def _defaults(cls) -> dict[str, Any]:
-    """The fields of a dataclass that have a default; None (an optional int) becomes a placeholder, so that
-    a flag can set it."""
-    return {
-        f.name: config_dict.placeholder(int) if f.default is None else f.default
-        for f in dataclasses.fields(cls)
-        if f.default is not dataclasses.MISSING
-    }
+def parse_stages(config: ConfigDict) -> list[Config]:
+    """The runs that a config describes, in their order: one for each of its stages; itself if it has none.
+
+    Stage N is the config with the overrides of `config.stages[N - 1]` (dotted keys). It runs in
+    RUN_DIR/stage-N-CONTEXT and begins with the parameters of stage N-1, the first with those of `init_from`; optimizer
+    and schedule start anew. Its data come in an order of their own: its seed is the config's plus N-1, unless the stage
+    names one. Raises ValueError, naming the stage, for an unknown key, a value that cannot be, a context shorter than
+    that of the stage before, and a rope theta beside a scaling of it.
+    """
+    if not config.stages:
+        return [parse(config)]
+    runs = []
+    for number, overrides in enumerate(config.stages, 1):
+        values = config.copy_and_resolve_references()
+        values.stages = ()
+        values.seed += number - 1
+        try:
+            _override(values, overrides)
+            if config.run_dir:
+                values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
+            if runs:
+                values.init_from = runs[-1].run_dir
+            runs.append(parse(values))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"stage {number}: {error}") from None
+    for number, (before, after) in enumerate(pairwise(runs), 2):
+        if after.seq_len < before.seq_len:
+            raise ValueError(
+                f"stage {number} shrinks the context, from {before.seq_len} to {after.seq_len} tokens: order the "
+                "stages by seq_len"
+            )
+    return runs
+
+
+def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
+    """Set dotted keys of a config. Raises ValueError for one that is not there or that all stages share."""
+    shared = {"stages", "run_dir", "init_from", "cpu_devices", "data.tokenizer", *(f"model.{f}" for f in ARCHITECTURE)}
+    known = _dotted(values)
+    for key, value in overrides.items():
+        if key in shared:
+            raise ValueError(f"{key} is the same in all stages: set it outside of them")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise ValueError(f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        *folders, field = key.split(".")
+        place = values
+        for folder in folders:
+            place = place[folder]
+        try:
+            place[field] = value
+        except TypeError as error:
+            raise ValueError(f"{key}={value!r}: {error}") from None
+    theta, scaling = overrides.get("model.rope_theta"), values.model.rope_scaling.kind
+    if theta is not None and scaling != "none":
+        raise ValueError(
+            f"model.rope_theta={theta:g} and model.rope_scaling.kind={scaling!r} both say how far positions reach: "
+            "give the theta or the scaling"
+        )
+
+
+def _dotted(values: ConfigDict, prefix: str = "") -> list[str]:
+    """The dotted keys of a config."""
+    found = []
+    for key in values:
+        place = values[key]
+        found += _dotted(place, f"{prefix}{key}.") if isinstance(place, ConfigDict) else [prefix + key]
+    return found
+
+
+def _defaults(cls, **values) -> dict[str, Any]:
+    """The fields of a dataclass with their values, or else defaults, if they have any; those of a nested dataclass are
+    a ConfigDict. None (of an optional field) becomes a placeholder of the field's type, so that a flag can set it."""
+    defaults = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING} | values
+    types = get_type_hints(cls)
+    for name, value in defaults.items():
+        if value is None:
+            defaults[name] = config_dict.placeholder(get_args(types[name])[0])
+        elif dataclasses.is_dataclass(value):
+            defaults[name] = ConfigDict(_defaults(type(value), **vars(value)))
+    return defaults

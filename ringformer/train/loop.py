@@ -14,10 +14,19 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
+from ringformer.data import (
+    Loader,
+    Tokenizer,
+    TokenStore,
+    check_vocabulary,
+    load_tokenizer,
+    open_mixture,
+    open_or_build,
+)
+from ringformer.data.loader import Parts
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
-from ringformer.train.checkpoint import Checkpoints
-from ringformer.train.config import Config
+from ringformer.train.checkpoint import CARRIED, HF_CONFIG, Checkpoints, restore_params
+from ringformer.train.config import ARCHITECTURE, Config
 from ringformer.train.metrics import Reporter, model_flops_per_token, peak_flops
 from ringformer.train.optimizer import make_optimizer, schedule
 from ringformer.train.state import TrainState, decayed, init_state, state_shardings, weight_shardings
@@ -49,19 +58,26 @@ def prepare(config: Config) -> Run:
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
     d = config.data
-    train_store, eval_store = open_or_build(
-        d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
-        skip_empty=d.skip_empty,
-    )  # fmt: skip
+    if d.mixture:
+        train_store, eval_store = open_mixture(d.mixture, tokenizer.name, held_out=d.held_out > 0)
+    else:
+        train_store, eval_store = open_or_build(
+            d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
+            skip_empty=d.skip_empty,
+        )  # fmt: skip
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     run_dir = Path(config.run_dir or _new_run_dir())
     for folder in (run_dir, Path(config.init_from or run_dir)):
         _check_architecture(folder, config)
-    return Run(
+    if (run_dir / HF_CONFIG).exists() and not (run_dir / "metrics.jsonl").exists():
+        raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
+    run = Run(
         config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
         _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
     )  # fmt: skip
+    _evaluation_batches(run)
+    return run
 
 
 def train(run: Run) -> TrainState:
@@ -114,25 +130,34 @@ def make_evaluation(run: Run):
     data = run.eval_data
     if data is None:
         return None
+    batches = _evaluation_batches(run)
+    step = make_eval_step(run.config.model, run.shardings.params, run.mesh)
+
+    def evaluate(params) -> dict[str, float]:
+        sums = [step(params, data.batch(i, run.batch_sharding)) for i in range(batches)]
+        nats, tokens = (float(sum(float(x) for x in column)) for column in zip(*sums, strict=True))
+        loss = nats / tokens
+        return {
+            "eval_loss": loss,
+            "eval_bits_per_byte": loss / math.log(2) / data.sequences.bytes_per_token,
+            "eval_perplexity": math.exp(min(loss, 700.0)),
+        }
+
+    return evaluate
+
+
+def _evaluation_batches(run: Run) -> int:
+    """How many batches an evaluation takes; raises ValueError if the held-out data has none."""
+    data = run.eval_data
+    if data is None:
+        return 0
     batches = min(run.config.eval_batches, data.sequences.per_epoch // data.batch_size)
     if batches == 0:
         raise ValueError(
             f"the held-out data has {data.sequences.per_epoch} sequences of {run.config.seq_len} tokens, fewer than "
             f"batch_size={data.batch_size}: raise data.held_out, or set it to 0 to train without evaluation"
         )
-    step = make_eval_step(run.config.model, run.shardings.params, run.mesh)
-
-    def evaluate(params) -> dict[str, float]:
-        sums = [step(params, data.batch(i, run.batch_sharding)) for i in range(batches)]
-        nats, tokens = (float(sum(float(x) for x in column)) for column in zip(*sums, strict=True))
-        loss, meta = nats / tokens, data.sequences.store.meta
-        return {
-            "eval_loss": loss,
-            "eval_bits_per_byte": loss / math.log(2) * meta["tokens"] / meta["utf8_bytes"],
-            "eval_perplexity": math.exp(min(loss, 700.0)),
-        }
-
-    return evaluate
+    return batches
 
 
 def _step_reporter(run: Run, reporter: Reporter):
@@ -161,10 +186,11 @@ def _step_reporter(run: Run, reporter: Reporter):
     return report
 
 
-def _loader(store: TokenStore, config: Config, mesh: Mesh, seed: int) -> Loader:
+def _loader(store: TokenStore | Parts, config: Config, mesh: Mesh, seed: int) -> Loader:
+    d = config.data
     return Loader(
         store, batch_size=config.batch_size, seq_len=config.seq_len, seed=seed, layout=config.model.layout,
-        ring_size=mesh.shape["sp"],
+        ring_size=mesh.shape["sp"], packing=d.packing, min_length=d.min_length, max_length=d.max_length,
     )  # fmt: skip
 
 
@@ -180,10 +206,7 @@ def _first_state(run: Run) -> TrainState:
     state = init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
     if not config.init_from:
         return state
-    with closing(Checkpoints(config.init_from, run.shardings, run.optimizer, run.mesh, keep=None)) as others:
-        if others.latest_step is None:
-            raise FileNotFoundError(f"init_from={config.init_from}: there is no checkpoint in this folder")
-        return state._replace(params=others.restore(others.latest_step).params)
+    return state._replace(params=restore_params(config.init_from, run.shardings.params, run.mesh))
 
 
 def _check_architecture(run_dir: Path, config: Config) -> None:
@@ -192,21 +215,30 @@ def _check_architecture(run_dir: Path, config: Config) -> None:
     if not path.exists():
         return
     there, here = json.loads(path.read_text())["model"], dataclasses.asdict(config.model)
-    shape = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-             "tie_embeddings")  # fmt: skip
-    clash = [f"{k} {there[k]} there, {here[k]} here" for k in shape if there[k] != here[k]]
+    clash = [f"{k} {there[k]} there, {here[k]} here" for k in ARCHITECTURE if there[k] != here[k]]
     if clash:
         raise ValueError(f"{run_dir} holds a run of another model ({'; '.join(clash)}): choose another folder")
 
 
 def _write_config(run: Run) -> None:
-    """Keep the resolved config and the tokenizer beside the run."""
+    """Keep the resolved config and the tokenizer beside the run, and what came along with a converted model."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
         resolved = dataclasses.asdict(run.config)
-        (run.run_dir / "config.json").write_text(json.dumps(resolved, indent=1) + "\n")
+        write_json(run.run_dir / "config.json", resolved)
+        (run.run_dir / "metrics.jsonl").touch()  # now it is a run, interrupted or not, and no converted model
+        for name in (*CARRIED, HF_CONFIG):
+            if run.config.init_from and (Path(run.config.init_from) / name).is_file():
+                shutil.copyfile(Path(run.config.init_from) / name, run.run_dir / name)
         if run.config.data.tokenizer.endswith(".model"):
             shutil.copyfile(run.config.data.tokenizer, run.run_dir / "tokenizer.model")
+
+
+def write_json(path: Path, content) -> None:
+    """In one piece: another process may be reading it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(path)
 
 
 def _due(step: int, every: int) -> bool:

@@ -34,7 +34,8 @@ def peak_flops(device: jax.Device) -> float | None:
 class Reporter:
     """Writes metrics.jsonl, one JSON object per step or evaluation, and shows where the run is.
 
-    Opened at `step`: lines of later steps, written before an interruption, are dropped. Only process 0 writes.
+    Opened at `step`: lines of later steps, written before an interruption, are dropped; all of them at step 0, which is
+    evaluated anew. Only process 0 writes.
     """
 
     def __init__(self, run_dir: Path, step: int, config: Config):
@@ -56,7 +57,7 @@ class Reporter:
         if self._active:
             path = Path(run_dir) / "metrics.jsonl"
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+            path.write_text("".join(line for line in lines if step and json.loads(line)["step"] <= step))
             self._file = path.open("a", buffering=1)
 
     def step(self, step: int, values: dict[str, float]) -> None:

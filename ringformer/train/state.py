@@ -96,6 +96,13 @@ def abstract_logical(shardings: TrainState, optimizer: optax.GradientTransformat
     return _abstract(shardings, optimizer, mesh, lambda w: w.shape, _logical_spec)
 
 
+def abstract_logical_params(weights: dict, mesh: Mesh) -> dict:
+    """The parameters' part of `abstract_logical`."""
+    return jax.tree.map(
+        lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32, sharding=NamedSharding(mesh, _logical_spec(w))), weights
+    )
+
+
 def _abstract(shardings, optimizer, mesh, shape, spec) -> TrainState:
     def fresh(params):
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))

@@ -1,6 +1,7 @@
 """The model on one device: attention kinds agree, packed documents do not see each other, sizes are the known ones."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from flax import nnx
 from ringformer.data import Batch
 from ringformer.models.llama import ATTENTION, REMAT, Llama, LlamaConfig
 from ringformer.models.presets import PRESETS, preset
+from ringformer.ops.rope import RopeScaling
 from tests.helpers import relative_error
 
 CONFIG = LlamaConfig(
@@ -105,7 +107,8 @@ def test_tied_embeddings_have_one_table():
 
 
 PARAMETERS = {"llama_3b": 3.426e9, "llama_7b": 6.738e9, "llama_13b": 13.016e9, "llama_30b": 32.529e9,
-              "llama_65b": 65.286e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9}  # fmt: skip
+              "llama_65b": 65.286e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9, "llama3.1_8b": 8.030e9,
+              "llama3.1_70b": 70.554e9}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -117,6 +120,31 @@ def test_presets(name):
     assert config.num_params == sum(x.size for x in jax.tree.leaves(nnx.state(shapes)))
 
 
+@pytest.mark.parametrize(("name", "factor"), [("llama3_8b", None), ("llama3.1_70b", 8), ("llama3.2_1b", 32)])
+def test_presets_are_scaled_as_their_releases(name, factor):
+    config = LlamaConfig(**preset(name))
+    kind = dict(kind="llama3", factor=factor, original_max_position=8192, low_freq_factor=1, high_freq_factor=4)
+    assert config.rope_scaling == (RopeScaling(**kind) if factor else RopeScaling())
+    assert config.rope_theta == 5e5
+
+
+def test_a_config_is_the_same_from_its_own_dictionary():
+    config = LlamaConfig(**preset("llama3.2_1b"))
+    again = LlamaConfig(**json.loads(json.dumps(dataclasses.asdict(config))))
+    assert again == config and hash(again) == hash(config)
+
+
+def test_logits_follow_the_scaling():
+    """Linear by 2: position 2p is seen where p was; YaRN's amplitude changes even the first token's neighbours."""
+    b = batch(edge=100)
+    model = Llama(CONFIG, rngs=nnx.Rngs(0))
+    halved = Llama(dataclasses.replace(CONFIG, rope_scaling=RopeScaling("linear", 2.0)), rngs=nnx.Rngs(0))
+    assert relative_error(halved(b.tokens, 2 * b.positions), model(b.tokens, b.positions)) < 1e-5
+    louder = RopeScaling("yarn", 1.0, original_max_position=64, attention_factor=2.0)
+    louder = Llama(dataclasses.replace(CONFIG, rope_scaling=louder), rngs=nnx.Rngs(0))
+    assert relative_error(louder(b.tokens), model(b.tokens)) > 1e-2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -126,6 +154,8 @@ def test_presets(name):
         ({"compute_dtype": "float16"}, "unknown compute_dtype 'float16'"),
         ({"num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
         ({"head_dim": 7}, "head_dim=7 is odd"),
+        ({"rope_theta": 1.0}, "rope_theta=1.0 must be above 1"),
+        ({"rope_scaling": {"kind": "linear"}}, "kind linear needs factor"),
         ({"ffn_chunk": 0}, "ffn_chunk=0 must be positive"),
         ({"remat_group": 3}, "remat_group=3 exceeds num_layers=2"),
         ({"head_groups": 4}, "head_groups=4 does not divide num_kv_heads=2"),

@@ -1,0 +1,81 @@
+"""Peak host memory of converting a model that is larger than it: random float16 weights, there and back, bit for bit.
+
+    python benchmarks/convert_memory.py --model=llama_7b --folder=/scratch/convert    # 13 GB + 17 GB of disk, deleted
+
+Writes results/convert_memory.json: seconds and the largest resident set of each command, read by wait4.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from ringformer.convert.architecture import to_hf_config
+from ringformer.convert.tensor_files import ShardWriter, TensorFolder
+from ringformer.convert.weights import weights
+from ringformer.models.llama import LlamaConfig
+from ringformer.models.presets import preset
+
+
+def rows(name: str, shape: tuple[int, ...]):
+    """The tensor `name`, a function of its name, in pieces of 4096 rows."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    for start in range(0, shape[0], 4096):
+        part = (min(4096, shape[0] - start), *shape[1:])
+        yield (0.02 * rng.standard_normal(part, np.float32)).astype(np.float16)
+
+
+def measured(*command: str) -> dict[str, float]:
+    """Run `ringformer convert ...`."""
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "ringformer.cli", "convert", *command])
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed")
+    return {"seconds": round(time.perf_counter() - start), "peak_rss_bytes": usage.ru_maxrss * 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="llama_7b")
+    parser.add_argument("--folder", required=True, type=Path, help="a new folder with room for the model")
+    parser.add_argument("--out", default="results/convert_memory.json", type=Path)
+    args = parser.parse_args()
+    config = LlamaConfig(**preset(args.model))
+    plan = {name: w.tensor_shape for w in weights(config) for name in w.names}
+    theirs, ours, back = (args.folder / name for name in ("theirs", "ours", "back"))
+    args.folder.mkdir(parents=True)
+    try:
+        theirs.mkdir()
+        ids = {"bos_token_id": 1, "eos_token_id": 2}
+        described = to_hf_config(config, max_position=2048, dtype="float16", token_ids=ids)
+        (theirs / "config.json").write_text(json.dumps(described))
+        ShardWriter(theirs, plan, np.dtype(np.float16), 5 * 10**9).write(lambda name: rows(name, plan[name]))
+        found = {"model": args.model, "parameters": config.num_params,
+                 "from_hf": measured("from-hf", str(theirs), str(ours))}  # fmt: skip
+        shutil.rmtree(theirs)
+        found["stored_bytes"] = sum(f.stat().st_size for f in ours.rglob("*") if f.is_file())
+        found["to_hf"] = measured("to-hf", str(ours), str(back), "--dtype=float16")
+        shutil.rmtree(ours)
+        tensors = TensorFolder(back)
+        assert tensors.shapes == plan
+        for name, shape in plan.items():
+            parts = [slice(i, min(i + 4096, shape[0])) for i in range(0, shape[0], 4096)]
+            pairs = zip(tensors.blocks(name, parts), rows(name, shape), strict=True)
+            assert all(np.array_equal(a, b) for a, b in pairs), name
+        found["bit_exact"] = True
+    finally:
+        shutil.rmtree(args.folder)
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""LLaMA-3.1 8B to 1M tokens on one node of 8xH200, by raising the rope theta.
+
+Reproduces: the last three stages of the extension of LLaMA-3 8B by theta alone that Gradient AI published (262K, 524K
+and 1048K: theta 207.1M, 1.06B and 2.80B; 101M, 419M and 839M tokens; learning rate 2e-5). Hardware: one host with eight
+H200 (141 GB) and 1 TB of memory. Expected: at each stage's end a held-out loss at its context below the one at its
+start. Nobody has run it with this code yet: memory and days of every stage are in docs/finetuning.md.
+
+Differs: it begins with LLaMA-3.1, whose context is 128K already, so there is no stage at 64K; the theta takes the place
+of 3.1's own scaling of the frequencies, hence the preset without it. All eight GPUs are one ring in every stage, and
+sequences follow one another as microbatches; 4,194,304 tokens a step.
+
+    ringformer estimate --config=configs/llama3_8b_1m_8xh200.py --target=8xH200
+    bash scripts/gpu_node.sh --target=8xH200 --config=configs/llama3_8b_1m_8xh200.py --init_from=/data/llama3.1-8b \\
+        --store=/data/long --tokenizer=/data/llama3.1-8b/tokenizer.json --run_dir=/data/runs/llama3.1-8b-1m
+"""
+
+from ringformer.train.config import base_config
+
+
+def get_config():
+    config = base_config("llama3_8b")
+    config.run_dir = "runs/llama3_8b_1m_8xh200"
+    config.data.store = "data/long"
+    config.data.source = "jsonl:data/long/*.jsonl"
+    config.data.tokenizer = "models/llama3.1-8b/tokenizer.json"
+    config.data.held_out = 0.01
+    config.mesh_dim = "1,1,1,8"
+    config.optimizer.learning_rate = 2e-5
+    config.optimizer.schedule = "constant"
+    config.optimizer.warmup_steps = 5
+    config.eval_every = 25
+    config.checkpoint_every = 5
+    config.stages = (
+        stage(2**18, 24, 207.1e6),
+        stage(2**19, 100, 1.06e9),
+        stage(2**20, 200, 2.80e9),
+    )
+    return config
+
+
+def stage(seq_len, steps, theta):
+    sequences = 2**22 // seq_len
+    return {
+        "seq_len": seq_len,
+        "batch_size": sequences,
+        "accumulate": sequences,
+        "steps": steps,
+        "model.rope_theta": theta,
+    }

@@ -1,0 +1,49 @@
+"""LLaMA-13B to 512K tokens on TPU v5e-256: the paper's finetuning on the hardware of its table's last rows.
+
+Reproduces: as configs/llama_13b_512k_32xa100.py, LLaMA-13B finetuned on ShareGPT at a context of 512K (Ring Attention,
+section 5.3) with Vicuna-13B's optimizer and Large World Model's rope theta. Hardware: TPU v5e-256 (256 chips with 16
+GB). Expected: at each stage's end a held-out loss at its context below the one at its start. Nobody has run it with
+this code yet: memory and days of every stage are in docs/finetuning.md.
+
+Differs from the paper: 4,194,304 tokens a step, 16,384 tokens of a sequence on each chip, where a hop hides under its
+block; bfloat16 computation over float32 weights. The steps are for the tokens that the A100 config has.
+
+    ringformer estimate --config=configs/llama_13b_512k_v5e_256.py --target=v5e-256
+    bash scripts/tpu_pod.sh --name=ring --zone=us-west4-a --accelerator=v5litepod-256 --nfs=10.0.0.2:/share \\
+        --config=configs/llama_13b_512k_v5e_256.py --init_from=/mnt/share/llama-13b --store=/mnt/share/sharegpt \\
+        --tokenizer=/mnt/share/llama-13b/tokenizer.model --run_dir=/mnt/share/runs/llama-13b-512k
+"""
+
+from ringformer.train.config import base_config
+
+
+def get_config():
+    config = base_config("llama_13b")
+    config.run_dir = "runs/llama_13b_512k_v5e_256"
+    config.data.store = "data/sharegpt"
+    config.data.source = "jsonl:data/sharegpt.jsonl"
+    config.data.tokenizer = "models/llama-13b/tokenizer.model"
+    config.data.held_out = 0.02
+    config.model.head_groups = 4  # of 10 heads: a chip has 16 GB
+    config.optimizer.learning_rate = 2e-5
+    config.optimizer.final_fraction = 0.0
+    config.optimizer.weight_decay = 0.0
+    config.eval_every = 20
+    config.checkpoint_every = 10
+    config.stages = (
+        stage(2**15, 24, 1e6, "1,128,1,2"),
+        stage(2**17, 24, 1e7, "1,32,1,8"),
+        stage(2**19, 120, 2.5e7, "1,8,1,32"),
+    )
+    return config
+
+
+def stage(seq_len, steps, theta, mesh_dim):
+    return {
+        "seq_len": seq_len,
+        "batch_size": 2**22 // seq_len,
+        "steps": steps,
+        "mesh_dim": mesh_dim,
+        "model.rope_theta": theta,
+        "optimizer.warmup_steps": round(0.03 * steps),
+    }

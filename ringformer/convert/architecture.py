@@ -1,0 +1,127 @@
+"""The architecture of a model as Hugging Face's config.json says it, and as `LlamaConfig` does."""
+
+from typing import Any
+
+from ringformer.models.llama import LlamaConfig
+from ringformer.ops.rope import OPTIONS, RopeScaling
+
+SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
+
+REQUIRED_VALUES = {
+    "model_type": ("llama",),
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "quantization_config": (None,),
+}
+"""Keys of a config.json whose other values mean another model than `ringformer.models.llama`."""
+
+ROPE_TYPES = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
+
+
+def from_hf_config(hf: dict[str, Any]) -> LlamaConfig:
+    """The `LlamaConfig` of a config.json, as transformers 4 or 5 writes it.
+
+    Raises ValueError naming what the model is or has that a LLaMA of ringformer does not.
+    """
+    architectures = hf.get("architectures") or ["LlamaForCausalLM"]
+    if architectures != ["LlamaForCausalLM"]:
+        raise ValueError(f"the model is a {', '.join(architectures)}: only LlamaForCausalLM can be converted")
+    for key, known in REQUIRED_VALUES.items():
+        if hf.get(key, known[0]) not in known:
+            raise ValueError(f"config.json has {key}={hf[key]!r}: only {known[0]!r} can be converted")
+    missing = [key for key in SIZES if key not in hf]
+    if missing:
+        raise ValueError(f"config.json lacks {', '.join(missing)}")
+    theta, scaling = _rope(hf)
+    heads = hf["num_attention_heads"]
+    return LlamaConfig(
+        **{ours: hf[theirs] for theirs, ours in SIZES.items()},
+        num_kv_heads=hf.get("num_key_value_heads") or heads,
+        head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
+        rope_theta=float(theta),
+        rope_scaling=scaling,
+        norm_eps=hf.get("rms_norm_eps", 1e-6),
+        tie_embeddings=hf.get("tie_word_embeddings", False),
+        init_std=hf.get("initializer_range", 0.02),
+    )
+
+
+def to_hf_config(config: LlamaConfig, *, max_position: int, dtype: str, token_ids: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a model, for transformers 4 and 5.
+
+    5 reads `rope_parameters`; 4 reads `rope_theta` and `rope_scaling`, which 5 accepts too. Both are written.
+
+    Args:
+      max_position: the context, in tokens, that the model is for.
+      token_ids: bos_token_id, eos_token_id, pad_token_id.
+    """
+    if config.hidden_size % config.num_heads:
+        raise ValueError(
+            f"hidden_size={config.hidden_size} is not a multiple of num_heads={config.num_heads}: transformers refuses "
+            "such a LLaMA"
+        )
+    scaling = _scaling_to_hf(config.rope_scaling)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": config.norm_eps,
+        "initializer_range": config.init_std,
+        "tie_word_embeddings": config.tie_embeddings,
+        "max_position_embeddings": max_position,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})},
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "use_cache": True,
+        **token_ids,
+    }
+
+
+def _rope(hf: dict[str, Any]) -> tuple[float, RopeScaling]:
+    """Theta and scaling, with the precedence of transformers: `rope_scaling` over `rope_parameters`, theta inside
+    either over that beside them."""
+    parameters = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
+    theta = parameters.pop("rope_theta", None) or hf.get("rope_theta") or 1e4
+    legacy = parameters.pop("type", "default")
+    kind = parameters.pop("rope_type", legacy)
+    if kind not in ROPE_TYPES:
+        raise ValueError(f"config.json has rope type {kind!r}: only {', '.join(ROPE_TYPES)} can be converted")
+    kind = ROPE_TYPES[kind]
+    parameters.pop("finetuned", None)  # a remark in YaRN's own checkpoints
+    if parameters.pop("partial_rotary_factor", 1) not in (None, 1):
+        raise ValueError("config.json has partial_rotary_factor other than 1: only whole heads can be rotated")
+    original = parameters.pop("original_max_position_embeddings", None)
+    if "original_max_position" in OPTIONS[kind]:
+        default = hf.get("max_position_embeddings", 2048)
+        parameters["original_max_position"] = hf.get("original_max_position_embeddings") or original or default
+        if kind == "yarn" and parameters.get("factor") is None:
+            parameters["factor"] = default / parameters["original_max_position"]
+    unknown = sorted(set(parameters) - set(OPTIONS[kind]))
+    if unknown:
+        raise ValueError(f"config.json has {', '.join(unknown)} for rope type {kind!r}, which does not read it")
+    return theta, RopeScaling(kind, **parameters)
+
+
+def _scaling_to_hf(scaling: RopeScaling) -> dict[str, Any] | None:
+    if scaling.kind == "none":
+        return None
+    values = {name: getattr(scaling, name) for name in OPTIONS[scaling.kind]}
+    if scaling.kind == "llama3":  # transformers knows no defaults for these
+        values |= {name: scaling.option(name) for name in ("low_freq_factor", "high_freq_factor")}
+    values["original_max_position_embeddings"] = values.pop("original_max_position", None)
+    return {"rope_type": scaling.kind, **{name: value for name, value in values.items() if value is not None}}

@@ -1,0 +1,59 @@
+"""`ringformer convert from-hf | to-hf | verify`."""
+
+import argparse
+import re
+
+from absl import logging
+
+from ringformer.convert import from_hf, to_hf, verify
+from ringformer.convert.verification import as_text
+
+logging.set_verbosity(logging.ERROR)  # Orbax warns of what streams lack on purpose
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def convert_from_hf(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser("ringformer convert from-hf", description=(
+        "A LLaMA of Hugging Face (safetensors) to a folder for `ringformer train --config.init_from=OUT`. Block by "
+        "block: host memory stays below 2 GB, whatever the size of the model."))  # fmt: skip
+    parser.add_argument("path", metavar="PATH", help="the folder with config.json and *.safetensors")
+    parser.add_argument("out", metavar="OUT", help="the folder to write")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16, on disk")
+    args = parser.parse_args(argv)
+    config = from_hf(args.path, args.out, args.dtype)
+    print(f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, "
+          f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}")  # fmt: skip
+
+
+def convert_to_hf(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser("ringformer convert to-hf", description=(
+        "The latest checkpoint of a run, or a converted model, to a folder that transformers loads."))  # fmt: skip
+    parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run, with config.json and checkpoints/")
+    parser.add_argument("out", metavar="OUT", help="the folder to write")
+    parser.add_argument("--dtype", help="float32, bfloat16 or float16; without: as stored")
+    parser.add_argument("--shard_size", default="5GB", type=_bytes, help="the largest file, e.g. 5GB or 500MB")
+    args = parser.parse_args(argv)
+    config = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
+    print(f"{args.out}: {config.num_params / 1e6:,.1f}M parameters")
+
+
+def convert_verify(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("ringformer convert verify", description=(
+        "Compare the logits of transformers and of ringformer on the CPU in float32; exit code 1 if they differ by "
+        "more than 1e-4. Holds one of the models at a time."))  # fmt: skip
+    parser.add_argument("hf", metavar="HF", help="the folder of a Hugging Face checkpoint")
+    parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run or a converted model")
+    parser.add_argument("--length", type=int, default=512, help="random tokens to compare on")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    found = verify(args.hf, args.ckpt, length=args.length, seed=args.seed)
+    print(as_text(found))
+    return 0 if found.agrees else 1
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(KB|MB|GB)?", text.upper())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; 5GB or 500MB for example")
+    return int(float(found[1]) * UNITS[found[2] or ""])

@@ -1,0 +1,103 @@
+"""A run's checkpoint to a folder that transformers loads."""
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringformer.convert.architecture import to_hf_config
+from ringformer.convert.streams import open_streams
+from ringformer.convert.tensor_files import DTYPES, NAMES, ShardWriter, cast
+from ringformer.convert.weights import weights
+from ringformer.data import load_tokenizer
+from ringformer.models.llama import LlamaConfig
+from ringformer.train.checkpoint import CARRIED, HF_CONFIG, latest_checkpoint
+
+
+def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_bytes: int = 5 * 10**9) -> LlamaConfig:
+    """Write the parameters of a run's latest checkpoint to the folder `out`: safetensors, config.json, tokenizer.
+
+    Needs host memory for a few blocks and a cache of one layer's largest matrix (`streams.CACHE_BYTES`).
+
+    Args:
+      run_dir: of a training run or of `from_hf`.
+      dtype: float32, bfloat16 or float16; None: as stored.
+      shard_bytes: the largest file, unless one tensor alone is larger.
+
+    Raises:
+      ValueError: if `out` holds something, or the numbers do not fit the dtype.
+      FileNotFoundError: if there is no checkpoint.
+    """
+    run_dir, out = Path(run_dir), Path(out)
+    if dtype is not None and dtype not in NAMES:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(NAMES)}")
+    if shard_bytes < 1:
+        raise ValueError(f"shards of {shard_bytes} bytes hold nothing: 5 GB is usual")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
+    checkpoint = latest_checkpoint(run_dir)
+    run = json.loads((run_dir / "config.json").read_text())
+    config = LlamaConfig(**run["model"])
+    stored = open_streams(checkpoint, config)
+    target = DTYPES[NAMES[dtype or stored["embed",].dtype.numpy_dtype.name]]
+    described = to_hf_config(
+        config, max_position=_max_position(run_dir, run, config), dtype=target.name, token_ids=_token_ids(run_dir, run)
+    )
+
+    place = {name: (w, layer) for w in weights(config) for layer, name in enumerate(w.names)}
+    names = sorted(place, key=lambda name: (_floor(name), place[name][1]))
+
+    def blocks(name: str):
+        weight, layer = place[name]
+        for block in weight.blocks(layer):
+            found = stored[weight.path][block.index].read().result()
+            yield cast(weight.to_tensor(found), target, name)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    building = out.parent / f"{out.name}.building-{uuid.uuid4().hex[:8]}"
+    try:
+        building.mkdir()
+        plan = {name: place[name][0].tensor_shape for name in names}
+        ShardWriter(building, plan, np.dtype(target), shard_bytes).write(blocks)
+        for name in CARRIED:
+            if (run_dir / name).is_file():
+                shutil.copyfile(run_dir / name, building / name)
+        (building / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+        building.rename(out)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return config
+
+
+def _floor(name: str) -> int:
+    """Embedding, layers, norm, head: the order in which the model reads its tensors."""
+    return next(
+        i for i, start in enumerate(("model.embed", "model.layers", "model.norm", "")) if name.startswith(start)
+    )
+
+
+def _hf_config(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / HF_CONFIG
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _max_position(run_dir: Path, run: dict[str, Any], config: LlamaConfig) -> int:
+    """The longest context known: of the imported model, of the run, of the scaling."""
+    scaling = config.rope_scaling
+    scaled = int((scaling.original_max_position or 0) * (scaling.factor or 1))
+    return max(_hf_config(run_dir).get("max_position_embeddings", 0), run.get("seq_len", 0), scaled) or 2048
+
+
+def _token_ids(run_dir: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """Those of the imported model, or else the tokenizer's end of a document."""
+    keys, imported = ("bos_token_id", "eos_token_id", "pad_token_id"), _hf_config(run_dir)
+    if imported:
+        defaults = {"bos_token_id": 1, "eos_token_id": 2}  # transformers'
+        return {key: imported.get(key, defaults.get(key)) for key in keys}
+    kept = run_dir / "tokenizer.model"
+    tokenizer = load_tokenizer(str(kept) if kept.is_file() else run["data"]["tokenizer"])
+    return dict.fromkeys(keys) | {"eos_token_id": tokenizer.eos_id}

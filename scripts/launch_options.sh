@@ -1,0 +1,59 @@
+# shellcheck shell=bash
+# What the launch scripts share: their options, and how they print or run a command. Sourced by them.
+# shellcheck disable=SC2034  # in their usage
+COMMON_OPTIONS="  --config=FILE       the config (configs/)
+  --init_from=DIR     begin with the parameters of this run or converted model
+  --store=DIR         the token store
+  --tokenizer=FILE    its tokenizer
+  --run_dir=DIR       what the run writes; the same command again resumes it
+  --config.KEY=VALUE  any other key of the config
+  --skip-estimate     do not ask the compiler first whether every stage fits
+  --dry-run           print what each host would execute, and execute nothing"
+
+# Sets config, target, run_dir, dry_run, skip_estimate and the arrays overrides (for train and estimate) and own (what
+# is left for the script).
+parse_options() {
+    config="" target="" run_dir="" dry_run="" skip_estimate="" overrides=() own=()
+    for option in "$@"; do
+        case "$option" in
+            --config=*) config=${option#*=} ;;
+            --target=*) target=${option#*=} ;;
+            --init_from=*) overrides+=("--config.init_from=${option#*=}") ;;
+            --store=*) overrides+=("--config.data.store=${option#*=}") ;;
+            --tokenizer=*) overrides+=("--config.data.tokenizer=${option#*=}") ;;
+            --run_dir=*) run_dir=${option#*=} ;;
+            --config.*=*) overrides+=("$option") ;;
+            --skip-estimate) skip_estimate=1 ;;
+            --dry-run) dry_run=1 ;;
+            -h | --help) usage && exit 0 ;;
+            *) own+=("$option") ;;
+        esac
+    done
+    [ -n "$config" ] || fail "which config? --config=configs/NAME.py"
+    [ -f "$config" ] || fail "there is no config file $config"
+    [ -n "$run_dir" ] || fail "where to? --run_dir=DIR, which all hosts must share"
+    overrides+=("--config.run_dir=$run_dir")
+}
+
+fail() {
+    echo "$(basename "$0"): $*" >&2
+    exit 2
+}
+
+# run WHERE COMMAND...: execute it, or say where it would be.
+run() {
+    local where=$1
+    shift
+    if [ -n "$dry_run" ]; then
+        printf '[%s]' "$where" && printf ' %q' "$@" && echo
+    else
+        "$@"
+    fi
+}
+
+# The compiler's word on every stage before anything is rented or reserved any longer.
+estimate_first() {
+    [ -n "$skip_estimate" ] && return
+    run "this host" ringformer estimate "--config=$config" "--target=$target" --require_fit "${overrides[@]}" ||
+        fail "not every stage fits $target, or the estimate failed (above); --skip-estimate trains all the same"
+}

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=ringformer
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --exclusive
+#SBATCH --requeue
+# Train on nodes of eight GPUs under SLURM, one process a GPU; submitted from the repository's root. A requeued job
+# resumes.
+set -euo pipefail
+if [ -n "${SLURM_JOB_ID:-}" ]; then # sbatch runs a copy of this file from elsewhere
+    cd "$SLURM_SUBMIT_DIR"
+    here=scripts
+else
+    here=$(dirname "$0")
+fi
+# shellcheck source=scripts/launch_options.sh
+source "$here/launch_options.sh"
+usage() {
+    cat <<END
+usage: sbatch --nodes=4 scripts/slurm.sh --target=32xA100-80 --config=FILE --run_dir=DIR [option ...]
+
+  --target=NAME       8xA100-80, 32xA100-80, 16xH100, ...: as many GPUs as the nodes of the job have
+$COMMON_OPTIONS
+END
+}
+parse_options "$@"
+[ ${#own[@]} -eq 0 ] || fail "unknown option ${own[0]} (--help lists them)"
+[[ "$target" =~ ^[0-9]+x ]] || fail "which GPUs? --target=32xA100-80"
+gpus=${target%%x*}
+nodes=${SLURM_NNODES:-$(((gpus + 7) / 8))}
+[ $((8 * nodes)) -eq "$gpus" ] || fail "--target=$target has $gpus GPUs, $nodes nodes of eight have $((8 * nodes)): sbatch --nodes=$((gpus / 8))"
+[ -n "$dry_run${SLURM_JOB_ID:-}" ] || fail "this is a job: sbatch --nodes=$nodes scripts/slurm.sh ..., or --dry-run"
+estimate_first
+# JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%. The trainer itself passes the
+# compiler its options. The processes find each other through SLURM's variables.
+command=(ringformer train --distributed "--config=$config" "${overrides[@]}")
+export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92
+if [ -n "$dry_run" ]; then
+    for ((node = 0; node < nodes; node++)); do
+        run "node $node, tasks $((8 * node)) to $((8 * node + 7))" \
+            env XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 "${command[@]}"
+    done
+else
+    srun --kill-on-bad-exit=1 "${command[@]}"
+fi

@@ -1,0 +1,82 @@
+"""Several processes train as one: two of them, with four simulated devices each, that find each other by an address."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ringformer.cli import main
+
+CONFIG = """
+from ringformer.train.config import base_config
+
+
+def get_config():
+    config = base_config("tiny")
+    config.data.source = "text:{folder}/*.txt"
+    config.data.store = "{folder}/store"
+    config.data.held_out = 0.2
+    config.mesh_dim = "1,2,1,4"
+    config.seq_len = 64
+    config.batch_size = 4
+    config.eval_batches = 1
+    config.optimizer.warmup_steps = 0
+    config.model.hidden_size = 32
+    config.model.num_layers = 1
+    config.model.compute_dtype = "float32"
+    config.steps = 2
+    config.stages = {stages}
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    "stages", [(), pytest.param(({}, {"model.rope_theta": 4e4}), marks=pytest.mark.slow)], ids=["run", "stages"]
+)
+def test_two_processes_train_as_one_does(tmp_path, stages):
+    """With two stages the second process must see what the first wrote."""
+    rng = np.random.default_rng(0)
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_text(" ".join(rng.choice(["ring", "block", "key", "query"], 60)))
+    (tmp_path / "config.py").write_text(CONFIG.format(folder=tmp_path, stages=stages))
+    train = ["train", f"--config={tmp_path}/config.py"]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    together = [f"--config.run_dir={tmp_path}/two", "--config.cpu_devices=4", "--distributed",
+                f"--coordinator_address={address}", "--num_processes=2"]  # fmt: skip
+    command = [sys.executable, "-m", "ringformer.cli", *train, *together]
+    processes = [
+        subprocess.Popen([*command, f"--process_id={i}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    assert main([*train, f"--config.run_dir={tmp_path}/one", "--config.cpu_devices=8"]) == 0
+    said = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert ("finished" in said[0][0]) == bool(stages) and not said[1][0], "process 0 alone reports"
+    for folder in ("stage-1-64", "stage-2-64") if stages else (".",):
+        one, two = (numbers(tmp_path / run / folder) for run in ("one", "two"))
+        assert len(one) == 6
+        np.testing.assert_allclose(two, one, rtol=1e-5)
+
+
+def numbers(run_dir) -> list[float]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row[key] for row in rows for key in ("loss", "grad_norm", "eval_loss") if key in row]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--process_id=0"], "need --distributed"),
+        (["--distributed", "--num_processes=2"], "name all of --coordinator_address"),
+        (["--distributed"], "finds no TPU pod and no SLURM job here"),
+        (["--stage=1"], "the config has no stages"),
+    ],
+)
+def test_processes_that_cannot_find_each_other(arguments, message, capsys):
+    assert main(["train", "--config=configs/quickstart.py", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""No leak: with documents packed whole, what one document holds does not touch another, not by a bit."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from ringformer.data import Loader
+from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.llama import LlamaConfig
+from ringformer.train.config import OptimizerConfig
+from ringformer.train.optimizer import make_optimizer
+from ringformer.train.state import decayed, init_state, state_shardings, to_logical, weight_shardings
+from ringformer.train.step import make_logits, make_train_step
+from tests.data.test_loader import build
+
+T = 64
+UNSEEN = 257
+"""A token that no document has."""
+
+
+def model(layout):
+    return LlamaConfig(
+        vocab_size=258, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+        init_std=0.3, compute_dtype="float32", ffn_chunk=8, loss_chunk=8, q_chunk=4, k_chunk=3, layout=layout,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("store") / "s", [23, 9, 17, 30, 11, 8, 21, 13, 38, 26, 14, 12])
+
+
+@pytest.mark.parametrize("ring_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("layout", ["contiguous", "striped", "zigzag"])
+def test_documents_and_padding_do_not_leak(store, layout, ring_size):
+    """Change every second document, then the others, then the padding.
+
+    Logits elsewhere are the same bits, and so is the whole state after a step on the loss of those elsewhere: the
+    gradient of a document's loss depends on no other document. Padding is given a token of its own, whose embedding
+    gets no gradient.
+    """
+    config = model(layout)
+    mesh = make_mesh(f"1,1,1,{ring_size}", jax.devices()[:ring_size])
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10, decayed(config))
+    shardings = state_shardings(weight_shardings(config, mesh), optimizer)
+    first = init_state(config, optimizer, shardings, mesh, seed=0)
+    logits = make_logits(config, shardings.params, mesh)
+    train_step = make_train_step(config, optimizer, shardings, mesh, clip_norm=1.0)
+
+    def device(batch):
+        return jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, BATCH)), batch)
+
+    def step(batch):
+        """The logits; the state after a step on the batch, the first moments in logical shapes; the metrics."""
+        batch = device(batch)
+        before = np.asarray(logits(first.params, batch))
+        state, metrics = train_step(jax.tree.map(lambda x: x.copy(), first), batch)
+        moments = jax.device_get(to_logical(state.opt_state[0].mu, shardings.params, mesh))
+        return before, moments, jax.device_get((state, metrics))
+
+    loader = Loader(store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size, packing="whole")
+    batch = loader.read(0)
+    ids = batch.segment_ids
+    documents = np.array([[len(loader.sequences.pieces(row))] for row in range(2)])
+    padding = ids > documents
+    assert padding.sum() > 2 and documents.min() > 1
+    assert not batch.mask[padding].any()
+
+    def other(places):
+        """The batch with other tokens at these places, and as targets where these are predicted."""
+        rng = np.random.default_rng(0)
+        tokens, targets = (
+            np.where(places, (x + rng.integers(1, 257, x.shape)) % 257, x).astype(np.int32)
+            for x in (batch.tokens, batch.targets)
+        )
+        return batch._replace(tokens=tokens, targets=targets)
+
+    for changed in ((ids % 2 == 0) & ~padding, (ids % 2 == 1) & ~padding, padding):
+        mask = batch.mask & ~changed
+        before, after = step(batch._replace(mask=mask)), step(other(changed)._replace(mask=mask))
+        np.testing.assert_array_equal(before[0][~changed], after[0][~changed])
+        assert (before[0][changed] != after[0][changed]).any(axis=-1).all()  # or nothing was changed
+        jax.tree.map(np.testing.assert_array_equal, before[1:], after[1:])
+        assert after[2][1]["grad_norm"] > 0
+
+    marked = batch._replace(tokens=np.where(padding, UNSEEN, batch.tokens).astype(np.int32))
+    _, moments, _ = step(marked)
+    assert not moments["embed"][UNSEEN].any()
+    assert moments["embed"][batch.tokens[batch.mask]].any(axis=-1).all()
