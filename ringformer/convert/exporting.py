@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ringformer.convert.architecture import to_hf_config
-from ringformer.convert.tensor_files import DTYPES, NAMES, ShardWriter, cast
 from ringformer.convert.streams import open_streams
+from ringformer.convert.tensor_files import DTYPES, NAMES, ShardWriter, cast
 from ringformer.convert.weights import weights
 from ringformer.data import load_tokenizer
 from ringformer.models.llama import LlamaConfig

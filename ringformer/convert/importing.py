@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ringformer.convert.architecture import from_hf_config
-from ringformer.convert.tensor_files import DTYPES, NAMES, TensorFolder, cast
 from ringformer.convert.streams import Stream, nested, save_streams
+from ringformer.convert.tensor_files import DTYPES, NAMES, TensorFolder, cast
 from ringformer.convert.weights import Weight, weights
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.checkpoint import CARRIED, HF_CONFIG
