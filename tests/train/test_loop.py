@@ -110,6 +110,25 @@ class _Stops:
         raise KeyboardInterrupt
 
 
+def test_a_run_on_a_mixture_of_whole_documents(config, corpus, tmp_path):
+    """Two stores 3:1, filtered by length, train and evaluate; the run's rows are of one store each."""
+    prepare(config)  # builds the first store
+    second = DataConfig(store=str(tmp_path / "second"), source=f"text:{corpus}/1*.txt", held_out=0.5)
+    prepare(dataclasses.replace(config, data=second, seq_len=64))
+    mixture = f"{config.data.store}:3,{second.store}:1"
+    data = DataConfig(mixture=mixture, packing="whole", min_length=50, max_length=1000)
+    run = prepare(dataclasses.replace(config, data=data, steps=3, eval_batches=1))
+    for loader in (run.train_data, run.eval_data):
+        assert [part.store.path.parent.name for part in loader.sequences.parts] == ["store", "second"]
+        assert sum(loader.sequences.source(i)[0] for i in range(40)) == 10
+        assert all(50 <= np.diff(p.store.offsets)[p.documents].min() for p in loader.sequences.parts)
+    train(run)
+    assert [row["step"] for row in rows(run.config) if "eval_bits_per_byte" in row] == [0, 3]
+    assert losses(run.config)[-1] < losses(run.config)[0]
+    with pytest.raises(ValueError, match="none of the .* has min_length=100000"):
+        prepare(dataclasses.replace(config, data=dataclasses.replace(config.data, min_length=10**5)))
+
+
 def test_resuming_another_architecture_is_refused(config):
     run = prepare(dataclasses.replace(config, steps=3))
     train(run)
@@ -156,6 +175,14 @@ def test_configs_that_cannot_be(config, change, message):
         OptimizerConfig(schedule="linear")
     with pytest.raises(ValueError, match=r"data\.store is empty"):
         DataConfig()
+    with pytest.raises(ValueError, match=r"unknown data\.packing 'hole'"):
+        DataConfig(store="s", packing="hole")
+    with pytest.raises(ValueError, match=r"data\.min_length=9 and data\.max_length=5 leave no length"):
+        DataConfig(store="s", min_length=9, max_length=5)
+    with pytest.raises(ValueError, match=r"data\.store='s' and data\.mixture='a:1' are both set"):
+        DataConfig(store="s", mixture="a:1")
+    with pytest.raises(ValueError, match="'a' is not STORE:WEIGHT"):
+        DataConfig(mixture="a")
 
 
 def test_schedules():
