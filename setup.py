@@ -9,7 +9,7 @@ EXTRAS = {
     "tensorboard": ["tensorboardX"],
     "wandb": ["wandb"],
 }
-EXTRAS["test"] = [*EXTRAS["estimate"], *EXTRAS["tensorboard"], "pytest>=8", "pytest-xdist", "ruff"]
+EXTRAS["test"] = [*EXTRAS["estimate"], *EXTRAS["tensorboard"], "pytest>=8", "pytest-xdist", "ruff", "transformers>=5"]
 
 setup(
     name="ringformer",
@@ -28,7 +28,11 @@ setup(
         "ml_collections>=1.1",
         "orbax-checkpoint>=0.12",
         "datasets>=4.0",
-        "sentencepiece>=0.2",
+        "sentencepiece>=0.2.3",
+        "tokenizers>=0.22",
+        "jinja2>=3.1",
+        "markdownify>=1.1",
+        "pyarrow",
         "rich>=13",
         "matplotlib>=3.9",
     ],

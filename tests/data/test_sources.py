@@ -72,7 +72,7 @@ def test_a_saved_dataset_is_read(tmp_path):
     datasets.Dataset.from_dict({"body": ["one", "two"], "n": [1, 2]}).save_to_disk(path)
     documents = list(read_documents(f"datasets:{path}", field="body"))
     assert documents == [Document("one", f"{path}:0"), Document("two", f"{path}:1")]
-    with pytest.raises(ValueError, match=r"no field 'text'; it has: body, n"):
+    with pytest.raises(ValueError, match=r"no field .text.; it has: body, n"):
         list(read_documents(f"datasets:{path}"))
     with pytest.raises(ValueError, match=r"field 'n' of .*:0 holds int, not text"):
         list(read_documents(f"datasets:{path}", field="n"))
@@ -97,8 +97,10 @@ def test_a_dataset_of_plain_files_is_loaded_by_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("source", ["csv:x", "text", "text:", "stdlib:", "", "/a/b.txt"])
-def test_an_unknown_source_lists_the_four(source):
-    with pytest.raises(ValueError, match=r"accepted: stdlib, text:PATTERN, jsonl:PATTERN, datasets:NAME_OR_PATH"):
+def test_an_unknown_source_lists_the_known(source):
+    with pytest.raises(
+        ValueError, match=r"accepted: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN, datasets:"
+    ):
         read_documents(source)
 
 
