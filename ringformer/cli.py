@@ -9,8 +9,10 @@ USAGE = """usage: ringformer VERB [options]
 
   train           train a model
                   ringformer train --config=configs/quickstart.py [--config.steps=100]
-  data build      tokenize documents into a store
-                  ringformer data build --store=DIR --source='jsonl:docs/*.jsonl'
+  data prepare    tokenize documents or conversations into a store
+                  ringformer data prepare --store=DIR --source='jsonl:docs/*.jsonl'
+  data inspect    show documents of a store, and what of them is trained on
+                  ringformer data inspect DIR --tokenizer=my.model --samples=3
   data tokenizer  train a SentencePiece tokenizer
                   ringformer data tokenizer --source='text:docs/*.txt' --vocab_size=8192 --out=my.model
   estimate        compile a training step for hardware that is not here: does it fit, what is hidden
@@ -254,48 +256,26 @@ def simulate_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def data_build(argv: list[str]) -> None:
-    from ringformer.data import load_tokenizer, open_or_build
+def data_prepare(argv: list[str]) -> None:
+    from ringformer.data.commands import prepare
 
-    parser = argparse.ArgumentParser("ringformer data build", description="Tokenize documents once, into a store.")
-    parser.add_argument("--store", required=True, help="the folder to write (train/ and eval/)")
-    _add_source(parser)
-    parser.add_argument("--tokenizer", default="bytes", help="bytes, or a SentencePiece .model file")
-    parser.add_argument("--held_out", type=float, default=0.05, help="share of documents for evaluation")
-    args = parser.parse_args(argv)
-    train_store, eval_store = open_or_build(
-        args.store, source=args.source, field=args.field, split=args.split, held_out=args.held_out,
-        tokenizer=load_tokenizer(args.tokenizer), skip_empty=args.skip_empty,
-    )  # fmt: skip
-    for store in (train_store, eval_store):
-        if store is not None:
-            meta = store.meta
-            print(f"{store.path}: {meta['documents']:,} documents, {meta['tokens']:,} tokens, "
-                  f"{meta['skipped_empty']:,} empty left out, fingerprint {meta['fingerprint']}")  # fmt: skip
+    prepare(argv)
+
+
+def data_inspect(argv: list[str]) -> None:
+    from ringformer.data.commands import inspect
+
+    inspect(argv)
 
 
 def data_tokenizer(argv: list[str]) -> None:
-    from ringformer.data import read_documents, train_sentencepiece
+    from ringformer.data.commands import tokenizer
 
-    parser = argparse.ArgumentParser("ringformer data tokenizer", description="Train a SentencePiece tokenizer.")
-    _add_source(parser)
-    parser.add_argument("--vocab_size", type=int, required=True)
-    parser.add_argument("--out", required=True, help="the .model file to write")
-    args = parser.parse_args(argv)
-    documents = read_documents(args.source, field=args.field, split=args.split, skip_empty=args.skip_empty)
-    train_sentencepiece((document.text for document in documents), args.out, args.vocab_size)
-    print(f"wrote {args.out}")
+    tokenizer(argv)
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", required=True, help="stdlib, text:PATTERN, jsonl:PATTERN, datasets:NAME_OR_PATH")
-    parser.add_argument("--field", default="text", help="the field with the text (jsonl, datasets)")
-    parser.add_argument("--split", default="train", help="the split (datasets)")
-    parser.add_argument("--skip_empty", action="store_true", help="leave empty documents out")
-
-
-VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer, "estimate": estimate,
-         "plan": plan, "tables": tables}  # fmt: skip
+VERBS = {"train": train, "data prepare": data_prepare, "data inspect": data_inspect, "data tokenizer": data_tokenizer,
+         "estimate": estimate, "plan": plan, "tables": tables}  # fmt: skip
 
 
 if __name__ == "__main__":

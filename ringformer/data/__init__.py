@@ -2,10 +2,12 @@
 
 from ringformer.data.loader import Loader
 from ringformer.data.packing import Batch, PackedSequences
+from ringformer.data.prepare import build_stores, open_or_build
 from ringformer.data.sources import Document, Documents, read_documents
-from ringformer.data.store import TokenStore, build_stores, open_or_build
+from ringformer.data.store import TokenStore
 from ringformer.data.tokenizers import (
     ByteTokenizer,
+    Segment,
     SentencePieceTokenizer,
     Tokenizer,
     check_vocabulary,
@@ -20,6 +22,7 @@ __all__ = [
     "Documents",
     "Loader",
     "PackedSequences",
+    "Segment",
     "SentencePieceTokenizer",
     "TokenStore",
     "Tokenizer",

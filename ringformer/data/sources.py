@@ -108,7 +108,8 @@ def read_rows(
 ) -> Iterator[Row]:
     """The records of a `jsonl:`, `json:`, `parquet:` or `datasets:` source, to be iterated once.
 
-    Of a table, the column `only` alone is read, if it has that. A line that holds no object goes to `malformed`, which by default raises ValueError.
+    Of a table, the column `only` alone is read, if it has that. A line that holds no object goes to `malformed`, which
+    by default raises ValueError.
     """
     kind, _, where = source.partition(":")
     if kind not in ROWS or not where:

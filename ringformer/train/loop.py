@@ -14,7 +14,7 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
+from ringformer.data import Batch, Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
 from ringformer.train.checkpoint import Checkpoints
 from ringformer.train.config import Config
@@ -48,11 +48,8 @@ def prepare(config: Config) -> Run:
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
-    d = config.data
-    train_store, eval_store = open_or_build(
-        d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
-        skip_empty=d.skip_empty,
-    )  # fmt: skip
+    settings = dataclasses.asdict(config.data) | {"tokenizer": tokenizer}
+    train_store, eval_store = open_or_build(settings.pop("store"), **settings)
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     run_dir = Path(config.run_dir or _new_run_dir())
@@ -89,8 +86,13 @@ def train(run: Run) -> TrainState:
             reporter.evaluation(0, evaluate(state.params))
         report = _step_reporter(run, reporter)
         pending = None
+        chats = run.train_data.sequences.store.mask is not None
         for step in range(start + 1, config.steps + 1):
-            state, metrics = step_fn(state, next(batches))
+            batch = next(batches)
+            masked = count_masked(batch) if chats else None
+            state, metrics = step_fn(state, batch)
+            if chats:
+                metrics |= {"masked": masked}
             if pending:  # fetched one step late: the devices never wait for the host
                 report(*pending)
             pending = step, metrics
@@ -128,11 +130,18 @@ def make_evaluation(run: Run):
         loss, meta = nats / tokens, data.sequences.store.meta
         return {
             "eval_loss": loss,
-            "eval_bits_per_byte": loss / math.log(2) * meta["tokens"] / meta["utf8_bytes"],
+            "eval_bits_per_byte": loss / math.log(2) * meta["trained_tokens"] / meta["utf8_bytes"],
             "eval_perplexity": math.exp(min(loss, 700.0)),
         }
 
     return evaluate
+
+
+@jax.jit
+def count_masked(batch: Batch) -> jax.Array:
+    """How many targets are masked for another reason than the end of their document; at most 0: none."""
+    ends = batch.segment_ids.max(axis=1)
+    return (~batch.mask).sum() - ends.sum()
 
 
 def _step_reporter(run: Run, reporter: Reporter):
@@ -147,6 +156,9 @@ def _step_reporter(run: Run, reporter: Reporter):
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if metrics["tokens"] == 0:
             raise ValueError(f"the batch of step {step} has no token to train on: its loss mask is empty")
+        if metrics.get("masked", 1) <= 0:
+            raise ValueError(f"the batch of step {step} trains on every token, though its store masks questions: rebuild "
+                             f"the store, or raise seq_len={config.seq_len} if one answer fills the batch")  # fmt: skip
         if not math.isfinite(metrics["loss"]):
             raise FloatingPointError(f"the loss of step {step} is {metrics['loss']}: lower the learning rate, or "
                                      "look at the batch")  # fmt: skip
@@ -205,8 +217,9 @@ def _write_config(run: Run) -> None:
     if jax.process_index() == 0:
         resolved = dataclasses.asdict(run.config)
         (run.run_dir / "config.json").write_text(json.dumps(resolved, indent=1) + "\n")
-        if run.config.data.tokenizer.endswith(".model"):
-            shutil.copyfile(run.config.data.tokenizer, run.run_dir / "tokenizer.model")
+        for file in run.tokenizer.files:
+            name = "tokenizer.model" if file.suffix == ".model" else file.name
+            shutil.copyfile(file, run.run_dir / ("tokenizer.json" if file == run.tokenizer.files[0] != name else name))
 
 
 def _due(step: int, every: int) -> bool:
