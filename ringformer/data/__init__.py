@@ -12,6 +12,7 @@ from ringformer.data.tokenizers import (
     Tokenizer,
     check_vocabulary,
     load_tokenizer,
+    save_tokenizer,
     train_sentencepiece,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "load_tokenizer",
     "open_or_build",
     "read_documents",
+    "save_tokenizer",
     "train_sentencepiece",
 ]

@@ -47,15 +47,17 @@ def inspect(argv: list[str]) -> None:
     parser = argparse.ArgumentParser("ringformer data inspect", description=(
         "Show documents of a store: what is trained on in green, what is masked dim."))  # fmt: skip
     parser.add_argument("store", help="the folder of the stores, or train/ or eval/ in it")
-    parser.add_argument("--tokenizer", default="bytes", help=TOKENIZER_HELP)
+    parser.add_argument("--tokenizer", help=f"{TOKENIZER_HELP}; without: the copy that the store keeps")
     parser.add_argument("--samples", type=int, default=3)
     args = parser.parse_args(argv)
     if args.samples < 1:
         raise ValueError(f"--samples={args.samples} must be at least 1")
     path = Path(args.store)
     store = TokenStore(path / "train" if (path / "train").is_dir() else path)
+    kept = store.path.parent / "tokenizer"
+    tokenizer = load_tokenizer(args.tokenizer or (str(kept) if kept.is_dir() else "bytes"))
     sys.stdout.reconfigure(errors="replace")  # documents may hold what is not UTF-8
-    show_samples(store, load_tokenizer(args.tokenizer), args.samples, Console(highlight=False))
+    show_samples(store, tokenizer, args.samples, Console(highlight=False))
 
 
 def tokenizer(argv: list[str]) -> None:

@@ -35,8 +35,8 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
             console.print(Text(f"... {end - start - SHOWN:,} more tokens", style="italic"))
     console.rule(f"{documents:,} documents")
     masked = 1 - store.meta["trained_tokens"] / store.meta["tokens"]
-    legend = Text.assemble(f"{masked:.1%} of {store.meta['tokens']:,} tokens masked; colours: ",
-                           ("trained", "green"), ", ", ("masked", "dim"), ", ", ("control token", "reverse"))  # fmt: skip
+    colours = ("trained", "green"), ", ", ("masked", "dim"), ", ", ("control token", "reverse")
+    legend = Text.assemble(f"{masked:.1%} of {store.meta['tokens']:,} tokens masked; colours: ", *colours)
     console.print(legend)
 
 

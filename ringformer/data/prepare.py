@@ -2,6 +2,7 @@
 
     DIR/train, DIR/eval   the stores (`store.py`)
     DIR/report.json       what went in and what was left out
+    DIR/tokenizer         a copy of the tokenizer's files, if it has any
     DIR/source.json       size, time and hash of the source's files, by which a change is noticed
 
 Which of the two stores a document goes to depends on nothing but its content, so copies of a document never lie on both
@@ -31,7 +32,7 @@ from ringformer.data.source_state import changed_files, source_state
 from ringformer.data.sources import Document, Documents, Malformed, read_documents
 from ringformer.data.store import StoreWriter, TokenStore
 from ringformer.data.templates import load_template, template_id
-from ringformer.data.tokenizers import Tokenizer
+from ringformer.data.tokenizers import Tokenizer, save_tokenizer
 
 ENCODE_CHARACTERS = 2**21
 """How much text is handed to the tokenizer at once: bounds the memory of a build."""
@@ -160,6 +161,9 @@ def build_stores(
         report = make_report(stores, left_out, time.perf_counter() - start)
         (building / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         (building / "source.json").write_text(json.dumps(files) + "\n")
+        if tokenizer.files:
+            (building / "tokenizer").mkdir()
+            save_tokenizer(tokenizer, building / "tokenizer")
         building.rename(directory)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)

@@ -11,6 +11,7 @@ ask for one.
 import hashlib
 import io
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -212,6 +213,12 @@ def load_tokenizer(spec: str) -> Tokenizer:
         f"unknown tokenizer {spec!r}; accepted: 'bytes', or the path of a SentencePiece file *.model, of a "
         "tokenizer.json, or of a folder with one of them"
     )
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Copy a tokenizer's files to `folder`, where `load_tokenizer(folder)` finds them; bytes have none."""
+    for i, file in enumerate(tokenizer.files):
+        shutil.copyfile(file, folder / (file.name if i else f"tokenizer{file.suffix}"))
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:

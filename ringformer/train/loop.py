@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shutil
 import time
 from contextlib import closing
 from datetime import datetime
@@ -14,7 +13,16 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from ringformer.data import Batch, Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_or_build
+from ringformer.data import (
+    Batch,
+    Loader,
+    Tokenizer,
+    TokenStore,
+    check_vocabulary,
+    load_tokenizer,
+    open_or_build,
+    save_tokenizer,
+)
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
 from ringformer.train.checkpoint import Checkpoints
 from ringformer.train.config import Config
@@ -157,8 +165,8 @@ def _step_reporter(run: Run, reporter: Reporter):
         if metrics["tokens"] == 0:
             raise ValueError(f"the batch of step {step} has no token to train on: its loss mask is empty")
         if metrics.get("masked", 1) <= 0:
-            raise ValueError(f"the batch of step {step} trains on every token, though its store masks questions: rebuild "
-                             f"the store, or raise seq_len={config.seq_len} if one answer fills the batch")  # fmt: skip
+            raise ValueError(f"the batch of step {step} trains on every token, though its store masks questions: "
+                             f"rebuild the store, or raise seq_len={config.seq_len} if an answer fills it")  # fmt: skip
         if not math.isfinite(metrics["loss"]):
             raise FloatingPointError(f"the loss of step {step} is {metrics['loss']}: lower the learning rate, or "
                                      "look at the batch")  # fmt: skip
@@ -217,9 +225,7 @@ def _write_config(run: Run) -> None:
     if jax.process_index() == 0:
         resolved = dataclasses.asdict(run.config)
         (run.run_dir / "config.json").write_text(json.dumps(resolved, indent=1) + "\n")
-        for file in run.tokenizer.files:
-            name = "tokenizer.model" if file.suffix == ".model" else file.name
-            shutil.copyfile(file, run.run_dir / ("tokenizer.json" if file == run.tokenizer.files[0] != name else name))
+        save_tokenizer(run.tokenizer, run.run_dir)
 
 
 def _due(step: int, every: int) -> bool:
