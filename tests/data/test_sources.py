@@ -78,6 +78,23 @@ def test_a_saved_dataset_is_read(tmp_path):
         list(read_documents(f"datasets:{path}", field="n"))
 
 
+def test_json_arrays_and_parquet_hold_documents_too(tmp_path):
+    records = [{"body": "one", "n": 1}, {"body": "zwei é\n", "n": 2}]
+    (tmp_path / "a.json").write_text("\ufeff" + json.dumps(records, indent=1, ensure_ascii=False), encoding="utf-8")
+    datasets.Dataset.from_list(records).to_parquet(tmp_path / "a.parquet")
+    for kind, lines in (("json", (2, 6)), ("parquet", (0, 1))):
+        documents = list(read_documents(f"{kind}:{tmp_path}/a.{kind}", field="body"))
+        expected = zip(records, lines, strict=True)
+        assert documents == [Document(r["body"], f"{tmp_path}/a.{kind}:{line}") for r, line in expected]
+        with pytest.raises(ValueError, match=r"no field 'text'; it has: body, n"):
+            list(read_documents(f"{kind}:{tmp_path}/a.{kind}"))
+    (tmp_path / "b.json").write_text("[ ]")
+    assert not list(read_documents(f"json:{tmp_path}/b.json"))
+    (tmp_path / "b.parquet").write_text("no table")
+    with pytest.raises(ValueError, match=r"b\.parquet is not a parquet file"):
+        list(read_documents(f"parquet:{tmp_path}/b.parquet"))
+
+
 def test_a_saved_dataset_with_splits_is_read(tmp_path):
     path = str(tmp_path / "saved")
     parts = {name: datasets.Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
