@@ -3,14 +3,17 @@
 import argparse
 import difflib
 import sys
+from importlib import import_module
 from pathlib import Path
 
 USAGE = """usage: ringformer VERB [options]
 
   train           train a model
                   ringformer train --config=configs/quickstart.py [--config.steps=100]
-  data build      tokenize documents into a store
-                  ringformer data build --store=DIR --source='jsonl:docs/*.jsonl'
+  data prepare    tokenize documents or conversations into a store
+                  ringformer data prepare --store=DIR --source='jsonl:docs/*.jsonl'
+  data inspect    show documents of a store, and what of them is trained on
+                  ringformer data inspect DIR --tokenizer=my.model --samples=3
   data tokenizer  train a SentencePiece tokenizer
                   ringformer data tokenizer --source='text:docs/*.txt' --vocab_size=8192 --out=my.model
   convert from-hf, convert to-hf, convert verify
@@ -324,67 +327,27 @@ def join_processes(coordinator_address: str | None, num_processes: int | None, p
         ) from None
 
 
-def data_build(argv: list[str]) -> None:
-    from ringformer.data import load_tokenizer, open_or_build
+def _verb(module: str, function: str):
+    """A verb that lives in another module, which is imported when it is asked for."""
 
-    parser = argparse.ArgumentParser("ringformer data build", description="Tokenize documents once, into a store.")
-    parser.add_argument("--store", required=True, help="the folder to write (train/ and eval/)")
-    _add_source(parser)
-    parser.add_argument("--tokenizer", default="bytes", help="bytes, or a SentencePiece .model file")
-    parser.add_argument("--held_out", type=float, default=0.05, help="share of documents for evaluation")
-    args = parser.parse_args(argv)
-    train_store, eval_store = open_or_build(
-        args.store, source=args.source, field=args.field, split=args.split, held_out=args.held_out,
-        tokenizer=load_tokenizer(args.tokenizer), skip_empty=args.skip_empty,
-    )  # fmt: skip
-    for store in (train_store, eval_store):
-        if store is not None:
-            meta = store.meta
-            print(f"{store.path}: {meta['documents']:,} documents, {meta['tokens']:,} tokens, "
-                  f"{meta['skipped_empty']:,} empty left out, fingerprint {meta['fingerprint']}")  # fmt: skip
+    def run(argv: list[str]) -> int | None:
+        return getattr(import_module(module), function)(argv)
+
+    return run
 
 
-def data_tokenizer(argv: list[str]) -> None:
-    from ringformer.data import read_documents, train_sentencepiece
-
-    parser = argparse.ArgumentParser("ringformer data tokenizer", description="Train a SentencePiece tokenizer.")
-    _add_source(parser)
-    parser.add_argument("--vocab_size", type=int, required=True)
-    parser.add_argument("--out", required=True, help="the .model file to write")
-    args = parser.parse_args(argv)
-    documents = read_documents(args.source, field=args.field, split=args.split, skip_empty=args.skip_empty)
-    train_sentencepiece((document.text for document in documents), args.out, args.vocab_size)
-    print(f"wrote {args.out}")
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", required=True, help="stdlib, text:PATTERN, jsonl:PATTERN, datasets:NAME_OR_PATH")
-    parser.add_argument("--field", default="text", help="the field with the text (jsonl, datasets)")
-    parser.add_argument("--split", default="train", help="the split (datasets)")
-    parser.add_argument("--skip_empty", action="store_true", help="leave empty documents out")
-
-
-def convert_from_hf(argv: list[str]) -> None:
-    from ringformer.convert import commands
-
-    commands.convert_from_hf(argv)
-
-
-def convert_to_hf(argv: list[str]) -> None:
-    from ringformer.convert import commands
-
-    commands.convert_to_hf(argv)
-
-
-def convert_verify(argv: list[str]) -> int:
-    from ringformer.convert import commands
-
-    return commands.convert_verify(argv)
-
-
-VERBS = {"train": train, "data build": data_build, "data tokenizer": data_tokenizer, "estimate": estimate,
-         "plan": plan, "tables": tables, "convert from-hf": convert_from_hf, "convert to-hf": convert_to_hf,
-         "convert verify": convert_verify}  # fmt: skip
+VERBS = {
+    "train": train,
+    "data prepare": _verb("ringformer.data.commands", "prepare"),
+    "data inspect": _verb("ringformer.data.commands", "inspect"),
+    "data tokenizer": _verb("ringformer.data.commands", "tokenizer"),
+    "convert from-hf": _verb("ringformer.convert.commands", "convert_from_hf"),
+    "convert to-hf": _verb("ringformer.convert.commands", "convert_to_hf"),
+    "convert verify": _verb("ringformer.convert.commands", "convert_verify"),
+    "estimate": estimate,
+    "plan": plan,
+    "tables": tables,
+}
 
 
 if __name__ == "__main__":

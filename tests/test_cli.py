@@ -63,7 +63,7 @@ def test_a_tokenizer_trained_and_a_store_built_with_it(tmp_path, capsys):
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))
     source = [f"--source=jsonl:{tmp_path}/docs.jsonl", "--field=body"]
     assert main(["data", "tokenizer", *source, "--vocab_size=300", f"--out={tmp_path}/t.model"]) == 0
-    arguments = ["data", "build", *source, f"--store={tmp_path}/store", f"--tokenizer={tmp_path}/t.model"]
+    arguments = ["data", "prepare", *source, f"--store={tmp_path}/store", f"--tokenizer={tmp_path}/t.model"]
     assert main([*arguments, "--held_out=0.2"]) == 0
     out = capsys.readouterr().out
     assert f"{tmp_path}/store/train" in out and f"{tmp_path}/store/eval" in out

@@ -3,14 +3,17 @@
 from ringformer.data.loader import Loader
 from ringformer.data.mixture import Mixture, open_mixture, parse_mixture
 from ringformer.data.packing import Batch, PackedSequences
+from ringformer.data.prepare import build_stores, open_or_build
 from ringformer.data.sources import Document, Documents, read_documents
-from ringformer.data.store import TokenStore, build_stores, open_or_build
+from ringformer.data.store import TokenStore
 from ringformer.data.tokenizers import (
     ByteTokenizer,
+    Segment,
     SentencePieceTokenizer,
     Tokenizer,
     check_vocabulary,
     load_tokenizer,
+    save_tokenizer,
     train_sentencepiece,
 )
 from ringformer.data.whole import WholeDocuments
@@ -23,6 +26,7 @@ __all__ = [
     "Loader",
     "Mixture",
     "PackedSequences",
+    "Segment",
     "SentencePieceTokenizer",
     "TokenStore",
     "Tokenizer",
@@ -34,5 +38,6 @@ __all__ = [
     "open_or_build",
     "parse_mixture",
     "read_documents",
+    "save_tokenizer",
     "train_sentencepiece",
 ]

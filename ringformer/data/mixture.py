@@ -121,6 +121,11 @@ class Mixture:
         return sum(part.bytes_read for part in self.parts)
 
     @property
+    def masked(self) -> bool:
+        """Have all parts tokens that are not trained on?"""
+        return all(part.masked for part in self.parts)
+
+    @property
     def bytes_per_token(self) -> float:
         """Bytes of text that a token stands for, in the mean over the mixture."""
         return float(np.average([part.bytes_per_token for part in self.parts], weights=self.shares))

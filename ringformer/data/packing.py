@@ -68,8 +68,13 @@ class StoreSequences:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of text that a token of the store stands for."""
-        return self.store.meta["utf8_bytes"] / self.store.meta["tokens"]
+        """Bytes of text that a trained token of the store stands for."""
+        return self.store.meta["utf8_bytes"] / self.store.meta["trained_tokens"]
+
+    @property
+    def masked(self) -> bool:
+        """Are some of the store's tokens not to be trained on, as in chats?"""
+        return self.store.mask is not None
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
         """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).

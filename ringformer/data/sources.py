@@ -1,9 +1,11 @@
-"""Sources of documents: the Python standard library, text files, JSON lines, Hugging Face datasets.
+"""Sources of documents and records: the standard library, text files, JSON, parquet, Hugging Face datasets.
 
     stdlib                  the .py files of the running Python's standard library, in order of relative path
     text:PATTERN            one document a file; the glob pattern may contain **
     jsonl:PATTERN           one JSON object a line, the text in `field`
-    datasets:NAME_OR_PATH   a dataset of the Hub, or a folder made by `save_to_disk`, the text in `field`
+    json:PATTERN            an array of JSON objects a file, likewise
+    parquet:PATTERN         one row a document, likewise
+    datasets:NAME_OR_PATH   a dataset of the Hub, or a folder made by `save_to_disk`, likewise
 
 A document without text is an error that names it, unless `skip_empty` is set. The standard library is the
 exception: its empty files, mostly `__init__.py`, are always left out. Files are read as they are, byte for byte:
@@ -12,12 +14,16 @@ line ends are kept, and what is not UTF-8 becomes Python's `surrogateescape` cha
 
 import glob
 import json
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-KINDS = ("stdlib", "text:PATTERN", "jsonl:PATTERN", "datasets:NAME_OR_PATH")
+KINDS = ("stdlib", "text:PATTERN", "jsonl:PATTERN", "json:PATTERN", "parquet:PATTERN", "datasets:NAME_OR_PATH")
+
+ROWS = ("jsonl", "json", "parquet", "datasets")
+"""The kinds of source that have records."""
 
 STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})
 """Folders of the standard library's tree that are not read."""
@@ -28,6 +34,26 @@ class Document(NamedTuple):
 
     text: str
     name: str
+
+
+class Row(NamedTuple):
+    """A record of a source, and the name to use for it in messages: a path and line, or a path and row."""
+
+    record: dict[str, Any]
+    name: str
+
+
+class Malformed:
+    """What becomes of records that cannot be read: an error that names the first, or with `skip` a count."""
+
+    def __init__(self, *, skip: bool):
+        self.skip = skip
+        self.count = 0
+
+    def __call__(self, message: str) -> None:
+        if not self.skip:
+            raise ValueError(f"{message}. Repair it, or leave such records out and count them: --skip_malformed")
+        self.count += 1
 
 
 class Documents:
@@ -72,16 +98,48 @@ def read_documents(source: str, *, field: str = "text", split: str = "train", sk
         return Documents(_stdlib(Path(sysconfig.get_path("stdlib"))), skip_empty=True)
     if kind == "text" and where:
         return Documents(_text(_files(source, where)), skip_empty=skip_empty)
-    if kind == "jsonl" and where:
-        return Documents(_jsonl(_files(source, where), field), skip_empty=skip_empty)
-    if kind == "datasets" and where:
-        return Documents(_datasets(where, field, split), skip_empty=skip_empty)
+    if kind in ROWS and where:
+        return Documents(_fields(read_rows(source, split=split, only=field), field), skip_empty=skip_empty)
     raise ValueError(f"unknown source {source!r}; accepted: {', '.join(KINDS)}")
 
 
-def _stdlib(root: Path) -> Iterator[Document]:
+def read_rows(
+    source: str, *, split: str = "train", malformed: Malformed | None = None, only: str | None = None
+) -> Iterator[Row]:
+    """The records of a `jsonl:`, `json:`, `parquet:` or `datasets:` source, to be iterated once.
+
+    Of a table, the column `only` alone is read, if it has that. A line that holds no object goes to `malformed`, which
+    by default raises ValueError.
+    """
+    kind, _, where = source.partition(":")
+    if kind not in ROWS or not where:
+        raise ValueError(f"source {source!r} has no records; accepted: {', '.join(KINDS[2:])}")
+    if kind == "datasets":
+        return _datasets(where, split, only)
+    if kind == "parquet":
+        return _parquet(_files(source, where), only)
+    lines = _jsonl if kind == "jsonl" else _json
+    return lines(_files(source, where), malformed or Malformed(skip=False))
+
+
+def source_files(source: str) -> dict[str, Path]:
+    """The files of `source` by name, for noticing that they changed; none for a dataset of the Hub, or if gone."""
+    kind, _, where = source.partition(":")
+    if source == "stdlib":
+        root = Path(sysconfig.get_path("stdlib"))
+        return {name: root / name for name in _stdlib_names(root)}
+    if kind == "datasets":
+        return {str(path): path for path in sorted(Path(where).rglob("*")) if path.is_file()}
+    return {path: Path(path) for path in sorted(glob.glob(where, recursive=True)) if Path(path).is_file()}
+
+
+def _stdlib_names(root: Path) -> list[str]:
     relative = (path.relative_to(root) for path in root.rglob("*.py"))
-    for path in sorted(path.as_posix() for path in relative if STDLIB_EXCLUDED.isdisjoint(path.parts[:-1])):
+    return sorted(path.as_posix() for path in relative if STDLIB_EXCLUDED.isdisjoint(path.parts[:-1]))
+
+
+def _stdlib(root: Path) -> Iterator[Document]:
+    for path in _stdlib_names(root):
         yield Document(_read_text(root / path), path)
 
 
@@ -90,7 +148,13 @@ def _text(paths: list[Path]) -> Iterator[Document]:
         yield Document(_read_text(path), str(path))
 
 
-def _jsonl(paths: list[Path], field: str) -> Iterator[Document]:
+def _fields(rows: Iterable[Row], field: str) -> Iterator[Document]:
+    for record, name in rows:
+        _check_field(name, record, field)
+        yield Document(_string(name, field, record[field]), name)
+
+
+def _jsonl(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
     for path in paths:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -98,20 +162,62 @@ def _jsonl(paths: list[Path], field: str) -> Iterator[Document]:
                 try:
                     record = json.loads(line)
                 except ValueError as error:
-                    raise ValueError(f"{name} is not a line of JSON: {error}") from None
-                if type(record) is not dict:
-                    raise ValueError(f"{name} holds a JSON {type(record).__name__}, not an object with {field!r}")
-                _check_field(name, record, field)
-                yield Document(_string(name, field, record[field]), name)
+                    malformed(f"{name} is not a line of JSON: {error}")
+                    continue
+                if type(record) is dict:
+                    yield Row(record, name)
+                else:
+                    malformed(f"{name} holds a JSON {type(record).__name__}, not an object")
 
 
-def _datasets(name: str, field: str, split: str) -> Iterator[Document]:
+def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
+    """Object by object, so that each has its line."""
+    space, decoder = re.compile(r"\s*"), json.JSONDecoder()
+    for path in paths:
+        text = path.read_text(encoding="utf-8-sig")
+        place, line, opened = space.match(text).end(), 1, 0
+        if text[place : place + 1] != "[":
+            raise ValueError(f"{path} is not a JSON array of objects; for one object a line use jsonl:{path}")
+        while text[place] in "[,":
+            place = space.match(text, place + 1).end()
+            if text[place : place + 1] == "]":
+                break
+            line, opened = line + text.count("\n", opened, place), place
+            try:
+                record, place = decoder.raw_decode(text, place)
+            except ValueError as error:
+                raise ValueError(f"{path}:{line}: the object that begins here is not JSON: {error}") from None
+            place = space.match(text, place).end()
+            if text[place : place + 1] not in (",", "]"):
+                raise ValueError(f"{path}:{line}: after the object that begins here the array neither goes on nor ends")
+            if type(record) is dict:
+                yield Row(record, f"{path}:{line}")
+            else:
+                malformed(f"{path}:{line} holds a JSON {type(record).__name__}, not an object")
+
+
+def _parquet(paths: list[Path], only: str | None) -> Iterator[Row]:
+    import pyarrow  # needed by this source only
+    from pyarrow import parquet
+
+    for path in paths:
+        try:
+            table = parquet.ParquetFile(path)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path} is not a parquet file: {error}") from None
+        with table:
+            number = 0
+            columns = [only] if only in table.schema_arrow.names else None
+            for batch in table.iter_batches(batch_size=1024, columns=columns):
+                for record in batch.to_pylist():
+                    yield Row(record, f"{path}:{number}")
+                    number += 1
+
+
+def _datasets(name: str, split: str, only: str | None) -> Iterator[Row]:
     dataset = _load_dataset(name, split)
-    _check_field(f"dataset {name}", dataset.column_names, field)
-    return (
-        Document(_string(f"{name}:{row}", field, record[field]), f"{name}:{row}")
-        for row, record in enumerate(dataset.select_columns([field]))
-    )
+    dataset = dataset.select_columns([only]) if only in dataset.column_names else dataset
+    return (Row(record, f"{name}:{row}") for row, record in enumerate(dataset))
 
 
 def _load_dataset(name: str, split: str):

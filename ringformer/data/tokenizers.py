@@ -1,17 +1,32 @@
-"""Tokenizers: UTF-8 bytes, and SentencePiece models such as LLaMA's.
+"""Tokenizers: UTF-8 bytes, SentencePiece models such as LLaMA-2's, and `tokenizer.json` files such as LLaMA-3's.
 
-Both are lossless on the text they accept, so that a likelihood per byte means the same whichever tokenizer a
-model has. A tokenizer's `name` identifies its vocabulary by content: a token store records it, and a store made
-with another vocabulary is refused.
+They are lossless on the text they accept (a `tokenizer.json` where it normalizes nothing), so that a likelihood per
+byte means the same whichever tokenizer a model has. A tokenizer's `name` identifies its vocabulary by content: a token
+store records it, and a store made with another vocabulary is refused.
+
+Text never becomes a control token: `</s>` in a document is four characters. Only a `Segment` of a chat template can
+ask for one.
 """
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+
+class Segment(NamedTuple):
+    """A piece of a rendered conversation: text, or one control token, and whether it is trained on."""
+
+    text: str
+    """The text; of a control token, the name to show for it."""
+    trained: bool = False
+    control: int | None = None
+    """The id of a control token; None for text."""
 
 
 class Tokenizer(Protocol):
@@ -20,11 +35,26 @@ class Tokenizer(Protocol):
     name: str
     vocab_size: int
     eos_id: int
+    bos_id: int | None
+    controls: Mapping[str, int]
+    """The ids of the control tokens by name."""
+    config: Mapping[str, Any]
+    """What `tokenizer_config.json` beside the tokenizer says; empty without one."""
+    files: Sequence[Path]
+    """What to copy for a model to keep its tokenizer."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """One integer array per text: `encode` for bulk work."""
+        ...
+
+    def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each conversation, tokenized once as a whole, its ids and for each whether it is trained on.
+
+        Text between two control tokens is encoded in one piece, whatever segments it has. A token is trained on if
+        any of its characters is, so the one with an answer's first character is, whatever stands before in it.
+        """
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -42,12 +72,24 @@ class ByteTokenizer:
     name = "bytes"
     vocab_size = 257
     eos_id = 256
+    bos_id = None
+    controls: Mapping[str, int] = {"</s>": 256}
+    config: Mapping[str, Any] = {}
+    files: Sequence[Path] = ()
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "surrogateescape"))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
+
+    def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [self._encode_chat(chat) for chat in chats]
+
+    def _encode_chat(self, chat: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+        pieces = [self.encode(s.text) if s.control is None else [s.control] for s in chat]
+        trained = np.repeat([s.trained for s in chat], [len(piece) for piece in pieces])
+        return np.array([i for piece in pieces for i in piece], np.int32), trained
 
     def decode(self, ids: Iterable[int]) -> str:
         ids = np.fromiter(ids, np.int64)
@@ -67,7 +109,8 @@ class SentencePieceTokenizer:
     def __init__(self, path: str | Path):
         from sentencepiece import SentencePieceProcessor
 
-        model = _existing_file(path).read_bytes()
+        path = existing_file(path)
+        model = path.read_bytes()
         try:
             self._processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -80,24 +123,102 @@ class SentencePieceTokenizer:
                 f"{path} has no end-of-sentence token, which must end every document; "
                 "train the model with an eos_id (train_sentencepiece does)"
             )
+        self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else None
+        controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
+        self.controls = {self._processor.id_to_piece(i): i for i in controls}
+        self.config, self.files = read_config(path)
 
     def encode(self, text: str) -> list[int]:
         return self._processor.encode(text.encode())  # as bytes: a lone surrogate is then a UnicodeEncodeError
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(ids, np.int32) for ids in self._processor.encode([text.encode() for text in texts])]
+        return self._processor.encode([text.encode() for text in texts], return_type="numpy")
+
+    def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        # SentencePiece knows control tokens only as ids: they part the text into stretches, each encoded once. As in
+        # LLaMA's own training each stretch begins anew, with the dummy prefix if the model has one.
+        stretches = [list(_stretches(chat)) for chat in chats]
+        texts = [b"".join(text for text, _ in s) for chat in stretches for s in chat if not isinstance(s, Segment)]
+        encoded = iter(self._processor.encode(texts, return_type="offset_mapping") if texts else ())
+        return [self._join(chat, encoded) for chat in stretches]
+
+    @staticmethod
+    def _join(chat: list, encoded: Iterator[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+        ids, trained = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
+        for stretch in chat:
+            if isinstance(stretch, Segment):
+                ids.append(np.array([stretch.control], np.int32))
+                trained.append(np.array([stretch.trained]))
+                continue
+            tokens = next(encoded)
+            ids.append(np.array(tokens["ids"], np.int32))
+            trained.append(_touched(np.array(tokens["offsets"], np.int64).reshape(-1, 2), stretch))
+        return np.concatenate(ids), np.concatenate(trained)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
 
 
+def _stretches(chat: Sequence[Segment]) -> Iterator[Segment | list[tuple[bytes, bool]]]:
+    """The control tokens of a chat, and between them the pieces of text, (UTF-8, trained)."""
+    text: list[tuple[bytes, bool]] = []
+    for segment in chat:
+        if segment.control is None:
+            text.append((segment.text.encode(), segment.trained))
+            continue
+        if any(piece for piece, _ in text):
+            yield text
+        yield segment
+        text = []
+    if any(piece for piece, _ in text):
+        yield text
+
+
+def _touched(offsets: np.ndarray, pieces: list[tuple[bytes, bool]]) -> np.ndarray:
+    """bool [tokens]: has the token, at bytes offsets[i] = (start, end), a byte of a trained piece?"""
+    starts, ends = offsets.T.copy()
+    # The first bytes of a character in byte tokens are said to be empty; they end where the character does.
+    for i in np.flatnonzero(starts == ends)[::-1]:
+        ends[i] = ends[i + 1] if i + 1 < len(ends) else ends[i]
+    trained, place = np.zeros(len(starts), bool), 0
+    for piece, wanted in pieces:
+        if wanted and piece:
+            first = np.searchsorted(ends, place, side="right")
+            trained[first : np.searchsorted(starts, place + len(piece), side="left")] = True
+        place += len(piece)
+    return trained
+
+
 def load_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer that a config names: `bytes`, or the path of a SentencePiece `.model` file."""
+    """The tokenizer that a config names: `bytes`, a SentencePiece `.model` file, a `tokenizer.json`, or a folder.
+
+    In a folder, `tokenizer.json` goes before `tokenizer.model`. `tokenizer_config.json` beside either gives the chat
+    template, and for `tokenizer.json` the tokens that begin and end a text.
+    """
     if spec == "bytes":
         return ByteTokenizer()
-    if spec.endswith(".model"):
-        return SentencePieceTokenizer(spec)
-    raise ValueError(f"unknown tokenizer {spec!r}; accepted: 'bytes', or the path of a SentencePiece file *.model")
+    path = Path(spec)
+    if path.is_dir():
+        there = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
+        if not there:
+            raise FileNotFoundError(f"the folder {spec} holds neither tokenizer.json nor tokenizer.model")
+        path = there[0]
+    if path.suffix == ".model":
+        return SentencePieceTokenizer(path)
+    if path.suffix == ".json":
+        from ringformer.data.tokenizer_json import HuggingFaceTokenizer  # it needs what stands here
+
+        return HuggingFaceTokenizer(path)
+    raise ValueError(
+        f"unknown tokenizer {spec!r}; accepted: 'bytes', or the path of a SentencePiece file *.model, of a "
+        "tokenizer.json, or of a folder with one of them"
+    )
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Copy a tokenizer's files to `folder`, where `load_tokenizer(folder)` finds them; bytes have none."""
+    for i, file in enumerate(tokenizer.files):
+        shutil.copyfile(file, folder / (file.name if i else f"tokenizer{file.suffix}"))
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -144,7 +265,21 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
     return (line for text in texts for line in text.split("\n") if line)
 
 
-def _existing_file(path: str | Path) -> Path:
+def existing_file(path: str | Path) -> Path:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no tokenizer file {path}")
     return Path(path)
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], list[Path]]:
+    """What the files beside a tokenizer's say (a template in `chat_template.jinja` included), and all their paths."""
+    settings, template = path.with_name("tokenizer_config.json"), path.with_name("chat_template.jinja")
+    config: dict[str, Any] = {}
+    if settings.is_file():
+        try:
+            config = json.loads(settings.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{settings} is not JSON: {error}") from None
+    if template.is_file():
+        config["chat_template"] = template.read_text(encoding="utf-8")
+    return config, [path, *(file for file in (settings, template) if file.is_file())]

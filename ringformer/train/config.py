@@ -29,11 +29,11 @@ class DataConfig:
     store: str = ""
     """The folder of the token stores; built from `source` by the first run."""
     source: str = "stdlib"
-    """stdlib, text:PATTERN, jsonl:PATTERN or datasets:NAME_OR_PATH."""
+    """stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN or datasets:NAME_OR_PATH."""
     field: str = "text"
     split: str = "train"
     tokenizer: str = "bytes"
-    """bytes, or the path of a SentencePiece .model file."""
+    """bytes, or the path of a SentencePiece .model file, a tokenizer.json or a folder with one of them."""
     held_out: float = 0.05
     """The share of documents kept for evaluation."""
     skip_empty: bool = False
@@ -44,6 +44,16 @@ class DataConfig:
     min_length: int = 0
     max_length: int = 0
     """Only documents of min_length to max_length tokens; 0: no limit."""
+    format: str = "documents"
+    """documents, or conversations as sharegpt or messages: then only answers are trained on."""
+    template: str = "vicuna"
+    """Of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
+    chat_length: int = 0
+    """Conversations of more tokens are split between turns; 0: never."""
+    clean: str = "html,unprintable,duplicate"
+    """Rules for conversations (ringformer/data/clean.py)."""
+    skip_malformed: bool = False
+    """Leave conversations out that cannot be read, and count them."""
 
     def __post_init__(self):
         if not self.store and not self.mixture:

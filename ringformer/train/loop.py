@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shutil
 import time
 from contextlib import closing
 from datetime import datetime
@@ -15,6 +14,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from ringformer.data import (
+    Batch,
     Loader,
     Tokenizer,
     TokenStore,
@@ -22,6 +22,7 @@ from ringformer.data import (
     load_tokenizer,
     open_mixture,
     open_or_build,
+    save_tokenizer,
 )
 from ringformer.data.loader import Parts
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
@@ -63,7 +64,8 @@ def prepare(config: Config) -> Run:
     else:
         train_store, eval_store = open_or_build(
             d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
-            skip_empty=d.skip_empty,
+            skip_empty=d.skip_empty, format=d.format, template=d.template, chat_length=d.chat_length, clean=d.clean,
+            skip_malformed=d.skip_malformed,
         )  # fmt: skip
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
@@ -105,8 +107,13 @@ def train(run: Run) -> TrainState:
             reporter.evaluation(0, evaluate(state.params))
         report = _step_reporter(run, reporter)
         pending = None
+        chats = run.train_data.sequences.masked
         for step in range(start + 1, config.steps + 1):
-            state, metrics = step_fn(state, next(batches))
+            batch = next(batches)
+            masked = count_masked(batch) if chats else None
+            state, metrics = step_fn(state, batch)
+            if chats:
+                metrics |= {"masked": masked}
             if pending:  # fetched one step late: the devices never wait for the host
                 report(*pending)
             pending = step, metrics
@@ -160,6 +167,13 @@ def _evaluation_batches(run: Run) -> int:
     return batches
 
 
+@jax.jit
+def count_masked(batch: Batch) -> jax.Array:
+    """How many targets are masked for another reason than the end of their document; at most 0: none."""
+    ends = batch.segment_ids.max(axis=1)
+    return (~batch.mask).sum() - ends.sum()
+
+
 def _step_reporter(run: Run, reporter: Reporter):
     config = run.config
     rate = schedule(config.optimizer, config.steps)
@@ -172,6 +186,9 @@ def _step_reporter(run: Run, reporter: Reporter):
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if metrics["tokens"] == 0:
             raise ValueError(f"the batch of step {step} has no token to train on: its loss mask is empty")
+        if metrics.get("masked", 1) <= 0:
+            raise ValueError(f"the batch of step {step} trains on every token, though its store masks questions: "
+                             f"rebuild the store, or raise seq_len={config.seq_len} if an answer fills it")  # fmt: skip
         if not math.isfinite(metrics["loss"]):
             raise FloatingPointError(f"the loss of step {step} is {metrics['loss']}: lower the learning rate, or "
                                      "look at the batch")  # fmt: skip
@@ -230,8 +247,7 @@ def _write_config(run: Run) -> None:
         for name in (*CARRIED, HF_CONFIG):
             if run.config.init_from and (Path(run.config.init_from) / name).is_file():
                 shutil.copyfile(Path(run.config.init_from) / name, run.run_dir / name)
-        if run.config.data.tokenizer.endswith(".model"):
-            shutil.copyfile(run.config.data.tokenizer, run.run_dir / "tokenizer.model")
+        save_tokenizer(run.tokenizer, run.run_dir)
 
 
 def write_json(path: Path, content) -> None:

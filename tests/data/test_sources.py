@@ -72,10 +72,27 @@ def test_a_saved_dataset_is_read(tmp_path):
     datasets.Dataset.from_dict({"body": ["one", "two"], "n": [1, 2]}).save_to_disk(path)
     documents = list(read_documents(f"datasets:{path}", field="body"))
     assert documents == [Document("one", f"{path}:0"), Document("two", f"{path}:1")]
-    with pytest.raises(ValueError, match=r"no field 'text'; it has: body, n"):
+    with pytest.raises(ValueError, match=r"no field .text.; it has: body, n"):
         list(read_documents(f"datasets:{path}"))
     with pytest.raises(ValueError, match=r"field 'n' of .*:0 holds int, not text"):
         list(read_documents(f"datasets:{path}", field="n"))
+
+
+def test_json_arrays_and_parquet_hold_documents_too(tmp_path):
+    records = [{"body": "one", "n": 1}, {"body": "zwei é\n", "n": 2}]
+    (tmp_path / "a.json").write_text("\ufeff" + json.dumps(records, indent=1, ensure_ascii=False), encoding="utf-8")
+    datasets.Dataset.from_list(records).to_parquet(tmp_path / "a.parquet")
+    for kind, lines in (("json", (2, 6)), ("parquet", (0, 1))):
+        documents = list(read_documents(f"{kind}:{tmp_path}/a.{kind}", field="body"))
+        expected = zip(records, lines, strict=True)
+        assert documents == [Document(r["body"], f"{tmp_path}/a.{kind}:{line}") for r, line in expected]
+        with pytest.raises(ValueError, match=r"no field 'text'; it has: body, n"):
+            list(read_documents(f"{kind}:{tmp_path}/a.{kind}"))
+    (tmp_path / "b.json").write_text("[ ]")
+    assert not list(read_documents(f"json:{tmp_path}/b.json"))
+    (tmp_path / "b.parquet").write_text("no table")
+    with pytest.raises(ValueError, match=r"b\.parquet is not a parquet file"):
+        list(read_documents(f"parquet:{tmp_path}/b.parquet"))
 
 
 def test_a_saved_dataset_with_splits_is_read(tmp_path):
@@ -97,8 +114,10 @@ def test_a_dataset_of_plain_files_is_loaded_by_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("source", ["csv:x", "text", "text:", "stdlib:", "", "/a/b.txt"])
-def test_an_unknown_source_lists_the_four(source):
-    with pytest.raises(ValueError, match=r"accepted: stdlib, text:PATTERN, jsonl:PATTERN, datasets:NAME_OR_PATH"):
+def test_an_unknown_source_lists_the_known(source):
+    with pytest.raises(
+        ValueError, match=r"accepted: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN, datasets:"
+    ):
         read_documents(source)
 
 

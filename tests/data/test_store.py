@@ -87,7 +87,7 @@ def test_sentencepiece_stores_decode(tmp_path):
 
 def test_groups_for_the_tokenizer_change_nothing(tmp_path, monkeypatch):
     one, _ = build_stores(tmp_path / "a", DOCUMENTS, ByteTokenizer(), held_out=0.2)
-    monkeypatch.setattr("ringformer.data.store.ENCODE_CHARACTERS", 10)
+    monkeypatch.setattr("ringformer.data.prepare.ENCODE_CHARACTERS", 10)
     two, _ = build_stores(tmp_path / "b", DOCUMENTS, ByteTokenizer(), held_out=0.2)
     assert one.meta == two.meta
     assert np.array_equal(one.tokens, two.tokens)
@@ -161,7 +161,7 @@ def test_a_damaged_store_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"offsets\.npy ends 199 documents .* says 200"):
         TokenStore(store.path)
     (store.path / "store.json").write_text(json.dumps(store.meta | {"format": 99}))
-    with pytest.raises(ValueError, match="store format 99, this version reads 1"):
+    with pytest.raises(ValueError, match="store format 99, this version reads 2"):
         TokenStore(store.path)
 
 
@@ -215,7 +215,7 @@ def settings(tmp_path):
 def test_open_or_build_builds_once(tmp_path, settings):
     built = open_or_build(tmp_path / "s", **settings)
     assert built[0].meta["skipped_empty"] == 2
-    assert built[0].meta["settings"] == settings | {"tokenizer": "bytes"}
+    assert built[0].meta["settings"] == settings | {"tokenizer": "bytes", "format": "documents"}
     (tmp_path / "d.jsonl").unlink()
     opened = open_or_build(tmp_path / "s", **settings)
     for a, b in zip(built, opened, strict=True):
@@ -258,7 +258,7 @@ def test_of_two_processes_building_the_same_the_faster_is_used(tmp_path, setting
         build_stores(directory, *args, **kwargs)
         return build_stores(directory, *args, **kwargs)
 
-    monkeypatch.setattr("ringformer.data.store.build_stores", overtaken)
+    monkeypatch.setattr("ringformer.data.prepare.build_stores", overtaken)
     train, _ = open_or_build(tmp_path / "s", **settings)
     assert train.meta["documents"] > 100
     assert not [path for path in tmp_path.iterdir() if "building" in path.name]

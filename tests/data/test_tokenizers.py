@@ -1,13 +1,23 @@
 """Tokenizers give text back exactly, and name what they cannot do."""
 
+import json
 import re
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
-from ringformer.data import ByteTokenizer, check_vocabulary, load_tokenizer, train_sentencepiece
+from ringformer.data import (
+    ByteTokenizer,
+    Segment,
+    check_vocabulary,
+    load_tokenizer,
+    save_tokenizer,
+    train_sentencepiece,
+)
+from tests.data.chats import SPECIAL, llama3, sentencepiece
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 CODE = [(STDLIB / name).read_text(encoding="utf-8") for name in ("ast.py", "json/decoder.py", "textwrap.py")]
@@ -28,9 +38,14 @@ def model(tmp_path_factory):
     return path
 
 
-@pytest.fixture(params=["bytes", "sentencepiece"])
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return llama3(tmp_path_factory.mktemp("l3"))
+
+
+@pytest.fixture(params=["bytes", "model", "folder"])
 def tokenizer(request):
-    return load_tokenizer("bytes" if request.param == "bytes" else str(request.getfixturevalue("model")))
+    return load_tokenizer("bytes" if request.param == "bytes" else str(request.getfixturevalue(request.param)))
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
@@ -112,7 +127,7 @@ def test_a_model_without_end_token_is_refused(tmp_path):
 
 
 def test_load_tokenizer_says_what_it_accepts(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown tokenizer 'gpt2'; accepted: 'bytes', .*\.model"):
+    with pytest.raises(ValueError, match=r"unknown tokenizer 'gpt2'; accepted: 'bytes', .*\.model.* tokenizer\.json"):
         load_tokenizer("gpt2")
     missing = str(tmp_path / "none.model")
     with pytest.raises(FileNotFoundError, match=re.escape(missing)):
@@ -126,3 +141,80 @@ def test_check_vocabulary():
     check_vocabulary(ByteTokenizer(), 257)
     with pytest.raises(ValueError, match=r"257 tokens.* 256"):
         check_vocabulary(ByteTokenizer(), 256)
+
+
+def test_a_tokenizer_json_agrees_with_transformers(folder):
+    """Its ids are those of transformers, which also must be told to take special tokens in text for text."""
+    transformers = pytest.importorskip("transformers")
+    ours, theirs = load_tokenizer(str(folder)), transformers.AutoTokenizer.from_pretrained(str(folder))
+    for text in [*TEXTS, "".join(SPECIAL)]:
+        expected = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert ours.encode(text) == expected
+    assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ours.vocab_size == len(theirs)
+    assert ours.controls == {name: theirs.convert_tokens_to_ids(name) for name in SPECIAL}
+
+
+def test_a_tokenizer_json_is_named_by_content_and_copied_whole(folder, tmp_path):
+    tokenizer = load_tokenizer(str(folder))
+    assert load_tokenizer(str(folder / "tokenizer.json")).name == tokenizer.name
+    save_tokenizer(tokenizer, tmp_path)
+    copy = load_tokenizer(str(tmp_path))
+    assert (copy.name, copy.config) == (tokenizer.name, tokenizer.config)
+    config = tokenizer.config | {"eos_token": {"__type": "AddedToken", "content": "<|end_of_text|>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text("from a file")
+    other = load_tokenizer(str(tmp_path))
+    assert other.eos_id == other.controls["<|end_of_text|>"] and other.name != tokenizer.name
+    assert other.config["chat_template"] == "from a file"
+    (tmp_path / "again").mkdir()
+    save_tokenizer(other, tmp_path / "again")
+    assert load_tokenizer(str(tmp_path / "again")).config == other.config
+
+
+def test_a_model_file_keeps_its_name_and_template(tmp_path):
+    model = sentencepiece(tmp_path)
+    model.rename(tmp_path / "mine.model")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "t"}')
+    (tmp_path / "copy").mkdir()
+    save_tokenizer(load_tokenizer(str(tmp_path / "mine.model")), tmp_path / "copy")
+    assert (tmp_path / "copy" / "tokenizer.model").is_file()
+    assert load_tokenizer(str(tmp_path / "copy")).config == {"chat_template": "t"}
+
+
+def test_tokenizer_files_that_cannot_be_used(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds neither tokenizer\.json nor tokenizer\.model"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"is not a tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+    description = json.loads((folder / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    with pytest.raises(ValueError, match=r"eos_token '</s>' of .*config\.json is no special token"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert load_tokenizer(str(tmp_path)).eos_id == description["added_tokens"][1]["id"], "<|end_of_text|>"
+    description["added_tokens"] = description["added_tokens"][2:3]
+    description["post_processor"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match=r"does not say which token ends a document.*start_header"):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(UnicodeEncodeError):
+        load_tokenizer(str(folder)).encode_batch(["good", "\udcff"])
+    with pytest.raises(UnicodeEncodeError):
+        load_tokenizer(str(folder)).encode("\udcff")
+
+
+def test_special_tokens_of_a_unigram_model_are_no_text(tmp_path):
+    """Its vocabulary holds them as pieces, which a search for the best pieces would find in text."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((c, -2.0) for c in "abc</s> ")]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(str(tmp_path))
+    assert ours.eos_id == 1
+    assert 1 not in ours.encode("ab</s>c") and len(ours.encode("ab</s>c")) == 7
+    segments = [Segment("a</s>"), Segment("b"), Segment("</s>", True, 1)]
+    ((ids, trained),) = ours.encode_chats([segments])
+    assert (ids == 1).tolist() == trained.tolist() == [False] * 6 + [True]

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 import pytest
 
+from ringformer.data import load_tokenizer
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import make_evaluation, prepare, train
 from ringformer.train.optimizer import schedule
+from tests.data.chats import llama3
 from tests.helpers import relative_error
 
 MODEL = LlamaConfig(
@@ -153,6 +155,49 @@ def test_bad_input_stops_before_anything_is_compiled(config, change, message, mo
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)
     with pytest.raises(ValueError, match=message):
         prepare(dataclasses.replace(config, **change))
+
+
+@pytest.fixture
+def chats(config, tmp_path):
+    """The config of a run on conversations in LLaMA-3's form, with a tokenizer.json."""
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": f"ring {i}?"},
+                {"role": "assistant", "content": "block " * (i % 9 + 1)},
+            ]
+        }
+        for i in range(150)
+    ]
+    (tmp_path / "chats.json").write_text(json.dumps(records))
+    data = DataConfig(
+        store=str(tmp_path / "chats"), source=f"json:{tmp_path}/chats.json", format="messages", template="tokenizer",
+        tokenizer=str(llama3(tmp_path / "tokenizer")), held_out=0.2,
+    )  # fmt: skip
+    model = dataclasses.replace(MODEL, vocab_size=420)
+    return dataclasses.replace(
+        config, data=data, model=model, steps=3, seq_len=64, optimizer=OptimizerConfig(warmup_steps=1)
+    )
+
+
+def test_a_chat_run_trains_on_answers_and_keeps_its_tokenizer(chats):
+    run = prepare(chats)
+    train(run)
+    steps = [row for row in rows(chats) if "trained_tokens" in row]
+    batches = [run.train_data.read(step) for step in range(chats.steps)]
+    assert [row["trained_tokens"] for row in steps] == [int(batch.mask.sum()) for batch in batches]
+    assert all(0 < row["trained_tokens"] < chats.batch_size * chats.seq_len / 2 for row in steps)
+    kept = load_tokenizer(chats.run_dir)
+    assert (kept.name, kept.config) == (run.tokenizer.name, run.tokenizer.config)
+
+
+@pytest.mark.parametrize(("value", "message"), [(0, "has no token to train on"), (1, "trains on every token")])
+def test_a_chat_batch_without_mask_or_without_answers_stops(chats, value, message):
+    prepare(chats)
+    path = Path(chats.data.store, "train", "mask.bin")
+    path.write_bytes(bytes([value]) * path.stat().st_size)
+    with pytest.raises(ValueError, match=f"the batch of step 1 {message}"):
+        train(prepare(chats))
 
 
 def test_missing_files_are_named(config, tmp_path):

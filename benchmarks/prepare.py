@@ -1,0 +1,122 @@
+"""Does `ringformer data prepare` keep up with its tokenizer?
+
+    python benchmarks/prepare.py --megabytes 20 --pairs 3 --out results/prepare.json
+
+The text is the Python standard library, again and again with other names, in files. For a SentencePiece model and a
+byte-level BPE tokenizer.json trained on it, one call of the library's own batch encoding on all the text, which is in
+memory, alternates with a whole preparation from files to stores in one process. The median of the ratios of their
+rates is what counts: times on a shared machine mean little.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ringformer.data import load_tokenizer, open_or_build, read_documents, train_sentencepiece
+
+
+def write_texts(folder: Path, megabytes: float) -> list[str]:
+    """Files of Python source, `megabytes` in all; every round has other names for its functions and classes."""
+    sources = [d.text for d in read_documents("stdlib") if d.text.isascii()]
+    texts, written, turn = [], 0, 0
+    while True:
+        for source in sources:
+            text = re.sub(r"\b(def|class) (\w+)", rf"\1 \2_{turn}" if turn else r"\1 \2", source)
+            (folder / f"{len(texts):06d}.py").write_text(text, newline="")
+            texts.append(text)
+            written += len(text)
+            if written >= megabytes * 1e6:
+                return texts
+        turn += 1
+
+
+def train_tokenizers(folder: Path, texts: list[str]) -> dict[str, Path]:
+    sample = texts[:150]
+    paths = {"sentencepiece": folder / "sp.model", "tokenizer.json": folder / "tokenizer.json"}
+    train_sentencepiece(sample, paths["sentencepiece"], vocab_size=8000)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        sample,
+        trainers.BpeTrainer(
+            vocab_size=8000, special_tokens=["<|end_of_text|>"], initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    tokenizer.save(str(paths["tokenizer.json"]))
+    return paths
+
+
+def measure(megabytes: float, pairs: int) -> list[dict]:
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "texts").mkdir()
+        texts = write_texts(folder / "texts", megabytes)
+        for kind, path in train_tokenizers(folder, texts).items():
+            if kind == "sentencepiece":
+                processor = SentencePieceProcessor(model_file=str(path))
+
+                def bare(processor=processor):
+                    processor.encode(texts, return_type="numpy")
+            else:
+                library = Tokenizer.from_file(str(path))
+
+                def bare(library=library):
+                    library.encode_batch_fast(texts, add_special_tokens=False)
+
+            tokenizer = load_tokenizer(str(path))
+
+            def prepare(tokenizer=tokenizer):
+                open_or_build(folder / "store", source=f"text:{folder}/texts/*.py", tokenizer=tokenizer, held_out=0.05)
+
+            seconds = {"bare": [], "prepare": []}
+            for _ in range(pairs):
+                for label, run in (("bare", bare), ("prepare", prepare)):
+                    shutil.rmtree(folder / "store", ignore_errors=True)
+                    start = time.perf_counter()
+                    run()
+                    seconds[label].append(time.perf_counter() - start)
+            ratios = [a / b for a, b in zip(seconds["bare"], seconds["prepare"], strict=True)]
+            characters = sum(map(len, texts))
+            row = {"tokenizer": kind, "megabytes": round(characters / 1e6, 1), "documents": len(texts)}
+            row |= {"rate_over_bare": round(statistics.median(ratios), 3), "ratios": [round(r, 3) for r in ratios]}
+            row |= {f"{label}_seconds": [round(s, 2) for s in times] for label, times in seconds.items()}
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=20)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--out", help="a JSON file")
+    args = parser.parse_args()
+    rows = measure(args.megabytes, args.pairs)
+    if args.out:
+        result = {
+            "what": "measured: tokens a second of `data prepare` over those of the bare tokenizer's batch call",
+            "command": f"python benchmarks/prepare.py --megabytes {args.megabytes:g} --pairs {args.pairs}",
+            "date": datetime.date.today().isoformat(),
+            "cores": len(os.sched_getaffinity(0)),
+            "versions": {p: version(p) for p in ("tokenizers", "sentencepiece")},
+            "rows": rows,
+        }
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

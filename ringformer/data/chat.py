@@ -1,0 +1,80 @@
+"""Conversations: ShareGPT records and OpenAI messages, read from JSON, JSON lines, parquet or datasets.
+
+sharegpt   {"id": ..., "conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}
+messages   {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ringformer.data.sources import Malformed, read_rows
+
+ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "assistant": "assistant",
+}
+FORMATS = {"sharegpt": ("conversations", "from", "value"), "messages": ("messages", "role", "content")}
+"""The keys of a record's turns, and of a turn's speaker and text."""
+
+
+class Message(NamedTuple):
+    """One turn; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+class Conversation(NamedTuple):
+    """The turns of a record, and the name to use for it in messages: a path and line."""
+
+    messages: tuple[Message, ...]
+    name: str
+
+
+def read_chats(source: str, form: str, *, split: str, malformed: Malformed) -> Iterator[Conversation]:
+    """The conversations of `source` in the format `form`; what cannot be read goes to `malformed`.
+
+    Raises:
+      ValueError: for an unknown format.
+    """
+    if form not in FORMATS:
+        raise ValueError(f"unknown chat format {form!r}; known: {', '.join(FORMATS)}")
+    return _conversations(source, FORMATS[form], split, malformed)
+
+
+def _conversations(source: str, keys: tuple[str, str, str], split: str, malformed: Malformed) -> Iterator[Conversation]:
+    for row in read_rows(source, split=split, malformed=malformed):
+        try:
+            messages = _messages(row.record, *keys)
+        except ValueError as error:
+            malformed(f"{row.name}: {error}")
+            continue
+        yield Conversation(messages, row.name)
+
+
+def _messages(record: dict[str, Any], turns_key: str, role_key: str, text_key: str) -> tuple[Message, ...]:
+    turns = record.get(turns_key)
+    if not isinstance(turns, list):
+        raise ValueError(f"no list {turns_key!r}; it has: {', '.join(record) or 'nothing'}")
+    return tuple(_message(i, turn, role_key, text_key) for i, turn in enumerate(turns))
+
+
+def _message(i: int, turn: Any, role_key: str, text_key: str) -> Message:
+    if not isinstance(turn, dict) or role_key not in turn or text_key not in turn:
+        raise ValueError(f"turn {i} is not an object with {role_key!r} and {text_key!r}")
+    role, text = turn[role_key], turn[text_key]
+    if role not in ROLES:
+        raise ValueError(f"turn {i} is by {role!r}; known: {', '.join(ROLES)}")
+    if not isinstance(text, str):
+        raise ValueError(f"the {text_key!r} of turn {i} is {type(text).__name__}, not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"turn {i} cannot be written as UTF-8: {error}") from None
+    return Message(ROLES[role], text)
