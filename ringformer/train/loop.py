@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import time
 from contextlib import closing
 from datetime import datetime
