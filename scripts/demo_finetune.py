@@ -104,7 +104,9 @@ def generate(folder: Path, run_dir: Path) -> None:
     chat = [{"role": "user", "content": "What does json.dumps do?"}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    out = theirs.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
+    inputs = torch.tensor([prompt])
+    out = theirs.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=64, do_sample=False,
+                          eos_token_id=None, pad_token_id=4)  # fmt: skip
     theirs = out[0, len(prompt) :].tolist()
     ours = generate(load_model(run_dir, attention="vanilla", compute_dtype="float32"), prompt, max_new_tokens=64)
     print(tokenizer.decode(theirs))
