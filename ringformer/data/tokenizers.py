@@ -126,7 +126,13 @@ class SentencePieceTokenizer:
         self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else None
         controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
         self.controls = {self._processor.id_to_piece(i): i for i in controls}
+        self._spelling = [self._spell(i) for i in range(self.vocab_size)]
+        self._lengths = np.array([len(spelled) for spelled in self._spelling])
         self.config, self.files = read_config(path)
+
+    def _spell(self, i: int) -> bytes:
+        piece = self._processor.id_to_piece(i)
+        return bytes([int(piece[1:-1], 16)]) if self._processor.is_byte(i) else piece.replace("▁", " ").encode()
 
     def encode(self, text: str) -> list[int]:
         return self._processor.encode(text.encode())  # as bytes: a lone surrogate is then a UnicodeEncodeError
@@ -139,21 +145,36 @@ class SentencePieceTokenizer:
         # LLaMA's own training each stretch begins anew, with the dummy prefix if the model has one.
         stretches = [list(_stretches(chat)) for chat in chats]
         texts = [b"".join(text for text, _ in s) for chat in stretches for s in chat if not isinstance(s, Segment)]
-        encoded = iter(self._processor.encode(texts, return_type="offset_mapping") if texts else ())
+        encoded = iter(zip(texts, self._encode_utf8(texts), strict=True))
         return [self._join(chat, encoded) for chat in stretches]
 
-    @staticmethod
-    def _join(chat: list, encoded: Iterator[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_utf8(self, texts: list[bytes]) -> list[np.ndarray]:
+        return self._processor.encode(texts, return_type="numpy") if texts else []
+
+    def _join(self, chat: list, encoded: Iterator[tuple[bytes, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
         ids, trained = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
         for stretch in chat:
             if isinstance(stretch, Segment):
                 ids.append(np.array([stretch.control], np.int32))
                 trained.append(np.array([stretch.trained]))
                 continue
-            tokens = next(encoded)
-            ids.append(np.array(tokens["ids"], np.int32))
-            trained.append(_touched(np.array(tokens["offsets"], np.int64).reshape(-1, 2), stretch))
+            text, tokens = next(encoded)
+            ids.append(tokens)
+            trained.append(_touched(self._offsets(text, tokens), stretch))
         return np.concatenate(ids), np.concatenate(trained)
+
+    def _offsets(self, text: bytes, ids: np.ndarray) -> np.ndarray:
+        """int64 [tokens, 2]: the bytes of `text` that each token stands for.
+
+        Where the tokens spell the text, a prefixed space apart, their lengths say it, without the
+        library's offsets, which are asked for the rest (normalized text, unknown characters).
+        """
+        spelled = b"".join(map(self._spelling.__getitem__, ids.tolist()))
+        prefix = len(spelled) - len(text)
+        if prefix in (0, 1) and spelled == b" " * prefix + text:
+            ends = np.maximum(np.cumsum(self._lengths[ids]) - prefix, 0)
+            return np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1)
+        return np.array(self._processor.encode(text, return_type="offset_mapping")["offsets"], np.int64).reshape(-1, 2)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])

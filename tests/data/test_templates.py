@@ -5,6 +5,7 @@ import pytest
 
 from ringformer.data import load_tokenizer
 from ringformer.data.templates import load_template, template_id
+from ringformer.data.tokenizers import _touched
 from tests.data.chats import CHATS, LLAMA3_JINJA, SPECIAL, UNMARKED_JINJA, chat, llama3, sentencepiece
 
 
@@ -164,3 +165,16 @@ def test_text_makes_no_control_tokens(tokenizers):
         for ids in (tokenizer.encode(text), tokenizer.encode_batch([text])[0]):
             assert not set(ids) & set(tokenizer.controls.values())
             assert tokenizer.decode(ids) == text
+
+
+def test_sentencepiece_offsets_spelled_equal_the_library_s(tokenizers):
+    """The quick way and the library's own give one mask, with byte tokens, a literal U+2581 and unknown characters."""
+    tokenizer = tokenizers["sentencepiece"]
+    for text in ("naïve 日本語 🙂 ring", "  two  spaces\n\n", "a ▁ b", "☃"):
+        raw = text.encode()
+        ids = tokenizer.encode(text)
+        library = np.array(tokenizer._processor.encode(raw, return_type="offset_mapping")["offsets"])
+        quick = tokenizer._offsets(raw, np.array(ids))
+        for cut in range(len(text) + 1):
+            pieces = [(text[:cut].encode(), False), (text[cut:].encode(), True)]
+            assert np.array_equal(_touched(quick, pieces), _touched(library, pieces)), (text, cut)
