@@ -45,7 +45,7 @@ def save_model(folder: Path, family: str, *, dtype: str = "float32", max_shard_s
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
                 weight += 0.3 * torch.randn_like(weight)
-            elif "embed" in name:
+            elif "embed" in name and not model.config.tie_word_embeddings:  # a tied one would repeat its input
                 weight *= 4
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
