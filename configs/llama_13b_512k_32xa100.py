@@ -27,6 +27,9 @@ def get_config():
     config.data.source = "jsonl:data/sharegpt.jsonl"
     config.data.tokenizer = "models/llama-13b/tokenizer.model"
     config.data.held_out = 0.02
+    config.data.format = "sharegpt"
+    config.data.template = "vicuna"
+    config.data.packing = "whole"
     config.optimizer.learning_rate = 2e-5
     config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.0

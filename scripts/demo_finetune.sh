@@ -43,7 +43,8 @@ ringformer data prepare --store="$out/store" --tokenizer="$out/converted" "${dat
 ringformer data inspect "$out/store/train" --tokenizer="$out/converted" --samples=2
 ringformer train --config=configs/demo_finetune.py --config.run_dir="$out/run" --config.init_from="$out/converted" \
     --config.data.store="$out/store" --config.data.tokenizer="$out/converted" \
-    --config.data.source="json:$out/sharegpt.json" ${short:+--config.steps=6}
+    --config.data.source="json:$out/sharegpt.json" \
+    ${short:+--config.steps=3 --config.optimizer.warmup_steps=1 --config.eval_batches=2}
 last=$(ls -d "$out"/run/stage-3-*)
 ringformer convert to-hf "$last" "$out/exported"
 ringformer convert verify "$out/exported" "$last"
