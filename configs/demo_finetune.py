@@ -19,6 +19,11 @@ def get_config():
     config.model.rope_scaling.kind = "llama3"
     config.model.rope_scaling.factor = 4.0
     config.model.rope_scaling.original_max_position = 64
+    config.run_dir = "runs/demo_finetune/run"
+    config.init_from = "runs/demo_finetune/converted"
+    config.data.store = "runs/demo_finetune/store"
+    config.data.source = "json:runs/demo_finetune/sharegpt.json"
+    config.data.tokenizer = "runs/demo_finetune/converted"
     config.data.format = "sharegpt"
     config.data.template = "llama3"
     config.data.chat_length = 1024
