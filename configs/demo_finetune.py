@@ -4,7 +4,7 @@ Reproduces: the path of a real finetuning, not anyone's numbers. Hardware: none,
 about three minutes on two cores, each stage ends with a held-out loss below the one it began with; answers alone are
 counted. The model's shape and rope scaling are those of the checkpoint that the script makes.
 
-    bash scripts/demo_finetune.sh
+    bash scripts/demo_finetune.sh       # ends in: ringformer train --config=configs/demo_finetune.py
 """
 
 from ringformer.train.config import base_config

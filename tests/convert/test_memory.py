@@ -49,6 +49,7 @@ def growth(verb, source, target) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_some_blocks(theirs, tmp_path):
     """The float32 parameters are 600 MB, the largest of them 117 MB."""
     size = (theirs / "model.safetensors").stat().st_size

@@ -4,11 +4,14 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ringformer.cli import main
+
+ROOT = Path(__file__).parent.parent.parent
 
 CONFIG = """
 from ringformer.train.config import base_config
@@ -74,10 +77,16 @@ def numbers(run_dir) -> list[float]:
     [
         (["--process_id=0"], "need --distributed"),
         (["--distributed", "--num_processes=2"], "name all of --coordinator_address"),
-        (["--distributed"], "finds no TPU pod and no SLURM job here"),
         (["--stage=1"], "the config has no stages"),
     ],
 )
 def test_processes_that_cannot_find_each_other(arguments, message, capsys):
     assert main(["train", "--config=configs/quickstart.py", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_machine_that_is_no_pod_says_so():
+    """In a process of its own: JAX must not have begun."""
+    command = [sys.executable, "-m", "ringformer.cli", "train", "--config=configs/quickstart.py", "--distributed"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "finds no TPU pod and no SLURM job here" in done.stderr

@@ -103,7 +103,7 @@ class _Stops:
     """A loader that is interrupted when it is asked for one batch too many."""
 
     def __init__(self, loader, after):
-        self._loader, self._after = loader, after
+        self._loader, self._after, self.sequences = loader, after, loader.sequences
 
     def iterate(self, start, sharding):
         for step, batch in zip(range(self._after), self._loader.iterate(start, sharding), strict=False):

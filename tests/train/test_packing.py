@@ -32,7 +32,7 @@ def store(tmp_path_factory):
 
 
 LAYOUTS = ["contiguous", "striped", "zigzag"]
-QUICK = {("striped", 2), ("zigzag", 4)}
+QUICK = {("zigzag", 4)}
 CASES = [
     pytest.param(layout, n, marks=() if (layout, n) in QUICK else pytest.mark.slow)
     for layout in LAYOUTS
