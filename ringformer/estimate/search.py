@@ -65,6 +65,9 @@ class Saving:
     q_chunk: int | None = None
     k_chunk: int | None = None
 
+    def __str__(self):
+        return ", ".join(f"{name} {value}" for name, value in vars(self).items() if value is not None)
+
 
 def savings(model: LlamaConfig) -> Iterator[Saving]:
     """From the fastest on: groups of heads cost only latency, two-level remat a forward pass."""
