@@ -10,12 +10,10 @@ its entry to have it again). The table in --docs, between its two marks, is writ
 import argparse
 import datetime
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from ringformer.cli import load_config
-from ringformer.estimate.search import compiled_by
+from ringformer.estimate.search import compiled_by, run
 from ringformer.estimate.targets import GiB
 from ringformer.train.config import parse_stages
 
@@ -43,13 +41,11 @@ def cases() -> list[tuple[str, list[str]]]:
 
 def compile_stage(command: list[str]) -> dict:
     """The row of a stage; raises RuntimeError if the compiler is missing or broke down."""
-    done = subprocess.run([sys.executable, "-m", "ringformer.cli", *command[1:]], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    row = json.loads(done.stdout.splitlines()[-1])
+    row = run(command)
     if row["closed_form"]:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-300:]}")
-    del row["collectives"], row["hops_model"]
+        raise RuntimeError(f"{' '.join(command)}: no compiler, closed forms alone; pip install what the target needs: "
+                           "'ringformer[estimate]' for TPUs, 'ringformer[cuda]' for GPUs")  # fmt: skip
+    del row["hops_model"]
     return row | {"command": " ".join(command), "date": datetime.date.today().isoformat(),
                   "compiled_by": compiled_by(" ".join(command))}  # fmt: skip
 

@@ -37,7 +37,10 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
-    hf = json.loads((path / "config.json").read_text())
+    try:
+        hf = json.loads((path / "config.json").read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}/config.json is not JSON: {error}; download it again") from None
     config, tensors = from_hf_config(hf), TensorFolder(path)
     check_tensors(tensors, config)
 

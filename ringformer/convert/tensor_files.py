@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
@@ -36,12 +36,21 @@ class TensorFolder:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         for name in files:
-            with safe_open(folder / name, framework="numpy") as file:
-                for key in file.keys():  # noqa: SIM118, not a dict
-                    tensor = file.get_slice(key)
-                    self._file[key] = folder / name
-                    self.shapes[key] = tuple(tensor.get_shape())
-                    self.dtypes[key] = tensor.get_dtype()
+            try:
+                self._list(folder / name)
+            except SafetensorError as error:
+                raise ValueError(
+                    f"{folder / name} is not a whole safetensors file ({error}): download it again; if it is a pointer "
+                    "of a few lines, git lfs pull"
+                ) from None
+
+    def _list(self, path: Path) -> None:
+        with safe_open(path, framework="numpy") as file:
+            for key in file.keys():  # noqa: SIM118, not a dict
+                tensor = file.get_slice(key)
+                self._file[key] = path
+                self.shapes[key] = tuple(tensor.get_shape())
+                self.dtypes[key] = tensor.get_dtype()
 
     def blocks(self, name: str, rows: Iterable[slice]) -> Iterator[np.ndarray]:
         """Some rows of a tensor after the others."""

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from ringformer.data.chat import Conversation, Message
 
 RULES = ("html", "merge", "unprintable", "latin", "short", "refusal", "duplicate")
+USUAL_RULES = "html,unprintable,duplicate"
 
 _HTML = re.compile(r"\s*<(div|p|pre|ul|ol|h[1-6]|table|blockquote)\b.*</\1>\s*\Z", re.DOTALL | re.IGNORECASE)
 _REFUSAL = re.compile(

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ringformer.data.chat import FORMATS
-from ringformer.data.clean import RULES
+from ringformer.data.clean import RULES, USUAL_RULES
 from ringformer.data.inspect import show_samples
 from ringformer.data.prepare import open_or_build
 from ringformer.data.report import as_text
@@ -30,7 +30,7 @@ def prepare(argv: list[str]) -> None:
     parser.add_argument("--format", default="documents", choices=("documents", *FORMATS))
     parser.add_argument("--template", default="vicuna", choices=tuple(TEMPLATES), help="of conversations")
     parser.add_argument("--chat_length", type=int, default=0, help="split longer conversations between turns; 0: never")
-    parser.add_argument("--clean", default="html,unprintable,duplicate",
+    parser.add_argument("--clean", default=USUAL_RULES,
                         help=f"rules for conversations: {', '.join(RULES)}")  # fmt: skip
     parser.add_argument("--skip_malformed", action="store_true", help="leave out conversations that cannot be read")
     settings = vars(parser.parse_args(argv))

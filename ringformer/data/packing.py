@@ -9,6 +9,7 @@ pieces are permuted in their turn, lest a long document fill several steps one a
 tokens one further. `ringformer.data.whole` packs documents uncut.
 """
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ class Batch(NamedTuple):
     """bool: is the target predicted: is it in the same document, and trained on according to the store."""
 
 
-class StoreSequences:
+class StoreSequences(ABC):
     """The endless sequence of packed sequences that a store makes, epoch after epoch; see the subclasses.
 
     Attributes:
@@ -76,12 +77,12 @@ class StoreSequences:
         """Are some of the store's tokens not to be trained on, as in chats?"""
         return self.store.mask is not None
 
+    @abstractmethod
     def read(self, index: int, positions: np.ndarray) -> Batch:
         """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
 
         Only these tokens are read from the store, and the targets that are not among them.
         """
-        raise NotImplementedError
 
     def _check(self, index: int, positions: np.ndarray) -> None:
         if index < 0:

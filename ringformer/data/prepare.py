@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ringformer.data.chat import read_chats
-from ringformer.data.clean import Cleaning, check_rules
+from ringformer.data.clean import USUAL_RULES, Cleaning, check_rules
 from ringformer.data.encoding import ChatEncoder, DocumentEncoder, Encoded
 from ringformer.data.report import make_report
 from ringformer.data.source_state import changed_files, source_state
@@ -54,7 +54,7 @@ def open_or_build(
     format: str = "documents",
     template: str = "vicuna",
     chat_length: int = 0,
-    clean: str = "",
+    clean: str = USUAL_RULES,
     skip_malformed: bool = False,
 ) -> tuple[TokenStore, TokenStore | None]:
     """The train and eval stores in `directory`, built from `source` if they are not there.

@@ -37,9 +37,7 @@ class TokenStore:
             self.meta: dict[str, Any] = json.loads((self.path / "store.json").read_text())
         except FileNotFoundError:
             what = "an unfinished token store (no store.json)" if self.path.is_dir() else "no token store"
-            raise FileNotFoundError(
-                f"there is {what} at {self.path}; build one with ringformer.data.open_or_build"
-            ) from None
+            raise FileNotFoundError(f"there is {what} at {self.path}; build one with ringformer data prepare") from None
         if self.meta["format"] != FORMAT:
             raise ValueError(f"{self.path} has store format {self.meta['format']}, this version reads {FORMAT}")
         self.tokens = self._map("tokens.bin", np.dtype(self.meta["dtype"]))

@@ -69,11 +69,10 @@ class Checkpoints:
 
 def latest_checkpoint(run_dir: str | Path) -> Path:
     """The folder of a run's latest checkpoint. Raises FileNotFoundError if there is none."""
-    folder = (Path(run_dir) / "checkpoints").absolute()
-    steps = ocp.utils.checkpoint_steps(folder) if folder.is_dir() else []
-    if not steps:
+    step = latest_step(run_dir)
+    if step is None:
         raise FileNotFoundError(f"{run_dir}: there is no checkpoint in this folder")
-    return folder / str(max(steps)) / "default"
+    return (Path(run_dir) / "checkpoints" / str(step) / "default").absolute()
 
 
 def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from ml_collections import ConfigDict, config_dict
 
 from ringformer.data import parse_mixture
+from ringformer.data.clean import USUAL_RULES
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
 
@@ -50,7 +51,7 @@ class DataConfig:
     """Of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
     chat_length: int = 0
     """Conversations of more tokens are split between turns; 0: never."""
-    clean: str = "html,unprintable,duplicate"
+    clean: str = USUAL_RULES
     """Rules for conversations (ringformer/data/clean.py)."""
     skip_malformed: bool = False
     """Leave conversations out that cannot be read, and count them."""

@@ -115,6 +115,18 @@ def test_missing_files_are_named(theirs, tmp_path):
         from_hf(theirs, tmp_path / "ours")
 
 
+def test_broken_files_are_named(theirs, tmp_path):
+    """A download cut short, a pointer that Git LFS left, a config.json that is none."""
+    whole = (theirs / "model.safetensors").read_bytes()
+    for content in (whole[: len(whole) // 2], b"version https://git-lfs.github.com/spec/v1\n", b""):
+        (theirs / "model.safetensors").write_bytes(content)
+        with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file .*git lfs pull"):
+            from_hf(theirs, tmp_path / "ours")
+    (theirs / "config.json").write_text("<html>")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        from_hf(theirs, tmp_path / "ours")
+
+
 def test_a_full_folder_is_left_alone(theirs, tmp_path):
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "notes.txt").write_text("mine")

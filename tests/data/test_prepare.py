@@ -118,7 +118,7 @@ def test_stores_that_train_on_nothing_or_everything_are_refused(tmp_path, settin
     [
         ({"template": "vicuna"}, "template is 'llama3', not 'vicuna'"),
         ({"chat_length": 7}, "chat_length is 0, not 7"),
-        ({"clean": "html"}, "clean is '', not 'html'"),
+        ({"clean": "html"}, "clean is 'duplicate,html,unprintable', not 'html'"),
         ({"format": "messages"}, "format is 'sharegpt', not 'messages'"),
         ({"skip_malformed": True}, "skip_malformed is False, not True"),
     ],
