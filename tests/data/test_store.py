@@ -146,7 +146,7 @@ def test_a_folder_that_is_no_store_says_how_to_build_one(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no token store at .*ringformer data prepare"):
         TokenStore(tmp_path / "none")
     (tmp_path / "tokens.bin").touch()
-    with pytest.raises(FileNotFoundError, match=r"unfinished token store .*open_or_build"):
+    with pytest.raises(FileNotFoundError, match=r"unfinished token store .*ringformer data prepare"):
         TokenStore(tmp_path)
 
 
