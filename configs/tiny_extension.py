@@ -1,11 +1,10 @@
 """Context extension end to end on a laptop: a byte-level LLaMA from 256 to 1024 to 2048 tokens, eight CPU devices.
 
 Reproduces: the form of a context extension (each stage longer, with a larger rope theta, from the parameters of the
-last), not anyone's numbers. Hardware: none, eight simulated devices; each stage has a mesh of its own. Expected: minutes
-on two cores; each stage ends with a held-out loss (at its own context) below the one it began with. The
-table at the end, also in runs/tiny_extension/stages.json, shows both.
-
-    ringformer train --config=configs/tiny_extension.py
+last), not anyone's numbers. Hardware: none, eight simulated devices; each stage has a mesh of its own. Expected:
+minutes on two cores; each stage ends with a held-out loss (at its own context) below the one it began with. The
+table at the end, also in runs/tiny_extension/stages.json, shows both. ringformer train
+--config=configs/tiny_extension.py
 """
 
 from ringformer.train.config import base_config
