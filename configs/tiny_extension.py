@@ -3,8 +3,9 @@
 Reproduces: the form of a context extension (each stage longer, with a larger rope theta, from the parameters of the
 last), not anyone's numbers. Hardware: none, eight simulated devices; each stage has a mesh of its own. Expected:
 minutes on two cores; each stage ends with a held-out loss (at its own context) below the one it began with. The
-table at the end, also in runs/tiny_extension/stages.json, shows both. ringformer train
---config=configs/tiny_extension.py
+table at the end, also in runs/tiny_extension/stages.json, shows both.
+
+    ringformer train --config=configs/tiny_extension.py
 """
 
 from ringformer.train.config import base_config
