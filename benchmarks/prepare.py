@@ -2,10 +2,11 @@
 
     python benchmarks/prepare.py --megabytes 20 --pairs 3 --out results/prepare.json
 
-The text is the Python standard library, again and again with other names, in files. For a SentencePiece model and a
-byte-level BPE tokenizer.json trained on it, one call of the library's own batch encoding on all the text, which is in
-memory, alternates with a whole preparation from files to stores in one process. The median of the ratios of their
-rates is what counts: times on a shared machine mean little.
+The text is the Python standard library, again and again with other names: in files as documents, and its paragraphs in
+JSON lines as the questions and answers of conversations. For a SentencePiece model and a byte-level BPE tokenizer.json
+trained on it, one call of the library's own batch encoding on all the text (of conversations: as the template writes
+them), which is in memory, alternates with a whole preparation from files to stores in one process. The median of the
+ratios of their rates is what counts: times on a shared machine mean little.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +26,12 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ringformer.data import load_tokenizer, open_or_build, read_documents, train_sentencepiece
+from ringformer.data.chat import Message
+from ringformer.data.templates import load_template
+
+SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+TEMPLATE = {"sentencepiece": "vicuna", "tokenizer.json": "llama3"}
+"""Of conversations, for each tokenizer the one that it is used with."""
 
 
 def write_texts(folder: Path, megabytes: float) -> list[str]:
@@ -41,6 +49,21 @@ def write_texts(folder: Path, megabytes: float) -> list[str]:
         turn += 1
 
 
+def write_chats(path: Path, texts: list[str]) -> list[list[Message]]:
+    """Conversations of eight messages, each a paragraph or some 500 characters of them, as OpenAI messages."""
+    messages, text = [], ""
+    for paragraph in (paragraph for text in texts for paragraph in text.split("\n\n") if paragraph.strip()):
+        text = f"{text}\n\n{paragraph}" if text else paragraph
+        if len(text) > 500:
+            messages.append(Message(("user", "assistant")[len(messages) % 2], text))
+            text = ""
+    chats = [messages[i : i + 8] for i in range(0, len(messages) - 7, 8)]
+    with path.open("w") as file:
+        for chat in chats:
+            file.write(json.dumps({"messages": [message._asdict() for message in chat]}) + "\n")
+    return chats
+
+
 def train_tokenizers(folder: Path, texts: list[str]) -> dict[str, Path]:
     sample = texts[:150]
     paths = {"sentencepiece": folder / "sp.model", "tokenizer.json": folder / "tokenizer.json"}
@@ -51,9 +74,7 @@ def train_tokenizers(folder: Path, texts: list[str]) -> dict[str, Path]:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
         sample,
-        trainers.BpeTrainer(
-            vocab_size=8000, special_tokens=["<|end_of_text|>"], initial_alphabet=alphabet, show_progress=False
-        ),
+        trainers.BpeTrainer(vocab_size=8000, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False),
     )
     tokenizer.save(str(paths["tokenizer.json"]))
     return paths
@@ -65,38 +86,42 @@ def measure(megabytes: float, pairs: int) -> list[dict]:
         folder = Path(name)
         (folder / "texts").mkdir()
         texts = write_texts(folder / "texts", megabytes)
+        chats = write_chats(folder / "chats.jsonl", texts)
         for kind, path in train_tokenizers(folder, texts).items():
             if kind == "sentencepiece":
-                processor = SentencePieceProcessor(model_file=str(path))
-
-                def bare(processor=processor):
-                    processor.encode(texts, return_type="numpy")
+                encode = partial(SentencePieceProcessor(model_file=str(path)).encode, return_type="numpy")
             else:
-                library = Tokenizer.from_file(str(path))
-
-                def bare(library=library):
-                    library.encode_batch_fast(texts, add_special_tokens=False)
-
+                encode = partial(Tokenizer.from_file(str(path)).encode_batch_fast, add_special_tokens=False)
             tokenizer = load_tokenizer(str(path))
-
-            def prepare(tokenizer=tokenizer):
-                open_or_build(folder / "store", source=f"text:{folder}/texts/*.py", tokenizer=tokenizer, held_out=0.05)
-
-            seconds = {"bare": [], "prepare": []}
-            for _ in range(pairs):
-                for label, run in (("bare", bare), ("prepare", prepare)):
-                    shutil.rmtree(folder / "store", ignore_errors=True)
-                    start = time.perf_counter()
-                    run()
-                    seconds[label].append(time.perf_counter() - start)
-            ratios = [a / b for a, b in zip(seconds["bare"], seconds["prepare"], strict=True)]
-            characters = sum(map(len, texts))
-            row = {"tokenizer": kind, "megabytes": round(characters / 1e6, 1), "documents": len(texts)}
-            row |= {"rate_over_bare": round(statistics.median(ratios), 3), "ratios": [round(r, 3) for r in ratios]}
-            row |= {f"{label}_seconds": [round(s, 2) for s in times] for label, times in seconds.items()}
-            rows.append(row)
-            print(row, flush=True)
+            template = TEMPLATE[kind]
+            render = load_template(template, tokenizer)
+            written = ["".join(segment.text for segment in render(chat)) for chat in chats]
+            sources = {
+                "documents": (texts, {"source": f"text:{folder}/texts/*.py"}),
+                "messages": (written, {"source": f"jsonl:{folder}/chats.jsonl", "template": template}),
+            }
+            for form, (plain, settings) in sources.items():
+                settings |= {"format": form, "tokenizer": tokenizer, "held_out": 0.05}
+                row = {"tokenizer": kind, "format": form, "records": len(plain)}
+                row |= {"megabytes": round(sum(map(len, plain)) / 1e6, 1)}
+                row |= compare(partial(encode, plain), folder / "store", settings, pairs)
+                rows.append(row)
+                print(row, flush=True)
     return rows
+
+
+def compare(bare, store: Path, settings: dict, pairs: int) -> dict:
+    """Seconds of the tokenizer alone and of a preparation, in turn."""
+    seconds = {"bare": [], "prepare": []}
+    for _ in range(pairs):
+        for label, run in (("bare", bare), ("prepare", partial(open_or_build, store, **settings))):
+            shutil.rmtree(store, ignore_errors=True)
+            start = time.perf_counter()
+            run()
+            seconds[label].append(time.perf_counter() - start)
+    ratios = [a / b for a, b in zip(seconds["bare"], seconds["prepare"], strict=True)]
+    times = {f"{label}_seconds": [round(s, 2) for s in each] for label, each in seconds.items()}
+    return {"rate_over_bare": round(statistics.median(ratios), 3), "ratios": [round(r, 3) for r in ratios]} | times
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ Further rules are chosen by name:
 """
 
 import hashlib
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -120,7 +119,12 @@ def check_rules(rules: Iterable[str]) -> frozenset[str]:
 
 def content_digest(messages: Iterable[Message]) -> bytes:
     """16 bytes that identify the messages, whatever file they came from."""
-    return hashlib.blake2b(json.dumps(list(messages)).encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(digest_size=16)
+    for role, content in messages:
+        text = content.encode()
+        digest.update(f"{role} {len(text)} ".encode())
+        digest.update(text)
+    return digest.digest()
 
 
 def to_markdown(html: str) -> str:

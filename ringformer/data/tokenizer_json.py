@@ -8,20 +8,23 @@ whitespace from offsets, is left out of the copy.
 
 import hashlib
 import json
+import re
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ringformer.data.tokenizers import Segment, existing_file, read_config
+from ringformer.data.spelling import Piece, Spelling, prefixed, spell_byte_level, spell_metaspace
+from ringformer.data.tokenizers import Segment, existing_file, read_config, stretches
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
 BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
 """Who ends and begins a text, where no tokenizer_config.json says so."""
 
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NONCE = secrets.token_hex(8)
 
 
@@ -43,6 +46,7 @@ class HuggingFaceTokenizer:
         self.controls = {token["content"]: token["id"] for token in special}
         self._encoder = Tokenizer.from_str(json.dumps(_with_private_names(description, special)))
         self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
+        self._spelling = _spelling(self._encoder, description, self.vocab_size)
         self.bos_id = self._named("bos_token", BEGIN_TOKENS, path)
         eos_id = self._named("eos_token", END_TOKENS, path)
         if eos_id is None:
@@ -78,14 +82,19 @@ class HuggingFaceTokenizer:
         return [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        names = [[s.text if s.control is None else _private_name(s.control) for s in chat] for chat in chats]
-        for text in (text for chat in names for text in chat):
-            text.encode()
-        encodings = self._encoder.encode_batch(["".join(texts) for texts in names], add_special_tokens=False)
-        return [
-            (np.fromiter(encoding.ids, np.int32, len(encoding)), _trained(encoding, chat, texts))
-            for encoding, chat, texts in zip(encodings, chats, names, strict=True)
-        ]
+        pieces = [_pieces(chat, list) for chat in chats]
+        texts = [b"".join(piece for piece, _ in chat).decode() for chat in pieces]
+        encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = []
+        for i, encoding in enumerate(encodings):
+            ids = encoding.ids
+            trained = self._spelling.touched(ids, pieces[i])
+            if trained is None:
+                trained = self._spelling.touched(ids, _pieces(chats[i], prefixed))
+            if trained is None:  # a normalizer changed the text: the library knows where the tokens stood
+                trained = _touched(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
+            encoded.append((np.fromiter(ids, np.int32, len(ids)), trained))
+        return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._original.decode([int(i) for i in ids], skip_special_tokens=True)
@@ -115,17 +124,44 @@ def _with_private_names(description: dict[str, Any], special: list[dict[str, Any
     return description | unused | {"added_tokens": added, "model": model}
 
 
-def _trained(encoding, chat: Sequence[Segment], texts: list[str]) -> np.ndarray:
-    """bool [tokens]: has the token a character of a trained segment? By bisection in the encoding's offsets."""
+def _spelling(encoder, description: dict[str, Any], vocab_size: int) -> Spelling:
+    """What the encoder's tokens stand for, in whichever of the two notations the file's model has."""
+    byte_level = "ByteLevel" in json.dumps([description.get("pre_tokenizer"), description.get("decoder")])
+    byte_fallback = bool(description["model"].get("byte_fallback"))
+    tokens = [b""] * vocab_size
+    for piece, i in encoder.get_vocab(with_added_tokens=False).items():
+        if byte_level:
+            tokens[i] = spell_byte_level(piece) or b""
+        else:
+            tokens[i] = spell_metaspace(piece, is_byte=byte_fallback and bool(_BYTE_PIECE.fullmatch(piece)))
+    for i, token in encoder.get_added_tokens_decoder().items():
+        tokens[i] = token.content.encode()
+    return Spelling(tokens)
+
+
+def _pieces(chat: Sequence[Segment], begin: Callable[[list[Piece]], list[Piece]]) -> list[Piece]:
+    """The chat in pieces, control tokens by their private names; `begin` is applied to each text between them."""
+    pieces: list[Piece] = []
+    for part in stretches(chat):
+        if isinstance(part, Segment):
+            pieces.append((_private_name(part.control).encode(), part.trained))
+        else:
+            pieces += begin(part)
+    return pieces
+
+
+def _touched(encoding, pieces: Sequence[Piece]) -> np.ndarray:
+    """bool [tokens]: has the token a character of a trained piece? By bisection in the encoding's offsets."""
     trained, place = np.zeros(len(encoding), bool), 0
     tokens = range(len(encoding))
-    for segment, text in zip(chat, texts, strict=True):
-        if segment.trained and text:
+    for piece, wanted in pieces:
+        end = place + len(piece.decode())
+        if wanted and piece:
             first = bisect_right(tokens, place, key=lambda i: encoding.token_to_chars(i)[1])
             # The first bytes of a character in byte tokens are said to be empty: they belong to it.
             while first and encoding.token_to_chars(first - 1)[0] == place:
                 first -= 1
-            last = bisect_left(tokens, place + len(text), key=lambda i: encoding.token_to_chars(i)[0])
+            last = bisect_left(tokens, end, key=lambda i: encoding.token_to_chars(i)[0])
             trained[first:last] = True
-        place += len(text)
+        place = end
     return trained

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ringformer.data.spelling import Piece, Spelling, prefixed, spell_metaspace, touched
+
 
 class Segment(NamedTuple):
     """A piece of a rendered conversation: text, or one control token, and whether it is trained on."""
@@ -126,13 +128,11 @@ class SentencePieceTokenizer:
         self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else None
         controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
         self.controls = {self._processor.id_to_piece(i): i for i in controls}
-        self._spelling = [self._spell(i) for i in range(self.vocab_size)]
-        self._lengths = np.array([len(spelled) for spelled in self._spelling])
+        self._spelling = Spelling([self._spell(i) for i in range(self.vocab_size)])
         self.config, self.files = read_config(path)
 
     def _spell(self, i: int) -> bytes:
-        piece = self._processor.id_to_piece(i)
-        return bytes([int(piece[1:-1], 16)]) if self._processor.is_byte(i) else piece.replace("▁", " ").encode()
+        return spell_metaspace(self._processor.id_to_piece(i), is_byte=self._processor.is_byte(i))
 
     def encode(self, text: str) -> list[int]:
         return self._processor.encode(text.encode())  # as bytes: a lone surrogate is then a UnicodeEncodeError
@@ -143,46 +143,43 @@ class SentencePieceTokenizer:
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
         # SentencePiece knows control tokens only as ids: they part the text into stretches, each encoded once. As in
         # LLaMA's own training each stretch begins anew, with the dummy prefix if the model has one.
-        stretches = [list(_stretches(chat)) for chat in chats]
-        texts = [b"".join(text for text, _ in s) for chat in stretches for s in chat if not isinstance(s, Segment)]
-        encoded = iter(zip(texts, self._encode_utf8(texts), strict=True))
-        return [self._join(chat, encoded) for chat in stretches]
+        parted = [list(stretches(chat)) for chat in chats]
+        texts = [b"".join(text for text, _ in s) for chat in parted for s in chat if not isinstance(s, Segment)]
+        encoded = iter(self._encode_utf8(texts))
+        return [self._join(chat, encoded) for chat in parted]
 
     def _encode_utf8(self, texts: list[bytes]) -> list[np.ndarray]:
         return self._processor.encode(texts, return_type="numpy") if texts else []
 
-    def _join(self, chat: list, encoded: Iterator[tuple[bytes, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    def _join(self, chat: list, encoded: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         ids, trained = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
         for stretch in chat:
             if isinstance(stretch, Segment):
                 ids.append(np.array([stretch.control], np.int32))
                 trained.append(np.array([stretch.trained]))
                 continue
-            text, tokens = next(encoded)
+            tokens = next(encoded)
             ids.append(tokens)
-            trained.append(_touched(self._offsets(text, tokens), stretch))
+            trained.append(self._trained(tokens, stretch))
         return np.concatenate(ids), np.concatenate(trained)
 
-    def _offsets(self, text: bytes, ids: np.ndarray) -> np.ndarray:
-        """int64 [tokens, 2]: the bytes of `text` that each token stands for.
-
-        Where the tokens spell the text, a prefixed space apart, their lengths say it, without the
-        library's offsets, which are asked for the rest (normalized text, unknown characters).
-        """
-        spelled = b"".join(map(self._spelling.__getitem__, ids.tolist()))
-        prefix = len(spelled) - len(text)
-        if prefix in (0, 1) and spelled == b" " * prefix + text:
-            ends = np.maximum(np.cumsum(self._lengths[ids]) - prefix, 0)
-            return np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1)
-        return np.array(self._processor.encode(text, return_type="offset_mapping")["offsets"], np.int64).reshape(-1, 2)
+    def _trained(self, ids: np.ndarray, pieces: list[Piece]) -> np.ndarray:
+        for spelled in (pieces, prefixed(pieces)):
+            trained = self._spelling.touched(ids.tolist(), spelled)
+            if trained is not None:
+                return trained
+        # Normalized text, unknown characters: the library knows where they stood.
+        text = b"".join(piece for piece, _ in pieces)
+        offsets = self._processor.encode(text, return_type="offset_mapping")["offsets"]
+        return touched(np.array(offsets, np.int64).reshape(-1, 2), pieces)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
 
 
-def _stretches(chat: Sequence[Segment]) -> Iterator[Segment | list[tuple[bytes, bool]]]:
+def stretches(chat: Sequence[Segment]) -> Iterator[Segment | list[Piece]]:
     """The control tokens of a chat, and between them the pieces of text, (UTF-8, trained)."""
-    text: list[tuple[bytes, bool]] = []
+    text: list[Piece] = []
     for segment in chat:
         if segment.control is None:
             text.append((segment.text.encode(), segment.trained))
@@ -193,21 +190,6 @@ def _stretches(chat: Sequence[Segment]) -> Iterator[Segment | list[tuple[bytes, 
         text = []
     if any(piece for piece, _ in text):
         yield text
-
-
-def _touched(offsets: np.ndarray, pieces: list[tuple[bytes, bool]]) -> np.ndarray:
-    """bool [tokens]: has the token, at bytes offsets[i] = (start, end), a byte of a trained piece?"""
-    starts, ends = offsets.T.copy()
-    # The first bytes of a character in byte tokens are said to be empty; they end where the character does.
-    for i in np.flatnonzero(starts == ends)[::-1]:
-        ends[i] = ends[i + 1] if i + 1 < len(ends) else ends[i]
-    trained, place = np.zeros(len(starts), bool), 0
-    for piece, wanted in pieces:
-        if wanted and piece:
-            first = np.searchsorted(ends, place, side="right")
-            trained[first : np.searchsorted(starts, place + len(piece), side="left")] = True
-        place += len(piece)
-    return trained
 
 
 def load_tokenizer(spec: str) -> Tokenizer:

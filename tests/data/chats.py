@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ringformer.data import train_sentencepiece
 from ringformer.data.chat import Message
@@ -72,4 +72,23 @@ def llama3(folder: Path, template: str = LLAMA3_JINJA, trim_offsets: bool = True
     config = {"bos_token": SPECIAL[0], "eos_token": "<|eot_id|>", "chat_template": template,
               "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def llama2(folder: Path) -> Path:
+    """LLaMA-2's kind of tokenizer.json: SentencePiece's notation, byte fallback, a space before every stretch."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>"]
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False)
+    )
+    description = json.loads(tokenizer.to_str())
+    vocab = description["model"]["vocab"]
+    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(description))
     return folder

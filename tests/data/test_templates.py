@@ -1,12 +1,15 @@
 """What is trained on is each answer and its end token, by every template, with real tokenizers."""
 
+import json
+
 import numpy as np
 import pytest
 
 from ringformer.data import load_tokenizer
+from ringformer.data.spelling import Spelling
 from ringformer.data.templates import load_template, template_id
-from ringformer.data.tokenizers import _touched
-from tests.data.chats import CHATS, LLAMA3_JINJA, SPECIAL, UNMARKED_JINJA, chat, llama3, sentencepiece
+from ringformer.data.tokenizers import Segment
+from tests.data.chats import CHATS, LLAMA3_JINJA, SPECIAL, UNMARKED_JINJA, chat, llama2, llama3, sentencepiece
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +170,40 @@ def test_text_makes_no_control_tokens(tokenizers):
             assert tokenizer.decode(ids) == text
 
 
-def test_sentencepiece_offsets_spelled_equal_the_library_s(tokenizers):
-    """The quick way and the library's own give one mask, with byte tokens, a literal U+2581 and unknown characters."""
-    tokenizer = tokenizers["sentencepiece"]
-    for text in ("naïve 日本語 🙂 ring", "  two  spaces\n\n", "a ▁ b", "☃"):
-        raw = text.encode()
-        ids = tokenizer.encode(text)
-        library = np.array(tokenizer._processor.encode(raw, return_type="offset_mapping")["offsets"])
-        quick = tokenizer._offsets(raw, np.array(ids))
-        for cut in range(len(text) + 1):
-            pieces = [(text[:cut].encode(), False), (text[cut:].encode(), True)]
-            assert np.array_equal(_touched(quick, pieces), _touched(library, pieces)), (text, cut)
+TRICKY = ("naïve 日本語 🙂 ring", "  two  spaces\n\n", "a ▁ b", "a ring of keys", " <0x0A>")
+
+
+@pytest.mark.parametrize("kind", [sentencepiece, llama2, llama3])
+def test_masks_spelled_equal_those_by_the_library_s_offsets(tmp_path, kind, monkeypatch):
+    """Text cut everywhere: byte tokens, a literal U+2581, dummy prefixes. A whole chat and every stretch of it."""
+    tokenizer = load_tokenizer(str(kind(tmp_path)))
+    end = Segment("", trained=True, control=tokenizer.eos_id)
+    chats = [
+        [end, Segment(text[:cut]), Segment(text[cut:], trained=True), end, Segment("a ring"), end]
+        for text in TRICKY
+        for cut in range(len(text) + 1)
+    ]
+    answers = []
+    touched = Spelling.touched
+
+    def spy(*args):
+        answers.append(touched(*args))
+        return answers[-1]
+
+    monkeypatch.setattr(Spelling, "touched", spy)
+    spelled = tokenizer.encode_chats(chats)
+    assert sum(answer is not None for answer in answers) >= 0.7 * len(chats)  # ▁ can be spelled by none
+    monkeypatch.setattr(Spelling, "touched", lambda *args: None)
+    for quick, library, pieces in zip(spelled, tokenizer.encode_chats(chats), chats, strict=True):
+        assert np.array_equal(quick[0], library[0])
+        assert np.array_equal(quick[1], library[1]), pieces
+
+
+def test_masks_of_a_tokenizer_that_rewrites_the_text(tmp_path):
+    """It spells another text; the library's offsets say what stood where."""
+    folder = llama3(tmp_path)
+    description = json.loads((folder / "tokenizer.json").read_text()) | {"normalizer": {"type": "Lowercase"}}
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+    tokenizer = load_tokenizer(str(folder))
+    ((ids, trained),) = tokenizer.encode_chats([[Segment("What "), Segment("A Ring", trained=True)]])
+    assert tokenizer.decode(ids[trained]).strip() == "a ring"
