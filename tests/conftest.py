@@ -1,5 +1,6 @@
 """Eight simulated CPU devices, set before JAX starts; libtpu is only ever a compiler here."""
 
+import gc
 import os
 
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -11,3 +12,7 @@ import jax
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+
+# JAX keeps millions of objects: Python's default would walk them again and again.
+gc.freeze()
+gc.set_threshold(100_000, 50, 50)

@@ -33,14 +33,25 @@ def corpus(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def config(corpus, tmp_path):
+def small_config(corpus, folder):
     return Config(
         model=MODEL,
-        data=DataConfig(store=str(tmp_path / "store"), source=f"text:{corpus}/*.txt", held_out=0.2),
+        data=DataConfig(store=str(folder / "store"), source=f"text:{corpus}/*.txt", held_out=0.2),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
-        run_dir=str(tmp_path / "run"), mesh_dim="1,1,1,8", seq_len=128, batch_size=4, steps=8, eval_batches=2,
+        run_dir=str(folder / "run"), mesh_dim="1,1,1,8", seq_len=128, batch_size=4, steps=8, eval_batches=2,
     )  # fmt: skip
+
+
+@pytest.fixture
+def config(corpus, tmp_path):
+    return small_config(corpus, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """A run from its first step to its last: its config and final state."""
+    config = dataclasses.replace(small_config(corpus, tmp_path_factory.mktemp("whole")), checkpoint_every=5)
+    return config, train(prepare(config))
 
 
 def rows(config):
@@ -51,30 +62,27 @@ def losses(config):
     return [row["loss"] for row in rows(config) if "loss" in row]
 
 
-def test_a_run_learns_and_another_mesh_gives_the_same_losses(config, tmp_path):
-    train(prepare(config))
-    evaluations = [row for row in rows(config) if "eval_loss" in row]
-    assert [row["step"] for row in evaluations] == [0, config.steps]
+def test_a_run_learns_and_another_mesh_gives_the_same_losses(whole, config):
+    whole, _ = whole
+    evaluations = [row for row in rows(whole) if "eval_loss" in row]
+    assert [row["step"] for row in evaluations] == [0, whole.steps]
     assert evaluations[-1]["eval_bits_per_byte"] < 0.8 * evaluations[0]["eval_bits_per_byte"]
-    assert [row["step"] for row in rows(config) if "loss" in row] == list(range(1, config.steps + 1))
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["mesh_dim"] == "1,1,1,8"
+    assert [row["step"] for row in rows(whole) if "loss" in row] == list(range(1, whole.steps + 1))
+    assert json.loads(Path(whole.run_dir, "config.json").read_text())["mesh_dim"] == "1,1,1,8"
 
-    other = dataclasses.replace(config, mesh_dim="1,2,2,2", run_dir=str(tmp_path / "other"), accumulate=2)
+    other = dataclasses.replace(config, mesh_dim="1,2,2,2", accumulate=2)
     train(prepare(other))
-    np.testing.assert_allclose(losses(other), losses(config), rtol=1e-4)
+    np.testing.assert_allclose(losses(other), losses(whole), rtol=1e-4)
 
 
-def test_an_interrupted_run_resumes_on_another_mesh(config, tmp_path):
+def test_an_interrupted_run_resumes_on_another_mesh(whole, config):
     """5 of 8 steps, then the rest from the checkpoint on disk, with padded weights and other devices."""
-    whole = dataclasses.replace(config, run_dir=str(tmp_path / "whole"), checkpoint_every=5)
-    expected = train(prepare(whole))
-
-    run = prepare(dataclasses.replace(whole, run_dir=config.run_dir))
+    whole, expected = whole
+    run = prepare(dataclasses.replace(config, checkpoint_every=5))
     stopped = run._replace(train_data=_Stops(run.train_data, after=6))
     with pytest.raises(KeyboardInterrupt):
         train(stopped)
-    resumed = dataclasses.replace(whole, run_dir=config.run_dir, mesh_dim="1,2,1,4")
-    state = train(prepare(resumed))
+    state = train(prepare(dataclasses.replace(run.config, mesh_dim="1,2,1,4")))
     assert int(state.step) == config.steps
     assert [row["step"] for row in rows(config) if "loss" in row] == list(range(1, config.steps + 1))
     np.testing.assert_allclose(losses(config), losses(whole), rtol=1e-5)
@@ -84,10 +92,10 @@ def test_an_interrupted_run_resumes_on_another_mesh(config, tmp_path):
         assert relative_error(a[cut], b[cut]) < 1e-3
 
 
-def test_a_run_begins_with_the_parameters_of_another(config, tmp_path):
-    """At four times the context: step 0 evaluates the other run's parameters, and the optimizer starts anew."""
-    first = train(prepare(dataclasses.replace(config, steps=4, seq_len=32)))
-    longer = dataclasses.replace(config, steps=3, run_dir=str(tmp_path / "longer"), init_from=config.run_dir)
+def test_a_run_begins_with_the_parameters_of_another(whole, config, tmp_path):
+    """At twice the context: step 0 evaluates the other run's parameters, and the optimizer starts anew."""
+    whole, first = whole
+    longer = dataclasses.replace(config, steps=3, seq_len=256, init_from=whole.run_dir)
     run = prepare(longer)
     train(run)
     step_0 = next(row for row in rows(longer) if row["step"] == 0)
