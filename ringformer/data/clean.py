@@ -34,6 +34,7 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 _NOT_PLAIN = re.compile(r"[^\n\r\t -~]")
+_PLAIN_ASCII = b"\n\r\t" + bytes(range(0x20, 0x7F))
 _LANGUAGE = re.compile(r"(?:lang(?:uage)?-)(\S+)")
 
 
@@ -153,6 +154,8 @@ def _language(code) -> str:
 
 
 def _unprintable(text: str) -> float:
+    if text.isascii():
+        return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
     odd = _NOT_PLAIN.findall(text)
     bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in odd)
     return bad / max(len(text), 1)

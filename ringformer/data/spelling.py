@@ -1,11 +1,13 @@
 """Which bytes of a text its tokens stand for, from their spelling: a tokenizer takes half as long again for offsets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 
 Piece = tuple[bytes, bool]
 """UTF-8 of a piece of a text, and whether it is trained on."""
+Text = Sequence[Piece]
 
 
 class Spelling:
@@ -16,19 +18,56 @@ class Spelling:
     """
 
     def __init__(self, tokens: Sequence[bytes]):
-        self._tokens = tokens
+        self._bytes = np.frombuffer(b"".join(tokens), np.uint8)
         self._lengths = np.array([len(token) for token in tokens])
+        self._begins = np.cumsum(self._lengths) - self._lengths
 
-    def touched(self, ids: Sequence[int], pieces: Sequence[Piece]) -> np.ndarray | None:
-        """`touched` for ids that spell the pieces to the byte; None if they do not."""
-        if b"".join(map(self._tokens.__getitem__, ids)) != b"".join(piece for piece, _ in pieces):
-            return None
-        lengths = self._lengths[np.asarray(ids, np.int64)]
+    def trained(
+        self,
+        encoded: Sequence[np.ndarray],
+        texts: Callable[[Callable[[Text], Text]], list[Text]],
+        ask_library: Callable[[int], np.ndarray],
+    ) -> list[np.ndarray]:
+        """bool [tokens] for each text: has the token a byte of a trained piece?
+
+        Args:
+          encoded: the ids of each text.
+          texts: `texts(begin)` gives the pieces, with `begin` applied to those of each stretch that the tokenizer
+            might put a space before.
+          ask_library: the answer for text i by the library's own offsets, for ids that do not spell it: a normalizer
+            changed the text, or characters are unknown.
+        """
+        ways = [texts(list)]
+        masks = self.touched(encoded, ways[0])
+        if masks is None:
+            ways.append(texts(prefixed))
+            masks = self.touched(encoded, ways[1])
+        if masks is None:  # not all of them: each in turn
+            masks = []
+            for i, ids in enumerate(encoded):
+                found = (self.touched([ids], [way[i]]) for way in ways)
+                masks += next((mask for mask in found if mask), None) or [ask_library(i)]
+        return masks
+
+    def touched(self, encoded: Sequence[np.ndarray], texts: Sequence[Text]) -> list[np.ndarray] | None:
+        """`touched` for ids that spell each text to the byte; None if any do not."""
+        if not encoded:
+            return []
+        ids, pieces = np.concatenate(encoded), list(chain.from_iterable(texts))
+        lengths = self._lengths[ids]
         ends = np.cumsum(lengths)
-        return touched(np.stack([ends - lengths, ends], axis=1), pieces)
+        borders = np.cumsum([len(each) for each in encoded])
+        sizes = [sum(len(piece) for piece, _ in text) for text in texts]
+        if not np.array_equal(np.concatenate([[0], ends])[borders], np.cumsum(sizes)):
+            return None
+        starts = ends - lengths
+        spelled = self._bytes[np.repeat(self._begins[ids] - starts, lengths) + np.arange(sum(sizes))]
+        if spelled.tobytes() != b"".join(piece for piece, _ in pieces):
+            return None
+        return np.split(touched(starts, ends, pieces), borders[:-1])
 
 
-def prefixed(pieces: Sequence[Piece]) -> list[Piece]:
+def prefixed(pieces: Text) -> Text:
     """The pieces behind the space that SentencePiece models put before a text, their "dummy prefix"."""
     (first, wanted), *others = [piece for piece in pieces if piece[0]]
     return [(b" " + first, wanted), *others]
@@ -57,21 +96,17 @@ def _byte_characters() -> dict[str, int]:
 _BYTE_OF = _byte_characters()
 
 
-def touched(offsets: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
-    """bool [tokens]: has the token, at bytes offsets[i] = (start, end), a byte of a trained piece?
-
-    Args:
-      offsets: int64 [tokens, 2], in order.
-      pieces: the text in pieces, each with whether it is trained on.
-    """
-    starts, ends = offsets.T.copy()
+def touched(starts: np.ndarray, ends: np.ndarray, pieces: Text) -> np.ndarray:
+    """bool [tokens]: has the token, at bytes [starts[i], ends[i]), in order, a byte of a trained piece?"""
     # Some libraries call the first bytes of a character in byte tokens empty; they end where the character does.
+    ends = ends.copy()
     for i in np.flatnonzero(starts == ends)[::-1]:
         ends[i] = ends[i + 1] if i + 1 < len(ends) else ends[i]
-    trained, place = np.zeros(len(starts), bool), 0
-    for piece, wanted in pieces:
-        if wanted and piece:
-            first = np.searchsorted(ends, place, side="right")
-            trained[first : np.searchsorted(starts, place + len(piece), side="left")] = True
-        place += len(piece)
-    return trained
+    lengths = np.array([len(piece) for piece, _ in pieces], np.int64)
+    wanted = np.array([trained for _, trained in pieces], bool) & (lengths > 0)
+    places = np.cumsum(lengths)
+    first = np.searchsorted(ends, (places - lengths)[wanted], side="right")
+    last = np.searchsorted(starts, places[wanted], side="left")
+    # Neighbours may share a token: count the pieces that a token touches.
+    change = np.bincount(first, minlength=len(starts) + 1) - np.bincount(last, minlength=len(starts) + 1)
+    return np.cumsum(change[:-1]) > 0

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringformer.data.spelling import Piece, Spelling, prefixed, spell_byte_level, spell_metaspace
+from ringformer.data.spelling import Piece, Spelling, Text, spell_byte_level, spell_metaspace
 from ringformer.data.tokenizers import Segment, existing_file, read_config, stretches
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
@@ -85,16 +85,13 @@ class HuggingFaceTokenizer:
         pieces = [_pieces(chat, list) for chat in chats]
         texts = [b"".join(piece for piece, _ in chat).decode() for chat in pieces]
         encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
-        encoded = []
-        for i, encoding in enumerate(encodings):
-            ids = encoding.ids
-            trained = self._spelling.touched(ids, pieces[i])
-            if trained is None:
-                trained = self._spelling.touched(ids, _pieces(chats[i], prefixed))
-            if trained is None:  # a normalizer changed the text: the library knows where the tokens stood
-                trained = _touched(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
-            encoded.append((np.fromiter(ids, np.int32, len(ids)), trained))
-        return encoded
+        encoded = [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
+
+        def by_offsets(i: int) -> np.ndarray:
+            return _touched(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
+
+        trained = self._spelling.trained(encoded, lambda begin: [_pieces(chat, begin) for chat in chats], by_offsets)
+        return list(zip(encoded, trained, strict=True))
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._original.decode([int(i) for i in ids], skip_special_tokens=True)
@@ -139,7 +136,7 @@ def _spelling(encoder, description: dict[str, Any], vocab_size: int) -> Spelling
     return Spelling(tokens)
 
 
-def _pieces(chat: Sequence[Segment], begin: Callable[[list[Piece]], list[Piece]]) -> list[Piece]:
+def _pieces(chat: Sequence[Segment], begin: Callable[[Text], Text]) -> list[Piece]:
     """The chat in pieces, control tokens by their private names; `begin` is applied to each text between them."""
     pieces: list[Piece] = []
     for part in stretches(chat):
@@ -150,7 +147,7 @@ def _pieces(chat: Sequence[Segment], begin: Callable[[list[Piece]], list[Piece]]
     return pieces
 
 
-def _touched(encoding, pieces: Sequence[Piece]) -> np.ndarray:
+def _touched(encoding, pieces: Text) -> np.ndarray:
     """bool [tokens]: has the token a character of a trained piece? By bisection in the encoding's offsets."""
     trained, place = np.zeros(len(encoding), bool), 0
     tokens = range(len(encoding))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ringformer.data.spelling import Piece, Spelling, prefixed, spell_metaspace, touched
+from ringformer.data.spelling import Piece, Spelling, spell_metaspace, touched
 
 
 class Segment(NamedTuple):
@@ -144,37 +144,30 @@ class SentencePieceTokenizer:
         # SentencePiece knows control tokens only as ids: they part the text into stretches, each encoded once. As in
         # LLaMA's own training each stretch begins anew, with the dummy prefix if the model has one.
         parted = [list(stretches(chat)) for chat in chats]
-        texts = [b"".join(text for text, _ in s) for chat in parted for s in chat if not isinstance(s, Segment)]
-        encoded = iter(self._encode_utf8(texts))
-        return [self._join(chat, encoded) for chat in parted]
+        texts = [part for chat in parted for part in chat if not isinstance(part, Segment)]
+        utf8 = [b"".join(piece for piece, _ in text) for text in texts]
+        encoded = self._processor.encode(utf8, return_type="numpy") if utf8 else []
 
-    def _encode_utf8(self, texts: list[bytes]) -> list[np.ndarray]:
-        return self._processor.encode(texts, return_type="numpy") if texts else []
+        def by_offsets(i: int) -> np.ndarray:
+            offsets = self._processor.encode(utf8[i], return_type="offset_mapping")["offsets"]
+            return touched(*np.array(offsets, np.int64).reshape(-1, 2).T, texts[i])
 
-    def _join(self, chat: list, encoded: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        ids, trained = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
-        for stretch in chat:
-            if isinstance(stretch, Segment):
-                ids.append(np.array([stretch.control], np.int32))
-                trained.append(np.array([stretch.trained]))
-                continue
-            tokens = next(encoded)
-            ids.append(tokens)
-            trained.append(self._trained(tokens, stretch))
-        return np.concatenate(ids), np.concatenate(trained)
-
-    def _trained(self, ids: np.ndarray, pieces: list[Piece]) -> np.ndarray:
-        for spelled in (pieces, prefixed(pieces)):
-            trained = self._spelling.touched(ids.tolist(), spelled)
-            if trained is not None:
-                return trained
-        # Normalized text, unknown characters: the library knows where they stood.
-        text = b"".join(piece for piece, _ in pieces)
-        offsets = self._processor.encode(text, return_type="offset_mapping")["offsets"]
-        return touched(np.array(offsets, np.int64).reshape(-1, 2), pieces)
+        trained = self._spelling.trained(encoded, lambda begin: [begin(text) for text in texts], by_offsets)
+        ready = iter(zip(encoded, trained, strict=True))
+        return [_join(chat, ready) for chat in parted]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
+
+
+def _join(chat: list[Segment | list[Piece]], texts: Iterator[tuple[np.ndarray, np.ndarray]]):
+    """Ids and what is trained on of a chat in stretches, those of text being the next of `texts`."""
+    parts = [(np.zeros(0, np.int32), np.zeros(0, bool))]
+    for part in chat:
+        is_control = isinstance(part, Segment)
+        parts.append((np.array([part.control], np.int32), np.array([part.trained])) if is_control else next(texts))
+    ids, trained = zip(*parts, strict=True)
+    return np.concatenate(ids), np.concatenate(trained)
 
 
 def stretches(chat: Sequence[Segment]) -> Iterator[Segment | list[Piece]]:
