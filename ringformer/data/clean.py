@@ -120,12 +120,9 @@ def check_rules(rules: Iterable[str]) -> frozenset[str]:
 
 def content_digest(messages: Iterable[Message]) -> bytes:
     """16 bytes that identify the messages, whatever file they came from."""
-    digest = hashlib.blake2b(digest_size=16)
-    for role, content in messages:
-        text = content.encode()
-        digest.update(f"{role} {len(text)} ".encode())
-        digest.update(text)
-    return digest.digest()
+    texts = [(role, content.encode()) for role, content in messages]
+    frame = " ".join(f"{role} {len(text)}" for role, text in texts)
+    return hashlib.blake2b(b"".join([frame.encode(), *(text for _, text in texts)]), digest_size=16).digest()
 
 
 def to_markdown(html: str) -> str:
