@@ -25,22 +25,23 @@ class Spelling:
     def trained(
         self,
         encoded: Sequence[np.ndarray],
-        texts: Callable[[Callable[[Text], Text]], list[Text]],
+        texts: Sequence[Text],
+        behind_prefix: Callable[[], Sequence[Text]],
         ask_library: Callable[[int], np.ndarray],
     ) -> list[np.ndarray]:
         """bool [tokens] for each text: has the token a byte of a trained piece?
 
         Args:
           encoded: the ids of each text.
-          texts: `texts(begin)` gives the pieces, with `begin` applied to those of each stretch that the tokenizer
-            might put a space before.
+          texts: the pieces of each.
+          behind_prefix: gives the texts with a space before each stretch that the tokenizer may put one before.
           ask_library: the answer for text i by the library's own offsets, for ids that do not spell it: a normalizer
             changed the text, or characters are unknown.
         """
-        ways = [texts(list)]
-        masks = self.touched(encoded, ways[0])
+        ways = [texts]
+        masks = self.touched(encoded, texts)
         if masks is None:
-            ways.append(texts(prefixed))
+            ways.append(behind_prefix())
             masks = self.touched(encoded, ways[1])
         if masks is None:  # not all of them: each in turn
             masks = []

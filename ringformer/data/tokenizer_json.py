@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringformer.data.spelling import Piece, Spelling, Text, spell_byte_level, spell_metaspace
+from ringformer.data.spelling import Piece, Spelling, Text, prefixed, spell_byte_level, spell_metaspace
 from ringformer.data.tokenizers import Segment, existing_file, read_config, stretches
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
@@ -82,15 +82,17 @@ class HuggingFaceTokenizer:
         return [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        pieces = [_pieces(chat, list) for chat in chats]
+        pieces = [_pieces(chat) for chat in chats]
         texts = [b"".join(piece for piece, _ in chat).decode() for chat in pieces]
         encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
         encoded = [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
 
         def by_offsets(i: int) -> np.ndarray:
-            return _touched(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
+            return _touched_characters(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
 
-        trained = self._spelling.trained(encoded, lambda begin: [_pieces(chat, begin) for chat in chats], by_offsets)
+        trained = self._spelling.trained(
+            encoded, pieces, lambda: [_pieces(chat, prefixed) for chat in chats], by_offsets
+        )
         return list(zip(encoded, trained, strict=True))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -136,7 +138,7 @@ def _spelling(encoder, description: dict[str, Any], vocab_size: int) -> Spelling
     return Spelling(tokens)
 
 
-def _pieces(chat: Sequence[Segment], begin: Callable[[Text], Text]) -> list[Piece]:
+def _pieces(chat: Sequence[Segment], begin: Callable[[Text], Text] = list) -> list[Piece]:
     """The chat in pieces, control tokens by their private names; `begin` is applied to each text between them."""
     pieces: list[Piece] = []
     for part in stretches(chat):
@@ -147,7 +149,7 @@ def _pieces(chat: Sequence[Segment], begin: Callable[[Text], Text]) -> list[Piec
     return pieces
 
 
-def _touched(encoding, pieces: Text) -> np.ndarray:
+def _touched_characters(encoding, pieces: Text) -> np.ndarray:
     """bool [tokens]: has the token a character of a trained piece? By bisection in the encoding's offsets."""
     trained, place = np.zeros(len(encoding), bool), 0
     tokens = range(len(encoding))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ringformer.data.spelling import Piece, Spelling, spell_metaspace, touched
+from ringformer.data.spelling import Piece, Spelling, prefixed, spell_metaspace, touched
 
 
 class Segment(NamedTuple):
@@ -152,7 +152,7 @@ class SentencePieceTokenizer:
             offsets = self._processor.encode(utf8[i], return_type="offset_mapping")["offsets"]
             return touched(*np.array(offsets, np.int64).reshape(-1, 2).T, texts[i])
 
-        trained = self._spelling.trained(encoded, lambda begin: [begin(text) for text in texts], by_offsets)
+        trained = self._spelling.trained(encoded, texts, lambda: [prefixed(text) for text in texts], by_offsets)
         ready = iter(zip(encoded, trained, strict=True))
         return [_join(chat, ready) for chat in parted]
 

@@ -186,7 +186,7 @@ def test_masks_spelled_equal_those_by_the_library_s_offsets(tmp_path, kind, monk
     asked = []
     trained = Spelling.trained
     monkeypatch.setattr(
-        Spelling, "trained", lambda *args: trained(*args[:3], lambda i: (asked.append(i), args[3](i))[1])
+        Spelling, "trained", lambda *args: trained(*args[:4], lambda i: (asked.append(i), args[4](i))[1])
     )
     spelled = tokenizer.encode_chats(chats)
     assert len(asked) <= 0.3 * len(chats)  # a literal U+2581 cannot be spelled
