@@ -17,7 +17,7 @@ from ringformer.estimate.roofline import (
     peak_bytes,
 )
 from ringformer.estimate.search import Case, Saving, savings
-from ringformer.estimate.targets import GiB, Target, target
+from ringformer.estimate.targets import GiB, MissingCompiler, Target, target
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
 from ringformer.ops.chunks import default_chunk
@@ -90,11 +90,11 @@ def _candidate(case: Case, saving: Saving, goal: Target, seq_len: int, tp: int, 
     smaller = math.log2(saving.head_groups) + 2 * (saving.q_chunk is not None)
     seconds = (compute + exposed) * (1 + 0.005 * smaller + 0.002 * case.offload)
     peak = peak_bytes(model, local, devices=case.batch_size * sp * tp, tp=tp)
-    return Candidate(case, saving, peak, host_bytes(model, local), seconds / seq_len)
+    return Candidate(case, saving, peak, host_bytes(model, local), seconds / (seq_len * case.batch_size))
 
 
 class Plan(NamedTuple):
-    """The chosen candidate with its compiled estimate; None if the compiler accepted none."""
+    """The chosen candidate, None if none fits, and its compiled estimate, None if the compiler is not installed."""
 
     seq_len: int
     chosen: Candidate | None
@@ -106,25 +106,36 @@ class Plan(NamedTuple):
 def plan(
     model: str, target_name: str, seq_len: int, compute_dtype: str, log: Callable[[str], None], attempts: int = 4
 ) -> Plan:
-    """The fastest settings that the compiler accepts, trying at most `attempts` of the likely ones."""
+    """The fastest settings that the compiler accepts, trying at most `attempts` of the likely ones.
+
+    Without the compiler it is the fastest that the closed forms let fit, and the log says what to install.
+    """
     goal = target(target_name)
     ranked = candidates(model, goal, seq_len, compute_dtype, goal.num_devices)
     if not ranked:
         raise ValueError(f"no mesh of {target_name} divides sequences of {seq_len} tokens; use a power of two")
     refused = [(c, why) for c in ranked if (why := c.loses(goal))]
     likely = [c for c in ranked if not c.loses(goal)]
+    try:
+        goal.require_compiler()
+    except MissingCompiler as missing:
+        log(str(missing))
+        return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
     # If nothing is likely, the closed forms may be wrong about the smallest.
     for candidate in (likely or sorted(ranked, key=lambda c: c.peak))[:attempts]:
         log(f"compiling {candidate}")
         found = search.run(candidate.case.command(seq_len, candidate.saving))
         if found["fits"]:
-            for c in likely:
-                if c.seconds_per_token > candidate.seconds_per_token:
-                    slower = c.seconds_per_token / candidate.seconds_per_token - 1
-                    refused.append((c, f"{slower:.1%} slower (modelled)"))
-            return Plan(seq_len, candidate, found, refused)
+            rest = [c for c in likely if c.seconds_per_token >= candidate.seconds_per_token]
+            return Plan(seq_len, candidate, found, refused + _slower([candidate, *rest]))
         refused.append((candidate, f"compiled: needs {found['peak_bytes'] / GiB:.2f} GiB"))
     return Plan(seq_len, None, None, refused)
+
+
+def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
+    """Those that take longer than the first, and by how much."""
+    pairs = [(c, c.seconds_per_token / ranked[0].seconds_per_token - 1) for c in ranked]
+    return [(c, f"{slower:.1%} slower (modelled)") for c, slower in pairs if slower > 0]
 
 
 def longest_plan(model: str, target_name: str, compute_dtype: str, log: Callable[[str], None]) -> Plan:
@@ -140,19 +151,33 @@ def longest_plan(model: str, target_name: str, compute_dtype: str, log: Callable
     return best
 
 
+def _verdict(c: Candidate, e: dict | None, seq_len: int) -> str:
+    """The line that says how much memory and time it takes, and who says so."""
+    if e is None:
+        need, have, host = c.peak, target(c.case.target).chip.hbm_bytes, c.host
+        said, step = "closed form, not compiled", c.seconds_per_token * seq_len * c.case.batch_size
+        exposed, rate = "", 1 / c.seconds_per_token
+    else:
+        need, have, host, said = e["peak_bytes"], e["hbm_bytes"], e["host_bytes"], "compiled"
+        exposed = f"{e['exposed_in_ring_loops_bytes'] / GiB:.1f} GiB of ring bytes exposed in its loops; "
+        step, rate = e["step_seconds_model"], e["tokens_per_second_model"]
+    of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
+    return (
+        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step, "
+        f"{rate:,.0f} tokens/s"
+    )
+
+
 def as_text(model: str, target_name: str, found: Plan, shown: int = 8) -> str:
     title = f"{model} on {target_name}, {found.seq_len:,} tokens"
     lines = []
     if found.chosen is None:
         lines += [f"{title}: nothing fits that was tried", "  use a larger slice, or half the sequence"]
     else:
-        c, e = found.chosen, found.estimate
+        c = found.chosen
         lines += [
             f"{title}: {c}",
-            f"  compiled: {e['peak_bytes'] / GiB:.2f} of {e['hbm_bytes'] / GiB:.2f} GiB"
-            + (f", {e['host_bytes'] / GiB:.1f} GiB of host memory a device" if e["host_bytes"] else "")
-            + f"; {e['exposed_in_ring_loops_bytes'] / GiB:.1f} GiB of ring bytes exposed in its loops; modelled "
-            f"{e['step_seconds_model']:,.0f} s a step, {e['tokens_per_second_model']:,.0f} tokens/s",
+            _verdict(c, found.estimate, found.seq_len),
             "  the config to use:",
             f"    --config.seq_len={found.seq_len} --config.batch_size={c.case.batch_size} "
             f"--config.mesh_dim={c.case.mesh_dim}",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringformer.estimate.search import Case, attempt, compiled_by, longest_start, next_length
+from ringformer.estimate.targets import MissingCompiler, target
 from ringformer.models.llama import ATTENTION
 
 K = 1024
@@ -115,9 +116,15 @@ def cells(rows=ROWS + SCALING) -> list[Cell]:
 
 
 def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int | None = None) -> None:
-    """Search the cells, breadth first, until all maxima are known or for some passes; attempts go to `path`."""
-    done = 0
-    while passes is None or done < passes:
+    """Search the cells, breadth first, until all maxima are known or for some passes; attempts go to `path`.
+
+    Cells whose compiler is not installed are left out. The search ends if a pass learns nothing, because the compiler
+    breaks down on all that is left.
+    """
+    wanted = _compilable(wanted, log)
+    done, learned = 0, True
+    while learned and (passes is None or done < passes):
+        learned = False
         known = read(path)
         pending = [(c, n) for c in wanted if (n := next_length(known.get(c.name, []), c.first_length))]
         pending.sort(key=lambda item: len(known.get(item[0].name, [])))  # the least known cells first
@@ -133,7 +140,20 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
             log(f"  {'fits' if found['fits'] else 'does not fit'}: {found['peak_bytes'] / 2**30:.2f} of "
                 f"{found['hbm_bytes'] / 2**30:.2f} GiB in {found['compile_seconds']:.0f} s")  # fmt: skip
             write(path, cell.name, found)
+            learned = True
         done += 1
+
+
+def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
+    """The cells whose compiler is installed; of each other target it is said what to install."""
+    absent = set()
+    for name in dict.fromkeys(cell.row.target for cell in wanted):
+        try:
+            target(name).require_compiler()
+        except MissingCompiler as missing:
+            log(f"{name} is left out: {missing}")
+            absent.add(name)
+    return [cell for cell in wanted if cell.row.target not in absent]
 
 
 def read(path: Path) -> dict[str, list[dict]]:

@@ -133,8 +133,17 @@ class Target:
         shape = math.prod(int(x) for x in self.topology.split(":")[-1].split("x"))
         return shape * (2 if self.generation in ("v3", "tpu7x") else 1)  # cores of a chip
 
+    def require_compiler(self) -> None:
+        """Raises MissingCompiler, with the command that installs it, if the target's compiler is not there."""
+        is_gpu = self.chip.kind == "gpu"
+        wheels = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13") if is_gpu else ("libtpu",)
+        if not any(_installed(wheel) for wheel in wheels):
+            extra = "cuda" if is_gpu else "estimate"
+            raise MissingCompiler(f"the compiler for {self.chip.name} is missing: pip install 'ringformer[{extra}]'")
+
     def devices(self) -> list:
-        """The devices, as the compiler describes them. Raises ValueError if the compiler is not installed."""
+        """The devices, as the compiler describes them. Raises MissingCompiler."""
+        self.require_compiler()
         return list(_devices(self.generation, self.topology))
 
     def ring_bandwidth(self, ranks: int) -> float:
@@ -171,10 +180,6 @@ def target(name: str) -> Target:
 @lru_cache
 def _devices(chip: str, topology: str) -> tuple:
     chip = CHIPS[chip]
-    wheels = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13") if chip.kind == "gpu" else ("libtpu",)
-    if not any(_installed(wheel) for wheel in wheels):
-        extra = "cuda" if chip.kind == "gpu" else "estimate"
-        raise MissingCompiler(f"the compiler for {chip.name} is missing: pip install 'ringformer[{extra}]'")
     if chip.kind == "gpu":
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of versions of drivers that are not here
         more = dict(topology_name="", platform="cuda", target_config=chip.description, topology=topology)

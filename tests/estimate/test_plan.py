@@ -3,7 +3,7 @@
 import pytest
 
 from ringformer.estimate import plan as planning
-from ringformer.estimate import search
+from ringformer.estimate import search, targets
 from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
 from ringformer.estimate.roofline import StepTime, causal_excess, hop, model_flops, peak_bytes
 from ringformer.estimate.search import Saving
@@ -30,6 +30,7 @@ def compiler(monkeypatch, accepts):
         }
 
     monkeypatch.setattr(search, "run", run)
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
 
 
 def test_candidates_are_meshes_of_all_devices_fastest_first():
@@ -40,6 +41,17 @@ def test_candidates_are_meshes_of_all_devices_fastest_first():
     seconds = [c.seconds_per_token for c in found]
     assert seconds == sorted(seconds)
     assert found[0].saving == Saving() and not found[0].case.offload  # whatever saves memory costs time
+
+
+def test_several_short_rings_do_the_work_of_one_long_ring():
+    """Where hops are hidden a token takes as long in eight rings of 32 as in one of 256, else less."""
+    seconds = {}
+    for length in (2**15, 2**22):
+        found = candidates("llama_7b", target("v5e-256"), length, "bfloat16", 256)
+        usual = [c for c in found if c.saving == Saving() and not c.case.offload and c.case.layout == "zigzag"]
+        seconds[length] = {c.case.mesh_dim: c.seconds_per_token for c in usual}
+    assert seconds[2**22]["1,8,1,32"] == pytest.approx(seconds[2**22]["1,1,1,256"], rel=0.05)
+    assert seconds[2**15]["1,8,1,32"] < 0.5 * seconds[2**15]["1,1,1,256"]
 
 
 def test_the_fastest_that_is_accepted_is_chosen(monkeypatch):
@@ -65,6 +77,18 @@ def test_nothing_fits(monkeypatch):
     compiler(monkeypatch, lambda options: False)
     found = plan("llama_65b", GPUS, 2**24, "float32", lambda line: None)
     assert found.chosen is None and "nothing fits" in as_text("llama_65b", GPUS, found)
+
+
+def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    monkeypatch.setattr(search, "run", lambda command: pytest.fail("nothing to compile with"))
+    said = []
+    found = longest_plan("llama_7b", GPUS, "bfloat16", said.append)
+    assert set(said) == {"the compiler for NVIDIA A100-SXM4-80GB is missing: pip install 'ringformer[cuda]'"}
+    assert found.chosen.peak <= target(GPUS).budget
+    text = as_text("llama_7b", GPUS, found)
+    assert "  closed form, not compiled: " in text and f"--config.seq_len={found.seq_len}" in text
+    assert any(why.endswith("slower (modelled)") for _, why in found.refused)
 
 
 def test_lengths_that_no_mesh_divides():

@@ -4,11 +4,17 @@ import json
 
 import pytest
 
-from ringformer.estimate import search, tables
+from ringformer.estimate import search, tables, targets
 from ringformer.estimate.search import Case, Saving, next_length, savings
 from ringformer.estimate.tables import ROWS, Cell, cells, fill, read
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Every compiler is; none is called here."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
 
 
 def tried(*results):
@@ -89,3 +95,23 @@ def test_a_broken_compiler_is_no_answer(tmp_path, monkeypatch):
     fill(tmp_path / "t.json", cells()[:1], lines.append, passes=1)
     assert read(tmp_path / "t.json") == {}
     assert any("broke down" in line and "-6" in line for line in lines)
+
+
+def test_cells_without_their_compiler_are_left_out(tmp_path, compiler, monkeypatch):
+    """Of a row of GPUs and one of TPUs only the one is searched whose compiler is there; no closed form is written."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there" if name == "libtpu" else None)
+    gpu, tpu = (next(c for c in cells() if c.row.target == name) for name in ("8xA100-80", "v5e-256"))
+    lines = []
+    fill(tmp_path / "t.json", [gpu, tpu], lines.append, passes=1)
+    assert list(read(tmp_path / "t.json")) == [tpu.name]
+    assert any("8xA100-80 is left out" in line and "pip install 'ringformer[cuda]'" in line for line in lines)
+
+
+def test_a_search_ends_if_the_compiler_breaks_down_on_all_that_is_left(tmp_path, monkeypatch):
+    def breaks_down(case, seq_len, log):
+        raise RuntimeError("crashed")
+
+    monkeypatch.setattr(tables, "attempt", breaks_down)
+    lines = []
+    fill(tmp_path / "t.json", cells()[:2], lines.append)
+    assert sum("the compiler broke down: crashed" in line for line in lines) == 2
