@@ -101,14 +101,23 @@ class Plan(NamedTuple):
     estimate: dict | None
     refused: list[tuple[Candidate, str]]
     """What lost against it, fastest first, and why."""
+    excess: float = 1.0
+    """By how much the compiler's bytes exceeded the closed form's where it refused a candidate."""
 
 
 def plan(
-    model: str, target_name: str, seq_len: int, compute_dtype: str, log: Callable[[str], None], attempts: int = 4
+    model: str,
+    target_name: str,
+    seq_len: int,
+    compute_dtype: str,
+    log: Callable[[str], None],
+    attempts: int = 4,
+    excess: float = 1.0,
 ) -> Plan:
     """The fastest settings that the compiler accepts, trying at most `attempts` of the likely ones.
 
-    Without the compiler it is the fastest that the closed forms let fit, and the log says what to install.
+    What it refuses corrects the closed forms for those that follow. Without the compiler it is the fastest that the
+    closed forms let fit, and the log says what to install.
     """
     goal = target(target_name)
     ranked = candidates(model, goal, seq_len, compute_dtype, goal.num_devices)
@@ -122,14 +131,21 @@ def plan(
         log(str(missing))
         return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
     # If nothing is likely, the closed forms may be wrong about the smallest.
-    for candidate in (likely or sorted(ranked, key=lambda c: c.peak))[:attempts]:
-        log(f"compiling {candidate}")
+    for candidate in likely or [min(ranked, key=lambda c: c.peak)]:
+        if likely and candidate.peak * excess > goal.budget:
+            refused.append((candidate, f"needs about {candidate.peak * excess / GiB:.1f} GiB, after what was compiled"))
+            continue
+        if attempts == 0:
+            break
+        attempts -= 1
+        log(f"compiling {candidate}, {seq_len:,} tokens")
         found = search.run(candidate.case.command(seq_len, candidate.saving))
         if found["fits"]:
             rest = [c for c in likely if c.seconds_per_token >= candidate.seconds_per_token]
-            return Plan(seq_len, candidate, found, refused + _slower([candidate, *rest]))
+            return Plan(seq_len, candidate, found, refused + _slower([candidate, *rest]), excess)
         refused.append((candidate, f"compiled: needs {found['peak_bytes'] / GiB:.2f} GiB"))
-    return Plan(seq_len, None, None, refused)
+        excess = max(excess, found["peak_bytes"] / candidate.peak)
+    return Plan(seq_len, None, None, refused, excess)
 
 
 def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
@@ -147,7 +163,7 @@ def longest_plan(model: str, target_name: str, compute_dtype: str, log: Callable
     best = plan(model, target_name, length, compute_dtype, log)
     while best.chosen is None and length > 2**12:
         length //= 2
-        best = plan(model, target_name, length, compute_dtype, log)
+        best = plan(model, target_name, length, compute_dtype, log, excess=best.excess)
     return best
 
 

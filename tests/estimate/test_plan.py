@@ -73,6 +73,27 @@ def test_the_longest_halves_until_something_is_accepted(monkeypatch):
     assert found.seq_len == 2**17 and found.chosen is not None
 
 
+def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
+    """It takes twice as much as they say: the second candidate to be compiled has twice the room."""
+    compiler(monkeypatch, None)
+    length, goal = 2**19, target(GPUS)
+    by_command = {
+        tuple(c.case.command(length, c.saving)): c for c in candidates("llama_7b", goal, length, "bfloat16", 8)
+    }
+    compiled = []
+
+    def run(command):
+        candidate = by_command[tuple(command)]
+        compiled.append(candidate)
+        return {"fits": 2 * candidate.peak <= goal.budget, "peak_bytes": 2 * candidate.peak}
+
+    monkeypatch.setattr(search, "run", run)
+    found = plan("llama_7b", GPUS, length, "bfloat16", lambda line: None)
+    assert len(compiled) == 2 and found.chosen == compiled[1] and found.excess == pytest.approx(2)
+    assert 2 * compiled[0].peak > goal.budget >= 2 * compiled[1].peak
+    assert compiled[0].seconds_per_token < compiled[1].seconds_per_token
+
+
 def test_nothing_fits(monkeypatch):
     compiler(monkeypatch, lambda options: False)
     found = plan("llama_65b", GPUS, 2**24, "float32", lambda line: None)
