@@ -189,4 +189,4 @@ def test_inspection_colours_what_is_trained_on(tmp_path, settings, tokenizer):
 def test_preparation_keeps_up_with_the_bare_tokenizer():
     """Tolerant, for machines that do other things as well; benchmarks/prepare.py measures."""
     for row in measure(megabytes=3, pairs=3):
-        assert row["rate_over_bare"] > 0.75, row
+        assert row["rate_over_bare"] > (0.75 if row["format"] == "documents" else 0.5), row
