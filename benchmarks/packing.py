@@ -28,7 +28,8 @@ def corpora():
     for n in (2_000, 20_000):
         yield f"{n} of 10K-100K", books(10_000, 100_000, n), 2**17
         yield f"{n} of 100K-200K", books(100_000, 200_000, n), 2**19
-    yield "2000 of 200K-500K", books(200_000, 500_000, 2000), 2**20
+    for capacity in (2**19, 2**20):
+        yield "2000 of 200K-500K", books(200_000, 500_000, 2000), capacity
     for n in (5_000, 50_000):
         yield f"{n} chats", chats(n, 2**15), 2**15
     yield "50000 chats", chats(50_000, 2**15), 2**17

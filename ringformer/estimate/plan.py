@@ -120,6 +120,8 @@ def plan(
     closed forms let fit, and the log says what to install.
     """
     goal = target(target_name)
+    if seq_len < 1:
+        raise ValueError(f"seq_len={seq_len} must be at least 1; without it, the longest context is planned")
     ranked = candidates(model, goal, seq_len, compute_dtype, goal.num_devices)
     if not ranked:
         raise ValueError(f"no mesh of {target_name} divides sequences of {seq_len} tokens; use a power of two")
@@ -130,9 +132,10 @@ def plan(
     except MissingCompiler as missing:
         log(str(missing))
         return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
-    # If nothing is likely, the closed forms may be wrong about the smallest.
-    for candidate in likely or [min(ranked, key=lambda c: c.peak)]:
-        if likely and candidate.peak * excess > goal.budget:
+    # The closed forms, corrected or not, may be wrong about the smallest: the compiler decides.
+    smallest = min(likely or ranked, key=lambda c: c.peak)
+    for candidate in likely or [smallest]:
+        if candidate is not smallest and candidate.peak * excess > goal.budget:
             refused.append((candidate, f"needs about {candidate.peak * excess / GiB:.1f} GiB, after what was compiled"))
             continue
         if attempts == 0:

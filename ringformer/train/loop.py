@@ -187,7 +187,7 @@ def _step_reporter(run: Run, reporter: Reporter):
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if metrics["tokens"] == 0:
             raise ValueError(f"the batch of step {step} has no token to train on: its loss mask is empty")
-        if metrics.get("masked", 1) <= 0:
+        if "masked" in metrics and metrics["masked"] <= 0:
             raise ValueError(f"the batch of step {step} trains on every token, though its store masks questions: "
                              f"rebuild the store, or raise seq_len={config.seq_len} if an answer fills it")  # fmt: skip
         if not math.isfinite(metrics["loss"]):

@@ -92,6 +92,10 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
     assert len(compiled) == 2 and found.chosen == compiled[1] and found.excess == pytest.approx(2)
     assert 2 * compiled[0].peak > goal.budget >= 2 * compiled[1].peak
     assert compiled[0].seconds_per_token < compiled[1].seconds_per_token
+    compiled.clear()
+    plan("llama_7b", GPUS, length, "bfloat16", lambda line: None, excess=1e9)
+    (smallest,) = compiled  # is asked, whatever the correction says
+    assert smallest.peak == min(c.peak for c in by_command.values())
 
 
 def test_nothing_fits(monkeypatch):
@@ -115,6 +119,9 @@ def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
 def test_lengths_that_no_mesh_divides():
     with pytest.raises(ValueError, match="no mesh of 8xA100-80 divides sequences of 1001 tokens"):
         plan("llama_7b", GPUS, 1001, "bfloat16", lambda line: None)
+    for length in (0, -4096):
+        with pytest.raises(ValueError, match=f"seq_len={length} must be at least 1"):
+            plan("llama_7b", GPUS, length, "bfloat16", lambda line: None)
 
 
 def test_closed_forms():
