@@ -23,7 +23,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from ringformer.estimate.compile import compile_step
+from ringformer.estimate.compile import compile_step_apart
 from ringformer.estimate.roofline import smallest_local_length
 from ringformer.estimate.targets import target
 from ringformer.models.llama import LlamaConfig
@@ -41,7 +41,7 @@ def compile_rows(lengths: tuple[int, ...]) -> list[dict]:
     for name in TARGETS:
         goal = target(name)
         for local in lengths:
-            estimate = compile_step(MODEL, goal, "1,1,1,-1", seq_len=local * goal.num_devices)
+            estimate = compile_step_apart(MODEL, goal, "1,1,1,-1", seq_len=local * goal.num_devices)
             hops = [
                 t for t in estimate.schedule.transfers if t.in_ring_loop and t.dtype != "s32"
             ]  # not the segment ids

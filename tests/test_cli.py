@@ -120,7 +120,7 @@ def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):
     def breaks(*args, **kwargs):
         raise CompilerFailure("INTERNAL: something else")
 
-    monkeypatch.setattr(stages, "compile_step", breaks)
+    monkeypatch.setattr(stages, "compile_step_apart", breaks)
     assert main(ESTIMATE) == 1
     out, err = capsys.readouterr()
     assert not out and "the compiler broke down, which says nothing of whether it fits: INTERNAL" in err

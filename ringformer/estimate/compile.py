@@ -1,8 +1,15 @@
 """Compile the project's own train step for a target that is not here, and read what the compiler says of it."""
 
+import os
+import pickle
 import re
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
+from ringformer.estimate.dump import Memory, compile_until_scheduled
 from ringformer.estimate.schedule import Rates, Schedule, read_schedule
 from ringformer.estimate.targets import Target
 from ringformer.mesh import BATCH, check_batch, check_model, compiler_options, make_mesh
@@ -43,15 +51,27 @@ class Estimate:
     """None if the compiler gave up on memory before it had one."""
     max_link_hops: int | None
     compile_seconds: float | None
+    generated_code: bool = False
+    """Whether the compiler went on to machine code; its verdict, the memory and the schedule come before that."""
     largest: str = ""
     """What the compiler lists as the largest allocations, where it does not fit."""
 
 
 def compile_step(
-    model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int = 1, accumulate: int = 1
+    model: LlamaConfig,
+    target: Target,
+    mesh_dim: str,
+    *,
+    seq_len: int,
+    batch_size: int = 1,
+    accumulate: int = 1,
+    generate_code: bool = True,
 ) -> Estimate:
     """One step of `ringformer train`, with AdamW, for sequences of `seq_len` tokens, `batch_size` a step in
     `accumulate` microbatches.
+
+    Without `generate_code` the compiler is left when the program is scheduled and its buffers are placed, which on TPU
+    is a tenth of its work. It goes on in a thread: use `compile_step_apart`.
 
     Raises ValueError for a mesh that cannot be and CompilerFailure if the compiler fails for another reason than
     memory.
@@ -62,27 +82,77 @@ def compile_step(
     step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0, accumulate=accumulate)
     start = time.perf_counter()
     lowered = step.lower(abstract_state(shardings, optimizer, mesh), _abstract_batch(batch_size, seq_len, mesh))
+    kind = target.chip.kind
+    options = compiler_options(mesh) | WITHOUT_DEVICES[kind]
     try:
-        compiled = lowered.compile(compiler_options=compiler_options(mesh) | WITHOUT_DEVICES[target.chip.kind])
+        if generate_code:
+            program, memory = _compiled(lowered, options)
+        else:
+            program, memory = compile_until_scheduled(lowered, options, kind)
     except jax.errors.JaxRuntimeError as error:
         return _does_not_fit(str(error), target, max_link_hops(mesh), time.perf_counter() - start)
-    seconds = time.perf_counter() - start
-    memory = compiled.memory_analysis()
-    host = memory.host_temp_size_in_bytes
-    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    peak += memory.temp_size_in_bytes
-    if target.chip.kind == "tpu" and not host:  # with host memory, the compiler's own peak is that of both together
-        peak = memory.peak_memory_in_bytes
+    peak = memory.arguments + memory.outputs + memory.temporaries
     return Estimate(
-        fits=target.chip.kind == "tpu" or peak <= target.budget,
+        fits=kind == "tpu" or peak <= target.budget,
         peak_bytes=peak,
         hbm_bytes=target.chip.hbm_bytes,
-        host_bytes=host,
-        argument_bytes=memory.argument_size_in_bytes,
-        temp_bytes=memory.temp_size_in_bytes,
-        schedule=read_schedule(compiled.as_text(), _rates(target, mesh, model.compute_dtype)),
+        host_bytes=memory.host,
+        argument_bytes=memory.arguments,
+        temp_bytes=memory.temporaries,
+        schedule=read_schedule(program, _rates(target, mesh, model.compute_dtype)),
         max_link_hops=max_link_hops(mesh),
-        compile_seconds=seconds,
+        compile_seconds=time.perf_counter() - start,
+        generated_code=generate_code,
+    )
+
+
+def compile_step_apart(
+    model: LlamaConfig, target: Target, mesh_dim: str, *, generate_code: bool = False, **work
+) -> Estimate:
+    """`compile_step` in a process of its own, which ends with the estimate: nothing of the compiler lives on, and a
+    compiler that dies is a CompilerFailure too."""
+    target.require_compiler()
+    args, options = (model, target, mesh_dim), work | {"generate_code": generate_code}
+    with tempfile.TemporaryDirectory(prefix="ringformer-") as folder:
+        call, answer = Path(folder, "call"), Path(folder, "answer")
+        call.write_bytes(pickle.dumps((args, options)))
+        program = f"from ringformer.estimate.compile import _answer; _answer({str(call)!r}, {str(answer)!r})"
+        done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
+        if not answer.exists():
+            raise CompilerFailure(f"its process ended with {done.returncode}")
+        found = pickle.loads(answer.read_bytes())
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _answer(call: str, answer: str) -> None:
+    """The child of `compile_step_apart`. It ends without waiting for threads, and if its parent is gone."""
+    parent = os.getppid()
+
+    def follow():
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    args, options = pickle.loads(Path(call).read_bytes())
+    try:
+        found = compile_step(*args, **options)
+    except (ValueError, RuntimeError) as error:
+        found = error
+    Path(answer).write_bytes(pickle.dumps(found))
+    os._exit(0)
+
+
+def _compiled(lowered: jax.stages.Lowered, options: dict) -> tuple[str, Memory]:
+    compiled = lowered.compile(compiler_options=options)
+    memory = compiled.memory_analysis()
+    return compiled.as_text(), Memory(
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        host=memory.host_temp_size_in_bytes,
     )
 
 

@@ -29,6 +29,7 @@ def as_json(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | No
         "tokens_per_second_model": time and time.tokens_per_second,
         "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
         "compile_seconds": estimate.compile_seconds and round(estimate.compile_seconds, 1),
+        "generated_code": estimate.generated_code,
         "collectives": s and [_row(t) for t in by_bytes(s.transfers)],
     }
 
@@ -67,7 +68,8 @@ def as_text(
         + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
         f"  weights and gradients: {s.exposed_gather_bytes / GiB:,.1f} GiB exposed",
         *_modelled(time, target, hops or {}, budget),
-        f"  compiled in {e.compile_seconds:.0f} s; its collectives, times executed:",
+        f"  compiled {'to machine code' if e.generated_code else 'and scheduled'} in {e.compile_seconds:.0f} s; its "
+        "collectives, times executed:",
     ]
     lines += [f"    {t.count:>8,.0f} x {t.kind:18s} {t.dtype}{list(t.shape)}  {t.bytes / 2**20:,.1f} MiB, link "
               f"{t.seconds * 1e3:,.2f} ms, under {t.cover * 1e3:,.2f} ms of computation: "

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ringformer.estimate import report, roofline
-from ringformer.estimate.compile import Estimate, compile_step
+from ringformer.estimate.compile import Estimate, compile_step_apart
 from ringformer.estimate.search import Saving, likely_savings
 from ringformer.estimate.targets import GiB, MissingCompiler, Target
 from ringformer.mesh import mesh_shape
@@ -55,10 +55,13 @@ def work(configs: list[Config]) -> list[Work]:
     ]  # fmt: skip
 
 
-def judge(one: Work, goal: Target, choose: bool, log: Callable[[str], None]) -> tuple[Work, Estimate | None]:
+def judge(
+    one: Work, goal: Target, choose: bool, log: Callable[[str], None], generate_code: bool = False
+) -> tuple[Work, Estimate | None]:
     """The compiled step, None without a compiler; with `choose`, of the first likely memory settings that fit.
 
-    The returned `Work` has the settings that were compiled.
+    `generate_code`: down to machine code, instead of to the schedule. The returned `Work` has the settings that were
+    compiled.
     """
     m = one.model
     settings = [Saving(m.head_groups, m.remat_group, m.q_chunk, m.k_chunk)]
@@ -67,10 +70,10 @@ def judge(one: Work, goal: Target, choose: bool, log: Callable[[str], None]) -> 
     found = None
     for saving in settings:
         one = one._replace(model=replace(m, **vars(saving)))
-        log(f"compiling for {goal.topology} with {saving}; minutes for a large model")
+        log(f"compiling for {goal.topology} with {saving}; {'minutes' if generate_code else 'half a minute'}")
         try:
-            found = compile_step(one.model, goal, one.mesh_dim, seq_len=one.seq_len, batch_size=one.batch_size,
-                                 accumulate=one.accumulate)  # fmt: skip
+            found = compile_step_apart(one.model, goal, one.mesh_dim, seq_len=one.seq_len, batch_size=one.batch_size,
+                                       accumulate=one.accumulate, generate_code=generate_code)  # fmt: skip
         except MissingCompiler as missing:
             log(str(missing))
             return one, None

@@ -63,13 +63,14 @@ def visible_pairs(layout: str, source: str, causal: bool, q: Chunks, k: Chunks) 
         parts = VISIBLE[layout][source]
     else:
         parts = [(a, b, FULL) for a in range(PARTS[layout]) for b in range(PARTS[layout])]
-    whole, masked = [], []
+    rows = [np.zeros((4, 0), np.int64)]
     for q_part, k_part, part_offset in parts:
-        for i in np.flatnonzero(q.part == q_part):
-            for j in np.flatnonzero(k.part == k_part):
-                offset = min(part_offset + (q.start[i] - q.origin[i]) - (k.start[j] - k.origin[j]), FULL)
-                if q.size - 1 + offset < k.fresh[j]:
-                    continue
-                sees_all = offset >= k.size - 1 and not q.fresh[i] and not k.fresh[j]
-                (whole if sees_all else masked).append((i, j, offset))
-    return tuple(Pairs(*np.array(rows, np.int32).reshape(-1, 3).T) for rows in (whole, masked))
+        i, j = np.flatnonzero(q.part == q_part)[:, None], np.flatnonzero(k.part == k_part)
+        offset = part_offset + (q.start - q.origin).astype(np.int64)[i] - (k.start - k.origin)[j]
+        offset = np.minimum(offset, FULL)
+        sees_any = q.size - 1 + offset >= k.fresh[j]
+        sees_all = (offset >= k.size - 1) & (q.fresh[i] == 0) & (k.fresh[j] == 0)
+        row, column = np.nonzero(sees_any)
+        rows.append(np.stack([i[row, 0], j[column], offset[row, column], sees_all[row, column]]))
+    *pairs, sees_all = np.concatenate(rows, axis=1).astype(np.int32)
+    return tuple(Pairs(*(x[sees_all == wanted] for x in pairs)) for wanted in (1, 0))

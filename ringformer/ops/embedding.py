@@ -3,7 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from ringformer.ops.token_chunks import scan_chunks
 from ringformer.ops.vma import vary, vary_like, varying_axes
+
+CHUNK = 1024
+"""Tokens whose gradients are in float32, and sorted by the compiler's scatter, at once."""
 
 
 def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -22,8 +26,13 @@ def _forward(table, tokens):
 
 def _backward(residuals, dx):
     table, tokens = residuals
-    zero = vary_like(jnp.zeros(table.shape, jnp.float32), table)
-    return zero.at[tokens].add(dx.astype(jnp.float32)).astype(table.dtype), None
+
+    def one(total, chunk):
+        tokens, dx = chunk
+        return total.at[tokens].add(dx.astype(jnp.float32)), None
+
+    total = vary_like(jnp.zeros(table.shape, jnp.float32), table)
+    return scan_chunks(one, total, (tokens, dx), CHUNK)[0].astype(table.dtype), None
 
 
 _embed.defvjp(_forward, _backward)

@@ -9,8 +9,8 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from ringformer.ops.token_chunks import scan_chunks
 from ringformer.ops.vma import vary, vary_like, varying_axes
 
 
@@ -29,28 +29,9 @@ def blockwise_feedforward(function: Callable, weights, x: jax.Array, chunk: int)
     return _blockwise(function, chunk, vary(weights, axes), vary(x, axes))
 
 
-def split(x: jax.Array, chunk: int) -> tuple[jax.Array | None, jax.Array | None]:
-    """x [B, T, ...] as whole chunks [T // chunk, B, chunk, ...] and the shorter rest [B, T % chunk, ...], or None."""
-    B, T, *rest = x.shape
-    whole = T // chunk
-    chunks = x[:, : whole * chunk].reshape(B, whole, chunk, *rest).swapaxes(0, 1) if whole else None
-    return chunks, (x[:, whole * chunk :] if T % chunk else None)
-
-
-def join(chunks: jax.Array | None, rest: jax.Array | None) -> jax.Array:
-    """The inverse of `split`."""
-    if chunks is None:
-        return rest
-    n, B, chunk, *tail = chunks.shape
-    whole = chunks.swapaxes(0, 1).reshape(B, n * chunk, *tail)
-    return whole if rest is None else jnp.concatenate([whole, rest], axis=1)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _blockwise(function, chunk, weights, x):
-    chunks, rest = split(x, chunk)
-    y = None if chunks is None else lax.map(partial(function, weights), chunks)
-    return join(y, None if rest is None else function(weights, rest))
+    return scan_chunks(lambda _, x: (None, function(weights, x)), None, x, chunk)[1]
 
 
 def _forward(function, chunk, weights, x):
@@ -60,19 +41,14 @@ def _forward(function, chunk, weights, x):
 def _backward(function, chunk, residuals, dy):
     weights, x = residuals
 
-    def one(total, chunk):
-        x, dy = chunk
+    def one(total, tokens):
+        x, dy = tokens
         dweights, dx = jax.vjp(function, weights, x)[1](dy)
         return jax.tree.map(lambda t, d: t + d.astype(jnp.float32), total, dweights), dx
 
     total = jax.tree.map(lambda w: vary_like(jnp.zeros(w.shape, jnp.float32), w), weights)
-    (xs, x_rest), (dys, dy_rest) = split(x, chunk), split(dy, chunk)
-    dxs = dx_rest = None
-    if xs is not None:
-        total, dxs = lax.scan(one, total, (xs, dys))
-    if x_rest is not None:
-        total, dx_rest = one(total, (x_rest, dy_rest))
-    return jax.tree.map(lambda w, t: t.astype(w.dtype), weights, total), join(dxs, dx_rest)
+    total, dx = scan_chunks(one, total, (x, dy), chunk)
+    return jax.tree.map(lambda w, t: t.astype(w.dtype), weights, total), dx
 
 
 _blockwise.defvjp(_forward, _backward)

@@ -8,9 +8,8 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from ringformer.ops.feedforward import join, split
+from ringformer.ops.token_chunks import scan_chunks
 from ringformer.ops.vma import vary, vary_like, varying_axes
 
 
@@ -33,7 +32,10 @@ def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.A
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(chunk, x, head, targets, mask):
-    return _over_chunks(lambda total, c: (total + _chunk_loss(head, *c)[0], None), head, chunk, x, targets, mask)[0]
+    def one(total, c):
+        return total + _chunk_loss(head, *c)[0], None
+
+    return scan_chunks(one, _zero(head), (x, targets, mask), chunk)[0]
 
 
 def _forward(chunk, x, head, targets, mask):
@@ -45,8 +47,7 @@ def _forward(chunk, x, head, targets, mask):
         dhead += jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)
         return (total + loss, dhead), dx
 
-    zero = vary_like(jnp.zeros(head.shape, jnp.float32), head)
-    (total, dhead), dx = _over_chunks(one, head, chunk, x, targets, mask, zero)
+    (total, dhead), dx = scan_chunks(one, (_zero(head), _zero(head, head.shape)), (x, targets, mask), chunk)
     return total, (dx, dhead.astype(head.dtype))
 
 
@@ -68,15 +69,5 @@ def _chunk_loss(head, x, targets, mask):
     return loss, dlogits.astype(x.dtype)
 
 
-def _over_chunks(one, head, chunk, x, targets, mask, *more):
-    """Scan `one` over the chunks of (x, targets, mask); carry (total, *more), or total alone without more."""
-    total = vary_like(jnp.zeros((), jnp.float32), head)
-    carry = (total, *more) if more else total
-    parts = [split(a, chunk) for a in (x, targets, mask)]
-    chunks, rests = ([part[i] for part in parts] for i in (0, 1))
-    ys = y_rest = None
-    if chunks[0] is not None:
-        carry, ys = lax.scan(one, carry, tuple(chunks))
-    if rests[0] is not None:
-        carry, y_rest = one(carry, tuple(rests))
-    return carry, (join(ys, y_rest) if more else None)
+def _zero(like, shape=()):
+    return vary_like(jnp.zeros(shape, jnp.float32), like)

@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from functools import lru_cache
 
@@ -9,7 +12,7 @@ import pytest
 
 from ringformer.estimate import compile as compilation
 from ringformer.estimate import targets
-from ringformer.estimate.compile import CompilerFailure, compile_step
+from ringformer.estimate.compile import CompilerFailure, compile_step, compile_step_apart
 from ringformer.estimate.report import as_json, as_text
 from ringformer.estimate.roofline import smallest_local_length, step_time
 from ringformer.estimate.targets import CHIPS, target
@@ -28,7 +31,7 @@ SHORT, LONG = 2048, 4096
 
 @lru_cache
 def estimate(local: int):
-    return compile_step(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * local)
+    return compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * local)
 
 
 def hops(schedule, dtype, local, model=MODEL):
@@ -36,6 +39,65 @@ def hops(schedule, dtype, local, model=MODEL):
     shape = (1, model.num_kv_heads, local, model.head_dim)
     shape = (2, *shape) if dtype == "bf16" else shape
     return sum(t.count for t in schedule.transfers if t.dtype == dtype and t.shape == shape) / LAYERS
+
+
+def assert_same(with_code, without):
+    """But for the time, and for what takes a few KiB of another memory than the device's."""
+    assert with_code.generated_code and not without.generated_code
+    memory = {"peak_bytes": pytest.approx(without.peak_bytes, abs=2**16),
+              "temp_bytes": pytest.approx(without.temp_bytes, abs=2**16)}  # fmt: skip
+    time = {"generated_code": True, "compile_seconds": with_code.compile_seconds}
+    assert vars(with_code) == vars(without) | memory | time
+
+
+@on_tpu
+def test_machine_code_changes_nothing():
+    """All that an estimate says is known when the program is scheduled."""
+    assert_same(compile_step(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * SHORT), estimate(SHORT))
+
+
+@on_tpu
+def test_the_schedule_has_the_host_memory():
+    """Offloaded inputs of the layers, in bf16; the embedding's output is one of them."""
+    e = compile_step_apart(replace(MODEL, offload=True), target("v5e-8"), "1,1,1,8", seq_len=N * LONG)
+    assert e.fits and e.host_bytes == LAYERS * LONG * MODEL.hidden_size * 2
+
+
+@on_tpu
+@pytest.mark.parametrize("generate_code", [False, True])
+def test_what_does_not_fit(generate_code):
+    e = compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * LONG, batch_size=1024,
+                           generate_code=generate_code)  # fmt: skip
+    assert not e.fits and e.peak_bytes > e.hbm_bytes and e.schedule is None
+
+
+def test_a_compiler_that_dies_is_a_failure(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(targets, "_installed", lambda module: True)
+    with pytest.raises(CompilerFailure, match="ended with 1"):
+        compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * SHORT)
+
+
+@on_tpu
+def test_a_compilation_ends_with_who_asked_for_it():
+    """Nobody waits for the compiler's process if the parent is killed: it ends by itself."""
+    script = "from tests.estimate.test_compile import *; estimate(LONG)"
+    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL)
+
+    def others():
+        return subprocess.run(["pgrep", "-s", str(parent.pid), "-f", "_answer"], capture_output=True).stdout.split()
+
+    wait_until(others)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not others())
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
 
 
 @on_tpu
@@ -75,7 +137,7 @@ def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
                                           ("v5e-8", 4)])  # fmt: skip
 def test_every_ring_is_hidden(name, sp):
     """From 32,768 local tokens, more than v6e's 24,480: one link a hop, exposed at most 1/sp of the ring's bytes."""
-    e = compile_step(MHA, target(name), f"1,{8 // sp},1,{sp}", seq_len=sp * 32768, batch_size=8 // sp)
+    e = compile_step_apart(MHA, target(name), f"1,{8 // sp},1,{sp}", seq_len=sp * 32768, batch_size=8 // sp)
     s = e.schedule
     assert e.fits and e.max_link_hops == 1 and s.exposed_in_ring_loops == 0
     assert s.exposed_permute_bytes <= (s.hidden_permute_bytes + s.exposed_permute_bytes) / sp
@@ -96,8 +158,9 @@ def test_flops_are_those_of_the_mathematics():
 def test_a_gpu_target():
     """The same by the GPU compiler: n-1 hops, nothing exposed inside the loops, exposed at most 2/sp of all."""
     local = 16384
-    e = compile_step(MHA, target("8xA100-80"), "1,1,1,8", seq_len=N * local)
+    e = compile_step_apart(MHA, target("8xA100-80"), "1,1,1,8", seq_len=N * local)
     assert e.fits and e.max_link_hops is None
+    assert_same(compile_step(MHA, target("8xA100-80"), "1,1,1,8", seq_len=N * local), e)
     assert hops(e.schedule, "f32", local, MHA) == 2 * (N - 1)
     s = e.schedule
     assert s.exposed_in_ring_loops == 0
@@ -107,12 +170,12 @@ def test_a_gpu_target():
 @on_tpu
 def test_reports():
     e = estimate(LONG)
-    time = step_time(e.schedule, N * LONG)
-    found = json.loads(json.dumps(as_json(e, time)))
+    modelled = step_time(e.schedule, N * LONG)
+    found = json.loads(json.dumps(as_json(e, modelled)))
     keys = ("fits", "peak_bytes", "hbm_bytes", "host_bytes", "temp_bytes", "hidden_permute_bytes", "compile_seconds",
             "exposed_permute_bytes", "exposed_gather_bytes", "max_link_hops", "step_seconds_model")  # fmt: skip
     assert set(keys) <= found.keys() and found["step_seconds_model"] > 0
-    text = as_text("a title", target("v5e-8"), e, time)
+    text = as_text("a title", target("v5e-8"), e, modelled)
     assert "FITS" in text and "longest hop 1 link" in text
     listed = re.findall(r"(\d+) x collective-permute +bf16\[2, 1, 2, 4096, 128\]", text)
     assert sum(map(int, listed)) == LAYERS * hops(e.schedule, "bf16", LONG)
