@@ -96,13 +96,15 @@ def attempt(case: Case, seq_len: int, log=lambda line: None) -> dict:
     """Whether the case trains at this length, with the first setting that the compiler accepts.
 
     Returns the estimate as `report.as_json` without its list of collectives, with `seq_len`, the settings and the
-    command; that of the smallest setting if none fits. Raises RuntimeError if a compiler broke down.
+    command; that of the smallest setting if none fits. It does not fit either if what it offloads is too much for a
+    usual host. Raises RuntimeError if a compiler broke down.
     """
     goal = target(case.target)
     for saving in likely_savings(case.config(Saving()), goal, case.local(seq_len), **case.shards):
         command = case.command(seq_len, saving)
         log(" ".join(command))
         found = run(command) | {"seq_len": seq_len, **vars(saving), "command": " ".join(command)}
+        found["fits"] &= found["host_bytes"] <= goal.chip.host_bytes
         if found["fits"]:
             break
     return found

@@ -62,7 +62,8 @@ def compiler(monkeypatch):
         options = dict(word[2:].split("=") for word in command if "=" in word)
         limit = 2**23 if int(options["remat_group"]) > 1 else 2**22
         fits = int(options["seq_len"]) <= limit
-        return {"fits": fits, "peak_bytes": 2**30, "hbm_bytes": 2**34, "compile_seconds": 1.0}
+        host = int(options["seq_len"]) * 2**14 if "--offload" in command else 0
+        return {"fits": fits, "peak_bytes": 2**30, "hbm_bytes": 2**34, "host_bytes": host, "compile_seconds": 1.0}
 
     monkeypatch.setattr(search, "run", run)
     monkeypatch.setattr(tables, "compiled_by", lambda command: "a formula")
@@ -84,6 +85,13 @@ def test_fill_finds_the_maximum_and_goes_on_where_it_was(tmp_path, compiler):
     assert attempts[0]["remat_group"] > 1 and attempts[0]["command"].startswith("ringformer estimate --model=llama_7b")
     assert read(whole) == read(pieces)
     assert json.loads(whole.read_text())["what"].startswith("compiled")
+
+
+def test_what_a_usual_host_cannot_hold_does_not_fit(compiler):
+    """16 KiB a token here: 42 GiB of a v5e's host end before the compiler's limit."""
+    case = next(cell.case for cell in cells() if cell.name == "v5e-256/7b/ring/offload/m=1")
+    lengths = [2**20, 2**21, 2**22]
+    assert [search.attempt(case, n)["fits"] for n in lengths] == [True, True, False]
 
 
 def test_a_broken_compiler_is_no_answer(tmp_path, monkeypatch):
