@@ -153,14 +153,14 @@ def estimate(argv: list[str]) -> int:
     import json
     from dataclasses import replace
 
-    _only_compilers()
     from ringformer.estimate import report, roofline
     from ringformer.estimate.compile import CompilerFailure
     from ringformer.estimate.stages import Work, judge, row, table, work
-    from ringformer.estimate.targets import target
+    from ringformer.estimate.targets import only_compilers, target
     from ringformer.models.llama import LlamaConfig
     from ringformer.train.config import parse_stages
 
+    only_compilers()
     goal = target(args.target)
     if args.config:
         works = work(parse_stages(values))
@@ -234,8 +234,10 @@ def plan(argv: list[str]) -> None:
     parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
     parser.add_argument("--compute_dtype", default="bfloat16", choices=("bfloat16", "float32"))
     args = parser.parse_args(argv)
-    _only_compilers()
     from ringformer.estimate.plan import as_text, longest_plan, plan
+    from ringformer.estimate.targets import only_compilers
+
+    only_compilers()
 
     def log(line):
         print(line, file=sys.stderr, flush=True)
@@ -257,10 +259,12 @@ def tables(argv: list[str]) -> None:
     parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
     parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16; or table1")
     args = parser.parse_args(argv)
-    _only_compilers()
     from ringformer.estimate import activations
     from ringformer.estimate.document import write_tables
     from ringformer.estimate.tables import ROWS, SCALING, cells, fill
+    from ringformer.estimate.targets import only_compilers
+
+    only_compilers()
 
     known = ROWS + SCALING
     rows = [row for row in known if args.row in (None, row.name)]
@@ -282,15 +286,6 @@ def tables(argv: list[str]) -> None:
     fill(out, wanted, log, args.passes)
     write_tables(out, table1, docs)
     print(f"{out}, {docs}/tables.md, figure1.png, figure5.png")
-
-
-def _only_compilers() -> None:
-    """The compilers are all that is wanted of a TPU or GPU here; several estimates may load them at once."""
-    import os
-
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
 def _preset_config(model: str, overrides: list[str]):

@@ -20,7 +20,7 @@ from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
 from ringformer.estimate.dump import Memory, compile_until_scheduled
 from ringformer.estimate.schedule import Rates, Schedule, read_schedule
-from ringformer.estimate.targets import Target
+from ringformer.estimate.targets import Target, only_compilers
 from ringformer.mesh import BATCH, check_batch, check_model, compiler_options, make_mesh
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.config import OptimizerConfig
@@ -128,6 +128,7 @@ def compile_step_apart(
 
 def _answer(call: str, answer: str) -> None:
     """The child of `compile_step_apart`. It ends without waiting for threads, and if its parent is gone."""
+    only_compilers()
     parent = os.getppid()
 
     def follow():

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 
+import jax
 from jax.experimental import topologies
 
 GiB = 2**30
@@ -102,6 +103,17 @@ GPUS_OF_A_NODE = 8
 
 GPU_FRACTION = 0.92
 """Of a GPU's memory; the rest is taken by the CUDA context, the libraries and fragmentation."""
+
+
+def only_compilers() -> None:
+    """Nothing more is wanted of a TPU or GPU in this process; several processes may load a compiler at once.
+
+    What the environment says already stays.
+    """
+    for name in ("ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_SKIP_MDS_QUERY"):
+        os.environ.setdefault(name, "1")
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
 
 
 class MissingCompiler(ValueError):
