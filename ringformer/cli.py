@@ -209,7 +209,7 @@ def estimate(argv: list[str]) -> int:
               else report.as_text(title, goal, found, time, parts, hops, one.budget))  # fmt: skip
     if staged and not args.json:
         print(table(rows))
-    return 3 if args.require_fit and not all(r["fits"] for r in rows) else 0
+    return 3 if args.require_fit and not all(r["fits"] and r["fits_host"] for r in rows) else 0
 
 
 def _ring_hops(one, goal) -> dict:

@@ -3,6 +3,8 @@
 import os
 import pickle
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
-from ringformer.estimate.dump import Memory, compile_until_scheduled
+from ringformer.estimate.dump import CompilerFailure, Memory, compile_until_scheduled
 from ringformer.estimate.schedule import Rates, Schedule, read_schedule
 from ringformer.estimate.targets import Target, only_compilers
 from ringformer.mesh import BATCH, check_batch, check_model, compiler_options, make_mesh
@@ -32,10 +35,6 @@ WITHOUT_DEVICES = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0"}}
 """There is no device to try variants of a kernel on."""
 
 
-class CompilerFailure(RuntimeError):
-    """The compiler broke down. That says nothing of whether the program fits."""
-
-
 @dataclass(frozen=True)
 class Estimate:
     """What one train step takes on one device of a target, compiled. Bytes, seconds, FLOPs; None: nobody said."""
@@ -45,6 +44,8 @@ class Estimate:
     hbm_bytes: int
     host_bytes: int
     """Of host memory per device, for offloaded activations."""
+    usual_host_bytes: int
+    """What a host of the target usually has for each device."""
     argument_bytes: int | None
     temp_bytes: int | None
     schedule: Schedule | None
@@ -56,8 +57,35 @@ class Estimate:
     largest: str = ""
     """What the compiler lists as the largest allocations, where it does not fit."""
 
+    @property
+    def fits_host(self) -> bool:
+        return self.host_bytes <= self.usual_host_bytes
+
+
+class _Compiled(NamedTuple):
+    """What the compiler said of a step that it accepted."""
+
+    program: str
+    memory: Memory
+    rates: Rates
+    max_link_hops: int | None
+    seconds: float
+    generated_code: bool
+
 
 def compile_step(
+    model: LlamaConfig, target: Target, mesh_dim: str, *, seq_len: int, batch_size: int = 1, accumulate: int = 1
+) -> Estimate:
+    """One step of `ringformer train`, with AdamW, for sequences of `seq_len` tokens, `batch_size` a step in
+    `accumulate` microbatches, compiled to machine code.
+
+    Raises ValueError for a mesh that cannot be and CompilerFailure if the compiler fails for another reason than
+    memory.
+    """
+    return _estimate(_compile(None, model, target, mesh_dim, seq_len, batch_size, accumulate), target)
+
+
+def compile_step_apart(
     model: LlamaConfig,
     target: Target,
     mesh_dim: str,
@@ -65,88 +93,75 @@ def compile_step(
     seq_len: int,
     batch_size: int = 1,
     accumulate: int = 1,
-    generate_code: bool = True,
+    generate_code: bool = False,
 ) -> Estimate:
-    """One step of `ringformer train`, with AdamW, for sequences of `seq_len` tokens, `batch_size` a step in
-    `accumulate` microbatches.
+    """`compile_step` in a process of its own, which ends when the program is scheduled and its buffers are placed: on
+    TPU after a tenth of the compiler's work. With `generate_code` it goes on to machine code, of which nothing is said.
 
-    Without `generate_code` the compiler is left when the program is scheduled and its buffers are placed, which on TPU
-    is a tenth of its work. It goes on in a thread: use `compile_step_apart`.
-
-    Raises ValueError for a mesh that cannot be and CompilerFailure if the compiler fails for another reason than
-    memory.
+    A compiler that dies is a CompilerFailure too.
     """
+    target.require_compiler()
+    with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as folder:
+        dump = None if generate_code else Path(folder, "dump")
+        call = dump, model, target, mesh_dim, seq_len, batch_size, accumulate
+        Path(folder, "call").write_bytes(pickle.dumps(call))
+        program = f"from ringformer.estimate.compile import _child; _child({folder!r}, {os.getpid()})"
+        done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
+        answer = Path(folder, "answer")
+        if not answer.exists():
+            raise CompilerFailure(f"its process ended with {done.returncode}")
+        found = pickle.loads(answer.read_bytes())
+    if isinstance(found, Exception):
+        raise found
+    return _estimate(found, target)
+
+
+def _child(folder: str, parent: int) -> None:
+    """The process of `compile_step_apart`. It ends without waiting for the compiler, and if its parent is gone."""
+
+    def follow():
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to say
+    threading.Thread(target=follow, daemon=True).start()
+    only_compilers()
+    try:
+        found = _compile(*pickle.loads(Path(folder, "call").read_bytes()))
+    except (ValueError, RuntimeError) as error:
+        found = error
+    part = Path(folder, "part")
+    part.write_bytes(pickle.dumps(found))
+    part.replace(Path(folder, "answer"))
+    os._exit(0)
+
+
+def _compile(
+    dump: Path | None, model, target: Target, mesh_dim: str, seq_len: int, batch_size: int, accumulate: int
+) -> _Compiled | Estimate:
+    """The step compiled to machine code, or up to its schedule, by way of the folder `dump`. An Estimate: too large."""
     mesh = _checked_mesh(model, target, mesh_dim, seq_len, batch_size, accumulate)
     optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
     step = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0, accumulate=accumulate)
     start = time.perf_counter()
     lowered = step.lower(abstract_state(shardings, optimizer, mesh), _abstract_batch(batch_size, seq_len, mesh))
-    kind = target.chip.kind
-    options = compiler_options(mesh) | WITHOUT_DEVICES[kind]
+    options = compiler_options(mesh) | WITHOUT_DEVICES[target.chip.kind]
     try:
-        if generate_code:
-            program, memory = _compiled(lowered, options)
+        if dump is None:
+            program, memory = _to_machine_code(lowered, options)
         else:
-            program, memory = compile_until_scheduled(lowered, options, kind)
+            program, memory = compile_until_scheduled(lowered, options, target.chip.kind, dump)
     except jax.errors.JaxRuntimeError as error:
         return _does_not_fit(str(error), target, max_link_hops(mesh), time.perf_counter() - start)
-    peak = memory.arguments + memory.outputs + memory.temporaries
-    return Estimate(
-        fits=kind == "tpu" or peak <= target.budget,
-        peak_bytes=peak,
-        hbm_bytes=target.chip.hbm_bytes,
-        host_bytes=memory.host,
-        argument_bytes=memory.arguments,
-        temp_bytes=memory.temporaries,
-        schedule=read_schedule(program, _rates(target, mesh, model.compute_dtype)),
-        max_link_hops=max_link_hops(mesh),
-        compile_seconds=time.perf_counter() - start,
-        generated_code=generate_code,
-    )
+    seconds = time.perf_counter() - start
+    rates = _rates(target, mesh, model.compute_dtype)
+    return _Compiled(program, memory, rates, max_link_hops(mesh), seconds, dump is None)
 
 
-def compile_step_apart(
-    model: LlamaConfig, target: Target, mesh_dim: str, *, generate_code: bool = False, **work
-) -> Estimate:
-    """`compile_step` in a process of its own, which ends with the estimate: nothing of the compiler lives on, and a
-    compiler that dies is a CompilerFailure too."""
-    target.require_compiler()
-    args, options = (model, target, mesh_dim), work | {"generate_code": generate_code}
-    with tempfile.TemporaryDirectory(prefix="ringformer-") as folder:
-        call, answer = Path(folder, "call"), Path(folder, "answer")
-        call.write_bytes(pickle.dumps((args, options)))
-        program = f"from ringformer.estimate.compile import _answer; _answer({str(call)!r}, {str(answer)!r})"
-        done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
-        if not answer.exists():
-            raise CompilerFailure(f"its process ended with {done.returncode}")
-        found = pickle.loads(answer.read_bytes())
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _answer(call: str, answer: str) -> None:
-    """The child of `compile_step_apart`. It ends without waiting for threads, and if its parent is gone."""
-    only_compilers()
-    parent = os.getppid()
-
-    def follow():
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-    args, options = pickle.loads(Path(call).read_bytes())
-    try:
-        found = compile_step(*args, **options)
-    except (ValueError, RuntimeError) as error:
-        found = error
-    Path(answer).write_bytes(pickle.dumps(found))
-    os._exit(0)
-
-
-def _compiled(lowered: jax.stages.Lowered, options: dict) -> tuple[str, Memory]:
+def _to_machine_code(lowered: jax.stages.Lowered, options: dict) -> tuple[str, Memory]:
     compiled = lowered.compile(compiler_options=options)
     memory = compiled.memory_analysis()
     return compiled.as_text(), Memory(
@@ -154,6 +169,26 @@ def _compiled(lowered: jax.stages.Lowered, options: dict) -> tuple[str, Memory]:
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         host=memory.host_temp_size_in_bytes,
+    )
+
+
+def _estimate(found: _Compiled | Estimate, target: Target) -> Estimate:
+    if isinstance(found, Estimate):
+        return found
+    memory = found.memory
+    peak = memory.arguments + memory.outputs + memory.temporaries
+    return Estimate(
+        fits=target.chip.kind == "tpu" or peak <= target.budget,
+        peak_bytes=peak,
+        hbm_bytes=target.chip.hbm_bytes,
+        host_bytes=memory.host,
+        usual_host_bytes=target.chip.host_bytes,
+        argument_bytes=memory.arguments,
+        temp_bytes=memory.temporaries,
+        schedule=read_schedule(found.program, found.rates),
+        max_link_hops=found.max_link_hops,
+        compile_seconds=found.seconds,
+        generated_code=found.generated_code,
     )
 
 
@@ -199,6 +234,7 @@ def _does_not_fit(message: str, target: Target, hops: int | None, seconds: float
     needed = int(float(used[1]) * {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[used[2]])
     allocations = message.partition("Largest program allocations in hbm:")[2]
     return Estimate(
-        fits=False, peak_bytes=needed, hbm_bytes=target.chip.hbm_bytes, host_bytes=0, argument_bytes=0,
-        temp_bytes=needed, schedule=None, max_link_hops=hops, compile_seconds=seconds, largest=allocations.strip(),
+        fits=False, peak_bytes=needed, hbm_bytes=target.chip.hbm_bytes, host_bytes=0,
+        usual_host_bytes=target.chip.host_bytes, argument_bytes=0, temp_bytes=needed, schedule=None,
+        max_link_hops=hops, compile_seconds=seconds, largest=allocations.strip(),
     )  # fmt: skip

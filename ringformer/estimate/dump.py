@@ -5,21 +5,29 @@ still lie ahead then: machine code, which an estimate does not need.
 """
 
 import re
-import tempfile
 import threading
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
-ACCEPTED = {"tpu": "*after_optimizations_after_buffer_assignment.txt", "gpu": "*gpu_after_optimizations.txt"}
+PROGRAM = {"tpu": "*after_optimizations_after_buffer_assignment.txt", "gpu": "*gpu_after_optimizations.txt"}
 """The dump of the scheduled program. The TPU compiler writes this one only of a program that it found to fit."""
 
-AS_COMPILED_PROGRAMS_PRINT = {"xla_dump_compact_gte": False, "xla_syntax_sugar_async_ops": True}
+LAST = {"tpu": PROGRAM["tpu"], "gpu": "*.debug_options"}
+"""The file that is written when the program and the buffer assignment are there."""
+
+AS_COMPILED_PROGRAMS_PRINT = {
+    "xla_dump_hlo_as_text": True, "xla_dump_compact_gte": False, "xla_syntax_sugar_async_ops": True,
+}  # fmt: skip
 """How a dump writes the same text as `jax.stages.Compiled.as_text`."""
 
 HOST = "5"
 """The number ("color") of host memory in a buffer assignment; that of the device is not printed."""
+
+
+class CompilerFailure(RuntimeError):
+    """The compiler broke down. That says nothing of whether the program fits."""
 
 
 class Memory(NamedTuple):
@@ -33,42 +41,45 @@ class Memory(NamedTuple):
     """Of temporaries in host memory."""
 
 
-def compile_until_scheduled(lowered: jax.stages.Lowered, options: dict, kind: str) -> tuple[str, Memory]:
+def compile_until_scheduled(lowered: jax.stages.Lowered, options: dict, kind: str, folder: Path) -> tuple[str, Memory]:
     """The text of the scheduled program, and what it holds, for a target of this kind ("tpu" or "gpu").
 
-    The compiler cannot be stopped: it goes on in a thread that nobody waits for. Call this in a process that ends.
-    Raises what the compiler raises, RuntimeError if it dumped nothing.
+    The compiler cannot be stopped: it goes on, and writes more to the empty `folder`, in a thread that nobody waits
+    for. Call this in a process that ends. Raises what the compiler raises, CompilerFailure if it dumped nothing.
     """
     failures = []
 
     def compile_on():
         try:
-            lowered.compile(compiler_options=options | AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": folder})
+            lowered.compile(compiler_options=options | AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(folder)})
         except Exception as error:
             failures.append(error)
 
-    with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as folder:
-        compiler = threading.Thread(target=compile_on, daemon=True)
-        compiler.start()
-        program = None
-        while program is None and compiler.is_alive():
-            compiler.join(timeout=0.2)
-            program = _complete_program(Path(folder), kind)
-        if program is None:
-            if failures:
-                raise failures[0]
-            raise RuntimeError(f"the compiler dumped no {ACCEPTED[kind]}; compile with its code: --generate_code")
-        return program, read_memory(next(Path(folder).glob("*after_optimizations-buffer-assignment.txt")).read_text())
+    compiler = threading.Thread(target=compile_on, daemon=True)
+    compiler.start()
+    found = None
+    while found is None and compiler.is_alive():
+        compiler.join(timeout=0.2)
+        found = _read(folder, kind)
+    if found is None and failures:
+        raise failures[0]
+    if found is None:
+        raise CompilerFailure(f"it wrote no {PROGRAM[kind]} to {folder}; --generate_code does without")
+    return found
 
 
-def _complete_program(folder: Path, kind: str) -> str | None:
-    """The dump, once it is written to its end: the entry computation comes last."""
-    for path in folder.glob(ACCEPTED[kind]):
-        text = path.read_text()
-        entry = text.rfind("\nENTRY ")
-        if entry >= 0 and text[entry:].rstrip().endswith("\n}"):
-            return text
-    return None
+def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:
+    """The program and its memory, once both are written to their ends: the entry computation comes last."""
+    program = next(folder.glob(PROGRAM[kind]), None)
+    if program is None or not any(folder.glob(LAST[kind])):
+        return None
+    text = program.read_text()
+    entry = text.rfind("\nENTRY ")
+    if entry < 0 or not text[entry:].rstrip().endswith("\n}"):
+        return None
+    stem = program.name.partition("after_optimizations")[0]
+    memory = read_memory((folder / f"{stem}after_optimizations-buffer-assignment.txt").read_text())
+    return (text, memory) if memory.arguments and memory.temporaries else None
 
 
 def read_memory(assignment: str) -> Memory:

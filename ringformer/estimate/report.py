@@ -17,6 +17,7 @@ def as_json(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | No
         "peak_bytes": estimate.peak_bytes,
         "hbm_bytes": estimate.hbm_bytes,
         "host_bytes": estimate.host_bytes,
+        "fits_host": estimate.fits_host,
         "argument_bytes": estimate.argument_bytes,
         "temp_bytes": estimate.temp_bytes,
         "flops": s and s.flops,
@@ -60,7 +61,8 @@ def as_text(
         return "\n".join(lines + _parts(parts or {}))
     lines += [
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
-        + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else ""),
+        + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
+        + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
         f"  {s.flops:.3g} FLOPs a device; modelled {time.step:.3g} s a step ({time.compute:.3g} s of computation, "
         f"{time.exposed:.3g} s of exposed communication), {time.tokens_per_second:,.0f} tokens/s",
         f"  ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, {s.exposed_permute_bytes / GiB:,.1f} GiB exposed, "
@@ -83,7 +85,8 @@ def closed_form_as_json(target: Target, parts: dict[str, float], host: float) ->
     peak = sum(parts.values())
     counted = Estimate(
         fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes, host_bytes=round(host),
-        argument_bytes=None, temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
+        usual_host_bytes=target.chip.host_bytes, argument_bytes=None, temp_bytes=None, schedule=None,
+        max_link_hops=None, compile_seconds=None,
     )  # fmt: skip
     return {"closed_form": True} | as_json(counted, time=None)
 

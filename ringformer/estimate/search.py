@@ -104,7 +104,7 @@ def attempt(case: Case, seq_len: int, log=lambda line: None) -> dict:
         command = case.command(seq_len, saving)
         log(" ".join(command))
         found = run(command) | {"seq_len": seq_len, **vars(saving), "command": " ".join(command)}
-        found["fits"] &= found["host_bytes"] <= goal.chip.host_bytes
+        found["fits"] &= found["fits_host"]
         if found["fits"]:
             break
     return found

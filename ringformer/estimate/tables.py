@@ -137,7 +137,8 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
             except RuntimeError as error:  # said, and not taken for an answer
                 log(f"  the compiler broke down: {error}")
                 continue
-            log(f"  {'fits' if found['fits'] else 'does not fit'}: {found['peak_bytes'] / 2**30:.2f} of "
+            host = "" if found["fits_host"] else f" {found['host_bytes'] / 2**30:.0f} GiB of a usual host,"
+            log(f"  {'fits' if found['fits'] else 'does not fit'}:{host} {found['peak_bytes'] / 2**30:.2f} of "
                 f"{found['hbm_bytes'] / 2**30:.2f} GiB in {found['compile_seconds']:.0f} s")  # fmt: skip
             write(path, cell.name, found)
             learned = True

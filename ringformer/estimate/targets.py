@@ -112,7 +112,7 @@ def only_compilers() -> None:
     """
     for name in ("ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_SKIP_MDS_QUERY"):
         os.environ.setdefault(name, "1")
-    if not jax.config.jax_platforms:
+    if "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
 
 

@@ -7,7 +7,7 @@ from ringformer.ops.token_chunks import scan_chunks
 from ringformer.ops.vma import vary, vary_like, varying_axes
 
 CHUNK = 1024
-"""Tokens whose gradients are in float32, and sorted by the compiler's scatter, at once."""
+"""Tokens of a sequence whose gradients are in float32, and sorted by the compiler's scatter, at once."""
 
 
 def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:

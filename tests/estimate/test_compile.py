@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
@@ -82,17 +83,20 @@ def test_a_compiler_that_dies_is_a_failure(monkeypatch):
 
 @on_tpu
 def test_a_compilation_ends_with_who_asked_for_it():
-    """Nobody waits for the compiler's process if the parent is killed: it ends by itself."""
+    """Nobody waits for the compiler's process if the parent is killed: it ends by itself, and takes its files along."""
     script = "from tests.estimate.test_compile import *; estimate(LONG)"
     parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL)
 
     def others():
-        return subprocess.run(["pgrep", "-s", str(parent.pid), "-f", "_answer"], capture_output=True).stdout.split()
+        found = subprocess.run(["pgrep", "-s", str(parent.pid), "-fa", "_child"], capture_output=True, text=True)
+        return found.stdout
 
     wait_until(others)
+    folder = Path(re.search(r"_child\('([^']+)'", others())[1])
     parent.kill()
     parent.wait()
     wait_until(lambda: not others())
+    assert not folder.exists()
 
 
 def wait_until(condition, seconds=60):

@@ -63,7 +63,8 @@ def compiler(monkeypatch):
         limit = 2**23 if int(options["remat_group"]) > 1 else 2**22
         fits = int(options["seq_len"]) <= limit
         host = int(options["seq_len"]) * 2**14 if "--offload" in command else 0
-        return {"fits": fits, "peak_bytes": 2**30, "hbm_bytes": 2**34, "host_bytes": host, "compile_seconds": 1.0}
+        return {"fits": fits, "peak_bytes": 2**30, "hbm_bytes": 2**34, "host_bytes": host, "compile_seconds": 1.0,
+                "fits_host": host <= 42 * 2**30}  # fmt: skip
 
     monkeypatch.setattr(search, "run", run)
     monkeypatch.setattr(tables, "compiled_by", lambda command: "a formula")

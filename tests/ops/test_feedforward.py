@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringformer.ops import reference
-from ringformer.ops.embedding import embed
+from ringformer.ops.embedding import CHUNK, embed
 from ringformer.ops.feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.loss import cross_entropy
 from tests.helpers import assert_close, normal, relative_error
@@ -78,3 +78,12 @@ def test_embedding_gradient_is_summed_in_float32():
     (dtable,) = vjp(jnp.ones_like(y))
     assert dtable.dtype == jnp.bfloat16
     np.testing.assert_array_equal(np.asarray(dtable, np.float32)[:, 0], [0, 0, 4096, 0])
+
+
+def test_embedding_gradients_go_to_their_own_rows():
+    """More tokens than one chunk, not a multiple of it, of several sequences."""
+    tokens = jnp.asarray(np.random.default_rng(3).integers(0, V, (B, CHUNK + 37)), jnp.int32)
+    table = jnp.asarray(normal(0, V, D))
+    actual = gradients(lambda t: embed(t, tokens), table)
+    expected = gradients(lambda t: jax.nn.one_hot(tokens, V) @ t, table)
+    assert_close(dict(zip(("y", "dtable"), actual, strict=True)), dict(zip(("y", "dtable"), expected, strict=True)))
