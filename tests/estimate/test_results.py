@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from ringformer.estimate.document import longest
-from ringformer.estimate.tables import REGIMES, ROWS, SCALING, Cell, read
+from ringformer.estimate.search import next_length
+from ringformer.estimate.tables import REGIMES, ROWS, SCALING, Cell, cells, read
 from ringformer.estimate.targets import GPU_FRACTION, target
 
 RESULTS = Path(__file__).parents[2] / "results"
 ATTEMPTS = read(RESULTS / "max_context.json")
 CELLS = [Cell(row, "ring", regime, row.sequences) for row in ROWS for regime in REGIMES]
+WHOLE = [cell for cell in cells() if cell.attention == "ring" and cell.sequences == 1]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
@@ -46,3 +48,19 @@ def test_llama3_8b_on_one_node():
     assert found["fits"] and "--seq_len=5242880" in found["command"]
     assert found["peak_bytes"] <= GPU_FRACTION * found["hbm_bytes"] and 8 * found["host_bytes"] <= 2e12
     assert found["exposed_in_ring_loops_bytes"] == 0
+
+
+@pytest.mark.parametrize("cell", WHOLE, ids=lambda cell: cell.name)
+def test_a_ring_of_all_devices_is_hidden(cell):
+    """One sequence over the whole slice, where it is longest."""
+    best, goal = longest(ATTEMPTS[cell.name]), target(cell.row.target)
+    assert best["host_bytes"] <= goal.chip.host_bytes
+    if not goal.chip.name.startswith("TPU v3"):
+        assert best["exposed_in_ring_loops_bytes"] == 0
+        assert best["max_link_hops"] == (1 if goal.chip.kind == "tpu" else None)
+
+
+@pytest.mark.parametrize("cell", cells(), ids=lambda cell: cell.name)
+def test_every_maximum_is_known(cell):
+    """The double was refused, by the compiler or for want of host memory."""
+    assert next_length(ATTEMPTS[cell.name], cell.first_length) is None
