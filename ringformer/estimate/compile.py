@@ -106,10 +106,13 @@ def compile_step_apart(
         call = dump, model, target, mesh_dim, seq_len, batch_size, accumulate
         Path(folder, "call").write_bytes(pickle.dumps(call))
         program = f"from ringformer.estimate.compile import _child; _child({folder!r}, {os.getpid()})"
-        done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
         answer = Path(folder, "answer")
         if not answer.exists():
-            raise CompilerFailure(f"its process ended with {done.returncode}")
+            raise CompilerFailure(f"its process ended with {done.returncode}: {done.stdout.strip()[-2000:]}")
         found = pickle.loads(answer.read_bytes())
     if isinstance(found, Exception):
         raise found

@@ -223,7 +223,7 @@ def figure1(attempts: dict, path: Path) -> None:
     axes.set_yscale("log", base=2)
     axes.set_yticks(ticks, [f"{t // K}K" if t < 2**20 else f"{t // 2**20}M" for t in ticks])
     axes.set_xticks(range(len(rows)), [row.target for row in rows])
-    axes.set(ylabel="tokens", title="Longest context of a 7B model", ylim=(2**9, None))
+    axes.set(ylabel="tokens", title="Longest context of a 7B model", ylim=(2**9, 2**31))  # room for the legend
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize=8, ncols=2)
     figure.savefig(path, dpi=120)
