@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -44,7 +45,12 @@ def main(argv: list[str] | None = None) -> int:
         if verb not in VERBS:
             near = difflib.get_close_matches(verb, VERBS, 1)
             raise UsageError(f"unknown verb {verb!r}" + (f"; did you mean {near[0]!r}?" if near else f"\n\n{USAGE}"))
-        return VERBS[verb](rest) or 0
+        code = VERBS[verb](rest) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (UsageError, ValueError, FileNotFoundError) as error:
         print(f"ringformer {verb}: {error}", file=sys.stderr)
         return 2
