@@ -79,9 +79,9 @@ def test_the_installed_command_knows_its_verbs():
 def test_who_reads_no_further_sees_no_traceback(tmp_path):
     """`ringformer ... | head`"""
     command = [sys.executable, "-m", "ringformer.cli", "tables", "--passes=0", f"--docs={tmp_path}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process.stdout.close()
-    assert "Traceback" not in process.stderr.read() and process.wait() == 141
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read() and process.wait() == 141
 
 
 ESTIMATE = ["estimate", "--model=llama_7b", "--target=8xH100", "--seq_len=524288"]
