@@ -75,14 +75,16 @@ def _gpu(name, tflops, tf32_tflops, hbm_bytes, bandwidth, link, network, *, sm, 
 
 _AMPERE = dict(sm=8, cores=108, fpus=64, shared=167936, l2=40 * 2**20, ghz=1.41)
 _HOPPER = dict(sm=9, cores=132, fpus=128, shared=233472, l2=50 * 2**20, ghz=1.98)
-# Vendors' data sheets. TPU link: one direction of one link. v3: a device is a core, half a chip.
+# Vendors' data sheets. TPU link: one direction of one link. v3: a device is a core, half a chip. Host memory: what some
+# GiB for the system leave to a device of machine types with 340 (v3, 8 cores), 407 (v4, 4 chips), 192 (v5e, 4 chips:
+# cloud.google.com/tpu/docs/v5e), 448 (v5p, 4 chips), 720 (v6e, 8 chips), 960 GB (TPU7x, 8 cores) and 2 TB (8 GPUs).
 CHIPS = {
-    "v3": _tpu("TPU v3 core", 61.5, 16, 70, 40),
-    "v4": _tpu("TPU v4", 275, 32, 45, 100),
-    "v5e": _tpu("TPU v5e", 197, 15.75, 45, 42),  # hosts of 4 chips have 192 GB (cloud.google.com/tpu/docs/v5e)
-    "v5p": _tpu("TPU v5p", 459, 95, 90, 110),
-    "v6e": _tpu("TPU v6e", 918, 31.25, 90, 90),
-    "tpu7x": _tpu("TPU7x core", 1153, 94.75, 90, 120),
+    "v3": _tpu("TPU v3 core", 61.5, 16, 70, 38),
+    "v4": _tpu("TPU v4", 275, 32, 45, 90),
+    "v5e": _tpu("TPU v5e", 197, 15.75, 45, 42),
+    "v5p": _tpu("TPU v5p", 459, 95, 90, 100),
+    "v6e": _tpu("TPU v6e", 918, 31.25, 90, 80),
+    "tpu7x": _tpu("TPU7x core", 1153, 94.75, 90, 105),
     "A100-80": _gpu("NVIDIA A100-SXM4-80GB", 312, 156, 85100068864, 2039, 300, 25, **_AMPERE),
     "H100": _gpu("NVIDIA H100 80GB HBM3", 989, 494, 85029158912, 3350, 450, 50, **_HOPPER),
     "H200": _gpu("NVIDIA H200", 989, 494, 150754820096, 4800, 450, 50, **_HOPPER),
