@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ringformer.data.mixture import Mixture
-from ringformer.data.packing import Batch, PackedSequences
+from ringformer.data.packing import Batch, PackedAttention, PackedSequences
 from ringformer.data.store import TokenStore
 from ringformer.data.whole import WholeDocuments
 from ringformer.ops.layouts import Layout, permutation
@@ -34,6 +34,7 @@ class Loader:
       store: a store, or several with their shares.
       packing: "stream", documents end to end (`PackedSequences`), or "whole", uncut (`WholeDocuments`).
       min_length, max_length: only documents of so many tokens, end token included; a max_length of 0 is no limit.
+      packed_attention: does a token attend to its "document", or to the "sequence" before it?
     """
 
     def __init__(
@@ -48,17 +49,18 @@ class Loader:
         packing: Packing = "stream",
         min_length: int = 0,
         max_length: int = 0,
+        packed_attention: PackedAttention = "document",
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
         if packing not in ("stream", "whole"):
             raise ValueError(f"unknown packing {packing!r}; known: stream, whole")
-        limits = {"min_length": min_length, "max_length": max_length}
+        options = {"min_length": min_length, "max_length": max_length, "packed_attention": packed_attention}
 
         def packed(store: TokenStore, rows: int):
             if packing == "stream":
-                return PackedSequences(store, seq_len, seed, **limits)
-            return WholeDocuments(store, seq_len, seed, batch_size=rows, **limits)
+                return PackedSequences(store, seq_len, seed, **options)
+            return WholeDocuments(store, seq_len, seed, batch_size=rows, **options)
 
         self.batch_size = batch_size
         if isinstance(store, TokenStore):
@@ -74,7 +76,7 @@ class Loader:
         positions = self._order[columns]
         first = step * self.batch_size
         sequences = [self.sequences.read(first + row, positions) for row in range(self.batch_size)[rows]]
-        return Batch(*(np.stack(field) for field in zip(*sequences, strict=True)))
+        return Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
 
     def batch(self, step: int, sharding: jax.sharding.Sharding) -> Batch:
         """A step's batch as global jax Arrays [batch_size, seq_len], on one process or as one of many."""
@@ -86,13 +88,13 @@ class Loader:
                 parts[key] = self.read(step, *index)
             return parts[key][field]
 
-        shape = self.batch_size, len(self._order)
-        return Batch(
-            *(
-                jax.make_array_from_callback(shape, sharding, lambda index, field=field: part(index, field))
-                for field in range(len(Batch._fields))
-            )
-        )
+        def array(field: int) -> jax.Array | None:
+            if Batch._fields[field] == "segment_ids" and not self.sequences.has_segments:
+                return None
+            shape = self.batch_size, len(self._order)
+            return jax.make_array_from_callback(shape, sharding, lambda index: part(index, field))
+
+        return Batch(*map(array, range(len(Batch._fields))))
 
     def iterate(self, start_step: int, sharding: jax.sharding.Sharding) -> Generator[Batch, None, None]:
         """Batches from `start_step` on, without end; a thread prepares the next while this one is used.

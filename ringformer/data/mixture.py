@@ -89,7 +89,7 @@ class Mixture:
     """Packed sequences of several parts in the given shares; a function of (seed, index) like each part's.
 
     Attributes:
-      parts: what is mixed, `PackedSequences` or `WholeDocuments`.
+      parts: what is mixed: all `PackedSequences` or all `WholeDocuments`, of one packed_attention.
       per_epoch: sequences before any part begins anew.
     """
 
@@ -115,6 +115,11 @@ class Mixture:
         """See `StoreSequences.read`."""
         part, index = self.source(index)
         return self.parts[part].read(index, positions)
+
+    @property
+    def has_segments(self) -> bool:
+        """See `StoreSequences`."""
+        return self.parts[0].has_segments
 
     @property
     def bytes_read(self) -> int:

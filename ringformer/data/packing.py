@@ -7,15 +7,20 @@ Here they are packed as one stream. In epoch e the documents, permuted by a coun
 (seed, e), lie end to end. The stream is cut every T tokens, a tail that does not fill a sequence is dropped, and the
 pieces are permuted in their turn, lest a long document fill several steps one after the other. Targets are the stream's
 tokens one further. `ringformer.data.whole` packs documents uncut.
+
+However it was packed, a token attends to its own document ("document") or to all of the sequence before it
+("sequence"). That decides positions and segments alone: a document's last token predicts nothing either way.
 """
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ringformer.data.store import TokenStore
+
+PackedAttention = Literal["document", "sequence"]
 
 
 class Batch(NamedTuple):
@@ -26,11 +31,15 @@ class Batch(NamedTuple):
     targets: Any
     """int32: the next token; anything where the mask is False."""
     positions: Any
-    """int32: index in the document, counted from the sequence's start if the document began before it."""
+    """int32: index in the document, counted from the sequence's start if the document began before it. With packed
+    attention "sequence" the index in the sequence. Padding: 0."""
     segment_ids: Any
-    """int32: 1, 2, ... for the documents of the sequence, in order, then a number for each token of padding."""
+    """int32: 1, 2, ... for the documents of the sequence, in order, then a number for each token of padding. With
+    packed attention "sequence" all documents are 1, and where a packing never pads (stream) this is None."""
     mask: Any
     """bool: is the target predicted: is it in the same document, and trained on according to the store."""
+    ends: Any
+    """bool: is the target never predicted, whatever the store says: the token is its document's last, or padding."""
 
 
 class StoreSequences(ABC):
@@ -40,13 +49,27 @@ class StoreSequences(ABC):
       store: the TokenStore.
       documents: int64, the numbers of its documents of min_length to max_length tokens, end token included; a
         max_length of 0 is no limit.
+      packed_attention: "document" or "sequence", what a token attends to.
+      has_segments: has every sequence segment ids? Else none has: a step is compiled for one of the two.
       per_epoch: sequences in one pass over these documents, the first pass if not all are alike.
       bytes_read: how much of the store's tokens and mask was read so far.
     """
 
+    has_segments: bool
     per_epoch: int
 
-    def __init__(self, store: TokenStore, seq_len: int, seed: int, *, min_length: int = 0, max_length: int = 0):
+    def __init__(
+        self,
+        store: TokenStore,
+        seq_len: int,
+        seed: int,
+        *,
+        min_length: int = 0,
+        max_length: int = 0,
+        packed_attention: PackedAttention = "document",
+    ):
+        if packed_attention not in ("document", "sequence"):
+            raise ValueError(f"unknown packed_attention {packed_attention!r}; known: document, sequence")
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:
@@ -64,6 +87,7 @@ class StoreSequences(ABC):
             )
         self.store = store
         self.seq_len = seq_len
+        self.packed_attention = packed_attention
         self.bytes_read = 0
         self._seed = seed
 
@@ -105,8 +129,10 @@ class StoreSequences(ABC):
 class PackedSequences(StoreSequences):
     """Packing "stream": documents end to end, cut every `seq_len` tokens; no token of padding."""
 
-    def __init__(self, store: TokenStore, seq_len: int, seed: int, *, min_length: int = 0, max_length: int = 0):
-        super().__init__(store, seq_len, seed, min_length=min_length, max_length=max_length)
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, **options: Any):
+        """`options`: those of `StoreSequences`."""
+        super().__init__(store, seq_len, seed, **options)
+        self.has_segments = self.packed_attention == "document"
         self._lengths = np.diff(store.offsets)[self.documents]
         tokens = int(self._lengths.sum())
         if tokens < seq_len + 1:
@@ -127,7 +153,8 @@ class PackedSequences(StoreSequences):
         order, starts = order[first : last + 1], starts[first : last + 2]
         shift = self.store.offsets[order] - starts[:-1]  # from a place in the stream to one in the store
 
-        stream = start + np.asarray(positions, np.int64)
+        positions = np.asarray(positions, np.int64)
+        stream = start + positions
         slot = np.searchsorted(starts, stream, side="right") - 1
         tokens = self._gather(self.store.tokens, stream + shift[slot])
 
@@ -139,14 +166,17 @@ class PackedSequences(StoreSequences):
         targets[run_ends] = self._gather(self.store.tokens, target_places[run_ends])
 
         mask = same
+        if self.has_segments:
+            positions = stream - np.maximum(starts[slot], start)
         if self.store.mask is not None:
             mask = same & (self._gather(self.store.mask, target_places) != 0)
         return Batch(
             tokens=tokens.astype(np.int32),
             targets=targets.astype(np.int32),
-            positions=(stream - np.maximum(starts[slot], start)).astype(np.int32),
-            segment_ids=(slot + 1).astype(np.int32),
+            positions=positions.astype(np.int32),
+            segment_ids=(slot + 1).astype(np.int32) if self.has_segments else None,
             mask=mask,
+            ends=~same,
         )
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

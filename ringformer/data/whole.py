@@ -11,6 +11,7 @@ compare it with anything.
 
 from bisect import bisect_right
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +26,11 @@ class WholeDocuments(StoreSequences):
     Sequences [k*batch_size, (k+1)*batch_size) are one batch, of nearly equal attention work.
     """
 
-    def __init__(
-        self, store: TokenStore, seq_len: int, seed: int, *, batch_size: int, min_length: int = 0, max_length: int = 0
-    ):
-        super().__init__(store, seq_len, seed, min_length=min_length, max_length=max_length)
+    has_segments = True
+
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, *, batch_size: int, **options: Any):
+        """`options`: those of `StoreSequences`."""
+        super().__init__(store, seq_len, seed, **options)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
         begins, ends = store.offsets[self.documents], store.offsets[self.documents + 1]
@@ -54,15 +56,18 @@ class WholeDocuments(StoreSequences):
 
         places = self._begins[piece] + within
         tokens = self._gather(self.store.tokens, places)
-        trained = places + 1 < self._ends[piece]
+        trained = goes_on = places + 1 < self._ends[piece]
         # A target is the token after, which is at hand except where a run of places ends.
         fetched = trained & np.append(np.diff(places) != 1, True)[: len(places)]
         targets = np.where(trained, np.roll(tokens, -1), 0)
         targets[fetched] = self._gather(self.store.tokens, places[fetched] + 1)
         if self.store.mask is not None:
-            trained[trained] = self._gather(self.store.mask, places[trained] + 1) != 0
+            trained = goes_on.copy()
+            trained[goes_on] = self._gather(self.store.mask, places[goes_on] + 1) != 0
 
-        padding = 1 + len(pieces) + positions - starts[-1]
+        segment, padding = slot + 1, 1 + len(pieces) + positions - starts[-1]
+        if self.packed_attention == "sequence":
+            within, segment, padding = positions[held], 1, 2 + positions - starts[-1]
 
         def full(values, where_padded=0):
             out = np.empty(len(positions), np.int32)
@@ -74,8 +79,9 @@ class WholeDocuments(StoreSequences):
             tokens=full(tokens),
             targets=full(targets),
             positions=full(within),
-            segment_ids=full(slot + 1, padding[~held]),
+            segment_ids=full(segment, padding[~held]),
             mask=full(trained).astype(bool),
+            ends=full(~goes_on, True).astype(bool),
         )
 
     def pieces(self, index: int) -> np.ndarray:

@@ -217,7 +217,7 @@ def _abstract_batch(batch_size: int, seq_len: int, mesh: Mesh) -> Batch:
     def array(dtype):
         return jax.ShapeDtypeStruct((batch_size, seq_len), dtype, sharding=NamedSharding(mesh, BATCH))
 
-    return Batch(*(array(jnp.bool_ if field == "mask" else jnp.int32) for field in Batch._fields))
+    return Batch(*(array(jnp.bool_ if field in ("mask", "ends") else jnp.int32) for field in Batch._fields))
 
 
 def _rates(target: Target, mesh: Mesh, dtype: str) -> Rates:

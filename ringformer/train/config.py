@@ -42,6 +42,9 @@ class DataConfig:
     """Instead of one store several that are already built, with weights: "stores/chat:7,stores/long:3"."""
     packing: Literal["stream", "whole"] = "stream"
     """stream: documents end to end, cut every seq_len tokens. whole: uncut, with padding. See docs/data.md."""
+    packed_attention: Literal["document", "sequence"] = "document"
+    """document: a token sees its own document, at positions from the document's start. sequence: all of the packed
+    sequence before it, at positions from the sequence's start."""
     min_length: int = 0
     max_length: int = 0
     """Only documents of min_length to max_length tokens; 0: no limit."""
@@ -66,6 +69,8 @@ class DataConfig:
             parse_mixture(self.mixture)
         if self.packing not in ("stream", "whole"):
             raise ValueError(f"unknown data.packing {self.packing!r}; known: stream, whole")
+        if self.packed_attention not in ("document", "sequence"):
+            raise ValueError(f"unknown data.packed_attention {self.packed_attention!r}; known: document, sequence")
         if self.min_length < 0 or self.max_length < 0 or 0 < self.max_length < self.min_length:
             raise ValueError(f"data.min_length={self.min_length} and data.max_length={self.max_length} leave no "
                              "length; both are at least 0, and max_length, unless 0, not below min_length")  # fmt: skip

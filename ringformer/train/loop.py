@@ -209,6 +209,7 @@ def _loader(store: TokenStore | Parts, config: Config, mesh: Mesh, seed: int) ->
     return Loader(
         store, batch_size=config.batch_size, seq_len=config.seq_len, seed=seed, layout=config.model.layout,
         ring_size=mesh.shape["sp"], packing=d.packing, min_length=d.min_length, max_length=d.max_length,
+        packed_attention=d.packed_attention,
     )  # fmt: skip
 
 

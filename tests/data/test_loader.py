@@ -40,7 +40,7 @@ def store(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("store") / "s", LENGTHS, request.param)
 
 
-def reference(store, seq_len, epoch, seed=SEED):
+def reference(store, seq_len, epoch, seed=SEED, packed_attention="document"):
     """All sequences of an epoch, token by token, from whole documents put end to end, cut and permuted."""
     rng = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     stream = []
@@ -51,36 +51,50 @@ def reference(store, seq_len, epoch, seed=SEED):
     while len(stream) >= seq_len + 1:
         rows, position, segment = [], 0, 1
         for (document, token, _), (next_document, target, trained) in itertools.pairwise(stream[: seq_len + 1]):
-            rows.append((token, target, position, segment, next_document == document and trained))
-            position, segment = (position + 1, segment) if next_document == document else (0, segment + 1)
-        sequences.append(Batch(*map(np.array, zip(*rows, strict=True))))
+            ends = next_document != document
+            rows.append((token, target, position, segment, not ends and trained, ends))
+            position, segment = (0, segment + 1) if ends else (position + 1, segment)
+        sequence = Batch(*map(np.array, zip(*rows, strict=True)))
+        if packed_attention == "sequence":
+            sequence = sequence._replace(positions=np.array(range(seq_len)), segment_ids=None)
+        sequences.append(sequence)
         stream = stream[seq_len:]
     return [sequences[piece] for piece in rng.permutation(len(sequences))]
 
 
+def part(batch, index):
+    """The elements at `index` of every field."""
+    return [None if field is None else field[index] for field in batch]
+
+
 def assert_equal(actual, expected):
     for field, a, b in zip(Batch._fields, actual, expected, strict=True):
+        assert (a is None) == (b is None), field
         np.testing.assert_array_equal(a, b, err_msg=field)
 
 
+@pytest.mark.parametrize("packed_attention", ["document", "sequence"])
 @pytest.mark.parametrize("seq_len", [1, 2, 7, 16, 64, 100, sum(LENGTHS) - 1])
-def test_sequences_equal_the_reference(store, seq_len):
-    packed = PackedSequences(store, seq_len, SEED)
+def test_sequences_equal_the_reference(store, seq_len, packed_attention):
+    packed = PackedSequences(store, seq_len, SEED, packed_attention=packed_attention)
+    assert packed.has_segments == (packed_attention == "document")
     for epoch in range(2):
-        expected = reference(store, seq_len, epoch)
+        expected = reference(store, seq_len, epoch, packed_attention=packed_attention)
         assert len(expected) == packed.per_epoch
         for row, sequence in enumerate(expected):
             actual = packed.read(epoch * packed.per_epoch + row, np.arange(seq_len))
             assert_equal(actual, sequence)
-    assert [field.dtype for field in actual] == [np.int32] * 4 + [np.bool_]
+    assert [field.dtype for field in actual if field is not None] == [np.int32] * (3 + packed.has_segments) + [bool] * 2
 
 
-def test_positions_are_read_in_any_order(store):
-    packed, (expected, *_) = PackedSequences(store, 100, SEED), reference(store, 100, 0)
+@pytest.mark.parametrize("packed_attention", ["document", "sequence"])
+def test_positions_are_read_in_any_order(store, packed_attention):
+    packed = PackedSequences(store, 100, SEED, packed_attention=packed_attention)
+    (expected, *_) = reference(store, 100, 0, packed_attention=packed_attention)
     rng = np.random.default_rng(2)
     for positions in (rng.permutation(100), rng.integers(0, 100, 30), np.array([99]), np.arange(100)[::-1]):
-        assert_equal(packed.read(0, positions), [field[positions] for field in expected])
-    assert_equal(packed.read(0, np.arange(0)), [field[:0] for field in expected])
+        assert_equal(packed.read(0, positions), part(expected, positions))
+    assert_equal(packed.read(0, np.arange(0)), part(expected, slice(0)))
 
 
 def test_epochs_and_seeds_shuffle_differently(store):

@@ -16,8 +16,9 @@ def store(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("store") / "s", LENGTHS, request.param)
 
 
-def expected_sequence(store, pieces, seq_len):
+def expected_sequence(store, pieces, seq_len, packed_attention="document"):
     """Token by token from (first place in the store, length) of each piece."""
+    one = packed_attention == "sequence"
     ends = set(store.offsets[1:].tolist())
     rows = []
     for segment, (begin, length) in enumerate(pieces, start=1):
@@ -26,20 +27,22 @@ def expected_sequence(store, pieces, seq_len):
             predicted = place + 1 not in ends
             target = int(store.tokens[place + 1]) if predicted else 0
             trained = predicted and (store.mask is None or bool(store.mask[place + 1]))
-            rows.append((int(store.tokens[place]), target, position, segment, trained))
-    for number in itertools.count(len(pieces) + 1):
+            where = (len(rows), 1) if one else (position, segment)
+            rows.append((int(store.tokens[place]), target, *where, trained, not predicted))
+    for number in itertools.count(2 if one else len(pieces) + 1):
         if len(rows) == seq_len:
             return [np.array(column) for column in zip(*rows, strict=True)]
-        rows.append((0, 0, 0, number, False))
+        rows.append((0, 0, 0, number, False, True))
 
 
 def held(packed, index):
     return [(int(packed._begins[piece]), int(packed._lengths[piece])) for piece in packed.pieces(index)]
 
 
+@pytest.mark.parametrize("packed_attention", ["document", "sequence"])
 @pytest.mark.parametrize("seq_len", [1, 7, 64, 200, 1000])
-def test_sequences_are_their_pieces(store, seq_len):
-    packed = WholeDocuments(store, seq_len, SEED, batch_size=2)
+def test_sequences_are_their_pieces(store, seq_len, packed_attention):
+    packed = WholeDocuments(store, seq_len, SEED, batch_size=2, packed_attention=packed_attention)
     index = 0
     for _ in range(2):
         covered = np.zeros(len(store.tokens), int)
@@ -48,10 +51,10 @@ def test_sequences_are_their_pieces(store, seq_len):
             for begin, length in pieces:
                 covered[begin : begin + length] += 1
             batch = packed.read(index, np.arange(seq_len))
-            assert_equal(batch, expected_sequence(store, pieces, seq_len))
+            assert_equal(batch, expected_sequence(store, pieces, seq_len, packed_attention))
             index += 1
         np.testing.assert_array_equal(covered, 1)  # every epoch has every token once
-    assert [field.dtype for field in batch] == [np.int32] * 4 + [np.bool_]
+    assert [field.dtype for field in batch] == [np.int32] * 4 + [np.bool_] * 2
     # No document that fits into a sequence is cut.
     whole = {(int(a), int(b - a)) for a, b in itertools.pairwise(store.offsets) if b - a <= seq_len}
     assert whole <= {piece for i in range(packed.per_epoch) for piece in held(packed, i)}

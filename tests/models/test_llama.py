@@ -32,6 +32,7 @@ def batch(B=2, T=56, edge=23):
         positions=jnp.tile(jnp.asarray(positions, jnp.int32), (B, 1)),
         segment_ids=jnp.tile(jnp.asarray(1 + (columns >= edge), jnp.int32), (B, 1)),
         mask=jnp.asarray(rng.random((B, T)) < 0.7),
+        ends=jnp.zeros((B, T), bool),
     )
 
 

@@ -34,7 +34,7 @@ def packed_batch() -> Batch:
     positions = np.stack([np.concatenate([np.arange((row == i).sum()) for i in np.unique(row)]) for row in ids])
     mask = rng.random((B, T)) < np.linspace(0.02, 0.95, T)
     tokens, targets = rng.integers(0, CONFIG.vocab_size, (2, B, T))
-    return Batch(*(x.astype(np.int32) for x in (tokens, targets, positions, ids)), mask)
+    return Batch(*(x.astype(np.int32) for x in (tokens, targets, positions, ids)), mask, ends=np.zeros_like(mask))
 
 
 def setup(mesh_dim, config, devices):
