@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, ValueError, FileNotFoundError) as error:
         print(f"ringformer {verb}: {error}", file=sys.stderr)
         return 2
+    except FloatingPointError as error:
+        print(f"ringformer {verb}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"ringformer {verb}: interrupted", file=sys.stderr)
         return 130
@@ -84,7 +88,7 @@ def load_config(argv: list[str]):
     return values.config
 
 
-def train(argv: list[str]) -> None:
+def train(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "ringformer train",
         usage="ringformer train --config=configs/NAME.py [--config.key=value ...] [--stage=N] [--distributed]",
@@ -99,7 +103,8 @@ def train(argv: list[str]) -> None:
     parser.add_argument("--num_processes", type=int)
     parser.add_argument("--process_id", type=int, help="from 0")
     if "-h" in argv or "--help" in argv:
-        return parser.print_help()
+        parser.print_help()
+        return 0
     args, rest = parser.parse_known_args(argv)
     values = load_config(rest)
     from ringformer.train.config import parse_stages
@@ -112,15 +117,20 @@ def train(argv: list[str]) -> None:
         join_processes(args.coordinator_address, args.num_processes, args.process_id)
     elif args.coordinator_address or args.num_processes or args.process_id is not None:
         raise UsageError("--coordinator_address, --num_processes and --process_id need --distributed")
-    if values.stages:
-        from ringformer.train.stages import prepare_stages, train_stages
+    from ringformer.train.loop import prepare
+    from ringformer.train.loop import train as run_training
+    from ringformer.train.preemption import Terminated
+    from ringformer.train.stages import prepare_stages, train_stages
 
-        train_stages(configs, prepare_stages(configs, args.stage))
-    else:
-        from ringformer.train.loop import prepare
-        from ringformer.train.loop import train as run_training
-
-        run_training(prepare(configs[0]))
+    try:
+        if values.stages:
+            train_stages(configs, prepare_stages(configs, args.stage))
+        else:
+            run_training(prepare(configs[0]))
+    except Terminated as end:
+        print(f"ringformer train: {end}", file=sys.stderr)
+        return 128 + signal.SIGTERM
+    return 0
 
 
 MODEL_FLAGS = {"attention": str, "layout": str, "compute_dtype": str, "remat": str, "remat_group": int,
@@ -169,7 +179,7 @@ def estimate(argv: list[str]) -> int:
     only_compilers()
     goal = target(args.target)
     if args.config:
-        works = work(parse_stages(values))
+        works = work(parse_stages(values, inherit=False))
     else:
         works = [Work(args.model, LlamaConfig(**values.model.to_dict()), "1,1,1,-1", args.seq_len)]
     staged = bool(values.stages)

@@ -55,9 +55,9 @@ def compare_attention(run: Run, params) -> float:
         rows = jax.tree.map(lambda x, one=one: x[:, np.argsort(order)] if one else x, batch)
         rows = jax.device_put(rows, NamedSharding(mesh, BATCH))
         shards = from_logical(logical, weights, mesh)
-        nats, tokens = make_eval_step(config, weights, mesh)(shards, rows)
+        nats, tokens = make_eval_step(config, weights, mesh, seq_len=c.seq_len)(shards, rows)
         logits = np.asarray(make_logits(config, weights, mesh)(shards, rows))
-        results[kind] = float(nats) / float(tokens), logits if one else logits[:, np.argsort(order)]
+        results[kind] = float(nats.sum() / tokens.sum()), logits if one else logits[:, np.argsort(order)]
     loss, logits = results["vanilla"]
     worst = {}
     for kind in ("ring", "blockwise"):

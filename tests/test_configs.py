@@ -21,7 +21,7 @@ CONFIGS = sorted(ROOT.glob("configs/*.py"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_a_list_of_runs(path):
-    runs = parse_stages(load_config([f"--config={path}"]))
+    runs = parse_stages(load_config([f"--config={path}"]), inherit=False)
     assert len({run.seed for run in runs}) == len({run.run_dir for run in runs}) == len(runs)
     assert f"--config=configs/{path.name}" in path.read_text(), "a config opens with the command that runs it"
 
@@ -30,7 +30,7 @@ def test_every_config_is_a_list_of_runs(path):
 def test_stages_suit_their_hardware(name):
     """Meshes use all devices, batches divide over them, and on a ring every hop has a block to hide under."""
     goal = target(SHIPPED[name])
-    for one in work(parse_stages(load_config([f"--config={ROOT}/configs/{name}.py"]))):
+    for one in work(parse_stages(load_config([f"--config={ROOT}/configs/{name}.py"]), inherit=False)):
         dp, fsdp, tp, sp = mesh_shape(one.mesh_dim, goal.num_devices)
         assert one.batch_size % (dp * fsdp * one.accumulate) == 0 and one.seq_len % (2 * sp) == 0
         assert tp <= 8 and one.model.num_heads % tp == 0
@@ -41,7 +41,7 @@ def test_stages_suit_their_hardware(name):
 
 
 def test_lwm_has_its_published_stages():
-    runs = parse_stages(load_config([f"--config={ROOT}/configs/lwm_7b_1m.py"]))
+    runs = parse_stages(load_config([f"--config={ROOT}/configs/lwm_7b_1m.py"]), inherit=False)
     assert [r.seq_len for r in runs] == [2**15, 2**17, 2**18, 2**19, 2**20]
     assert [r.model.rope_theta for r in runs] == [1e6, 1e7, 1e7, 2.5e7, 5e7]
     assert [(r.steps, r.optimizer.warmup_steps) for r in runs] == [

@@ -201,7 +201,8 @@ def lower_evaluation(model: LlamaConfig, target: Target, mesh_dim: str, *, seq_l
     weights = weight_shardings(model, mesh)
     no_optimizer = optax.identity()
     params = abstract_state(state_shardings(weights, no_optimizer), no_optimizer, mesh).params
-    return make_eval_step(model, weights, mesh).lower(params, _abstract_batch(batch_size, seq_len, mesh))
+    step = make_eval_step(model, weights, mesh, seq_len=seq_len)
+    return step.lower(params, _abstract_batch(batch_size, seq_len, mesh))
 
 
 def _checked_mesh(

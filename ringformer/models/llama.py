@@ -24,7 +24,7 @@ from ringformer.ops import reference, rope
 from ringformer.ops.embedding import embed
 from ringformer.ops.feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.layouts import VISIBLE, Layout
-from ringformer.ops.loss import cross_entropy
+from ringformer.ops.loss import cross_entropy, token_cross_entropy
 from ringformer.ops.ring import SAVED_LSE, SAVED_OUTPUT, ring_attention
 from ringformer.ops.rope import RopeScaling
 
@@ -267,6 +267,11 @@ class Llama(nnx.Module):
         """The sum of -log p(target) over this device's tokens with mask; see `ringformer.data.Batch`."""
         x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
         return cross_entropy(x, self._head(x.dtype, gather), batch.targets, batch.mask, self.config.loss_chunk)
+
+    def token_losses(self, batch, *, axes=Axes(), gather: Callable | None = None):
+        """-log p(target) of each of this device's tokens, masked or not: float32 [B, T]; for evaluation."""
+        x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
+        return token_cross_entropy(x, self._head(x.dtype, gather), batch.targets, self.config.loss_chunk)
 
     def hidden(self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather: Callable | None = None):
         """The normed output of the last layer, [B, T, D] in the compute dtype."""

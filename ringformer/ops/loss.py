@@ -30,6 +30,16 @@ def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.A
     return _cross_entropy(chunk, *vary((x, head, targets, mask), axes))
 
 
+def token_cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -> jax.Array:
+    """-log softmax(x head)[target] of each token: float32 [B, T]; arguments as in `cross_entropy`. To look at, not to
+    train on: its gradient would keep the logits."""
+
+    def one(_, c):
+        return None, _token_losses(head, *c)[0]
+
+    return scan_chunks(one, None, vary((x, targets), varying_axes(x, head, targets)), chunk)[1]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(chunk, x, head, targets, mask):
     def one(total, c):
@@ -61,12 +71,17 @@ _cross_entropy.defvjp(_forward, _backward)
 
 def _chunk_loss(head, x, targets, mask):
     """The chunk's summed loss, and its gradient by the logits in x's dtype."""
+    losses, logits, lse, hit = _token_losses(head, x, targets)
+    dlogits = jnp.where(mask[..., None], jnp.exp(logits - lse) - hit, 0.0)
+    return jnp.where(mask, losses, 0.0).sum(), dlogits.astype(x.dtype)
+
+
+def _token_losses(head, x, targets):
+    """The loss of each token of a chunk [B, t], and what it was made of: logits, their lse, where the target is."""
     logits = jnp.einsum("btd,dv->btv", x, head, preferred_element_type=jnp.float32)
     lse = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     hit = targets[..., None] == jnp.arange(logits.shape[-1])
-    loss = jnp.where(mask, lse[..., 0] - jnp.where(hit, logits, 0.0).sum(axis=-1), 0.0).sum()
-    dlogits = jnp.where(mask[..., None], jnp.exp(logits - lse) - hit, 0.0)
-    return loss, dlogits.astype(x.dtype)
+    return lse[..., 0] - jnp.where(hit, logits, 0.0).sum(axis=-1), logits, lse, hit
 
 
 def _zero(like, shape=()):

@@ -3,13 +3,20 @@
 A config file's `get_config()` starts from `base_config(model)`, which has every key there is, with its default.
 `parse_stages` turns the result into one `Config` for each stage at the door (`parse`: of a config without stages);
 nothing past it reads a ConfigDict.
+
+Three values of a model decide what its weights mean and not their shapes: rope theta and scaling, and the norm's
+epsilon (`INHERITED`). Where a config does not write them they are inherited: from the model that the run begins with,
+or else from the preset.
 """
 
 import dataclasses
 import difflib
+import json
+import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
@@ -17,10 +24,14 @@ from ringformer.data import parse_mixture
 from ringformer.data.clean import USUAL_RULES
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
+from ringformer.ops.rope import RopeScaling
 
 ARCHITECTURE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
                 "tie_embeddings")  # fmt: skip
 """The fields of a model that decide the shapes of its parameters."""
+
+INHERITED = ("rope_theta", "rope_scaling", "norm_eps")
+"""The fields of a model that a config need not write; None in a ConfigDict: inherited."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,7 @@ class DataConfig:
                              "length; both are at least 0, and max_length, unless 0, not below min_length")  # fmt: skip
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"data.held_out={self.held_out} must be in [0, 1)")
+        _check_local("data.store", self.store)
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,8 @@ class OptimizerConfig:
 
     learning_rate: float = 3e-4
     schedule: Literal["cosine", "constant"] = "cosine"
-    warmup_steps: int = 100
+    warmup_steps: int | None = None
+    """Unset: 100, or a tenth of the steps if that is less."""
     final_fraction: float = 0.1
     """The cosine ends at this fraction of the learning rate."""
     b1: float = 0.9
@@ -97,8 +110,20 @@ class OptimizerConfig:
     def __post_init__(self):
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; known: cosine, constant")
-        if self.clip_norm <= 0:
+        if not self.clip_norm > 0:
             raise ValueError(f"optimizer.clip_norm={self.clip_norm} must be positive")
+        for field in ("learning_rate", "final_fraction", "weight_decay", "eps"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"optimizer.{field}={getattr(self, field)} must be a finite number, at least 0")
+        for field in ("b1", "b2"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"optimizer.{field}={getattr(self, field)} must be in [0, 1)")
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise ValueError(f"optimizer.warmup_steps={self.warmup_steps} must be at least 0")
+
+    def warmup(self, steps: int) -> int:
+        """The warm-up's length in a run of `steps` steps."""
+        return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
 
 
 @dataclass(frozen=True)
@@ -129,7 +154,10 @@ class Config:
     """Steps between evaluations, of eval_batches batches; 0: at the end only."""
     eval_batches: int = 8
     checkpoint_every: int = 0
-    """Steps between checkpoints; 0: at the end only."""
+    """Steps between checkpoints; 0: none by their count."""
+    checkpoint_minutes: float = 30.0
+    """Minutes between checkpoints, besides those of checkpoint_every; 0: none by the clock. The last step's state is
+    always saved, and that of a single process which SIGTERM ends."""
     keep_checkpoints: int = 2
     tensorboard: bool = False
     """Also write TensorBoard event files (pip install ringformer[tensorboard])."""
@@ -138,45 +166,104 @@ class Config:
     stages: tuple = ()
     """Runs one after the other, each a dict of what differs from the other keys, e.g. {"seq_len": 131072,
     "model.rope_theta": 1e7}; see `parse_stages`. Empty in the config of one run."""
+    preset: str = ""
+    """The model that `base_config` was called with: without init_from, what the config does not write of its rope and
+    norm_eps is that model's."""
 
     def __post_init__(self):
         for field in ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
-        if self.optimizer.warmup_steps >= self.steps:
-            warmup = self.optimizer.warmup_steps
+        if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
+        if not 0 <= self.checkpoint_minutes < math.inf:
+            raise ValueError(f"checkpoint_minutes={self.checkpoint_minutes} must be at least 0, and finite")
+        for field in ("run_dir", "init_from"):
+            _check_local(field, getattr(self, field))
+        if strange := sorted(set(self.run_dir) & set("[]*?")):
+            raise ValueError(
+                f"run_dir={self.run_dir!r} has {' '.join(strange)} in it, which the checkpoint library takes for a "
+                "pattern, so that nothing saved there is found again: choose a name without it"
+            )
+
+
+def _check_local(field: str, path: str) -> None:
+    if "://" in path:
+        raise ValueError(f"{field}={path!r} is no folder of this machine: ringformer reads and writes mounted file "
+                         "systems only (gcsfuse or NFS for a bucket)")  # fmt: skip
 
 
 def base_config(model: str) -> ConfigDict:
-    """Every key of a run with its default, and the architecture of a preset; locked against new keys."""
-    config = ConfigDict(_defaults(Config))
+    """Every key of a run with its default, and the architecture of a preset; locked against new keys.
+
+    `model.rope_theta`, `model.rope_scaling` and `model.norm_eps` are unset (None): inherited.
+    """
+    config = ConfigDict(_defaults(Config, preset=model))
     for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig)):
         config[part] = ConfigDict(_defaults(cls))
-    config.model = ConfigDict(_defaults(LlamaConfig, **preset(model)))
+    config.model = ConfigDict(_defaults(LlamaConfig, **preset(model) | dict.fromkeys(("rope_theta", "norm_eps"))))
+    config.model.rope_scaling = ConfigDict(_defaults(RopeScaling, kind=None))
     return config.lock()
 
 
-def parse(config: ConfigDict) -> Config:
-    """The validated dataclass of a config without stages. Raises ValueError for a value that cannot be."""
+def parse(config: ConfigDict, *, inherit: bool = True) -> Config:
+    """The validated dataclass of a config without stages.
+
+    Args:
+      inherit: read what the config leaves open (`INHERITED`) from init_from. False: the checkpoint need not be here;
+        it is the preset's, as without init_from.
+
+    Raises:
+      ValueError: for a value that cannot be.
+      FileNotFoundError: if init_from is no folder of a run or of a converted model.
+    """
+    base = model_of(config.init_from) if config.init_from and inherit else None
+    return _parse(config, base)
+
+
+def model_of(run_dir: str | Path) -> LlamaConfig:
+    """The model of a run's folder, or of a converted model's. Raises FileNotFoundError if it is neither."""
+    path = Path(run_dir) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{run_dir} has no config.json: name the folder of a run or of a converted model")
+    return LlamaConfig(**json.loads(path.read_text())["model"])
+
+
+def _parse(config: ConfigDict, base: LlamaConfig | None) -> Config:
+    """`base`: the model that the run begins with; None: begin with the preset's."""
     values = config.to_dict()
     if values["stages"]:
         raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
+    known = preset(values["preset"])
+    given = values["model"] = _without_none(values["model"])
+    for field in INHERITED:
+        default = known.get(field, getattr(LlamaConfig, field)) if base is None else getattr(base, field)
+        if field != "rope_scaling":
+            given.setdefault(field, default)
+        elif "kind" not in given[field]:  # the fields that are written, in the scaling that is there
+            given[field] = dataclasses.replace(default, **given[field])
     parts = {"model": LlamaConfig, "data": DataConfig, "optimizer": OptimizerConfig}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 
 
-def parse_stages(config: ConfigDict) -> list[Config]:
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
+
+
+def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
     """The runs that a config describes, in their order: one for each of its stages; itself if it has none.
 
     Stage N is the config with the overrides of `config.stages[N - 1]` (dotted keys). It runs in
     RUN_DIR/stage-N-CONTEXT and begins with the parameters of stage N-1, the first with those of `init_from`; optimizer
-    and schedule start anew. Its data come in an order of their own: its seed is the config's plus N-1, unless the stage
-    names one. Raises ValueError, naming the stage, for an unknown key, a value that cannot be, a context shorter than
-    that of the stage before, and a rope theta beside a scaling of it.
+    and schedule start anew. What it does not write of its rope is as in the stage before (`inherit`: see `parse`). Its
+    data come in an order of their own: its seed is the config's plus N-1, unless the stage names one.
+
+    Raises ValueError, naming the stage, for an unknown key, a value that cannot be, a context shorter than that of the
+    stage before, and a rope theta beside a scaling of it.
     """
     if not config.stages:
-        return [parse(config)]
+        return [parse(config, inherit=inherit)]
+    base = model_of(config.init_from) if config.init_from and inherit else None
     runs = []
     for number, overrides in enumerate(config.stages, 1):
         values = config.copy_and_resolve_references()
@@ -188,7 +275,7 @@ def parse_stages(config: ConfigDict) -> list[Config]:
                 values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
             if runs:
                 values.init_from = runs[-1].run_dir
-            runs.append(parse(values))
+            runs.append(_parse(values, runs[-1].model if runs else base))
         except (TypeError, ValueError) as error:
             raise ValueError(f"stage {number}: {error}") from None
     for number, (before, after) in enumerate(pairwise(runs), 2):
@@ -202,7 +289,8 @@ def parse_stages(config: ConfigDict) -> list[Config]:
 
 def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
     """Set dotted keys of a config. Raises ValueError for one that is not there or that all stages share."""
-    shared = {"stages", "run_dir", "init_from", "cpu_devices", "data.tokenizer", *(f"model.{f}" for f in ARCHITECTURE)}
+    shared = {"stages", "run_dir", "init_from", "cpu_devices", "preset", "data.tokenizer", "model.norm_eps",
+              *(f"model.{f}" for f in ARCHITECTURE)}  # fmt: skip
     known = _dotted(values)
     for key, value in overrides.items():
         if key in shared:
@@ -219,7 +307,7 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
         except TypeError as error:
             raise ValueError(f"{key}={value!r}: {error}") from None
     theta, scaling = overrides.get("model.rope_theta"), values.model.rope_scaling.kind
-    if theta is not None and scaling != "none":
+    if theta is not None and scaling not in (None, "none"):
         raise ValueError(
             f"model.rope_theta={theta:g} and model.rope_scaling.kind={scaling!r} both say how far positions reach: "
             "give the theta or the scaling"
@@ -237,12 +325,14 @@ def _dotted(values: ConfigDict, prefix: str = "") -> list[str]:
 
 def _defaults(cls, **values) -> dict[str, Any]:
     """The fields of a dataclass with their values, or else defaults, if they have any; those of a nested dataclass are
-    a ConfigDict. None (of an optional field) becomes a placeholder of the field's type, so that a flag can set it."""
+    a ConfigDict. None becomes a placeholder of the field's type, so that a flag can set it."""
     defaults = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING} | values
     types = get_type_hints(cls)
     for name, value in defaults.items():
         if value is None:
-            defaults[name] = config_dict.placeholder(get_args(types[name])[0])
+            kind = types[name]
+            kind = str if get_origin(kind) is Literal else (get_args(kind) or (kind,))[0]
+            defaults[name] = config_dict.placeholder(kind)
         elif dataclasses.is_dataclass(value):
             defaults[name] = ConfigDict(_defaults(type(value), **vars(value)))
     return defaults

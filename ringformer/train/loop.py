@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shutil
 import time
 from contextlib import closing
@@ -15,7 +14,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from ringformer.data import (
-    Batch,
     Loader,
     Tokenizer,
     TokenStore,
@@ -28,11 +26,14 @@ from ringformer.data import (
 from ringformer.data.loader import Parts
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
 from ringformer.train.checkpoint import CARRIED, HF_CONFIG, Checkpoints, restore_params
-from ringformer.train.config import ARCHITECTURE, Config
+from ringformer.train.checks import BatchWatch, check_folders, check_metrics_finite, check_state_finite, rope_changes
+from ringformer.train.config import Config
+from ringformer.train.evaluation import count_batches, make_evaluation
 from ringformer.train.metrics import Reporter, model_flops_per_token, peak_flops
 from ringformer.train.optimizer import make_optimizer, schedule
+from ringformer.train.preemption import SaveClock, Terminated, Termination
 from ringformer.train.state import TrainState, decayed, init_state, state_shardings, weight_shardings
-from ringformer.train.step import make_eval_step, make_train_step
+from ringformer.train.step import make_train_step
 
 
 class Run(NamedTuple):
@@ -71,20 +72,22 @@ def prepare(config: Config) -> Run:
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     run_dir = Path(config.run_dir or _new_run_dir())
-    for folder in (run_dir, Path(config.init_from or run_dir)):
-        _check_architecture(folder, config)
-    if (run_dir / HF_CONFIG).exists() and not (run_dir / "metrics.jsonl").exists():
-        raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
+    check_folders(run_dir, config)
     run = Run(
         config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
         _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
     )  # fmt: skip
-    _evaluation_batches(run)
+    count_batches(config, run.eval_data)
     return run
 
 
 def train(run: Run) -> TrainState:
-    """Train to the last step, from the run's latest checkpoint if there is one; returns the final state."""
+    """Train to the last step, from the run's latest checkpoint if there is one; returns the final state.
+
+    Raises:
+      FloatingPointError: a loss, a gradient or the state is not finite; nothing is saved of it.
+      Terminated: SIGTERM came, and the state is saved.
+    """
     config = run.config
     _write_config(run)
     checkpoints = Checkpoints(run.run_dir, run.shardings, run.optimizer, run.mesh, config.keep_checkpoints)
@@ -97,111 +100,99 @@ def train(run: Run) -> TrainState:
     shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
     reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
                  f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
+    for change in rope_changes(config):
+        reporter.say(f"{change}, from that of {config.init_from}")
     step_fn = make_train_step(
         config.model, run.optimizer, run.shardings, run.mesh,
         clip_norm=config.optimizer.clip_norm, accumulate=config.accumulate,
     )  # fmt: skip
-    evaluate = make_evaluation(run)
+    evaluation = make_evaluation(config, run.eval_data, run.shardings.params, run.mesh)
+    reports = _StepReports(run, reporter)
 
-    with closing(reporter), closing(checkpoints), closing(run.train_data.iterate(start, run.batch_sharding)) as batches:
-        if start == 0 and evaluate:
-            reporter.evaluation(0, evaluate(state.params))
-        report = _step_reporter(run, reporter)
-        pending = None
-        chats = run.train_data.sequences.masked
+    with (
+        closing(reporter), closing(checkpoints), Termination() as termination,
+        closing(run.train_data.iterate(start, run.batch_sharding)) as batches,
+    ):  # fmt: skip
+
+        def evaluate(step):
+            values = evaluation(state.params, stop=lambda: termination.requested)
+            if values:
+                reporter.evaluation(step, values)
+
+        check_state_finite(start, state)
+        if evaluation and (start == 0 or _evaluates(config, start)) and not reporter.evaluated(start):
+            evaluate(start)
+        clock = SaveClock(config.checkpoint_minutes, start)
         for step in range(start + 1, config.steps + 1):
-            batch = next(batches)
-            masked = count_masked(batch) if chats else None
-            state, metrics = step_fn(state, batch)
-            if chats:
-                metrics |= {"masked": masked}
-            if pending:  # fetched one step late: the devices never wait for the host
-                report(*pending)
-            pending = step, metrics
-            last = step == config.steps
-            if last or _due(step, config.eval_every) or _due(step, config.checkpoint_every):
-                report(*pending)
-                pending = None
-            if evaluate and (last or _due(step, config.eval_every)):
-                reporter.evaluation(step, evaluate(state.params))
-            if last or _due(step, config.checkpoint_every):
+            state, metrics = step_fn(state, next(batches))
+            reports.enqueued(step, metrics)
+            ends = termination.requested or step == config.steps
+            saves = clock.due(step) or ends or _due(step, config.checkpoint_every)
+            if saves or (evaluation and _evaluates(config, step)):
+                reports.flush()
+                check_state_finite(step, state)
+            if saves:
                 checkpoints.save(state)
+                clock.saved(step)
+            if evaluation and _evaluates(config, step):
+                evaluate(step)
+            if termination.requested:
+                raise Terminated(f"stopped by SIGTERM at step {step} of {config.steps}, which is saved in "
+                                 f"{run.run_dir}: the same command goes on from there")  # fmt: skip
+            reports.resume()
+        for line in reports.watch.summary(config.steps - start):
+            reporter.say(line)
     return state
 
 
-def make_evaluation(run: Run):
-    """`evaluate(params) -> metrics` over the first `eval_batches` of the held-out data, or None without any.
+class _StepReports:
+    """The metrics of steps, checked and handed to the reporter one step late, so that the devices never wait for it."""
 
-    eval_loss is in nats per token; eval_bits_per_byte is its equivalent per byte of text, comparable between
-    tokenizers; eval_perplexity is its exponential.
-    """
-    data = run.eval_data
-    if data is None:
-        return None
-    batches = _evaluation_batches(run)
-    step = make_eval_step(run.config.model, run.shardings.params, run.mesh)
+    def __init__(self, run: Run, reporter: Reporter):
+        config = run.config
+        self.watch = BatchWatch(chats=run.train_data.sequences.masked)
+        self._chats, self._reporter = run.train_data.sequences.masked, reporter
+        self._rate = schedule(config.optimizer, config.steps)
+        self._tokens = config.batch_size * config.seq_len
+        peak = peak_flops(run.mesh.devices.flat[0])
+        flops = model_flops_per_token(config.model, config.seq_len)
+        self._mfu_per_rate = flops / (peak * run.mesh.size) if peak else None
+        self._pending = None
+        self._last = time.perf_counter()
 
-    def evaluate(params) -> dict[str, float]:
-        sums = [step(params, data.batch(i, run.batch_sharding)) for i in range(batches)]
-        nats, tokens = (float(sum(float(x) for x in column)) for column in zip(*sums, strict=True))
-        loss = nats / tokens
-        return {
-            "eval_loss": loss,
-            "eval_bits_per_byte": loss / math.log(2) / data.sequences.bytes_per_token,
-            "eval_perplexity": math.exp(min(loss, 700.0)),
-        }
+    def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Report the step before this one."""
+        self.flush()
+        self._pending = step, metrics
 
-    return evaluate
+    def flush(self) -> None:
+        """Report what is not reported yet; waits for it."""
+        if self._pending:
+            (step, metrics), self._pending = self._pending, None
+            self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
 
+    def resume(self) -> None:
+        """After a pause, for an evaluation or a save: its time is no step's."""
+        if self._pending is None:
+            self._last = time.perf_counter()
 
-def _evaluation_batches(run: Run) -> int:
-    """How many batches an evaluation takes; raises ValueError if the held-out data has none."""
-    data = run.eval_data
-    if data is None:
-        return 0
-    batches = min(run.config.eval_batches, data.sequences.per_epoch // data.batch_size)
-    if batches == 0:
-        raise ValueError(
-            f"the held-out data has {data.sequences.per_epoch} sequences of {run.config.seq_len} tokens, fewer than "
-            f"batch_size={data.batch_size}: raise data.held_out, or set it to 0 to train without evaluation"
-        )
-    return batches
-
-
-@jax.jit
-def count_masked(batch: Batch) -> jax.Array:
-    """How many targets are masked for another reason than the end of their document; at most 0: none."""
-    ends = batch.segment_ids.max(axis=1)
-    return (~batch.mask).sum() - ends.sum()
-
-
-def _step_reporter(run: Run, reporter: Reporter):
-    config = run.config
-    rate = schedule(config.optimizer, config.steps)
-    tokens = config.batch_size * config.seq_len
-    peak = peak_flops(run.mesh.devices.flat[0])
-    last = time.perf_counter()
-
-    def report(step, metrics):
-        nonlocal last
-        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if metrics["tokens"] == 0:
-            raise ValueError(f"the batch of step {step} has no token to train on: its loss mask is empty")
-        if "masked" in metrics and metrics["masked"] <= 0:
-            raise ValueError(f"the batch of step {step} trains on every token, though its store masks questions: "
-                             f"rebuild the store, or raise seq_len={config.seq_len} if an answer fills it")  # fmt: skip
-        if not math.isfinite(metrics["loss"]):
-            raise FloatingPointError(f"the loss of step {step} is {metrics['loss']}: lower the learning rate, or "
-                                     "look at the batch")  # fmt: skip
-        seconds, last = time.perf_counter() - last, time.perf_counter()
-        values = {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"], "learning_rate": float(rate(step - 1)),
-                  "trained_tokens": int(metrics["tokens"]), "tokens_per_second": tokens / seconds}  # fmt: skip
-        if peak:
-            flops = model_flops_per_token(config.model, config.seq_len) * values["tokens_per_second"]
-            values["mfu"] = flops / (peak * run.mesh.size)
-        reporter.step(step, values)
-
-    return report
+    def _report(self, step, metrics):
+        check_metrics_finite(step, metrics)
+        seconds, self._last = time.perf_counter() - self._last, time.perf_counter()
+        values = {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"],
+                  "learning_rate": float(self._rate(step - 1)), "trained_tokens": int(metrics["tokens"]),
+                  "masked_tokens": int(metrics["masked"]),
+                  "tokens_per_second": self._tokens / seconds}  # fmt: skip
+        if self._mfu_per_rate:
+            values["mfu"] = self._mfu_per_rate * values["tokens_per_second"]
+        said = self.watch.see(step, values)
+        if not values["trained_tokens"]:
+            del values["loss"]  # it is of no token
+        if not self._chats:
+            del values["masked_tokens"]
+        self._reporter.step(step, values)
+        for line in said:
+            self._reporter.say(line)
 
 
 def _loader(store: TokenStore | Parts, config: Config, mesh: Mesh, seed: int) -> Loader:
@@ -228,17 +219,6 @@ def _first_state(run: Run) -> TrainState:
     return state._replace(params=restore_params(config.init_from, run.shardings.params, run.mesh))
 
 
-def _check_architecture(run_dir: Path, config: Config) -> None:
-    """Raise ValueError if the folder holds a run of another architecture."""
-    path = run_dir / "config.json"
-    if not path.exists():
-        return
-    there, here = json.loads(path.read_text())["model"], dataclasses.asdict(config.model)
-    clash = [f"{k} {there[k]} there, {here[k]} here" for k in ARCHITECTURE if there[k] != here[k]]
-    if clash:
-        raise ValueError(f"{run_dir} holds a run of another model ({'; '.join(clash)}): choose another folder")
-
-
 def _write_config(run: Run) -> None:
     """Keep the resolved config and the tokenizer beside the run, and what came along with a converted model."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
@@ -257,6 +237,10 @@ def write_json(path: Path, content) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)
+
+
+def _evaluates(config: Config, step: int) -> bool:
+    return step == config.steps or _due(step, config.eval_every)
 
 
 def _due(step: int, every: int) -> bool:

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -31,11 +32,30 @@ def peak_flops(device: jax.Device) -> float | None:
     return PEAK_FLOPS[max(names, key=len)] if names else None
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; none if it is not there. A last line that was cut off is none: the run was killed
+    while it wrote. Raises ValueError for any other line that is no JSON object with a step."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            int(row["step"])
+        except (ValueError, TypeError, KeyError):
+            if number < len(lines):
+                raise ValueError(f"{path}:{number} is no row of metrics: {line[:60]!r}; delete the line") from None
+        else:
+            rows.append(row)
+    return rows
+
+
 class Reporter:
     """Writes metrics.jsonl, one JSON object per step or evaluation, and shows where the run is.
 
     Opened at `step`: lines of later steps, written before an interruption, are dropped; all of them at step 0, which is
     evaluated anew. Only process 0 writes.
+
+    Raises ValueError for a metrics.jsonl that is not one.
     """
 
     def __init__(self, run_dir: Path, step: int, config: Config):
@@ -53,24 +73,40 @@ class Reporter:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
+        path = Path(run_dir) / "metrics.jsonl"
+        kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
         self._file = None
         if self._active:
-            path = Path(run_dir) / "metrics.jsonl"
-            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            path.write_text("".join(line for line in lines if step and json.loads(line)["step"] <= step))
+            part = path.with_suffix(".part")  # a crash here leaves the old file
+            part.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            part.replace(path)
             self._file = path.open("a", buffering=1)
 
     def step(self, step: int, values: dict[str, float]) -> None:
         self._write(step, values)
-        text = f"loss {values['loss']:.4f}  {values['tokens_per_second']:,.0f} tokens/s"
+        text = f"loss {values['loss']:.4f}" if "loss" in values else "no loss"
+        text += f"  {values['tokens_per_second']:,.0f} tokens/s"
         text += f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
         self._bar.update(self._task, completed=step, description=text)
         if self._bar.disable and (step % max(1, self._steps // 20) == 0 or step in (1, self._steps)):
             self.say(f"step {step}/{self._steps}  {text}")
 
-    def evaluation(self, step: int, values: dict[str, float]) -> None:
+    def evaluation(self, step: int, values: dict[str, Any]) -> None:
+        """Values as of `ringformer.train.evaluation`."""
         self._write(step, values)
-        self.say(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+        if not values["eval_tokens"]:
+            self.say(f"step {step}  no token of the held-out batches is trained on: raise eval_batches, or look at the "
+                     "store with `ringformer data inspect`")  # fmt: skip
+            return
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        self.say(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
+        by_position = (f"{row['first']:,}: {row['loss']:.3f} ({row['tokens']:,})" for row in values["eval_by_position"])
+        self.say(f"  loss (tokens) from position {'  '.join(by_position)}")
+
+    def evaluated(self, step: int) -> bool:
+        """Is there an evaluation of this step from before an interruption?"""
+        return step in self._evaluated
 
     def say(self, text: str) -> None:
         if self._active:
@@ -85,8 +121,10 @@ class Reporter:
     def _write(self, step, values):
         if self._file is not None:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
+        by_position = {f"eval_loss_to_{row['last']}": row["loss"] for row in values.get("eval_by_position", ())}
+        numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
         for board in self._boards:
-            board.write(step, values)
+            board.write(step, numbers | by_position)
 
 
 class TensorBoard:

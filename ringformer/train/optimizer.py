@@ -11,7 +11,7 @@ from ringformer.train.config import OptimizerConfig
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Learning rate by step: linear warm-up from 0, then cosine or constant."""
-    peak, warmup = config.learning_rate, config.warmup_steps
+    peak, warmup = config.learning_rate, config.warmup(steps)
     after = (
         optax.constant_schedule(peak)
         if config.schedule == "constant"

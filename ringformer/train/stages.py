@@ -8,7 +8,6 @@ Only parameters go from stage to stage (each has a fresh optimizer and schedule)
 an unfinished one resumed, so that the same command goes on wherever it was interrupted.
 """
 
-import json
 from pathlib import Path
 
 import jax
@@ -16,6 +15,7 @@ import jax
 from ringformer.train.checkpoint import latest_step
 from ringformer.train.config import Config
 from ringformer.train.loop import Run, prepare, train, write_json
+from ringformer.train.metrics import read_metrics
 
 
 def prepare_stages(configs: list[Config], only: int | None = None) -> list[Run]:
@@ -86,8 +86,7 @@ def _record(configs: list[Config]) -> list[dict]:
 def _row(number: int, config: Config) -> dict:
     """Losses are nats a token on held-out data at the stage's own context: with the parameters that it began with, and
     at its latest evaluation."""
-    path = Path(config.run_dir, "metrics.jsonl")
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = read_metrics(Path(config.run_dir, "metrics.jsonl"))
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
     step = latest_step(config.run_dir) or 0
     return {

@@ -29,7 +29,8 @@ def make_train_step(
     """`step(state, batch) -> (state, metrics)`, jitted, for a batch of global [B, T] arrays; the state is donated.
 
     Loss and gradient are sums over tokens, divided once by the global number of trained tokens, so that masks may
-    be as uneven as they like. Metrics: loss (nats per token), grad_norm (before clipping), tokens (trained).
+    be as uneven as they like. Metrics: loss (nats per token; 0 if none is trained), grad_norm (before clipping), tokens
+    (trained), masked (by the store: neither trained nor the end of a document or padding).
     """
     loss_sum = make_loss_sum(config, shardings.params, mesh)
 
@@ -41,15 +42,14 @@ def make_train_step(
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_sum)(params, microbatch)), None
 
         zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(jax.value_and_grad(loss_sum), params, batch))
-        microbatches = jax.tree.map(lambda x: x.reshape(accumulate, -1, x.shape[1]), batch)
-        (loss, grads), _ = lax.scan(add_microbatch, vary(zero, AXIS_NAMES), microbatches)
+        (loss, grads), _ = lax.scan(add_microbatch, vary(zero, AXIS_NAMES), _microbatches(batch, accumulate))
 
-        tokens = lax.psum(batch.mask.sum(), AXIS_NAMES)
+        tokens, masked = (lax.psum(x.sum(), AXIS_NAMES) for x in (batch.mask, ~batch.mask & ~batch.ends))
         loss, grads = jax.tree.map(lambda x: x / jnp.maximum(tokens, 1), (loss, sum_over_replicas(grads)[0]))
         norm = global_norm(grads)
         updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": lax.psum(loss, AXIS_NAMES), "grad_norm": norm, "tokens": tokens}
+        metrics = {"loss": lax.psum(loss, AXIS_NAMES), "grad_norm": norm, "tokens": tokens, "masked": masked}
         return TrainState(state.step + 1, params, opt_state), metrics
 
     state_specs = specs(shardings)
@@ -57,15 +57,37 @@ def make_train_step(
     return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh))
 
 
-def make_eval_step(config: LlamaConfig, weights: dict, mesh: Mesh):
-    """`evaluate(params, batch) -> (nats, tokens)`: the summed loss and the number of tokens it is over."""
-    loss_sum = make_loss_sum(config, weights, mesh)
+def make_eval_step(config: LlamaConfig, weights: dict, mesh: Mesh, *, seq_len: int, accumulate: int = 1):
+    """`evaluate(params, batch) -> (nats, tokens)`, jitted: sums over the trained tokens, by their RoPE position.
+
+    Both are [buckets], one for each power of two (`position_bucket`): the summed loss, float32, and the number of
+    tokens that it is over, int32. As many microbatches as in training, so that an evaluation fits where it does.
+    """
+    definition, axes, gather = _per_device(config, weights, mesh)
+    buckets = jnp.arange(position_bucket(seq_len - 1) + 1)
 
     def evaluate(params, batch):
-        loss = loss_sum(vary(params, AXIS_NAMES), batch)
-        return lax.psum(loss, AXIS_NAMES), lax.psum(batch.mask.sum(), AXIS_NAMES)
+        model = nnx.merge(definition, vary(params, AXIS_NAMES))
 
-    return jax.jit(jax.shard_map(evaluate, mesh=mesh, in_specs=(specs(weights), BATCH), out_specs=P()))
+        def add_microbatch(total, batch):
+            counted = batch.mask[..., None] & (position_bucket(batch.positions)[..., None] == buckets)
+            losses = model.token_losses(batch, axes=axes, gather=gather)[..., None]
+            sums = jnp.where(counted, losses, 0.0).sum(axis=(0, 1)), counted.sum(axis=(0, 1), dtype=jnp.int32)
+            return jax.tree.map(jnp.add, total, sums), None
+
+        zero = jnp.zeros(buckets.shape, jnp.float32), jnp.zeros(buckets.shape, jnp.int32)
+        sums, _ = lax.scan(add_microbatch, vary(zero, AXIS_NAMES), _microbatches(batch, accumulate))
+        return lax.psum(sums, AXIS_NAMES)
+
+    sharded = jax.shard_map(evaluate, mesh=mesh, in_specs=(specs(weights), BATCH), out_specs=P())
+    return jax.jit(sharded, compiler_options=compiler_options(mesh))
+
+
+def position_bucket(position):
+    """0 for position 0, k for 2^(k-1) to 2^k - 1: an int, or int32 arrays."""
+    if isinstance(position, int):
+        return position.bit_length()
+    return 32 - lax.clz(position)
 
 
 def make_loss_sum(config: LlamaConfig, weights: dict, mesh: Mesh):
@@ -76,6 +98,11 @@ def make_loss_sum(config: LlamaConfig, weights: dict, mesh: Mesh):
         return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
 
     return loss_sum
+
+
+def _microbatches(batch, accumulate: int):
+    """Per device: the batch's fields [accumulate, B / accumulate, T]."""
+    return jax.tree.map(lambda x: x.reshape(accumulate, -1, x.shape[1]), batch)
 
 
 def make_logits(config: LlamaConfig, weights: dict, mesh: Mesh):

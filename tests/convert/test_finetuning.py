@@ -13,7 +13,8 @@ from ringformer.convert import from_hf, to_hf
 from ringformer.inference.load import load_model
 from ringformer.train.checkpoint import restore_params
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
-from ringformer.train.loop import make_evaluation, prepare, train
+from ringformer.train.evaluation import make_evaluation
+from ringformer.train.loop import prepare, train
 from tests.convert.models import load, logits, save_model
 
 
@@ -45,7 +46,8 @@ def test_from_transformers_through_a_run_to_transformers(corpus, tmp_path):
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     params = restore_params(config.init_from, run.shardings.params, run.mesh)
     assert first["step"] == 0
-    assert first["eval_loss"] == pytest.approx(make_evaluation(run)(params)["eval_loss"], rel=1e-6)
+    evaluate = make_evaluation(run.config, run.eval_data, run.shardings.params, run.mesh)
+    assert first["eval_loss"] == pytest.approx(evaluate(params)["eval_loss"], rel=1e-6)
 
     to_hf(config.run_dir, tmp_path / "back")
     assert (tmp_path / "back" / "tokenizer_config.json").is_file()

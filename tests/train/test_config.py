@@ -1,0 +1,116 @@
+"""Configs: what they leave open is inherited, a short run has a short warm-up, every key can be a flag."""
+
+import dataclasses
+import json
+
+import pytest
+
+from ringformer.cli import load_config
+from ringformer.models.llama import LlamaConfig
+from ringformer.models.presets import preset
+from ringformer.ops.rope import RopeScaling
+from ringformer.train.checks import check_folders, rope_changes
+from ringformer.train.config import base_config, parse, parse_stages
+
+YARN = {"kind": "yarn", "factor": 8.0, "original_max_position": 64}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """The folder of a model whose rope and norm are no preset's."""
+    model = LlamaConfig(**preset("tiny") | {"rope_theta": 7e5, "rope_scaling": YARN, "norm_eps": 3e-5})
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model": dataclasses.asdict(model)}))
+    return folder
+
+
+def config(folder, **changes):
+    values = base_config("tiny")
+    values.data.store, values.init_from = "store", str(folder)
+    for key, value in changes.items():
+        values.model[key] = value
+    return values
+
+
+def test_rope_and_norm_are_those_of_the_model_that_a_run_begins_with(checkpoint):
+    model = parse(config(checkpoint)).model
+    assert (model.rope_theta, model.rope_scaling, model.norm_eps) == (7e5, RopeScaling(**YARN), 3e-5)
+    assert rope_changes(parse(config(checkpoint))) == []
+    alone = parse(config("")).model
+    assert (alone.rope_theta, alone.rope_scaling, alone.norm_eps) == (1e4, RopeScaling(), 1e-6)
+    elsewhere = parse(config("/nowhere"), inherit=False)  # an estimate needs no checkpoint
+    assert elsewhere.model == alone
+
+
+@pytest.mark.parametrize("name", ["llama2_7b", "llama3_8b", "llama3.1_8b"])
+def test_a_preset_keeps_its_own(name):
+    values = base_config(name)
+    values.data.store = "store"
+    assert parse(values).model == LlamaConfig(**preset(name))
+
+
+def test_what_is_written_wins_for_rope_and_is_said(checkpoint):
+    """Even the preset's own value, written out; of a scaling, one field alone or another kind."""
+    run = parse(config(checkpoint, rope_theta=1e4))
+    assert (run.model.rope_theta, run.model.rope_scaling) == (1e4, RopeScaling(**YARN))
+    assert rope_changes(run) == ["rope_theta 700000 -> 10000"]
+    values = config(checkpoint)
+    values.model.rope_scaling.factor = 16.0
+    run = parse(values)
+    assert run.model.rope_scaling == RopeScaling(**YARN | {"factor": 16.0})
+    assert rope_changes(run) == [
+        "rope_scaling yarn(factor=8, original_max_position=64) -> yarn(factor=16, original_max_position=64)"
+    ]
+    values = config(checkpoint)
+    values.model.rope_scaling.kind = "none"
+    assert rope_changes(parse(values)) == ["rope_scaling yarn(factor=8, original_max_position=64) -> none"]
+
+
+def test_the_command_line_writes_too(checkpoint, tmp_path):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "from ringformer.train.config import base_config\n\n\ndef get_config():\n    config = base_config('tiny')\n"
+        "    config.data.store = 'store'\n    return config\n"
+    )
+    flags = [f"--config={path}", f"--config.init_from={checkpoint}"]
+    assert parse(load_config(flags)).model.rope_theta == 7e5
+    assert parse(load_config([*flags, "--config.model.rope_theta=5e6"])).model.rope_theta == 5e6
+    linear = ["--config.model.rope_scaling.kind=linear", "--config.model.rope_scaling.factor=2"]
+    assert parse(load_config([*flags, *linear])).model.rope_scaling == RopeScaling("linear", 2.0)
+
+
+def test_another_norm_is_refused(checkpoint, tmp_path):
+    run = parse(config(checkpoint, norm_eps=1e-6))
+    with pytest.raises(ValueError, match=r"another model \(norm_eps 3e-05 there, 1e-06 here\)"):
+        check_folders(tmp_path / "run", run)
+
+
+def test_a_run_is_not_resumed_with_another_rope(checkpoint):
+    other = parse(config("", rope_theta=1e6, norm_eps=3e-5))
+    with pytest.raises(ValueError, match=r"rope_theta 700000 there, 1e\+06 here; rope_scaling yarn"):
+        check_folders(checkpoint, other)
+
+
+def test_stages_hand_their_rope_on(checkpoint):
+    values = config(checkpoint)
+    values.run_dir = "run"
+    values.stages = ({"seq_len": 64}, {"seq_len": 128, "model.rope_theta": 9e6}, {"seq_len": 256})
+    assert [(run.model.rope_theta, run.model.norm_eps) for run in parse_stages(values)] == [
+        (7e5, 3e-5), (9e6, 3e-5), (9e6, 3e-5),
+    ]  # fmt: skip
+    values.stages = ({"seq_len": 64, "model.norm_eps": 1e-6},)
+    with pytest.raises(ValueError, match=r"stage 1: model\.norm_eps is the same in all stages"):
+        parse_stages(values)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json: name the folder of a run"):
+        parse(config(tmp_path))
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (10, 1), (500, 50), (100_000, 100)])
+def test_a_short_run_has_a_short_warm_up(steps, warmup):
+    values = base_config("tiny")
+    values.data.store, values.steps = "store", steps
+    assert parse(values).optimizer.warmup(steps) == warmup

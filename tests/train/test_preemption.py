@@ -1,0 +1,201 @@
+"""SIGTERM and the clock save a run; broken numbers never are. Whole loops, around a step that only counts."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+
+from ringformer.models.llama import LlamaConfig
+from ringformer.train import loop, preemption
+from ringformer.train.checkpoint import latest_step
+from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.train.loop import prepare, train
+from ringformer.train.preemption import SaveClock, Terminated, Termination
+from ringformer.train.state import init_state as real_init_state
+
+MODEL = LlamaConfig(
+    vocab_size=257, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=16,
+    compute_dtype="float32",
+)  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path):
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_text(f"{i} ring block key " * 40)
+    return Config(
+        model=MODEL, data=DataConfig(store=str(tmp_path / "store"), source=f"text:{tmp_path}/*.txt", held_out=0.2),
+        optimizer=OptimizerConfig(), run_dir=str(tmp_path / "run"), mesh_dim="1,1,1,8", seq_len=64, batch_size=1,
+        steps=6, eval_batches=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def first_states():
+    """The first state is made once: it would be compiled for every run."""
+    made = []
+
+    def init_state(*arguments):
+        if not made:
+            made.append(real_init_state(*arguments))
+        return made[0]
+
+    return init_state
+
+
+@pytest.fixture
+def steps(monkeypatch, first_states):
+    """A train step that adds 1 to the parameters, and what it did: `steps.at[N] = function(state, metrics)` may change
+    what step N returns. Evaluations are of no model either."""
+    steps = SimpleNamespace(at={}, evaluated=[])
+
+    def step_fn(state, batch):
+        del batch
+        state = state._replace(step=state.step + 1, params={k: _add_one(v) for k, v in state.params.items()})
+        metrics = {"loss": 1.0, "grad_norm": 1.0, "tokens": 64, "masked": 0}
+        change = steps.at.get(int(state.step))
+        return change(state, metrics) if change else (state, metrics)
+
+    def evaluate(params, stop):
+        steps.evaluated.append(float(params["norm"]["scale"][0]))
+        return None if stop() else {"eval_loss": 1.0, "eval_tokens": 1, "eval_by_position": []}
+
+    monkeypatch.setattr(loop, "init_state", first_states)
+    monkeypatch.setattr(loop, "make_train_step", lambda *_, **__: step_fn)
+    monkeypatch.setattr(loop, "make_evaluation", lambda *_: evaluate)
+    return steps
+
+
+def _add_one(tree):
+    return {k: _add_one(v) for k, v in tree.items()} if isinstance(tree, dict) else tree + 1
+
+
+def rows(config):
+    return [json.loads(line) for line in Path(config.run_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(config, steps):
+    def terminate(state, metrics):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return state, metrics
+
+    steps.at[4] = terminate
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated, match="stopped by SIGTERM at step 4 of 6, which is saved in"):
+        train(prepare(config))
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert latest_step(config.run_dir) == 4
+    assert [row["step"] for row in rows(config) if "loss" in row] == [1, 2, 3, 4]
+    state = train(prepare(config))
+    assert int(state.step) == 6
+    assert [row["step"] for row in rows(config) if "loss" in row] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_evaluation_that_sigterm_cut_off_comes_with_the_next_start(config, steps):
+    """At the last step: it is saved first, and the evaluation is made up for."""
+    steps.at[6] = lambda state, metrics: (os.kill(os.getpid(), signal.SIGTERM), (state, metrics))[1]
+    with pytest.raises(Terminated):
+        train(prepare(config))
+    assert latest_step(config.run_dir) == 6
+    assert [row["step"] for row in rows(config) if "eval_loss" in row] == [0]
+    train(prepare(config))
+    assert [row["step"] for row in rows(config) if "eval_loss" in row] == [0, 6]
+    train(prepare(config))
+    assert [row["step"] for row in rows(config) if "eval_loss" in row] == [0, 6], "once is enough"
+
+
+def test_a_second_sigterm_ends_the_process_as_ever():
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("usual"))
+    try:
+        with Termination() as termination:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert termination.requested and not seen
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen == ["usual"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _nan_gradient(state, metrics):
+    return state, metrics | {"grad_norm": float("nan")}
+
+
+def _nan_state(state, metrics):
+    return state._replace(params=state.params | {"embed": state.params["embed"] * jnp.nan}), metrics
+
+
+@pytest.mark.parametrize("every", [1, 2, 0])
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [(_nan_gradient, "gradient's norm of step 4 is nan"), (_nan_state, "the state after step . holds numbers")],
+    ids=["gradient", "state"],
+)
+def test_what_is_not_finite_is_never_saved_nor_evaluated(config, steps, broken, message, every):
+    steps.at[4] = broken
+    with pytest.raises(FloatingPointError, match=message):
+        train(prepare(dataclasses.replace(config, checkpoint_every=every, eval_every=every)))
+    assert (latest_step(config.run_dir) or 0) == {1: 3, 2: 2, 0: 0}[every]
+    assert len(steps.evaluated) == {1: 4, 2: 2, 0: 1}[every]
+
+
+def test_the_clock_saves(config, steps, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: now)
+
+    def twenty_minutes(state, metrics):
+        nonlocal now
+        now += 20 * 60
+        return state, metrics
+
+    saved, save = [], loop.Checkpoints.save
+
+    def count_and_save(self, state):
+        saved.append(int(state.step))
+        save(self, state)
+
+    monkeypatch.setattr(loop.Checkpoints, "save", count_and_save)
+    steps.at = dict.fromkeys(range(1, 7), twenty_minutes)
+    train(prepare(config))
+    assert saved == [2, 4, 6], "every 30 minutes by default"
+
+
+def test_several_processes_save_at_the_same_steps(monkeypatch):
+    """Each has a clock of its own, and hears of process 0's; they ask some ten times an interval."""
+    clocks, answers, asked = {0: 0.0, 1: 500.0}, [], 0
+    process = 0
+
+    def broadcast(answer):
+        nonlocal asked
+        asked += process == 0
+        if process == 0:
+            answers.append(answer)
+        return answers[-1]
+
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: clocks[process])
+    monkeypatch.setattr(preemption.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(preemption.multihost_utils, "broadcast_one_to_all", broadcast)
+    both = []
+    for process in (0, 1):  # noqa: B007
+        both.append(SaveClock(minutes=10, step=0))
+    saved = {0: [], 1: []}
+    for step in range(1, 1001):
+        for process in (0, 1):
+            clocks[process] += 3.0 + process * 0.5
+            if both[process].due(step):
+                both[process].saved(step)
+                saved[process].append(step)
+    assert saved[0] == saved[1] and all(200 <= b - a <= 220 for a, b in zip(saved[0], saved[0][1:], strict=False))
+    assert len(saved[0]) == 5 and asked < 60
+
+
+def test_no_clock_without_minutes():
+    clock = SaveClock(0, 0)
+    time.sleep(0.01)
+    assert not any(clock.due(step) for step in range(1, 100))
