@@ -41,8 +41,8 @@ class Termination:
 class SaveClock:
     """Says when `minutes` have passed since the last save, at the same step on all processes; 0: never.
 
-    Process 0 looks at its clock and tells the others, and how many steps to wait before they ask again, those of half the
-    time that is left: the devices wait while they agree.
+    Process 0 looks at its clock and tells the others, and how many steps to wait before they ask again, those of half
+    the time that is left: the devices wait while they agree.
     """
 
     def __init__(self, minutes: float, step: int):
