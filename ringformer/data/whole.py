@@ -46,6 +46,11 @@ class WholeDocuments(StoreSequences):
         self._first = [0]  # the first sequence of each epoch that was met, and of the one after
         self.per_epoch = self._begin(1)
 
+    @property
+    def fullest(self) -> int:
+        by_bin, ends, _ = self._epoch(0)
+        return int(np.add.reduceat(self._lengths[by_bin], ends[:-1]).max())
+
     def read(self, index: int, positions: np.ndarray) -> Batch:
         self._check(index, positions)
         positions = np.asarray(positions, np.int64)
