@@ -1,5 +1,6 @@
 """Data: documents from a source, tokenized into a store, packed into sequences, loaded for the ring."""
 
+from ringformer.data.lengths import DocumentLengths, too_short
 from ringformer.data.loader import Loader
 from ringformer.data.mixture import Mixture, open_mixture, parse_mixture
 from ringformer.data.packing import Batch, PackedSequences
@@ -22,6 +23,7 @@ __all__ = [
     "Batch",
     "ByteTokenizer",
     "Document",
+    "DocumentLengths",
     "Documents",
     "Loader",
     "Mixture",
@@ -39,5 +41,6 @@ __all__ = [
     "parse_mixture",
     "read_documents",
     "save_tokenizer",
+    "too_short",
     "train_sentencepiece",
 ]

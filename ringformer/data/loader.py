@@ -13,6 +13,7 @@ from typing import Literal
 import jax
 import numpy as np
 
+from ringformer.data.lengths import DocumentLengths, document_lengths
 from ringformer.data.mixture import Mixture
 from ringformer.data.packing import Batch, PackedAttention, PackedSequences
 from ringformer.data.store import TokenStore
@@ -70,6 +71,11 @@ class Loader:
             rows = [max(round(batch_size * share / sum(shares)), 1) for share in shares]
             self.sequences = Mixture(list(map(packed, stores, rows)), shares, seed)
         self._order = permutation(layout, seq_len, ring_size)
+
+    def document_lengths(self) -> list[DocumentLengths]:
+        """Of each store; `too_short` of them is a warning for who trains on them."""
+        parts = self.sequences.parts if isinstance(self.sequences, Mixture) else [self.sequences]
+        return [document_lengths(part) for part in parts]
 
     def read(self, step: int, rows: slice = slice(None), columns: slice = slice(None)) -> Batch:
         """Part of a step's batch, as numpy arrays; columns are counted in layout order."""

@@ -101,6 +101,11 @@ class StoreSequences(ABC):
         """Are some of the store's tokens not to be trained on, as in chats?"""
         return self.store.mask is not None
 
+    @property
+    @abstractmethod
+    def fullest(self) -> int:
+        """Tokens of text, not padding, in the fullest sequence of the first epoch."""
+
     @abstractmethod
     def read(self, index: int, positions: np.ndarray) -> Batch:
         """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
@@ -142,6 +147,10 @@ class PackedSequences(StoreSequences):
             )
         self.per_epoch = (tokens - 1) // seq_len
         self._epoch = lru_cache(maxsize=2)(self._shuffle)  # two: a batch may straddle epochs
+
+    @property
+    def fullest(self) -> int:
+        return self.seq_len
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
         self._check(index, positions)

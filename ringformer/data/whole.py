@@ -6,7 +6,8 @@ that the sequences of a batch have equal attention work. Every epoch has every t
 differ between epochs, so the first sequence of epoch e is known once all epochs before it were packed.
 
 Each token of padding is a segment of its own, at position 0 and not trained on: only chunks that lie on the diagonal
-compare it with anything.
+compare it with anything. All sequences have segment ids, those without padding too: with packed attention "sequence"
+they could do without, but batches with and without ids are two compiled programs.
 """
 
 from bisect import bisect_right
@@ -44,6 +45,11 @@ class WholeDocuments(StoreSequences):
         self._epoch = lru_cache(maxsize=2)(self._order)  # two: a batch may straddle epochs
         self._first = [0]  # the first sequence of each epoch that was met, and of the one after
         self.per_epoch = self._begin(1)
+
+    @property
+    def fullest(self) -> int:
+        by_bin, ends, _ = self._epoch(0)
+        return int(np.add.reduceat(self._lengths[by_bin], ends[:-1]).max())
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
         self._check(index, positions)
@@ -104,13 +110,15 @@ class WholeDocuments(StoreSequences):
         return self._first[epoch]
 
     def _pack(self, epoch: int) -> np.ndarray:
-        return pack(self._lengths, self.seq_len, self._random(epoch))
+        return pack(self._lengths, self.seq_len, self._random(epoch), self.packed_attention)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The epoch's pieces bin by bin; where each bin begins among them, with the end; and the order of bins."""
         phase = self._begin(epoch) % self._batch_size
         rng = self._random(epoch, stream=1)
-        bins, order = order_by_batch(self._lengths, self._packed(epoch), self.seq_len, self._batch_size, phase, rng)
+        bins, order = order_by_batch(
+            self._lengths, self._packed(epoch), self.seq_len, self._batch_size, phase, rng, self.packed_attention
+        )
         shuffled = rng.permutation(len(bins))
         by_bin = shuffled[np.argsort(bins[shuffled], kind="stable")]
         return by_bin, np.concatenate([[0], np.cumsum(np.bincount(bins))]), order

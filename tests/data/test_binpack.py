@@ -20,26 +20,38 @@ CORPORA = [
     ("long books", log_uniform(100_000, 200_000, 6000), 2**19, 0.93),
     ("chats", chats(40_000, 2**15), 2**15, 0.99),
     ("chats, long context", chats(40_000, 2**17), 2**17, 0.99),
+    ("books that cannot be paired", log_uniform(200_000, 500_000, 2000), 2**19, 0.84),
 ]
 
 
+def work_of(lengths, bins, packed_attention):
+    """Pairs of tokens that see each other or themselves, both ways, in each bin; counted bin by bin."""
+    held = [lengths[bins == b] for b in range(bins.max() + 1)]
+    return np.array([(n**2).sum() if packed_attention == "document" else n.sum() ** 2 for n in held], float)
+
+
+@pytest.mark.parametrize("packed_attention", ["document", "sequence"])
 @pytest.mark.parametrize(("name", "lengths", "capacity", "fill"), CORPORA, ids=[c[0] for c in CORPORA])
-def test_sequences_are_full_and_batches_even(name, lengths, capacity, fill):
-    bins = pack(lengths, capacity, np.random.default_rng(1))
+def test_sequences_are_full_and_batches_even(name, lengths, capacity, fill, packed_attention):
+    bins = pack(lengths, capacity, np.random.default_rng(1), packed_attention)
     count = int(bins.max()) + 1
     assert set(bins.tolist()) == set(range(count))
     assert np.bincount(bins, lengths).max() <= capacity
     assert lengths.sum() / (count * capacity) >= fill
     for size in (4, 8, 16, 32):
-        traded, order = order_by_batch(lengths, bins, capacity, size, 0, np.random.default_rng(2))
+        traded, order = order_by_batch(lengths, bins, capacity, size, 0, np.random.default_rng(2), packed_attention)
         assert sorted(order.tolist()) == list(range(count))
         assert np.bincount(traded, lengths).max() <= capacity
         assert set(traded.tolist()) == set(range(count))
-        work = attention_work(lengths, traded)[order][: count // size * size].reshape(-1, size)
-        # The exceptions hold the few longest documents, or the sequence that is left half empty at the end.
+        work = work_of(lengths, traded, packed_attention)
+        np.testing.assert_array_equal(attention_work(lengths, traded, packed_attention), work)
+        work = work[order][: count // size * size].reshape(-1, size)
+        # The exceptions hold the few longest documents, or the sequence that is left half empty at the end. Where
+        # tokens see all of their sequence, a long document costs no more than short ones.
         uneven = (spread(work) > 0.1).sum()
         assert np.median(spread(work)) <= 0.05
-        assert uneven <= max(0.08 * len(work), 2), f"{uneven} of {len(work)}"
+        allowed = max(0.08 * len(work), 2) if packed_attention == "document" else 1
+        assert uneven <= allowed, f"{uneven} of {len(work)}"
 
 
 def test_sequences_in_random_order_would_be_uneven():
@@ -76,12 +88,32 @@ def test_any_number_of_sequences_fits_any_phase(count, phase):
         assert np.median(np.ptp(whole, axis=1)) <= 7 + len(odd)
 
 
-def test_a_nearly_empty_sequence_is_filled_from_its_batch():
+@pytest.mark.parametrize("packed_attention", ["document", "sequence"])
+def test_a_nearly_empty_sequence_is_filled_from_its_batch(packed_attention):
     """Three full sequences and one of a single piece trade until their work is even."""
     lengths = np.full(10 * 3 + 1, 10)
     bins = np.append(np.repeat(np.arange(3), 10), 3)
-    traded, _ = order_by_batch(lengths, bins, 100, 4, 0, np.random.default_rng(0))
-    assert np.ptp(attention_work(lengths, traded)) <= 100
+    traded, _ = order_by_batch(lengths, bins, 100, 4, 0, np.random.default_rng(0), packed_attention)
+    assert sorted(np.bincount(traded).tolist()) == [7, 8, 8, 8]
+
+
+def test_trades_make_even_what_is_seen():
+    """Equal sums are even where all is seen, equal squares where each piece sees itself; the other is traded away."""
+    sums = np.append([60, 40], np.full(30, 10)), np.append([0, 0], np.repeat([1, 2, 3], 10))
+    squares = np.tile([60] + [20] * 9, 2), np.repeat([0, 1, 2, 3], [1, 9, 1, 9])
+    for (lengths, bins), even in ((sums, "sequence"), (squares, "document")):
+        size = int(bins.max()) + 1
+        for packed_attention in ("document", "sequence"):
+            moved, _ = order_by_batch(lengths, bins, 200, size, 0, np.random.default_rng(0), packed_attention)
+            assert (moved != bins).any() == (packed_attention != even)
+    assert np.bincount(moved, lengths).tolist() == [120] * 4
+
+
+def test_what_is_even_depends_on_who_sees_whom():
+    """Bins of nearly the same squares have other sums, and those of the same sum other squares."""
+    lengths, bins = np.array([8, 2, 2, 2, 2, 6, 6, 2, 4, 4, 4, 4]), np.repeat([0, 1, 2], [5, 3, 4])
+    assert attention_work(lengths, bins).tolist() == [80, 76, 64]
+    assert attention_work(lengths, bins, "sequence").tolist() == [256, 196, 256]
 
 
 def test_pieces_as_long_as_a_bin_fill_one_each():

@@ -15,6 +15,7 @@ LENGTHS = (*([1, 2, 3, 4, 6, 8, 12, 41] * 3), 200, 15, 16, 17)
 """Tokens of each document with its end token: 1 is an end token alone."""
 
 SEED = 7
+MODES = ["document", "sequence"]
 LAYOUTS = [("contiguous", 1), ("contiguous", 4), ("striped", 4), ("zigzag", 4), ("zigzag", 2)]
 
 
@@ -62,7 +63,7 @@ def reference(store, seq_len, epoch, seed=SEED, packed_attention="document"):
     return [sequences[piece] for piece in rng.permutation(len(sequences))]
 
 
-def part(batch, index):
+def at(batch, index):
     """The elements at `index` of every field."""
     return [None if field is None else field[index] for field in batch]
 
@@ -73,7 +74,7 @@ def assert_equal(actual, expected):
         np.testing.assert_array_equal(a, b, err_msg=field)
 
 
-@pytest.mark.parametrize("packed_attention", ["document", "sequence"])
+@pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize("seq_len", [1, 2, 7, 16, 64, 100, sum(LENGTHS) - 1])
 def test_sequences_equal_the_reference(store, seq_len, packed_attention):
     packed = PackedSequences(store, seq_len, SEED, packed_attention=packed_attention)
@@ -87,14 +88,14 @@ def test_sequences_equal_the_reference(store, seq_len, packed_attention):
     assert [field.dtype for field in actual if field is not None] == [np.int32] * (3 + packed.has_segments) + [bool] * 2
 
 
-@pytest.mark.parametrize("packed_attention", ["document", "sequence"])
+@pytest.mark.parametrize("packed_attention", MODES)
 def test_positions_are_read_in_any_order(store, packed_attention):
     packed = PackedSequences(store, 100, SEED, packed_attention=packed_attention)
     (expected, *_) = reference(store, 100, 0, packed_attention=packed_attention)
     rng = np.random.default_rng(2)
     for positions in (rng.permutation(100), rng.integers(0, 100, 30), np.array([99]), np.arange(100)[::-1]):
-        assert_equal(packed.read(0, positions), part(expected, positions))
-    assert_equal(packed.read(0, np.arange(0)), part(expected, slice(0)))
+        assert_equal(packed.read(0, positions), at(expected, positions))
+    assert_equal(packed.read(0, np.arange(0)), at(expected, slice(0)))
 
 
 def test_epochs_and_seeds_shuffle_differently(store):
@@ -117,23 +118,27 @@ def test_the_shuffle_is_the_same_with_every_numpy(tmp_path):
     assert [pieces.index(piece) for piece in stream.reshape(9, 6).tolist()] == [5, 4, 0, 6, 7, 8, 3, 2, 1]
 
 
+@pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
-def test_a_batch_is_the_same_on_any_ring(store, layout, ring_size):
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size)
+def test_a_batch_is_the_same_on_any_ring(store, layout, ring_size, packed_attention):
+    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
+                    packed_attention=packed_attention)  # fmt: skip
     order = permutation(layout, 64, ring_size)
-    sequences = reference(store, 64, 0) + reference(store, 64, 1)
+    sequences = [s for epoch in (0, 1) for s in reference(store, 64, epoch, packed_attention=packed_attention)]
     for step in (0, 1, 2):  # an epoch is 7 sequences: step 1 straddles two
-        natural = [field[:, np.argsort(order)] for field in loader.read(step)]
+        natural = at(loader.read(step), (slice(None), np.argsort(order)))
         rows = sequences[4 * step : 4 * step + 4]
-        assert_equal(natural, [np.stack(field) for field in zip(*rows, strict=True)])
+        assert_equal(natural, [None if field[0] is None else np.stack(field) for field in zip(*rows, strict=True)])
 
 
+@pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
-def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size):
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size)
+def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, packed_attention):
+    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
+                    packed_attention=packed_attention)  # fmt: skip
     whole = loader.read(5)
     for rows, columns in itertools.product((slice(1, 3), slice(None)), (slice(0, 16), slice(48, 64), slice(5, 38))):
-        assert_equal(loader.read(5, rows, columns), [field[rows, columns] for field in whole])
+        assert_equal(loader.read(5, rows, columns), at(whole, (rows, columns)))
 
 
 class Watched:
@@ -169,17 +174,19 @@ def test_a_shard_reads_its_share(tmp_path, layout, runs):
 SPECS = [("dp", "sp"), (("dp", "tp"), None), (None, ("sp", "tp")), (), (None, "sp")]
 
 
+@pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS[2:4])
-def test_a_sharded_batch_equals_the_plain_one(store, spec, layout, ring_size):
+def test_a_sharded_batch_equals_the_plain_one(store, spec, layout, ring_size, packed_attention):
     mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "sp"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size)
+    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
+                    packed_attention=packed_attention)  # fmt: skip
     expected = loader.read(3)
     once = loader.sequences.bytes_read
     batch = loader.batch(3, sharding)
     assert_equal(batch, expected)
-    assert all(isinstance(field, jax.Array) and field.sharding == sharding for field in batch)
+    assert all(isinstance(field, jax.Array) and field.sharding == sharding for field in jax.tree.leaves(batch))
     # Devices that hold the same part share one reading of it; the shards of a run's ends cost a token each.
     assert loader.sequences.bytes_read - once <= once + 4 * 4 * store.tokens.itemsize
 
@@ -233,6 +240,8 @@ def test_what_cannot_be_packed_is_refused(store):
         PackedSequences(store, 0, 0)
     with pytest.raises(ValueError, match="seed=-1 "):
         PackedSequences(store, 8, -1)
+    with pytest.raises(ValueError, match="unknown packed_attention 'all'; known: document, sequence"):
+        PackedSequences(store, 8, 0, packed_attention="all")
     packed = PackedSequences(store, 8, 0)
     with pytest.raises(ValueError, match="positions 7 to 8 are not in a sequence of 8"):
         packed.read(0, np.array([7, 8]))

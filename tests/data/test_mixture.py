@@ -5,7 +5,9 @@ import pytest
 
 from ringformer.data import Loader, Mixture, PackedSequences, WholeDocuments, open_mixture, parse_mixture
 from ringformer.data.mixture import schedule
-from tests.data.test_loader import assert_equal, build
+from ringformer.ops.layouts import permutation
+from tests.data.test_loader import MODES, assert_equal, at, build, reference
+from tests.data.test_whole import expected_sequence, held
 
 SHARES = [[7, 3], [1, 1], [1, 99], [5], [2, 3, 5], [1, 1, 1], [9, 4, 2, 1], [50, 17, 13, 11, 7, 2]]
 
@@ -29,11 +31,12 @@ def stores(tmp_path_factory):
     return build(folder / "a", range(3, 40)), build(folder / "b", range(30, 60), masked=True)
 
 
+@pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(
-    "packed", [PackedSequences, lambda *a: WholeDocuments(*a, batch_size=4)], ids=["stream", "whole"]
+    "packed", [PackedSequences, lambda *a, **k: WholeDocuments(*a, batch_size=4, **k)], ids=["stream", "whole"]
 )
-def test_each_sequence_is_one_store_in_order(stores, packed):
-    parts = [packed(store, 64, 5) for store in stores]
+def test_each_sequence_is_one_store_in_order(stores, packed, packed_attention):
+    parts = [packed(store, 64, 5, packed_attention=packed_attention) for store in stores]
     mixture = Mixture(parts, [7, 3], seed=5)
     counts, everything = [0, 0], np.arange(64)
     for index in range(40):
@@ -55,14 +58,28 @@ def test_the_seed_says_where_the_period_begins(stores):
     assert len(begins) > 3
 
 
-def test_a_loader_mixes(stores):
+@pytest.mark.parametrize("packed_attention", MODES)
+@pytest.mark.parametrize("packing", ["stream", "whole"])
+def test_a_loader_mixes(stores, packing, packed_attention):
+    """Token by token: each row is that of its store alone; with stream and sequence there are no segment ids."""
     loader = Loader(list(zip(stores, (7, 3), strict=True)), batch_size=10, seq_len=64, seed=1, layout="zigzag",
-                    ring_size=2, packing="whole")  # fmt: skip
+                    ring_size=2, packing=packing, packed_attention=packed_attention)  # fmt: skip
     sources = [loader.sequences.source(i)[0] for i in range(30)]
     assert [sources[i : i + 10].count(0) for i in (0, 10, 20)] == [7, 7, 7]
-    assert [part._batch_size for part in loader.sequences.parts] == [7, 3]
-    whole = loader.read(2)
-    assert_equal(loader.read(2, slice(4, 6), slice(16, 48)), [field[4:6, 16:48] for field in whole])
+    if packing == "whole":
+        assert [part._batch_size for part in loader.sequences.parts] == [7, 3]
+    order, batch = np.argsort(permutation("zigzag", 64, 2)), loader.read(2)
+    assert (batch.segment_ids is None) == ((packing, packed_attention) == ("stream", "sequence"))
+    for row in range(10):
+        store, number = loader.sequences.source(20 + row)
+        sequences = loader.sequences.parts[store]
+        if packing == "whole":
+            expected = expected_sequence(stores[store], held(sequences, number), 64, packed_attention)
+        else:
+            epoch, number = divmod(number, sequences.per_epoch)
+            expected = reference(stores[store], 64, epoch, seed=1, packed_attention=packed_attention)[number]
+        assert_equal(at(batch, (row, order)), expected)
+    assert_equal(loader.read(2, slice(4, 6), slice(16, 48)), at(batch, (slice(4, 6), slice(16, 48))))
     a, b = (part.bytes_per_token for part in loader.sequences.parts)
     assert loader.sequences.bytes_per_token == pytest.approx(0.7 * a + 0.3 * b)
 

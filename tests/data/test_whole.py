@@ -8,7 +8,7 @@ import pytest
 from ringformer.data import Loader, TokenStore, WholeDocuments
 from ringformer.data.binpack import spread
 from ringformer.ops.layouts import permutation
-from tests.data.test_loader import LAYOUTS, LENGTHS, SEED, Watched, assert_equal, build
+from tests.data.test_loader import LAYOUTS, LENGTHS, MODES, SEED, Watched, assert_equal, at, build
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["no mask", "mask"])
@@ -39,7 +39,7 @@ def held(packed, index):
     return [(int(packed._begins[piece]), int(packed._lengths[piece])) for piece in packed.pieces(index)]
 
 
-@pytest.mark.parametrize("packed_attention", ["document", "sequence"])
+@pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize("seq_len", [1, 7, 64, 200, 1000])
 def test_sequences_are_their_pieces(store, seq_len, packed_attention):
     packed = WholeDocuments(store, seq_len, SEED, batch_size=2, packed_attention=packed_attention)
@@ -71,31 +71,33 @@ def test_a_long_document_is_cut_into_sequences(tmp_path):
         assert batch.positions.tolist() == [*range(length)] + [0] * (10 - length)
 
 
-def test_padding_costs_one_token_each_and_ids_ascend(store):
-    packed = WholeDocuments(store, 100, SEED, batch_size=2)
+@pytest.mark.parametrize("packed_attention", MODES)
+def test_padding_costs_one_token_each_and_ids_ascend(store, packed_attention):
+    packed = WholeDocuments(store, 100, SEED, batch_size=2, packed_attention=packed_attention)
     padded = 0
     for index in range(packed.per_epoch):
         batch, lengths = packed.read(index, np.arange(100)), packed.lengths(index)
         assert set(np.diff(batch.segment_ids).tolist()) <= {0, 1} and batch.segment_ids[0] == 1
         filled = lengths.sum()
-        assert (np.bincount(batch.segment_ids)[1:] == [*lengths, *[1] * (100 - filled)]).all()
+        of_text = lengths if packed_attention == "document" else [filled]
+        assert (np.bincount(batch.segment_ids)[1:] == [*of_text, *[1] * (100 - filled)]).all()
         assert not batch.mask[filled:].any() and not batch.positions[filled:].any()
         padded += 100 - filled
     assert padded
 
 
-def test_an_index_means_the_same_in_any_order_of_reading(store):
+@pytest.mark.parametrize("packed_attention", MODES)
+def test_an_index_means_the_same_in_any_order_of_reading(store, packed_attention):
     """Sequence i is a function of (seed, i): read backwards by a fresh object it is what it was."""
     everything = np.arange(64)
-    packed = WholeDocuments(store, 64, SEED, batch_size=4)
+    packed, fresh = (WholeDocuments(store, 64, SEED, batch_size=4, packed_attention=packed_attention) for _ in range(2))
     forward = [packed.read(i, everything) for i in range(4 * packed.per_epoch)]
-    fresh = WholeDocuments(store, 64, SEED, batch_size=4)
     for i in reversed(range(len(forward))):
         assert_equal(fresh.read(i, everything), forward[i])
     rng = np.random.default_rng(2)
     for positions in (rng.permutation(64), rng.integers(0, 64, 30), np.array([63]), np.arange(64)[::-1]):
-        assert_equal(fresh.read(1, positions), [field[positions] for field in forward[1]])
-    assert_equal(fresh.read(0, np.arange(0)), [field[:0] for field in forward[0]])
+        assert_equal(fresh.read(1, positions), at(forward[1], positions))
+    assert_equal(fresh.read(0, np.arange(0)), at(forward[0], slice(0)))
 
 
 def test_epochs_and_seeds_shuffle_differently(store):
@@ -117,31 +119,36 @@ def test_the_packing_is_the_same_with_every_numpy(tmp_path):
     ]  # fmt: skip
 
 
-def test_every_batch_of_a_run_is_even(tmp_path):
-    """Over epochs that end in the middle of a batch, read through the loader."""
+@pytest.mark.parametrize("packed_attention", MODES)
+@pytest.mark.parametrize(("low", "high", "filled"), [(10, 100, 0.95), (50, 125, 0.8)], ids=["short", "long"])
+def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attention):
+    """Over epochs that end in the middle of a batch, read through the loader. The work of a row is that of its squares
+    of segments: documents, or the whole text."""
     rng = np.random.default_rng(0)
-    lengths = np.exp(rng.uniform(np.log(10), np.log(100), 1500)).astype(int)
+    lengths = np.exp(rng.uniform(np.log(low), np.log(high), 1510)).astype(int)
     loader = Loader(build(tmp_path / "s", lengths), batch_size=8, seq_len=128, seed=0, layout="zigzag", ring_size=2,
-                    packing="whole")  # fmt: skip
+                    packing="whole", packed_attention=packed_attention)  # fmt: skip
     packed = loader.sequences
     assert packed.per_epoch % 8
     steps = 3 * packed.per_epoch // 8
-    work = np.array([[(packed.lengths(8 * s + r) ** 2).sum() for r in range(8)] for s in range(steps)])
+    document = packed_attention == "document"
+    rows = [packed.lengths(i) for i in range(8 * steps)]
+    work = np.array([(row**2).sum() if document else row.sum() ** 2 for row in rows]).reshape(-1, 8)
     spreads = spread(work.astype(float))
     assert np.median(spreads) < 0.05
     assert (spreads > 0.1).sum() <= 0.06 * steps
     batch = loader.read(3)
-    squares = [
-        (np.bincount(ids[ids <= len(packed.pieces(24 + r))]) ** 2).sum() for r, ids in enumerate(batch.segment_ids)
-    ]
-    np.testing.assert_array_equal(squares, work[3])
-    filled = sum(packed.lengths(i).sum() for i in range(packed.per_epoch))
-    assert filled / (packed.per_epoch * 128) > 0.95
+    padding = 128 - np.array([row.sum() for row in rows[24:32]])
+    squares = [(np.bincount(ids) ** 2).sum() for ids in batch.segment_ids]
+    np.testing.assert_array_equal(squares - padding, work[3])
+    assert sum(packed.lengths(i).sum() for i in range(packed.per_epoch)) / (packed.per_epoch * 128) > filled
 
 
+@pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
-def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size):
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size, packing="whole")
+def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, packed_attention):
+    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size, packing="whole",
+                    packed_attention=packed_attention)  # fmt: skip
     whole, order = loader.read(5), permutation(layout, 64, ring_size)
     rows = [loader.sequences.read(20 + row, np.arange(64)) for row in range(4)]
     assert_equal([field[:, np.argsort(order)] for field in whole], [np.stack(f) for f in zip(*rows, strict=True)])

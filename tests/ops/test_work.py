@@ -19,7 +19,7 @@ MATMULS = {"forward": 2, "backward": 5}
 @pytest.fixture
 def executed(monkeypatch):
     """`executed(T, layout, ...)` runs attention and its gradients on a ring of 8; FLOPs [rank] of each pass."""
-    reports, in_backward = [], []
+    reports, in_backward, programs = [], [], {}
     update, logits, block_backward = online_softmax.update, blockwise._logits, ring.block_backward
 
     def report(phase, s):
@@ -59,8 +59,11 @@ def executed(monkeypatch):
             return o, vjp(do)
 
         reports.clear()
-        program = jax.shard_map(per_device, mesh=ring_mesh(N), in_specs=P(None, "sp"), out_specs=P(None, "sp"))
-        jax.block_until_ready(jax.jit(program)(*arrays))
+        key = T, layout, segment_ids is None, chunk
+        if key not in programs:
+            program = jax.shard_map(per_device, mesh=ring_mesh(N), in_specs=P(None, "sp"), out_specs=P(None, "sp"))
+            programs[key] = jax.jit(program)
+        jax.block_until_ready(programs[key](*arrays))
         jax.effects_barrier()
         flops = {phase: np.zeros(N, int) for phase in MATMULS}
         for phase, rank, amount in reports:
@@ -94,7 +97,16 @@ def test_contiguous_is_unbalanced(executed):
         assert flops.sum() <= (1 + 1 / 16) * needed(phase, N * 256)
 
 
-def pairs_with_work(T, layout, chunk, ids):
+def in_common(q_ids, k_ids):
+    return np.intersect1d(q_ids, k_ids).size > 0
+
+
+def interleaved(q_ids, k_ids):
+    """Do the ranges of the ids meet?"""
+    return q_ids.min() <= k_ids.max() and k_ids.min() <= q_ids.max()
+
+
+def pairs_with_work(T, layout, chunk, ids, common=in_common):
     """Brute force, int [rank]: chunk pairs that hold a visible element, and keys of a segment of the queries."""
     positions = layouts.permutation(layout, N * T, N).reshape(N, T)
     chunks = cut(T, layouts.PARTS[layout], chunk)
@@ -106,18 +118,29 @@ def pairs_with_work(T, layout, chunk, ids):
                 for k in slices:
                     q_at, k_at = positions[rank][q], positions[origin][k]
                     visible = (q_at[:, None] >= k_at).any()
-                    count[rank] += visible and np.intersect1d(ids[0, q_at], ids[0, k_at]).size > 0
+                    count[rank] += visible and common(ids[0, q_at], ids[0, k_at])
     return count
 
 
 @pytest.mark.parametrize("layout", layouts.VISIBLE)
 def test_chunks_without_a_common_segment_are_not_computed(executed, layout):
-    """Packed documents: exactly the chunk pairs that share a document run, and none of a hop that shares nothing."""
-    T, chunk = 64, 16
-    ids = packed_segments(5, 1, N * T, 6)
-    count = pairs_with_work(T, layout, chunk, ids)
-    for phase, flops in executed(T, layout, ids, chunk).items():
-        assert (flops == count * 2 * MATMULS[phase] * d * chunk * chunk).all(), (phase, flops, count)
+    """Packed documents: exactly the chunk pairs that share a document run, and none of a hop that shares nothing.
+
+    With packed attention "sequence" text is one segment and every token of padding its own, which costs the diagonal.
+    Striped chunks are wide: those of a stripe hold every n-th token of it each, and the diagonal is one of stripes.
+    """
+    T, chunk, filled = 64, 16, 300
+    documents = packed_segments(5, 1, N * T, 6)
+    padded = np.maximum(np.arange(N * T, dtype=np.int32) - filled + 2, 1)[None]
+    of_documents = pairs_with_work(T, layout, chunk, documents)
+    of_padded = pairs_with_work(T, layout, chunk, padded, interleaved)
+    if layout == "striped":  # a stripe is 128 tokens, in 8 chunks: two of text and one of both, then one of padding
+        assert of_padded.sum() == (3 * 4 // 2 + 1) * N * N
+    else:  # a chunk is 16 neighbours: 18 of text and one of both, then 13 of padding
+        assert of_padded.sum() == 19 * 20 // 2 + 13 == pairs_with_work(T, layout, chunk, padded).sum()
+    for ids, count in ((documents, of_documents), (padded, of_padded)):
+        for phase, flops in executed(T, layout, ids, chunk).items():
+            assert (flops == count * 2 * MATMULS[phase] * d * chunk * chunk).all(), (phase, flops, count)
 
 
 def test_whole_hops_without_a_common_segment_cost_nothing(executed):
