@@ -22,6 +22,7 @@ from ringformer.data import (
     open_mixture,
     open_or_build,
     save_tokenizer,
+    too_short,
 )
 from ringformer.data.loader import Parts
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
@@ -102,6 +103,11 @@ def train(run: Run) -> TrainState:
                  f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
     for change in rope_changes(config):
         reporter.say(f"{change}, from that of {config.init_from}")
+    lengths = run.train_data.document_lengths()
+    for store in lengths:
+        reporter.say(str(store))
+    if warning := too_short(lengths):
+        reporter.say(f"warning: {warning}")
     step_fn = make_train_step(
         config.model, run.optimizer, run.shardings, run.mesh,
         clip_norm=config.optimizer.clip_norm, accumulate=config.accumulate,

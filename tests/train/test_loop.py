@@ -113,7 +113,10 @@ class _Stops:
     """A loader that is interrupted when it is asked for one batch too many."""
 
     def __init__(self, loader, after):
-        self._loader, self._after, self.sequences = loader, after, loader.sequences
+        self._loader, self._after = loader, after
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
 
     def iterate(self, start, sharding):
         for step, batch in zip(range(self._after), self._loader.iterate(start, sharding), strict=False):
@@ -169,11 +172,12 @@ def test_bad_input_stops_before_anything_is_compiled(config, change, message, mo
 
 @pytest.fixture
 def chats(config, tmp_path):
-    """The config of a run on conversations in LLaMA-3's form, with a tokenizer.json."""
+    """The config of a run on conversations in LLaMA-3's form, with a tokenizer.json; some ask about a document that is
+    longer than a batch."""
     records = [
         {
             "messages": [
-                {"role": "user", "content": f"ring {i}?"},
+                {"role": "user", "content": f"ring {i}?" + " value" * (500 if i % 10 == 0 else 0)},
                 {"role": "assistant", "content": "block " * (i % 9 + 1)},
             ]
         }
@@ -186,17 +190,24 @@ def chats(config, tmp_path):
     )  # fmt: skip
     model = dataclasses.replace(MODEL, vocab_size=420)
     return dataclasses.replace(
-        config, data=data, model=model, steps=3, seq_len=64, optimizer=OptimizerConfig(warmup_steps=1)
+        config, data=data, model=model, steps=6, seq_len=64, optimizer=OptimizerConfig(warmup_steps=1)
     )
 
 
-def test_a_chat_run_trains_on_answers_and_keeps_its_tokenizer(chats):
+def test_a_chat_run_trains_on_answers_and_keeps_its_tokenizer(chats, capfd):
+    """Batches that are all question are counted, and end nothing."""
     run = prepare(chats)
     train(run)
     steps = [row for row in rows(chats) if "trained_tokens" in row]
     batches = [run.train_data.read(step) for step in range(chats.steps)]
     assert [row["trained_tokens"] for row in steps] == [int(batch.mask.sum()) for batch in batches]
-    assert all(0 < row["trained_tokens"] < chats.batch_size * chats.seq_len / 2 for row in steps)
+    assert [row["masked_tokens"] for row in steps] == [int((~b.mask & ~b.ends).sum()) for b in batches]
+    assert all(row["trained_tokens"] < chats.batch_size * chats.seq_len / 2 for row in steps)
+    odd = [row["step"] for row in steps if row["trained_tokens"] == 0]
+    assert 0 < len(odd) < len(steps) and all(("loss" in row) == (row["step"] not in odd) for row in steps)
+    said = capfd.readouterr().err
+    assert f"the batch of step {odd[0]} has no token to train on" in said
+    assert f"{len(odd)} of 6 batches had no token to train on" in said
     kept = load_tokenizer(chats.run_dir)
     assert (kept.name, kept.config) == (run.tokenizer.name, run.tokenizer.config)
 

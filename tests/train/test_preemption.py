@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +110,35 @@ def test_an_evaluation_that_sigterm_cut_off_comes_with_the_next_start(config, st
     assert [row["step"] for row in rows(config) if "eval_loss" in row] == [0, 6]
     train(prepare(config))
     assert [row["step"] for row in rows(config) if "eval_loss" in row] == [0, 6], "once is enough"
+
+
+@pytest.mark.slow
+def test_a_terminated_process_says_so_and_is_resumed(config, tmp_path):
+    """The command itself, and the signal that a scheduler sends: exit code 143, and nothing trained twice."""
+    path, metrics = tmp_path / "config.py", tmp_path / "cli" / "metrics.jsonl"
+    path.write_text(
+        "from ringformer.train.config import base_config\n\n\ndef get_config():\n    config = base_config('tiny')\n"
+        f"    config.data.store, config.data.source = '{tmp_path}/store', 'text:{tmp_path}/*.txt'\n"
+        f"    config.run_dir, config.data.held_out = '{tmp_path}/cli', 0.2\n    config.cpu_devices = 8\n"
+        "    config.mesh_dim, config.seq_len, config.steps, config.eval_batches = '1,1,1,8', 64, 4000, 1\n"
+        "    config.batch_size = 1\n    return config\n"
+    )
+    command = [sys.executable, "-m", "ringformer.cli", "train", f"--config={path}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (metrics.exists() and '"step": 5' in metrics.read_text()):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.terminate()
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 143 and "the same command goes on from there" in said
+    at = latest_step(tmp_path / "cli")
+    assert f"stopped by SIGTERM at step {at} of 4000" in said and at >= 5
+    steps = [row["step"] for row in map(json.loads, metrics.read_text().splitlines()) if "loss" in row]
+    assert steps == list(range(1, at + 1))
+    again = subprocess.run([*command, f"--config.steps={at + 2}"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    steps = [row["step"] for row in map(json.loads, metrics.read_text().splitlines()) if "loss" in row]
+    assert steps == list(range(1, at + 3))
 
 
 def test_a_second_sigterm_ends_the_process_as_ever():
