@@ -33,7 +33,7 @@ def cases() -> list[tuple[str, list[str]]]:
     found = []
     for name, target in SHIPPED.items():
         path = f"configs/{name}.py"
-        for n in range(1, len(parse_stages(load_config([f"--config={path}"]))) + 1):
+        for n in range(1, len(parse_stages(load_config([f"--config={path}"]), inherit=False)) + 1):
             command = ["ringformer", "estimate", f"--config={path}", f"--target={target}", f"--stage={n}", "--json"]
             found.append((f"{name}/stage-{n}", command))
     return found
