@@ -13,6 +13,7 @@ from ringformer.convert.streams import open_streams
 from ringformer.convert.tensor_files import DTYPES, NAMES, ShardWriter, cast
 from ringformer.convert.weights import weights
 from ringformer.data import load_tokenizer
+from ringformer.data.containment import contained, contained_files, read_object
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.checkpoint import CARRIED, HF_CONFIG, latest_checkpoint
 
@@ -39,7 +40,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     checkpoint = latest_checkpoint(run_dir)
-    run = json.loads((run_dir / "config.json").read_text())
+    run, carried = read_object(run_dir, "config.json"), contained_files(run_dir, CARRIED)
     config = LlamaConfig(**run["model"])
     stored = open_streams(checkpoint, config)
     target = DTYPES[NAMES[dtype or stored["embed",].dtype.numpy_dtype.name]]
@@ -62,9 +63,8 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         building.mkdir()
         plan = {name: place[name][0].tensor_shape for name in names}
         ShardWriter(building, plan, np.dtype(target), shard_bytes).write(blocks)
-        for name in CARRIED:
-            if (run_dir / name).is_file():
-                shutil.copyfile(run_dir / name, building / name)
+        for file in carried:
+            shutil.copyfile(file, building / file.name)
         (building / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         building.rename(out)
     except BaseException:
@@ -81,8 +81,7 @@ def _floor(name: str) -> int:
 
 
 def _hf_config(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / HF_CONFIG
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_object(run_dir, HF_CONFIG) if contained(run_dir, HF_CONFIG).is_file() else {}
 
 
 def _max_position(run_dir: Path, run: dict[str, Any], config: LlamaConfig) -> int:
