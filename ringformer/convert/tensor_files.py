@@ -120,9 +120,14 @@ class ShardWriter:
 
 
 def cast(block: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """A contiguous block in another dtype. Raises ValueError if float16 cannot hold its numbers."""
+    """A contiguous block in another dtype. Raises ValueError if it is not finite, or would not be there."""
     with np.errstate(over="ignore"):
         found = np.ascontiguousarray(block, dtype)
-    if dtype == np.float16 and np.isinf(found).any() and np.isfinite(block).all():
-        raise ValueError(f"{name} has numbers beyond float16's 65504: choose --dtype=bfloat16 or float32")
+    if not np.isfinite(found).all():
+        if not np.isfinite(block).all():
+            raise ValueError(f"{name} has numbers that are not finite (NaN or infinity): take an earlier checkpoint, "
+                             "or download it again")  # fmt: skip
+        others = "bfloat16 or float32" if dtype == np.float16 else "float32"
+        raise ValueError(f"{name} has numbers beyond {dtype.name}'s {float(ml_dtypes.finfo(dtype).max):g}: choose "
+                         f"--dtype={others}")  # fmt: skip
     return found

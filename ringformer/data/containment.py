@@ -1,7 +1,7 @@
 """Files of a folder that came from somebody else: its own, and no others of this machine.
 
-A model's folder names files (an index of shards) and may hold symbolic links. What it says is read, converted and copied
-into checkpoints and exports, so either could carry any readable file along.
+A model's folder names files (an index of shards) and may hold symbolic links. What it has is read, converted and copied
+into checkpoints and exports, so either could take any readable file along.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A checkpoint of a stranger's reads and copies its own files alone, and whatever is wrong in it is told in our words."""
+"""A stranger's checkpoint reads and copies its own files alone, and what is wrong in it is told in our words."""
 
 import json
 import shutil

@@ -105,10 +105,7 @@ def test_a_tokenizer_s_files_are_its_folder_s(tmp_path, secret, named, name):
     (tmp_path / "mine.json").symlink_to(folder / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text())
     assert load_tokenizer(str(tmp_path / "mine.json")).name == load_tokenizer(str(folder)).name
-    if (folder / name).exists():
-        target = (folder / name).rename(tmp_path / f"moved-{name}")
-    else:
-        target = secret
+    target = (folder / name).rename(tmp_path / f"moved-{name}") if (folder / name).exists() else secret
     (folder / name).symlink_to(target)
     with pytest.raises(ValueError, match=f"{name} is a link to .*{target.name}"):
         load_tokenizer(str(folder / named))
