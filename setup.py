@@ -34,7 +34,7 @@ setup(
         "datasets>=4.0",
         "sentencepiece>=0.2.3",
         "tokenizers>=0.22",
-        "jinja2>=3.1",
+        "jinja2>=3.1.6",  # older ones let a template read the environment
         "markdownify>=1.1",
         "pyarrow",
         "rich>=13",

@@ -44,7 +44,7 @@ def compile_stage(command: list[str]) -> dict:
     row = run(command)
     if row["closed_form"]:
         raise RuntimeError(f"{' '.join(command)}: no compiler, closed forms alone; pip install what the target needs: "
-                           "'ringformer[estimate]' for TPUs, 'ringformer[cuda]' for GPUs")  # fmt: skip
+                           "libtpu for TPUs, 'jax[cuda13]' for GPUs")  # fmt: skip
     del row["hops_model"]
     return row | {"command": " ".join(command), "date": datetime.date.today().isoformat(),
                   "compiled_by": compiled_by(" ".join(command))}  # fmt: skip

@@ -6,9 +6,17 @@ COMMON_OPTIONS="  --config=FILE       the config (configs/)
   --store=DIR         the token store
   --tokenizer=FILE    its tokenizer
   --run_dir=DIR       what the run writes; the same command again resumes it
+  --stage=N           of a config with stages, this one alone (1 is the first)
   --config.KEY=VALUE  any other key of the config
   --skip-estimate     do not ask the compiler first whether every stage fits
-  --dry-run           print what each host would execute, and execute nothing"
+  --dry-run           print what each host would execute, and execute nothing
+
+  ringformer is that of .venv in the repository (scripts/setup_venv.sh makes it); RINGFORMER_PYTHON=/path/to/python
+  names another."
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# The command `ringformer`, whether an environment is active or not.
+ringformer=("${RINGFORMER_PYTHON:-$repository/.venv/bin/python}" -m ringformer.cli)
 
 # Sets config, target, run_dir, dry_run, skip_estimate and the arrays overrides (for train and estimate) and own (what
 # is left for the script).
@@ -22,6 +30,10 @@ parse_options() {
             --store=*) overrides+=("--config.data.store=${option#*=}") ;;
             --tokenizer=*) overrides+=("--config.data.tokenizer=${option#*=}") ;;
             --run_dir=*) run_dir=${option#*=} ;;
+            --stage=*)
+                [[ "${option#*=}" =~ ^[1-9][0-9]*$ ]] || fail "$option: a stage is a number, 1 is the first"
+                overrides+=("$option")
+                ;;
             --config.*=*) overrides+=("$option") ;;
             --skip-estimate) skip_estimate=1 ;;
             --dry-run) dry_run=1 ;;
@@ -51,9 +63,19 @@ run() {
     fi
 }
 
+# require_ringformer EXTRA: fail, with the command that makes it, if there is no .venv. A dry run needs none.
+require_ringformer() {
+    [ -z "$dry_run" ] || return 0
+    local cure
+    cure="make it: bash $(printf %q "$repository")/scripts/setup_venv.sh $1 (or RINGFORMER_PYTHON=/path/to/python names \
+that of another environment)"
+    command -v "${ringformer[0]}" >/dev/null || fail "there is no ${ringformer[0]}; $cure"
+    "${ringformer[0]}" -c 'import ringformer.cli' || fail "${ringformer[0]} has no ringformer; $cure"
+}
+
 # The compiler's word on every stage before anything is rented or reserved any longer.
 estimate_first() {
     [ -n "$skip_estimate" ] && return
-    run "this host" ringformer estimate "--config=$config" "--target=$target" --require_fit "${overrides[@]}" ||
+    run "this host" "${ringformer[@]}" estimate "--config=$config" "--target=$target" --require_fit "${overrides[@]}" ||
         fail "not every stage fits $target, or the estimate failed (above); --skip-estimate trains all the same"
 }

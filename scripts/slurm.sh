@@ -11,6 +11,10 @@ set -euo pipefail
 if [ -n "${SLURM_JOB_ID:-}" ]; then # sbatch runs a copy of this file from elsewhere
     cd "$SLURM_SUBMIT_DIR"
     here=scripts
+    if [ ! -f scripts/launch_options.sh ]; then
+        echo "slurm.sh: $PWD is not the repository: submit from its root" >&2
+        exit 2
+    fi
 else
     here=$(dirname "$0")
 fi
@@ -26,15 +30,18 @@ END
 }
 parse_options "$@"
 [ ${#own[@]} -eq 0 ] || fail "unknown option ${own[0]} (--help lists them)"
-[[ "$target" =~ ^[0-9]+x ]] || fail "which GPUs? --target=32xA100-80"
+[[ "$target" =~ ^[1-9][0-9]*x ]] || fail "which GPUs? --target=32xA100-80"
 gpus=${target%%x*}
+[ $((gpus % 8)) -eq 0 ] || fail "--target=$target: this job takes whole nodes of eight GPUs, e.g. 8x, 16x or 32x; for less \
+than a node there is scripts/gpu_node.sh"
 nodes=${SLURM_NNODES:-$(((gpus + 7) / 8))}
 [ $((8 * nodes)) -eq "$gpus" ] || fail "--target=$target has $gpus GPUs, $nodes nodes of eight have $((8 * nodes)): sbatch --nodes=$((gpus / 8))"
 [ -n "$dry_run${SLURM_JOB_ID:-}" ] || fail "this is a job: sbatch --nodes=$nodes scripts/slurm.sh ..., or --dry-run"
+require_ringformer cuda
 estimate_first
 # JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%. The trainer itself passes the
 # compiler its options. The processes find each other through SLURM's variables.
-command=(ringformer train --distributed "--config=$config" "${overrides[@]}")
+command=("${ringformer[@]}" train --distributed "--config=$config" "${overrides[@]}")
 export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92
 if [ -n "$dry_run" ]; then
     for ((node = 0; node < nodes; node++)); do

@@ -35,11 +35,14 @@ for option in "${own[@]}"; do
     esac
 done
 [ -n "$name" ] && [ -n "$zone" ] || fail "which slice? --name=NAME --zone=ZONE"
+[[ "$accelerator" =~ ^(v4|v5litepod)-[1-9][0-9]*$ ]] || fail "--accelerator=$accelerator is neither v4-N nor v5litepod-N"
 case "$accelerator" in
     v4-*) target=${target:-$accelerator} image=tpu-ubuntu2204-base ;;
-    v5litepod-*) target=${target:-v5e-${accelerator#*-}} image=v2-alpha-tpuv5-lite ;;
-    *) fail "--accelerator=$accelerator is neither v4-N nor v5litepod-N" ;;
+    *) target=${target:-v5e-${accelerator#*-}} image=v2-alpha-tpuv5-lite ;;
 esac
+if [ -n "$nfs" ] && ! [[ "$nfs" =~ ^[A-Za-z0-9][A-Za-z0-9.-]*:/ ]]; then
+    fail "--nfs=$nfs is no IP:/SHARE"
+fi
 tpus=(gcloud compute tpus)
 
 # on_all_hosts COMMAND: a line of shell, on each of them at once.
@@ -52,6 +55,7 @@ state() {
     "${tpus[@]}" queued-resources describe "$name" "${where[@]}" '--format=value(state.state)' 2>/dev/null || echo NONE
 }
 
+[ -n "$skip_estimate" ] || require_ringformer estimate
 estimate_first
 if [ -n "$dry_run" ] || [ "$(state)" = NONE ]; then
     run "this host" "${tpus[@]}" queued-resources create "$name" "--node-id=$name" "${where[@]}" \
@@ -72,10 +76,10 @@ trap 'rm -f "$archive"' EXIT
 run "this host" git archive --format=tar.gz "--output=$archive" HEAD
 run "this host" "${tpus[@]}" tpu-vm scp "$archive" "$name:ringformer.tar.gz" "${where[@]}" --worker=all
 [ -z "$nfs" ] || on_all_hosts "sudo apt-get install -y -q nfs-common && sudo mkdir -p /mnt/share && \
-(mountpoint -q /mnt/share || sudo mount -t nfs $nfs /mnt/share)"
+(mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$nfs") /mnt/share)"
 # The image's Python is older than ringformer's 3.11.
 on_all_hosts "mkdir -p ringformer && tar -xzf ringformer.tar.gz -C ringformer && python3 -m pip install -q --user uv && \
-(test -d venv || python3 -m uv venv -q --python 3.12 venv) && \
-python3 -m uv pip install -q --python venv/bin/python -e './ringformer[tpu]'"
+(test -x ringformer/.venv/bin/python || python3 -m uv venv -q --python 3.12 ringformer/.venv) && \
+python3 -m uv pip install -q --python ringformer/.venv/bin/python -e './ringformer[tpu]'"
 # No environment flags: the trainer passes the compiler its options, the hosts find each other.
-on_all_hosts "cd ringformer && ../venv/bin/ringformer train --distributed$(printf ' %q' "--config=$config" "${overrides[@]}")"
+on_all_hosts "cd ringformer && .venv/bin/python -m ringformer.cli train --distributed$(printf ' %q' "--config=$config" "${overrides[@]}")"

@@ -1,6 +1,7 @@
 """The house: imports run downward only, and files stay short enough to be one idea each."""
 
 import ast
+import re
 from pathlib import Path
 
 import ringformer
@@ -38,6 +39,17 @@ def test_imports_run_downward():
 
 def test_every_file_has_its_floor():
     assert {name.split(".")[1] for name, _ in modules()} == set(FLOORS)
+
+
+def test_no_hint_names_a_package_that_no_index_has():
+    """ringformer is installed from a clone: `pip install -e .`."""
+    house = ROOT.parent
+    files = [p for d in (ROOT, *(house / d for d in ("benchmarks", "configs", "docs", "notebooks", "scripts"))) for p in
+             d.rglob("*") if p.suffix in (".py", ".md", ".sh", ".ipynb")]  # fmt: skip
+    files += [*house.glob("*.md"), house / "setup.py"]
+    hint = re.compile(r"pip install (--?\w+ )*['\"]?ringformer\b(?!/)")
+    assert len(files) > 80 and hint.search("pip install -U 'ringformer[tpu]'")
+    assert [str(path) for path in files if hint.search(path.read_text())] == []
 
 
 def test_no_file_is_over_400_lines():

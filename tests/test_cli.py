@@ -92,7 +92,7 @@ def test_an_estimate_without_its_compiler_is_a_closed_form_and_says_so(monkeypat
     targets._devices.cache_clear()
     assert main(ESTIMATE) == 0
     out, err = capsys.readouterr()
-    assert "pip install 'ringformer[cuda]'" in err
+    assert "pip install 'jax[cuda13]'" in err
     assert "closed form, not compiled: should fit" in out and "kept layer inputs" in out
     assert main([*ESTIMATE, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -1,6 +1,7 @@
 """The launch scripts: shellcheck has nothing to say, and a dry run shows what each host would execute."""
 
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,12 @@ A100, V5E = (f"--config=configs/llama_13b_512k_{name}.py" for name in ("32xa100"
 POD = ["tpu_pod.sh", "--name=pod", "--zone=us-west4-a", V5E, *PATHS]
 
 
-def launch(script, *arguments):
-    return subprocess.run(["bash", f"scripts/{script}", *arguments], cwd=ROOT, capture_output=True, text=True)
+RINGFORMER = [str(ROOT / ".venv/bin/python"), "-m", "ringformer.cli"]
+
+
+def launch(script, *arguments, cwd=ROOT, **env):
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"} | env
+    return subprocess.run(["bash", f"scripts/{script}", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
 
 
 def dry_run(script, *arguments):
@@ -40,20 +45,33 @@ def test_scripts_are_sound(path):
 def test_one_command_on_a_slurm_cluster():
     """Estimated once, then the same command on every node, with the paths that were given."""
     found = dry_run("slurm.sh", "--target=32xA100-80", A100, *PATHS, "--config.steps=3")
-    assert [c[:2] for c in found.pop("this host")] == [["ringformer", "estimate"]]
+    assert [c[:4] for c in found.pop("this host")] == [[*RINGFORMER, "estimate"]]
     assert list(found) == [f"node {n}, tasks {8 * n} to {8 * n + 7}" for n in range(4)]
     (command,) = found["node 3, tasks 24 to 31"]
-    assert command[:5] == ["env", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.92", "ringformer", "train", "--distributed"]
+    assert command[:7] == ["env", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.92", *RINGFORMER, "train", "--distributed"]
     assert {A100, "--config.init_from=/share/llama 13b", "--config.run_dir=/share/run", "--config.steps=3"} < {*command}
     assert all(commands == [command] for commands in found.values())
 
 
 def test_one_command_on_a_host_with_gpus():
     estimate, train = dry_run("gpu_node.sh", "--target=8xH200", A100, *PATHS)["this host"]
-    assert estimate[:2] == ["ringformer", "estimate"] and {"--target=8xH200", "--require_fit"} < {*estimate}
-    assert train[2:4] == ["ringformer", "train"] and "--distributed" not in train
+    assert estimate[:4] == [*RINGFORMER, "estimate"] and {"--target=8xH200", "--require_fit"} < {*estimate}
+    assert train[2:6] == [*RINGFORMER, "train"] and "--distributed" not in train
     (train,) = dry_run("gpu_node.sh", A100, *PATHS, "--skip-estimate")["this host"]
-    assert train[2:4] == ["ringformer", "train"]
+    assert train[2:6] == [*RINGFORMER, "train"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["slurm.sh", "--target=32xA100-80", A100], ["gpu_node.sh", "--target=8xH200", A100],
+     [*POD, "--accelerator=v5litepod-256"]],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_a_stage_is_passed_to_training_and_estimate(command):
+    found = dry_run(*command, *PATHS, "--stage=2")
+    verbs = [c for commands in found.values() for c in commands if "ringformer.cli" in c]
+    assert {"estimate", "train"} <= {word for c in verbs for word in c}
+    assert all(c.count("--stage=2") == 1 for c in verbs)
 
 
 @pytest.mark.parametrize(("accelerator", "target"), [("v5litepod-256", "v5e-256"), ("v4-512", "v4-512")])
@@ -65,15 +83,43 @@ def test_one_command_on_a_pod(accelerator, target):
     assert f"--accelerator-type={accelerator}" in create
     mount, install, train = found["every host of pod"]
     assert "10.0.0.2:/share" in mount and "./ringformer[tpu]" in install
+    assert install.count("ringformer/.venv/bin/python") == 2
+    assert train[:7] == ["cd", "ringformer", "&&", ".venv/bin/python", "-m", "ringformer.cli", "train"]
     assert train[train.index("train") + 1] == "--distributed" and "--config.init_from=/share/llama 13b" in train
     sent = [c for c in found["this host"] if "ssh" in c]
     assert len(sent) == 3 and all("--worker=all" in c and "--zone=us-west4-a" in c for c in sent)
 
 
+def test_a_share_s_name_is_one_word_for_root(tmp_path):
+    """Executed, as a host would, by a shell whose `sudo` says what it is given."""
+    share = "10.0.0.2:/two words;touch $(echo injected) `id` 'x' & | > y"
+    found = dry_run(*POD, "--accelerator=v5litepod-256", f"--nfs={share}")
+    (sent,) = [c for c in found["this host"] if "ssh" in c and "nfs-common" in c[-1]]
+    for name, text in {"sudo": 'printf "%s\\n" "$#" "$@" >> log', "mountpoint": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    command = sent[-1].removeprefix("--command=")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    assert (tmp_path / "log").read_text().splitlines()[-6:] == ["5", "mount", "-t", "nfs", share, "/mnt/share"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "mountpoint", "sudo"]
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["slurm.sh", "--target=12xA100-80", A100, *PATHS], "12 GPUs, 2 nodes of eight have 16"),
+        (["slurm.sh", "--target=12xA100-80", A100, *PATHS], "whole nodes of eight GPUs, e.g. 8x, 16x or 32x"),
+        (["slurm.sh", "--target=4xA100-80", A100, *PATHS], "for less than a node there is scripts/gpu_node.sh"),
+        (["slurm.sh", "--target=0xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
+        (["slurm.sh", "--target=08xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
+        (["slurm.sh", "--target=xA100-80", A100, *PATHS], "which GPUs? --target=32xA100-80"),
+        (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--nodes=0"], "unknown option --nodes=0"),
+        (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--stage=0"], "--stage=0: a stage is a number, 1 is the"),
+        (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage=two"], "--stage=two: a stage is a number"),
+        (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage"], "unknown option --stage"),
+        ([*POD, "--accelerator=v5litepod-0"], "neither v4-N nor v5litepod-N"),
+        ([*POD, "--accelerator=v4-512; reboot"], "neither v4-N nor v5litepod-N"),
+        ([*POD, "--accelerator=v4-512", "--nfs=-o:/share"], "--nfs=-o:/share is no IP:/SHARE"),
+        ([*POD, "--accelerator=v4-512", "--nfs=/share"], "--nfs=/share is no IP:/SHARE"),
         (["slurm.sh", "--target=32xA100-80", *PATHS], "which config?"),
         (["gpu_node.sh", A100], "where to? --run_dir=DIR"),
         (["gpu_node.sh", A100, *PATHS], "which GPUs? --target=8xH200"),
@@ -86,11 +132,74 @@ def test_mistakes_are_told(command, message):
     assert done.returncode == 2 and message in done.stderr
 
 
-def test_an_estimate_that_fails_stops_the_training(tmp_path):
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [("3", "32 GPUs, 3 nodes of eight have 24: sbatch --nodes=4"), ("0", "0 nodes of eight have 0: sbatch --nodes=4")],
+)
+def test_a_job_of_another_size_is_told_the_right_one(nodes, message):
+    done = launch("slurm.sh", "--target=32xA100-80", A100, *PATHS, "--dry-run", SLURM_NNODES=nodes)
+    assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """The launch scripts and a config, without a .venv."""
+    folder = tmp_path / "a clone"
+    (folder / "configs").mkdir(parents=True)
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    shutil.copy(ROOT / A100.partition("=")[2], folder / "configs")
+    return folder
+
+
+def fake_python(path, text='echo "$@" >> "$0.log"'):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+SLURM = ["slurm.sh", "--target=8xH200", A100, *PATHS, "--skip-estimate"]
+LAUNCHES = [
+    (["gpu_node.sh", "--target=8xH200", A100, *PATHS], "cuda"),
+    (SLURM, "cuda"),
+    (["tpu_pod.sh", "--name=pod", "--zone=z", A100, *PATHS, "--accelerator=v4-512"], "estimate"),
+]
+
+
+@pytest.mark.parametrize(("command", "extra"), LAUNCHES, ids=lambda x: x[0] if type(x) is list else x)
+def test_without_an_environment_nothing_starts(clone, command, extra):
+    """The error is the command that makes it; a dry run needs none."""
+    job = dict(SLURM_JOB_ID="1", SLURM_NNODES="1", SLURM_SUBMIT_DIR=str(clone))
+    done = launch(*command, cwd=clone, **job)
+    assert done.returncode == 2 and f"there is no {clone}/.venv/bin/python; make it: bash " in done.stderr
+    assert f"/scripts/setup_venv.sh {extra} " in done.stderr
+    fake_python(clone / ".venv/bin/python", "echo no module named ringformer >&2; exit 1")
+    done = launch(*command, cwd=clone, **job)
+    assert done.returncode == 2 and "/.venv/bin/python has no ringformer; make it" in done.stderr
+    assert launch(*command, "--dry-run", cwd=clone, **job).returncode == 0
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["the clone's own", "named"])
+def test_the_environment_is_used_whether_active_or_not(clone, tmp_path, named):
+    python = fake_python(tmp_path / "other" / "python" if named else clone / ".venv/bin/python")
+    fake_python(tmp_path / "bin" / "srun", 'shift; "$@"')
+    more = {"RINGFORMER_PYTHON": str(python)} if named else {}
+    for command, distributed in ((LAUNCHES[0][0], ""), (SLURM, "--distributed ")):
+        done = launch(*command, cwd=clone, PATH=f"{tmp_path}/bin:/usr/bin:/bin", SLURM_JOB_ID="1", SLURM_NNODES="1",
+                      SLURM_SUBMIT_DIR=str(clone), **more)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        last = (python.parent / "python.log").read_text().splitlines()[-1]
+        assert last.startswith(f"-m ringformer.cli train {distributed}{A100}") and "--config.run_dir=/share/run" in last
+
+
+def test_a_job_is_submitted_from_the_repository(clone, tmp_path):
+    done = launch(*SLURM, cwd=clone, SLURM_JOB_ID="1", SLURM_NNODES="1", SLURM_SUBMIT_DIR=str(tmp_path))
+    assert done.returncode == 2 and f"{tmp_path} is not the repository: submit from its root" in done.stderr
+
+
+def test_an_estimate_that_fails_stops_the_training(clone):
     """With a `ringformer` that refuses and says so."""
-    (tmp_path / "ringformer").write_text('#!/bin/sh\necho "$1" >> "$0.log"\nexit 3\n')
-    (tmp_path / "ringformer").chmod(0o755)
-    command = ["bash", "scripts/gpu_node.sh", "--target=8xH200", A100, *PATHS]
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True)
+    fake_python(clone / ".venv/bin/python", 'echo "$3" >> "$0.log"; [ "$1" = -c ]')
+    done = launch("gpu_node.sh", "--target=8xH200", A100, *PATHS, cwd=clone)
     assert done.returncode == 2 and "not every stage fits 8xH200" in done.stderr
-    assert (tmp_path / "ringformer.log").read_text() == "estimate\n"
+    assert (clone / ".venv/bin/python.log").read_text() == "\nestimate\n"

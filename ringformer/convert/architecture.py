@@ -1,5 +1,6 @@
 """The architecture of a model as Hugging Face's config.json says it, and as `LlamaConfig` does."""
 
+import math
 from typing import Any
 
 from ringformer.models.llama import LlamaConfig
@@ -23,6 +24,12 @@ REQUIRED_VALUES = {
 }
 """Keys of a config.json whose other values mean another model than `ringformer.models.llama`."""
 
+NUMBERS = ("rms_norm_eps", "initializer_range", "rope_theta", "max_position_embeddings",
+           "original_max_position_embeddings")  # fmt: skip
+
+OPTIONAL = ("rope_theta", "original_max_position_embeddings")
+"""Of these, null means that they are absent."""
+
 ROPE_TYPES = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
 
 
@@ -33,13 +40,18 @@ def from_hf_config(hf: dict[str, Any]) -> LlamaConfig:
     """
     architectures = hf.get("architectures") or ["LlamaForCausalLM"]
     if architectures != ["LlamaForCausalLM"]:
-        raise ValueError(f"the model is a {', '.join(architectures)}: only LlamaForCausalLM can be converted")
+        named = ", ".join(map(str, architectures)) if type(architectures) is list else repr(architectures)
+        raise ValueError(f"the model is a {named}: only LlamaForCausalLM can be converted")
     for key, known in REQUIRED_VALUES.items():
         if hf.get(key, known[0]) not in known:
             raise ValueError(f"config.json has {key}={hf[key]!r}: only {known[0]!r} can be converted")
     missing = [key for key in SIZES if key not in hf]
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
+    for key in (*SIZES, "num_key_value_heads", "head_dim"):
+        if (key in SIZES or hf.get(key) is not None) and not (type(hf[key]) is int and hf[key] >= 1):
+            raise ValueError(f"config.json has {key}={hf[key]!r}, must be a whole number of at least 1")
+    _check_numbers({key: hf[key] for key in NUMBERS if key in hf and not (hf[key] is None and key in OPTIONAL)})
     theta, scaling = _rope(hf)
     heads = hf["num_attention_heads"]
     return LlamaConfig(
@@ -92,16 +104,26 @@ def to_hf_config(config: LlamaConfig, *, max_position: int, dtype: str, token_id
     }
 
 
+def _check_numbers(values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"config.json has {key}={value!r}, must be a number")
+
+
 def _rope(hf: dict[str, Any]) -> tuple[float, RopeScaling]:
     """Theta and scaling, with the precedence of transformers: `rope_scaling` over `rope_parameters`, theta inside
     either over that beside them."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if hf.get(key) and type(hf[key]) is not dict:
+            raise ValueError(f"config.json has {key}={hf[key]!r}, must be an object")
     parameters = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
     theta = parameters.pop("rope_theta", None) or hf.get("rope_theta") or 1e4
     legacy = parameters.pop("type", "default")
     kind = parameters.pop("rope_type", legacy)
-    if kind not in ROPE_TYPES:
+    if kind not in tuple(ROPE_TYPES):
         raise ValueError(f"config.json has rope type {kind!r}: only {', '.join(ROPE_TYPES)} can be converted")
     kind = ROPE_TYPES[kind]
+    _check_numbers({"rope_theta": theta} | {key: x for key, x in parameters.items() if x is not None})
     parameters.pop("finetuned", None)  # a remark in YaRN's own checkpoints
     if parameters.pop("partial_rotary_factor", 1) not in (None, 1):
         raise ValueError("config.json has partial_rotary_factor other than 1: only whole heads can be rotated")

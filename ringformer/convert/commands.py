@@ -31,17 +31,20 @@ def convert_to_hf(argv: list[str]) -> None:
         "The latest checkpoint of a run, or a converted model, to a folder that transformers loads."))  # fmt: skip
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run, with config.json and checkpoints/")
     parser.add_argument("out", metavar="OUT", help="the folder to write")
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16; without: as stored")
+    parser.add_argument("--dtype", help=(
+        "float32, bfloat16 or float16; without: that of the Hugging Face model it came from, else as stored"))
     parser.add_argument("--shard_size", default="5GB", type=_bytes, help="the largest file, e.g. 5GB or 500MB")
     args = parser.parse_args(argv)
-    config = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
-    print(f"{args.out}: {config.num_params / 1e6:,.1f}M parameters")
+    done = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
+    choice = "" if args.dtype else "; --dtype chooses another"
+    print(f"{args.out}: {done.config.num_params / 1e6:,.1f}M parameters in {done.dtype}, {done.why}{choice}")
 
 
 def convert_verify(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("ringformer convert verify", description=(
         "Compare the logits of transformers and of ringformer on the CPU in float32; exit code 1 if they differ by "
-        "more than 1e-4. Holds one of the models at a time."))  # fmt: skip
+        "more than 1e-4. Parameters of CKPT are first rounded to the dtype of HF's tensors. Holds one of the models at "
+        "a time."))  # fmt: skip
     parser.add_argument("hf", metavar="HF", help="the folder of a Hugging Face checkpoint")
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run or a converted model")
     parser.add_argument("--length", type=int, default=512, help="random tokens to compare on")

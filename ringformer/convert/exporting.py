@@ -4,7 +4,7 @@ import json
 import shutil
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,22 +13,35 @@ from ringformer.convert.streams import open_streams
 from ringformer.convert.tensor_files import DTYPES, NAMES, ShardWriter, cast
 from ringformer.convert.weights import weights
 from ringformer.data import load_tokenizer
+from ringformer.data.containment import contained, contained_files, read_object
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.checkpoint import CARRIED, HF_CONFIG, latest_checkpoint
 
+ORIGINAL = "as the Hugging Face model that it came from"
 
-def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_bytes: int = 5 * 10**9) -> LlamaConfig:
+
+class Exported(NamedTuple):
+    """What was written."""
+
+    config: LlamaConfig
+    dtype: str
+    why: str
+    """Of the dtype: "as asked", "as stored" or that of the model it came from."""
+
+
+def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_bytes: int = 5 * 10**9) -> Exported:
     """Write the parameters of a run's latest checkpoint to the folder `out`: safetensors, config.json, tokenizer.
 
     Needs host memory for a few blocks and a cache of one layer's largest matrix (`streams.CACHE_BYTES`).
 
     Args:
       run_dir: of a training run or of `from_hf`.
-      dtype: float32, bfloat16 or float16; None: as stored.
+      dtype: float32, bfloat16 or float16; None: that of the Hugging Face model that the run began with (a run's own is
+        float32, twice as large), or as stored if there was none.
       shard_bytes: the largest file, unless one tensor alone is larger.
 
     Raises:
-      ValueError: if `out` holds something, or the numbers do not fit the dtype.
+      ValueError: if `out` holds something, or the numbers do not fit the dtype or are not finite.
       FileNotFoundError: if there is no checkpoint.
     """
     run_dir, out = Path(run_dir), Path(out)
@@ -39,10 +52,13 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     checkpoint = latest_checkpoint(run_dir)
-    run = json.loads((run_dir / "config.json").read_text())
+    run, carried = read_object(run_dir, "config.json"), contained_files(run_dir, CARRIED)
     config = LlamaConfig(**run["model"])
     stored = open_streams(checkpoint, config)
-    target = DTYPES[NAMES[dtype or stored["embed",].dtype.numpy_dtype.name]]
+    original, why = _original_dtype(run_dir), "as asked"
+    if dtype is None:
+        dtype, why = original or stored["embed",].dtype.numpy_dtype.name, ORIGINAL if original else "as stored"
+    target = DTYPES[NAMES[dtype]]
     described = to_hf_config(
         config, max_position=_max_position(run_dir, run, config), dtype=target.name, token_ids=_token_ids(run_dir, run)
     )
@@ -62,15 +78,14 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         building.mkdir()
         plan = {name: place[name][0].tensor_shape for name in names}
         ShardWriter(building, plan, np.dtype(target), shard_bytes).write(blocks)
-        for name in CARRIED:
-            if (run_dir / name).is_file():
-                shutil.copyfile(run_dir / name, building / name)
+        for file in carried:
+            shutil.copyfile(file, building / file.name)
         (building / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         building.rename(out)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    return config
+    return Exported(config, target.name, why)
 
 
 def _floor(name: str) -> int:
@@ -81,8 +96,14 @@ def _floor(name: str) -> int:
 
 
 def _hf_config(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / HF_CONFIG
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_object(run_dir, HF_CONFIG) if contained(run_dir, HF_CONFIG).is_file() else {}
+
+
+def _original_dtype(run_dir: Path) -> str | None:
+    """That of the imported model, as its config.json says; None if it does not, or one that no export has."""
+    hf = _hf_config(run_dir)
+    named = hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
+    return named if named in tuple(NAMES) else None
 
 
 def _max_position(run_dir: Path, run: dict[str, Any], config: LlamaConfig) -> int:

@@ -12,6 +12,7 @@ from ringformer.convert.architecture import from_hf_config
 from ringformer.convert.streams import Stream, nested, save_streams
 from ringformer.convert.tensor_files import DTYPES, NAMES, TensorFolder, cast
 from ringformer.convert.weights import Weight, weights
+from ringformer.data.containment import contained, contained_files, read_object
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.checkpoint import CARRIED, HF_CONFIG
 
@@ -26,8 +27,8 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
       dtype: float32, bfloat16 or float16, on disk. A run trains in float32 whatever it is.
 
     Raises:
-      ValueError: if the model is no LLaMA that ringformer knows, tensors are missing, left over or misshapen, or `out`
-        holds something.
+      ValueError: if the model is no LLaMA that ringformer knows, tensors are missing, left over, misshapen or not
+        finite, a file lies outside `path` (`data/containment.py`), or `out` holds something.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
     path, out = Path(path), Path(out)
@@ -35,12 +36,10 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(NAMES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
-    if not (path / "config.json").is_file():
+    if not contained(path, "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
-    try:
-        hf = json.loads((path / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}/config.json is not JSON: {error}; download it again") from None
+    hf = read_object(path, "config.json")
+    carried = contained_files(path, CARRIED)
     config, tensors = from_hf_config(hf), TensorFolder(path)
     check_tensors(tensors, config)
 
@@ -51,9 +50,8 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
     try:
         save_streams(building / "checkpoints" / "0" / "default", nested(streams))
         (building / "config.json").write_text(json.dumps({"model": dataclasses.asdict(config)}, indent=1) + "\n")
-        for name in CARRIED:
-            if (path / name).is_file():
-                shutil.copyfile(path / name, building / name)
+        for file in carried:
+            shutil.copyfile(file, building / file.name)
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
         building.rename(out)
     except BaseException:
@@ -68,6 +66,8 @@ def check_tensors(tensors: TensorFolder, config: LlamaConfig) -> None:
     Rotary frequencies, which old checkpoints have, are the config's; a tied head is left out if it equals the
     embedding.
     """
+    if config.num_layers > len(tensors.shapes):  # before any list of them is made
+        raise ValueError(f"config.json has {config.num_layers} layers, the files only {len(tensors.shapes)} tensors")
     expected = {name: w.tensor_shape for w in weights(config) for name in w.names}
     there = {name for name in tensors.shapes if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings and "lm_head.weight" in there:

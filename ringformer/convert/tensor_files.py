@@ -11,36 +11,44 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ringformer.data.containment import contained, read_object
+
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 
 
 class TensorFolder:
-    """The tensors of a checkpoint in one file or, with an index, in several. No file stays mapped."""
+    """The tensors of a checkpoint in one file or, with an index, in several. No file stays mapped.
+
+    Raises ValueError for a file that is malformed or lies elsewhere, FileNotFoundError for one that is missing.
+    """
 
     def __init__(self, folder: Path):
-        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        index, single = (contained(folder, name) for name in ("model.safetensors.index.json", "model.safetensors"))
         if index.is_file():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            places = read_object(folder, index.name).get("weight_map")
+            if not places or type(places) is not dict:
+                raise ValueError(f"{index} has no weight_map, which names the file of each tensor: download it again")
+            files = sorted({contained(folder, name) for name in places.values()})
         elif single.is_file():
-            files = [single.name]
+            files = [single]
         else:
             raise FileNotFoundError(
                 f"{folder} has neither model.safetensors nor model.safetensors.index.json: save the model with "
                 "transformers' save_pretrained(..., safe_serialization=True) first"
             )
-        absent = [name for name in files if not (folder / name).is_file()]
+        absent = [path.name for path in files if not path.is_file()]
         if absent:
             raise FileNotFoundError(f"{folder} lacks {', '.join(absent)}, named by {index.name}")
         self._file: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
-        for name in files:
+        for path in files:
             try:
-                self._list(folder / name)
+                self._list(path)
             except SafetensorError as error:
                 raise ValueError(
-                    f"{folder / name} is not a whole safetensors file ({error}): download it again; if it is a pointer "
+                    f"{path} is not a whole safetensors file ({error}): download it again; if it is a pointer "
                     "of a few lines, git lfs pull"
                 ) from None
 
@@ -48,6 +56,8 @@ class TensorFolder:
         with safe_open(path, framework="numpy") as file:
             for key in file.keys():  # noqa: SIM118, not a dict
                 tensor = file.get_slice(key)
+                if other := self._file.get(key):
+                    raise ValueError(f"{key} is in {other.name} and in {path.name}: remove the wrong one")
                 self._file[key] = path
                 self.shapes[key] = tuple(tensor.get_shape())
                 self.dtypes[key] = tensor.get_dtype()
@@ -110,9 +120,14 @@ class ShardWriter:
 
 
 def cast(block: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """A contiguous block in another dtype. Raises ValueError if float16 cannot hold its numbers."""
+    """A contiguous block in another dtype. Raises ValueError if it is not finite, or would not be there."""
     with np.errstate(over="ignore"):
         found = np.ascontiguousarray(block, dtype)
-    if dtype == np.float16 and np.isinf(found).any() and np.isfinite(block).all():
-        raise ValueError(f"{name} has numbers beyond float16's 65504: choose --dtype=bfloat16 or float32")
+    if not np.isfinite(found).all():
+        if not np.isfinite(block).all():
+            raise ValueError(f"{name} has numbers that are not finite (NaN or infinity): take an earlier checkpoint, "
+                             "or download it again")  # fmt: skip
+        others = "bfloat16 or float32" if dtype == np.float16 else "float32"
+        raise ValueError(f"{name} has numbers beyond {dtype.name}'s {float(ml_dtypes.finfo(dtype).max):g}: choose "
+                         f"--dtype={others}")  # fmt: skip
     return found

@@ -6,16 +6,21 @@ end, or does not begin with the answer, or no token ends it, ValueError says so.
 
 Names of special tokens in the messages themselves are broken up before the template runs and made whole after it, so
 that only the template's own become control tokens.
+
+A template is a stranger's program. The sandbox of jinja2 keeps it to the conversation, the names of its tokens and the
+date, and its loops and calls are counted, so that it ends. How much memory it takes on the way is not limited.
 """
 
+import importlib.metadata
 import re
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ringformer.data.chat import Message
@@ -24,6 +29,46 @@ from ringformer.data.tokenizers import Segment, Tokenizer
 _NONCE = secrets.token_hex(8)
 BREAK, START, STOP = (f"\ufdd0{_NONCE}{letter}\ufdd1" for letter in "bse")
 """Text that no message contains: parts a special token's name; begins and ends a `generation` block."""
+
+SAFE_VERSION = (3, 1, 6)
+"""Of jinja2. In those before it a template could leave the sandbox by the filter `attr` (CVE-2025-27516)."""
+
+MOST_STEPS = 1_000_000
+"""Loop iterations and calls of one rendering."""
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which keeps a template from what it is not given; here also from running for ever."""
+
+    def __init__(self):
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+        self.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
+        # With the context a filter is not evaluated when the template is compiled.
+        self.filters |= {"tojson": _tojson, "counted": pass_context(lambda _, items: self._counted(items))}
+        self.steps = 0
+
+    def read(self, source: str):
+        """The template, with its loops counted."""
+        tree = self.parse(source)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno, environment=self)
+        return self.from_string(tree)
+
+    def call(self, context, obj, /, *args, **kwargs):  # a template may name an argument `context`
+        self._step()
+        if isinstance(obj, LoopContext) and args:  # a recursive loop
+            args = (self._counted(args[0]), *args[1:])
+        return super().call(context, obj, *args, **kwargs)
+
+    def _counted(self, items):
+        for item in items:
+            self._step()
+            yield item
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise TemplateError(f"it takes more than {MOST_STEPS:,} steps")
 
 
 class Generation(Extension):
@@ -41,16 +86,15 @@ class Generation(Extension):
 
 
 def jinja_template(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[Segment]]:
-    """The chat template of `tokenizer`. Raises ValueError if it has none, or it cannot be compiled."""
-    source = _source(tokenizer)
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
-    environment.filters["tojson"] = _tojson
+    """The chat template of `tokenizer`.
+
+    Raises ValueError if it has none, it cannot be compiled, or the installed jinja2 has no safe sandbox.
+    """
+    _check_version()
+    source, sandbox = _source(tokenizer), Sandbox()
     try:
-        template = environment.from_string(source)
-    except TemplateError as error:
+        template = sandbox.read(source)
+    except (TemplateError, RecursionError) as error:
         raise ValueError(f"the chat template of tokenizer {tokenizer.name} cannot be read: {error}") from None
     names = {key: _name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
     for key, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
@@ -60,10 +104,12 @@ def jinja_template(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[S
 
     def run(messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         values = [{"role": role, "content": _broken(content, tokenizer)} for role, content in messages]
+        sandbox.steps = 0
         try:
             return template.render(messages=values, add_generation_prompt=add_generation_prompt, **names)
-        except TemplateError as error:
-            raise ValueError(f"the chat template of tokenizer {tokenizer.name} refuses this: {error}") from None
+        except Exception as error:  # it is a program: anything may be wrong with it
+            what = error if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"the chat template of tokenizer {tokenizer.name} refuses this: {what}") from None
 
     def render(messages: Sequence[Message]) -> list[Segment]:
         text = run(messages)
@@ -159,8 +205,9 @@ def _broken(content: str, tokenizer: Tokenizer) -> str:
 def _source(tokenizer: Tokenizer) -> str:
     source: Any = tokenizer.config.get("chat_template")
     if isinstance(source, list):  # several by name
-        source = next((item["template"] for item in source if item["name"] == "default"), None)
-    if not source:
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    if not source or type(source) is not str:
         raise ValueError(
             f"tokenizer {tokenizer.name} has no chat template: it needs a tokenizer_config.json with a chat_template "
             "beside it; or choose another template"
@@ -168,8 +215,16 @@ def _source(tokenizer: Tokenizer) -> str:
     return source
 
 
+def _check_version() -> None:
+    found = importlib.metadata.version("jinja2")
+    if tuple(map(int, re.findall(r"\d+", found)[:3])) < SAFE_VERSION:
+        wanted = ".".join(map(str, SAFE_VERSION))
+        raise ValueError(f"jinja2 {found} lets a tokenizer's chat template read files and the environment of this "
+                         f"process: pip install -U 'jinja2>={wanted}'")  # fmt: skip
+
+
 def _name(token: Any) -> str | None:
-    return token["content"] if isinstance(token, dict) else token
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _raise(message: str) -> None:

@@ -30,14 +30,15 @@ STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})
 
 
 class Document(NamedTuple):
-    """A text and the name to use for it in messages: a path, or a path and line."""
+    """A text and the name to use for it in messages: a path, or that of its `Row`."""
 
     text: str
     name: str
 
 
 class Row(NamedTuple):
-    """A record of a source, and the name to use for it in messages: a path and line, or a path and row."""
+    """A record of a source, and the name to use for it in messages: a path and line, of an array also the number in it
+    (a file may be one line), or a path and row."""
 
     record: dict[str, Any]
     name: str
@@ -161,7 +162,7 @@ def _jsonl(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
                 name = f"{path}:{number}"
                 try:
                     record = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     malformed(f"{name} is not a line of JSON: {error}")
                     continue
                 if type(record) is dict:
@@ -171,29 +172,30 @@ def _jsonl(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
 
 
 def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
-    """Object by object, so that each has its line."""
+    """Object by object, so that each has its line and its number, from 1."""
     space, decoder = re.compile(r"\s*"), json.JSONDecoder()
     for path in paths:
         text = path.read_text(encoding="utf-8-sig")
-        place, line, opened = space.match(text).end(), 1, 0
+        place, line, number, opened = space.match(text).end(), 1, 0, 0
         if text[place : place + 1] != "[":
             raise ValueError(f"{path} is not a JSON array of objects; for one object a line use jsonl:{path}")
         while text[place] in "[,":
             place = space.match(text, place + 1).end()
             if text[place : place + 1] == "]":
                 break
-            line, opened = line + text.count("\n", opened, place), place
+            line, number, opened = line + text.count("\n", opened, place), number + 1, place
+            name = f"{path}:{line} (record {number})"
             try:
                 record, place = decoder.raw_decode(text, place)
-            except ValueError as error:
-                raise ValueError(f"{path}:{line}: the object that begins here is not JSON: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{name}: the object that begins here is not JSON: {error}") from None
             place = space.match(text, place).end()
             if text[place : place + 1] not in (",", "]"):
-                raise ValueError(f"{path}:{line}: after the object that begins here the array neither goes on nor ends")
+                raise ValueError(f"{name}: after the object that begins here the array neither goes on nor ends")
             if type(record) is dict:
-                yield Row(record, f"{path}:{line}")
+                yield Row(record, name)
             else:
-                malformed(f"{path}:{line} holds a JSON {type(record).__name__}, not an object")
+                malformed(f"{name} holds a JSON {type(record).__name__}, not an object")
 
 
 def _parquet(paths: list[Path], only: str | None) -> Iterator[Row]:

@@ -60,10 +60,10 @@ class HuggingFaceTokenizer:
 
     def _named(self, key: str, usual: tuple[str, ...], path: Path) -> int | None:
         token = self.config.get(key)
-        token = token["content"] if isinstance(token, dict) else token
+        token = token.get("content") if isinstance(token, dict) else token
         if token is None:
             return next((self.controls[name] for name in usual if name in self.controls), None)
-        if token not in self.controls:
+        if token not in tuple(self.controls):
             raise ValueError(f"{key} {token!r} of {path.with_name('tokenizer_config.json')} is no special token "
                              f"of {path}; those are: {', '.join(self.controls) or 'none'}")  # fmt: skip
         return self.controls[token]

@@ -10,7 +10,6 @@ ask for one.
 
 import hashlib
 import io
-import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ringformer.data.containment import contained, read_object
 from ringformer.data.spelling import Piece, Spelling, prefixed, spell_metaspace, touched
 
 
@@ -189,13 +189,14 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """The tokenizer that a config names: `bytes`, a SentencePiece `.model` file, a `tokenizer.json`, or a folder.
 
     In a folder, `tokenizer.json` goes before `tokenizer.model`. `tokenizer_config.json` beside either gives the chat
-    template, and for `tokenizer.json` the tokens that begin and end a text.
+    template, and for `tokenizer.json` the tokens that begin and end a text. Files that are not named but found may not
+    be links out of their folder (`containment.py`).
     """
     if spec == "bytes":
         return ByteTokenizer()
     path = Path(spec)
     if path.is_dir():
-        there = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
+        there = [contained(path, name) for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
         if not there:
             raise FileNotFoundError(f"the folder {spec} holds neither tokenizer.json nor tokenizer.model")
         path = there[0]
@@ -269,13 +270,8 @@ def existing_file(path: str | Path) -> Path:
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[Path]]:
     """What the files beside a tokenizer's say (a template in `chat_template.jinja` included), and all their paths."""
-    settings, template = path.with_name("tokenizer_config.json"), path.with_name("chat_template.jinja")
-    config: dict[str, Any] = {}
-    if settings.is_file():
-        try:
-            config = json.loads(settings.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{settings} is not JSON: {error}") from None
+    settings, template = (contained(path.parent, name) for name in ("tokenizer_config.json", "chat_template.jinja"))
+    config = read_object(path.parent, settings.name) if settings.is_file() else {}
     if template.is_file():
         config["chat_template"] = template.read_text(encoding="utf-8")
     return config, [path, *(file for file in (settings, template) if file.is_file())]

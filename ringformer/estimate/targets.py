@@ -152,8 +152,8 @@ class Target:
         is_gpu = self.chip.kind == "gpu"
         wheels = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13") if is_gpu else ("libtpu",)
         if not any(_installed(wheel) for wheel in wheels):
-            extra = "cuda" if is_gpu else "estimate"
-            raise MissingCompiler(f"the compiler for {self.chip.name} is missing: pip install 'ringformer[{extra}]'")
+            wheel = "'jax[cuda13]'" if is_gpu else "libtpu"
+            raise MissingCompiler(f"the compiler for {self.chip.name} is missing: pip install {wheel}")
 
     def devices(self) -> list:
         """The devices, as the compiler describes them. Raises MissingCompiler."""

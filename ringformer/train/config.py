@@ -160,9 +160,9 @@ class Config:
     always saved, and that of a single process which SIGTERM ends."""
     keep_checkpoints: int = 2
     tensorboard: bool = False
-    """Also write TensorBoard event files (pip install ringformer[tensorboard])."""
+    """Also write TensorBoard event files (pip install tensorboardX)."""
     wandb: str = ""
-    """Also log to this Weights & Biases project (pip install ringformer[wandb])."""
+    """Also log to this Weights & Biases project (pip install wandb)."""
     stages: tuple = ()
     """Runs one after the other, each a dict of what differs from the other keys, e.g. {"seq_len": 131072,
     "model.rope_theta": 1e7}; see `parse_stages`. Empty in the config of one run."""

@@ -24,6 +24,7 @@ from ringformer.data import (
     save_tokenizer,
     too_short,
 )
+from ringformer.data.containment import contained_files
 from ringformer.data.loader import Parts
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
 from ringformer.train.checkpoint import CARRIED, HF_CONFIG, Checkpoints, restore_params
@@ -232,9 +233,8 @@ def _write_config(run: Run) -> None:
         resolved = dataclasses.asdict(run.config)
         write_json(run.run_dir / "config.json", resolved)
         (run.run_dir / "metrics.jsonl").touch()  # now it is a run, interrupted or not, and no converted model
-        for name in (*CARRIED, HF_CONFIG):
-            if run.config.init_from and (Path(run.config.init_from) / name).is_file():
-                shutil.copyfile(Path(run.config.init_from) / name, run.run_dir / name)
+        for file in contained_files(run.config.init_from, (*CARRIED, HF_CONFIG)) if run.config.init_from else ():
+            shutil.copyfile(file, run.run_dir / file.name)
         save_tokenizer(run.tokenizer, run.run_dir)
 
 

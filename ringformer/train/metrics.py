@@ -134,7 +134,7 @@ class TensorBoard:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise ValueError("tensorboard=True needs tensorboardX: pip install 'ringformer[tensorboard]'") from None
+            raise ValueError("tensorboard=True needs tensorboardX: pip install tensorboardX") from None
         self._writer = SummaryWriter(str(run_dir))
 
     def write(self, step, values):
@@ -152,7 +152,7 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError:
-            raise ValueError(f"wandb={project!r} needs the wandb package: pip install 'ringformer[wandb]'") from None
+            raise ValueError(f"wandb={project!r} needs the wandb package: pip install wandb") from None
         settings = json.loads((Path(run_dir) / "config.json").read_text())
         self._run = wandb.init(project=project, name=Path(run_dir).name, dir=str(run_dir), config=settings)
 

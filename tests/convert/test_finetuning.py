@@ -42,6 +42,10 @@ def test_from_transformers_through_a_run_to_transformers(corpus, tmp_path):
     with pytest.raises(ValueError, match="is a converted model: name it with init_from"):
         prepare(dataclasses.replace(config, run_dir=config.init_from))
     run = prepare(config)
+    (tmp_path / "ours" / "chat_template.jinja").symlink_to(tmp_path / "store" / "train" / "meta.json")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is a link to .*, out of its folder"):
+        train(run)
+    (tmp_path / "ours" / "chat_template.jinja").unlink()
     train(run)
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     params = restore_params(config.init_from, run.shardings.params, run.mesh)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ringformer.convert import from_hf, to_hf
+from ringformer.cli import main
+from ringformer.convert import from_hf
 from ringformer.convert.architecture import from_hf_config, to_hf_config
 from ringformer.inference.load import load_model
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import PRESETS, preset
 from ringformer.ops.rope import RopeScaling
-from tests.convert.models import save_model, tensors
+from tests.convert.models import save_model
 
 HF = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=32000, hidden_size=4096,
           intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32)  # fmt: skip
@@ -91,6 +92,20 @@ def test_tensors_that_do_not_fit_are_all_named(theirs, tmp_path):
     assert not list(tmp_path.glob("ours*"))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_is_not_finite_is_refused(theirs, tmp_path, value, dtype, capsys):
+    """One number of one layer, far into the model."""
+
+    def change(tensors):
+        tensors["model.layers.2.mlp.up_proj.weight"][79, 47] = value
+
+    _change(theirs, change)
+    assert main(["convert", "from-hf", str(theirs), str(tmp_path / "ours"), f"--dtype={dtype}"]) == 2
+    assert "model.layers.2.mlp.up_proj.weight has numbers that are not finite" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
 def test_redundant_tensors_are_left_out_and_a_wrong_tied_head_is_not(theirs, tmp_path):
     def redundant(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(6, np.float32)
@@ -136,11 +151,14 @@ def test_a_full_folder_is_left_alone(theirs, tmp_path):
 
 def test_a_stored_dtype_and_what_it_cannot_hold(theirs, tmp_path):
     from_hf(theirs, tmp_path / "half", "bfloat16")
-    to_hf(tmp_path / "half", tmp_path / "back")
-    assert {dtype for dtype, _ in tensors(tmp_path / "back").values()} == {"BF16"}
     assert load_model(tmp_path / "half").embed[...].dtype == np.float32
     _change(theirs, lambda tensors: tensors.update({"model.norm.weight": np.full(48, 7e4, np.float32)}))
     with pytest.raises(ValueError, match=r"model\.norm\.weight has numbers beyond float16"):
         from_hf(theirs, tmp_path / "ours", "float16")
+    largest = np.full(48, np.finfo(np.float32).max)
+    _change(theirs, lambda tensors: tensors.update({"model.norm.weight": largest}))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has numbers beyond bfloat16's .*--dtype=float32"):
+        from_hf(theirs, tmp_path / "ours", "bfloat16")
+    assert not list(tmp_path.glob("ours*"))
     with pytest.raises(ValueError, match="unknown dtype 'int8'; known: float32, float16, bfloat16"):
         from_hf(theirs, tmp_path / "ours", "int8")

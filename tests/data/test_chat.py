@@ -43,7 +43,8 @@ def test_json_lines_arrays_parquet_and_datasets_say_the_same(tmp_path, form, rec
         assert [conversation.messages for conversation in found] == EXPECTED
         names[kind] = [conversation.name.removeprefix(f"{tmp_path}/") for conversation in found]
     second = (tmp_path / "a.json").read_text().splitlines().index("  {", 2) + 1
-    assert names == {"jsonl": ["a.jsonl:1", "a.jsonl:2"], "json": ["a.json:2", f"a.json:{second}"],
+    assert names == {"jsonl": ["a.jsonl:1", "a.jsonl:2"],
+                     "json": ["a.json:2 (record 1)", f"a.json:{second} (record 2)"],
                      "parquet": ["a.parquet:0", "a.parquet:1"], "datasets": ["saved:0", "saved:1"]}  # fmt: skip
 
 
@@ -75,13 +76,13 @@ def test_a_malformed_line_is_named_or_counted(tmp_path, bad, message):
     ("text", "message"),
     [
         ("{}", "not a JSON array of objects; for one object a line use jsonl:"),
-        ('[\n{"a": 1},\n\n{"a" 2}]', r"a\.json:4: the object that begins here is not JSON"),
-        ('[\n{"a": 1}\n{"a": 2}]', r"a\.json:2: after the object that begins here"),
-        ('[\n{"a": 1}', r"a\.json:2: after the object that begins here"),
-        ('[{"a": 1},\n 7]', r"a\.json:2 holds a JSON int"),
+        ('[\n{"a": 1},\n\n{"a" 2}]', r"a\.json:4 \(record 2\): the object that begins here is not JSON"),
+        ('[\n{"a": 1}\n{"a": 2}]', r"a\.json:2 \(record 1\): after the object that begins here"),
+        ('[\n{"a": 1}', r"a\.json:2 \(record 1\): after the object that begins here"),
+        ('[{"a": 1},\n 7]', r"a\.json:2 \(record 2\) holds a JSON int"),
     ],
 )
-def test_a_broken_array_names_the_line(tmp_path, text, message):
+def test_a_broken_array_names_the_line_and_the_record(tmp_path, text, message):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         list(read_rows(f"json:{tmp_path}/a.json"))

@@ -82,7 +82,7 @@ def test_json_arrays_and_parquet_hold_documents_too(tmp_path):
     records = [{"body": "one", "n": 1}, {"body": "zwei é\n", "n": 2}]
     (tmp_path / "a.json").write_text("\ufeff" + json.dumps(records, indent=1, ensure_ascii=False), encoding="utf-8")
     datasets.Dataset.from_list(records).to_parquet(tmp_path / "a.parquet")
-    for kind, lines in (("json", (2, 6)), ("parquet", (0, 1))):
+    for kind, lines in (("json", ("2 (record 1)", "6 (record 2)")), ("parquet", (0, 1))):
         documents = list(read_documents(f"{kind}:{tmp_path}/a.{kind}", field="body"))
         expected = zip(records, lines, strict=True)
         assert documents == [Document(r["body"], f"{tmp_path}/a.{kind}:{line}") for r, line in expected]
@@ -93,6 +93,26 @@ def test_json_arrays_and_parquet_hold_documents_too(tmp_path):
     (tmp_path / "b.parquet").write_text("no table")
     with pytest.raises(ValueError, match=r"b\.parquet is not a parquet file"):
         list(read_documents(f"parquet:{tmp_path}/b.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ('{"text": "unfinished}', "the object that begins here is not JSON"),
+        ("[" * 100_000, "the object that begins here is not JSON"),
+        ('{"text": "a"} {}', "after the object that begins here the array neither goes on nor ends"),
+        ("7", "holds a JSON int, not an object"),
+        ('{"body": "x"}', "has no field 'text'"),
+        ('{"text": 3}', "holds int, not text"),
+        ('{"text": ""}', "is an empty document"),
+    ],
+)
+def test_a_bad_record_of_an_array_in_one_line_is_named_by_its_number(tmp_path, bad, message):
+    good = [json.dumps({"text": f"good, [,] {i}"}) for i in range(20)]
+    (tmp_path / "bad.json").write_text("[" + ",".join([*good[:16], bad, *good[16:]]) + "]")
+    with pytest.raises(ValueError, match=message) as caught:
+        list(read_documents(f"json:{tmp_path}/bad.json"))
+    assert f"{tmp_path}/bad.json:1 (record 17)" in str(caught.value)
 
 
 def test_a_saved_dataset_with_splits_is_read(tmp_path):

@@ -109,7 +109,7 @@ def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
     monkeypatch.setattr(search, "run", lambda command: pytest.fail("nothing to compile with"))
     said = []
     found = longest_plan("llama_7b", GPUS, "bfloat16", said.append)
-    assert set(said) == {"the compiler for NVIDIA A100-SXM4-80GB is missing: pip install 'ringformer[cuda]'"}
+    assert set(said) == {"the compiler for NVIDIA A100-SXM4-80GB is missing: pip install 'jax[cuda13]'"}
     assert found.chosen.peak <= target(GPUS).budget
     text = as_text("llama_7b", GPUS, found)
     assert "  closed form, not compiled: " in text and f"--config.seq_len={found.seq_len}" in text

@@ -113,7 +113,7 @@ def test_cells_without_their_compiler_are_left_out(tmp_path, compiler, monkeypat
     lines = []
     fill(tmp_path / "t.json", [gpu, tpu], lines.append, passes=1)
     assert list(read(tmp_path / "t.json")) == [tpu.name]
-    assert any("8xA100-80 is left out" in line and "pip install 'ringformer[cuda]'" in line for line in lines)
+    assert any("8xA100-80 is left out" in line and "pip install 'jax[cuda13]'" in line for line in lines)
 
 
 def test_a_search_ends_if_the_compiler_breaks_down_on_all_that_is_left(tmp_path, monkeypatch):
