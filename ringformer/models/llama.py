@@ -25,7 +25,7 @@ from ringformer.ops.embedding import embed
 from ringformer.ops.feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.layouts import VISIBLE, Layout
 from ringformer.ops.loss import cross_entropy, token_cross_entropy
-from ringformer.ops.ring import SAVED_LSE, SAVED_OUTPUT, ring_attention
+from ringformer.ops.ring import SAVED_OUTPUT, SAVED_SOFTMAX, ring_attention
 from ringformer.ops.rope import RopeScaling
 
 ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
@@ -34,12 +34,12 @@ blockwise computes the feed-forward chunk by chunk too, ring spreads blockwise o
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(SAVED_OUTPUT, SAVED_LSE),
+    "attention": jax.checkpoint_policies.save_only_these_names(SAVED_OUTPUT, SAVED_SOFTMAX),
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "none": jax.checkpoint_policies.everything_saveable,
 }
-"""What a layer keeps for its backward: its input alone; also o and lse, so that the ring runs forward once; also
-the matmul outputs; everything."""
+"""What a layer keeps for its backward: its input alone; also o and the softmax's m and l, so that the ring runs forward
+once; also the matmul outputs; everything."""
 
 SAVED_INPUT = "layer_input"
 OFFLOAD = {
@@ -47,7 +47,7 @@ OFFLOAD = {
         names_which_can_be_saved=saved, names_which_can_be_offloaded=[SAVED_INPUT],
         offload_src="device", offload_dst="pinned_host",
     )
-    for name, saved in (("full", []), ("attention", [SAVED_OUTPUT, SAVED_LSE]))
+    for name, saved in (("full", []), ("attention", [SAVED_OUTPUT, SAVED_SOFTMAX]))
 }  # fmt: skip
 """The same with the layer's input in host memory."""
 
@@ -162,7 +162,7 @@ class Attention(nnx.Module):
         if c.head_groups == 1:
             y = jnp.einsum("bthd,hdD->btD", attend(wq, wk, wv), wo)
         else:
-            # A group's backward projects its q, k, v once more, and finds its o and lse kept.
+            # A group's backward projects its q, k, v once more, and finds its o, m and l kept.
             attend = jax.checkpoint(attend, policy=REMAT["attention"], prevent_cse=False)
             groups = [rearrange(w, "D (g h) d -> g D h d", g=c.head_groups) for w in (wq, wk, wv)]
             _, o = lax.scan(lambda _, group: (None, attend(*group)), None, groups)

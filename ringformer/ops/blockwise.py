@@ -1,12 +1,12 @@
 """Attention of one shard of queries to one shard of keys, chunk by chunk, forward and backward (XLA).
 
-The block contract of every kernel: forward takes the visiting keys into a running softmax; backward is given the
-FINAL `lse` of the whole row, so that probabilities are `exp(s - lse)` and hops need no correction between them.
+The block contract of every kernel: forward takes the visiting keys into a running softmax (o, m, l); backward is given
+the FINAL maximum m and denominator l of the whole row, so that probabilities are `exp(s - m) / l` and hops need no
+correction between them. (Not `exp(s - lse)`: where |m| is large, float32 has no digits left for log l.)
 Arrays are head-major with the query heads grouped by the key head that they read (G = H // K): GQA is a taller
 matmul, and keys are never repeated.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -47,8 +47,7 @@ class Cotangents(NamedTuple):
     """What the backward needs to know of the queries' rows."""
 
     do: jax.Array  # [B, K, G, T, d]
-    lse: jax.Array  # float32 [B, K, G, T]; +inf where the row is empty
-    delta: jax.Array  # float32 [B, K, G, T]: rowsum(o * do) - dlse
+    rows: jax.Array  # float32 [3, B, K, G, T]: m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 of empty rows
 
 
 class PairList(NamedTuple):
@@ -89,10 +88,10 @@ def block_backward(
         dq, dkeys = carry
         q, k = _take_q(queries, pair, work), _take_k(keys, pair, work)
         q_start, k_start = _at(work.q_chunks.start, pair.q), _at(work.k_chunks.start, pair.k)
-        take = partial(lax.dynamic_slice_in_dim, start_index=q_start, slice_size=work.q_chunks.size, axis=3)
-        do, lse, delta = (take(x) for x in cotangents)
+        do = _slice(cotangents.do, 3, q_start, work.q_chunks.size)
+        m, weight, delta = _slice(cotangents.rows, 4, q_start, work.q_chunks.size)
 
-        p = jnp.exp(_logits(q, k, pair, work, scale, masked) - lse[..., None])
+        p = jnp.exp(_logits(q, k, pair, work, scale, masked) - m[..., None]) * weight[..., None]
         dv = _einsum("bkgts,bkgtd->bksd", p.astype(do.dtype), do)
         dp = _einsum("bkgtd,bksd->bkgts", do, k.kv[1])
         ds = p * (dp - delta[..., None])

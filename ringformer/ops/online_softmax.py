@@ -40,9 +40,21 @@ def update(state: Softmax, s: jax.Array, v: jax.Array) -> Softmax:
     )
 
 
-def finish(state: Softmax) -> tuple[jax.Array, jax.Array]:
-    """`(o, lse)`, float32: the attention output and the log of the denominator; 0 and -inf for empty rows."""
-    empty = state.l == 0.0
-    l = jnp.where(empty, 1.0, state.l)  # noqa: E741
-    lse = jnp.where(empty, -jnp.inf, state.m + jnp.log(l))
-    return state.o / l[..., None], lse
+def output(state: Softmax) -> jax.Array:
+    """The weighted mean of the values, [..., T, d] float32; 0 for rows that have seen nothing."""
+    return state.o / jnp.where(state.l == 0.0, 1.0, state.l)[..., None]
+
+
+def log_sum_exp(m: jax.Array, l: jax.Array) -> jax.Array:  # noqa: E741
+    """lse = m + log l, [..., T] float32; -inf for rows that have seen nothing.
+
+    For who wants the number. Where |m| is large, float32 has no digits left for log l: probabilities are
+    exp(s - m) / l (`shift_and_weight`), never exp(s - lse).
+    """
+    return jnp.where(l == 0.0, -jnp.inf, m + jnp.log(jnp.where(l == 0.0, 1.0, l)))
+
+
+def shift_and_weight(m: jax.Array, l: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: E741
+    """`(shift, weight)` such that the final probabilities are exp(s - shift) * weight; 0 of rows without keys."""
+    empty = l == 0.0
+    return jnp.where(empty, 0.0, m), jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, l))

@@ -39,10 +39,14 @@ def attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, 
         mask &= q_ids[:, :, None] == k_ids[:, None, :]
     mask = mask[:, None, None]
     s = jnp.where(mask, s, -jnp.inf)
-    lse = jax.nn.logsumexp(s, axis=-1)
-    # An empty row has lse = -inf; compare it with +inf instead, so that its probabilities are exp(-inf) = 0.
-    p = jnp.exp(s - jnp.where(jnp.isneginf(lse), jnp.inf, lse)[..., None])
-    o = jnp.einsum("bkgts,bskd->btkgd", p, v).reshape(q.shape).astype(q.dtype)
+    # By maximum and denominator: exp(s - lse) would lose log(denominator) beside a large maximum.
+    m = jax.lax.stop_gradient(s.max(axis=-1, keepdims=True))
+    p = jnp.exp(s - jnp.where(jnp.isneginf(m), 0.0, m))  # an empty row: exp(-inf - 0) = 0
+    total = p.sum(axis=-1, keepdims=True)
+    empty = total == 0.0
+    total = jnp.where(empty, 1.0, total)
+    o = jnp.einsum("bkgts,bskd->btkgd", p / total, v).reshape(q.shape).astype(q.dtype)
+    lse = jnp.where(empty, -jnp.inf, m + jnp.log(total))
     return (o, lse.reshape(B, H, T)) if return_lse else o
 
 

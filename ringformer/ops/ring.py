@@ -8,11 +8,12 @@ ring, r -> r+1. At step t rank r holds the keys of rank r-t (mod n).
     backward   steps 1 .. n-1, own block last. The gradients of a shard start at its first visitor, follow it one
                hop behind and come home under the own block. n-1 hops of [k, v], n-1 of float32 [dk, dv].
 
-With p = exp(s - lse) and delta = rowsum(o * do) - dlse, the gradients are (FlashAttention, appendix B.2)
+With p = exp(s - m) / l, of the row's maximum m and denominator l, and delta = rowsum(o * do) - dlse, the gradients are
+(FlashAttention, appendix B.2)
 
     dv = p^T do      ds = p * (do v^T - delta)      dq = scale ds k      dk = scale ds^T q
 
-The residuals are q, k, v, o, lse (and segment ids and bias), nothing else.
+The residuals are q, k, v, o, m, l (and segment ids and bias), nothing else.
 """
 
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ from ringformer.ops.chunks import Pairs, cut, visible_pairs
 from ringformer.ops.layouts import Layout
 from ringformer.ops.vma import vary, vary_like, varying_axes
 
-SAVED_OUTPUT, SAVED_LSE = "attention_output", "attention_lse"
-"""`checkpoint_name`s of o and lse: a remat policy that saves both runs no second forward ring."""
+SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
+"""`checkpoint_name`s of o and of [m, l]: a remat policy that saves both runs no second forward ring."""
 
 LOOP = "ring"
 """The name scope of the loops over hops, for who reads the compiled program."""
@@ -231,22 +232,22 @@ def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
         with jax.named_scope(LOOP):
             carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry)
         carry = step(n - 1, carry, send=False)
-    o, lse = online_softmax.finish(carry[0])
-    o = checkpoint_name(rearrange(o, "b k g t d -> b t (k g) d").astype(q.dtype), SAVED_OUTPUT)
-    lse = checkpoint_name(rearrange(lse, "b k g t -> b (k g) t"), SAVED_LSE)
-    return (o, lse), (q, k, v, bias, q_ids, k_ids, o, lse)
+    state = carry[0]
+    o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
+    softmax = rearrange(jnp.stack([state.m, state.l]), "two b k g t -> two b (k g) t")
+    o, softmax = checkpoint_name(o, SAVED_OUTPUT), checkpoint_name(softmax, SAVED_SOFTMAX)
+    return (o, online_softmax.log_sum_exp(*softmax)), (q, k, v, bias, q_ids, k_ids, o, softmax)
 
 
 def _backward(ring: _Ring, residuals, cotangents):
-    q, k, v, bias, q_ids, k_ids, o, lse = residuals
+    q, k, v, bias, q_ids, k_ids, o, softmax = residuals
     do, dlse = cotangents
     n, (T, S, K) = ring.size, (q.shape[1], k.shape[1], k.shape[2])
     rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
     queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
-    delta = rearrange(jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse,
-                      "b (k g) t -> b k g t", k=K)  # fmt: skip
-    lse = rearrange(jnp.where(jnp.isneginf(lse), jnp.inf, lse), "b (k g) t -> b k g t", k=K)
-    rows = Cotangents(_grouped(do, K, None).q, lse, delta)
+    delta = jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse
+    rows = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
+    rows = Cotangents(_grouped(do, K, None).q, rearrange(rows, "three b (k g) t -> three b k g t", k=K))
 
     def step(t, carry, send):
         """Block t. The gradients of the keys now here are one hop behind: fetch them while it computes."""

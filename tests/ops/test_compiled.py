@@ -88,7 +88,7 @@ def test_memory_is_linear(layout):
 
 @on_tpu
 def test_temporaries_where_memory_is_wanted():
-    """The compiler spends memory that nobody else needs. Told that there is little, it takes 1153 MiB of temporaries
+    """The compiler spends memory that nobody else needs. Told that there is little, it takes 1156 MiB of temporaries
     for 8192 tokens, 32 heads of 128 (the authors' op, without a limit: 1472)."""
     program = compiled("zigzag", 8192, xla_tpu_max_hbm_size_mib="1850")
     assert program.memory_analysis().temp_size_in_bytes <= 1200 * 2**20

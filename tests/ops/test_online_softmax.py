@@ -16,7 +16,7 @@ def in_blocks(s, v, edges, dtype=jnp.float32):
     state = online_softmax.init(s.shape[:-1], v.shape[-1])
     for start, stop in pairwise(edges):
         state = online_softmax.update(state, jnp.asarray(s[..., start:stop]), jnp.asarray(v[:, :, start:stop], dtype))
-    return dict(zip(("o", "lse"), online_softmax.finish(state), strict=True))
+    return dict(o=online_softmax.output(state), lse=online_softmax.log_sum_exp(state.m, state.l))
 
 
 def at_once(s, v):

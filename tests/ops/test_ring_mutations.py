@@ -30,7 +30,7 @@ def merge_normalised_blocks():
 
     def forward(state, queries, keys, work, scale):
         empty = vary_like(online_softmax.init(state.m.shape, state.o.shape[-1]), queries, keys)
-        o, _ = online_softmax.finish(block_forward(empty, queries, keys, work, scale))
+        o = online_softmax.output(block_forward(empty, queries, keys, work, scale))
         return Softmax(state.o + o, jnp.zeros_like(state.m), jnp.ones_like(state.l))
 
     return {"block_forward": forward}
@@ -44,14 +44,14 @@ def swap_dk_and_dv():
     return {"block_backward": backward}
 
 
-def probabilities_from_the_block_lse():
-    """Divide by the block's own denominator in the backward, not by the row's final one."""
+def probabilities_of_the_block():
+    """Take the block's own maximum and denominator in the backward, not the row's final ones."""
 
     def backward(dq, queries, keys, rows, work, scale):
-        empty = vary_like(online_softmax.init(rows.lse.shape, queries.q.shape[-1]), queries, keys)
-        _, lse = online_softmax.finish(block_forward(empty, queries, keys, work, scale))
-        lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
-        return block_backward(dq, queries, keys, rows._replace(lse=lse), work, scale)
+        empty = vary_like(online_softmax.init(rows.rows.shape[1:], queries.q.shape[-1]), queries, keys)
+        block = block_forward(empty, queries, keys, work, scale)
+        own = jnp.stack([*online_softmax.shift_and_weight(block.m, block.l), rows.rows[2]])
+        return block_backward(dq, queries, keys, rows._replace(rows=own), work, scale)
 
     return {"block_backward": backward}
 
@@ -73,7 +73,7 @@ MUTATIONS = {
     "last hop forgotten": (partial(drop_hops, 2), {"o", "lse", "dq", "dk", "dv"}),
     "blocks normalised before they are merged": (merge_normalised_blocks, {"o", "lse", "dq", "dk", "dv"}),
     "dk and dv swapped": (swap_dk_and_dv, {"dk", "dv"}),
-    "per-block lse in the backward": (probabilities_from_the_block_lse, {"dq", "dk", "dv"}),
+    "per-block softmax in the backward": (probabilities_of_the_block, {"dq", "dk", "dv"}),
     "first backward hop forgotten": (drop_backward_hop, {"dq", "dk", "dv"}),
 }
 
