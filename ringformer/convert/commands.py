@@ -31,8 +31,10 @@ def convert_to_hf(argv: list[str]) -> None:
         "The latest checkpoint of a run, or a converted model, to a folder that transformers loads."))  # fmt: skip
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run, with config.json and checkpoints/")
     parser.add_argument("out", metavar="OUT", help="the folder to write")
-    parser.add_argument("--dtype", help=(
-        "float32, bfloat16 or float16; without: that of the Hugging Face model it came from, else as stored"))
+    parser.add_argument(
+        "--dtype",
+        help="float32, bfloat16 or float16; without: that of the Hugging Face model it came from, else as stored",
+    )
     parser.add_argument("--shard_size", default="5GB", type=_bytes, help="the largest file, e.g. 5GB or 500MB")
     args = parser.parse_args(argv)
     done = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)

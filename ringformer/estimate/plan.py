@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from ringformer.estimate import search
 from ringformer.estimate.roofline import (
+    assumption,
     attention_flops,
     causal_excess,
+    compute_seconds,
     hop,
     host_bytes,
     itemsize,
@@ -78,7 +80,7 @@ def _candidate(case: Case, saving: Saving, goal: Target, seq_len: int, tp: int, 
     forwards = 2 + (saving.remat_group > 1)
     wasted = causal_excess(case.layout, ring, sp, saving.q_chunk) - 1
     flops = model_flops(model, seq_len, forwards) + wasted * attention_flops(model, seq_len, forwards)
-    compute = flops / (sp * tp) / goal.chip.flops(case.compute_dtype)
+    compute = compute_seconds(flops / (sp * tp), goal.chip.flops(case.compute_dtype))
     exposed = 0.0
     for backward, times in ((False, forwards), (True, 1)):
         one = hop(model, goal, ring, ranks=sp * tp, tp=tp, backward=backward)
@@ -183,7 +185,7 @@ def _verdict(c: Candidate, e: dict | None, seq_len: int) -> str:
     of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
     return (
         f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step, "
-        f"{rate:,.0f} tokens/s"
+        f"{rate:,.0f} tokens/s ({assumption()})"
     )
 
 

@@ -1,7 +1,7 @@
 """An estimate as one JSON object for a program, and as text for a person."""
 
 from ringformer.estimate.compile import Estimate
-from ringformer.estimate.roofline import ADVICE, Hop, StepTime
+from ringformer.estimate.roofline import ADVICE, Hop, StepTime, assumption
 from ringformer.estimate.schedule import Transfer
 from ringformer.estimate.targets import GiB, Target
 
@@ -63,7 +63,7 @@ def as_text(
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
         + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
         + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
-        f"  {s.flops:.3g} FLOPs a device; modelled {time.step:.3g} s a step ({time.compute:.3g} s of computation, "
+        f"  {s.flops:.3g} FLOPs a device; modelled {time.step:.3g} s a step ({time.compute:.3g} s of {assumption()}, "
         f"{time.exposed:.3g} s of exposed communication), {time.tokens_per_second:,.0f} tokens/s",
         f"  ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, {s.exposed_permute_bytes / GiB:,.1f} GiB exposed, "
         f"of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops"

@@ -92,8 +92,8 @@ def row(one: Work, goal: Target, found: Estimate | None) -> dict:
         answer = report.closed_form_as_json(goal, parts, host)
         forwards = 2 + (one.model.remat_group > 1)
         flops = one.batch_size * roofline.model_flops(one.model, one.seq_len, forwards) / goal.num_devices
-        rate = roofline.MATMUL_EFFICIENCY * goal.chip.flops(one.model.compute_dtype)
-        time = roofline.StepTime(flops / rate, 0.0, one.step_tokens)
+        seconds = roofline.compute_seconds(flops, goal.chip.flops(one.model.compute_dtype))
+        time = roofline.StepTime(seconds, 0.0, one.step_tokens)
         answer |= {"step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second}
     else:
         time = found.schedule and roofline.step_time(found.schedule, one.step_tokens)
@@ -115,7 +115,8 @@ def table(rows: list[dict]) -> str:
         memory = f"{r['peak_bytes'] / GiB:.1f} of {r['hbm_bytes'] / GiB:.1f}"
         times = [r["step_seconds_model"], r.get("days_model"), r.get("device_hours_model")]
         seconds, days, hours = ("-" if x is None else f"{x:,.{d}f}" for x, d in zip(times, (1, 2, 0), strict=True))
-        how = "closed form, not compiled; computation alone" if r["closed_form"] else "compiled; time modelled"
+        kind = "closed form, not compiled; {} alone" if r["closed_form"] else "compiled; time modelled, {}"
+        how = kind.format(roofline.assumption())
         lines.append(f"{r['stage']:9}{r['seq_len']:>10,}{r['batch_size']:>6}  {r['mesh_dim']:13}{memory:>16}"
                      f"{r['host_bytes'] / GiB:>9.1f}{seconds:>9}{days:>8}{hours:>14}  {verdict} ({how})")  # fmt: skip
     return "\n".join(lines)

@@ -3,9 +3,18 @@
 import pytest
 
 from ringformer.estimate import plan as planning
-from ringformer.estimate import search, targets
+from ringformer.estimate import roofline, search, targets
 from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
-from ringformer.estimate.roofline import StepTime, causal_excess, hop, model_flops, peak_bytes
+from ringformer.estimate.roofline import (
+    StepTime,
+    attention_flops,
+    causal_excess,
+    hop,
+    model_flops,
+    peak_bytes,
+    step_time,
+)
+from ringformer.estimate.schedule import Rates, Schedule
 from ringformer.estimate.search import Saving
 from ringformer.estimate.targets import target
 from ringformer.models.llama import LlamaConfig
@@ -114,6 +123,31 @@ def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
     text = as_text("llama_7b", GPUS, found)
     assert "  closed form, not compiled: " in text and f"--config.seq_len={found.seq_len}" in text
     assert any(why.endswith("slower (modelled)") for _, why in found.refused)
+
+
+def test_a_plan_counts_on_what_an_estimate_counts_on(monkeypatch):
+    """One device's step without a ring: the closed form's time is that of a schedule with its FLOPs, and both say at
+    what share of the peak."""
+    compiler(monkeypatch, lambda options: True)
+    length, goal, model = 2**15, target(GPUS), LlamaConfig(**preset("llama_7b"))
+    waste = causal_excess("zigzag", length, 1) - 1
+    schedule = Schedule(
+        [], model_flops(model, length, 2) + waste * attention_flops(model, length, 2), Rates(312e12, 1, 1)
+    )
+    seen = []
+    for efficiency, said in ((0.6, "60%"), (0.3, "30%")):
+        monkeypatch.setattr(roofline, "MATMUL_EFFICIENCY", efficiency)
+        found = candidates("llama_7b", goal, length, "bfloat16", 8)
+        (one,) = (c for c in found if c.case.mesh_dim == "1,8,1,1" and c.saving == Saving() and not c.case.offload
+                  and c.case.layout == "zigzag")  # fmt: skip
+        time = step_time(schedule, length)
+        assert one.seconds_per_token == pytest.approx(time.step / (8 * length))  # of eight sequences at once
+        seen.append(time.step)
+        plans = plan("llama_7b", GPUS, length, "bfloat16", lambda line: None)
+        assert f"tokens/s (computation at {said} of the peak)" in as_text("llama_7b", GPUS, plans)
+        closed = plans._replace(estimate=None)
+        assert f"tokens/s (computation at {said} of the peak)" in as_text("llama_7b", GPUS, closed)
+    assert seen[1] == pytest.approx(2 * seen[0])
 
 
 def test_lengths_that_no_mesh_divides():
