@@ -2,10 +2,11 @@
 
     python benchmarks/packing.py            # the table of docs/data.md
     python benchmarks/packing.py --million  # and the seconds that an epoch of 1e6 documents takes
+    python benchmarks/packing.py --packed_attention=sequence    # the table where tokens see all of their sequence
 
 Lengths are drawn like those of books (log-uniform) and chats (log-normal, mean 2000, sigma 0.7). The work of a sequence
-is the sum of its squared document lengths, the spread of a batch (max - min) / mean of it, and the waiting what batches
-cost over all, sum of max / sum of mean - 1, if one replica has one sequence.
+is the sum of its squared document lengths, or the square of its length, the spread of a batch (max - min) / mean of it,
+and the waiting what batches cost over all, sum of max / sum of mean - 1, if one replica has one sequence.
 """
 
 import argparse
@@ -35,16 +36,16 @@ def corpora():
     yield "50000 chats", chats(50_000, 2**15), 2**17
 
 
-def rows(name, lengths, capacity):
+def rows(name, lengths, capacity, mode):
     """Lines of the table: one for each batch size."""
-    bins = pack(lengths, capacity, np.random.default_rng(0))
+    bins = pack(lengths, capacity, np.random.default_rng(0), mode)
     count = int(bins.max()) + 1
-    as_packed = np.random.default_rng(1).permutation(attention_work(lengths, bins))
+    as_packed = np.random.default_rng(1).permutation(attention_work(lengths, bins, mode))
     for size in (4, 8, 16, 32):
         whole = count // size * size
-        traded, order = order_by_batch(lengths, bins, capacity, size, 0, np.random.default_rng(1))
+        traded, order = order_by_batch(lengths, bins, capacity, size, 0, np.random.default_rng(1), mode)
         random = as_packed[:whole].reshape(-1, size)
-        work = attention_work(lengths, traded)[order][:whole].reshape(-1, size)
+        work = attention_work(lengths, traded, mode)[order][:whole].reshape(-1, size)
         s = spread(work)
         yield (f"| {name} | {capacity // 1024}K | {lengths.sum() / (count * capacity):.1%} | {size} "
                f"| {np.median(spread(random)):.0%} | {np.median(s):.1%} | {(s > 0.1).sum()} of {len(s)} "
@@ -65,12 +66,13 @@ def seconds(lengths, capacity):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--million", action="store_true")
+    parser.add_argument("--packed_attention", choices=["document", "sequence"], default="document")
     asked = parser.parse_args()
     print("| documents | context | filled | batch | median spread, random batches | median spread | batches over 10% "
           "| waiting, random batches | waiting |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|")
     for corpus in corpora():
-        for line in rows(*corpus):
+        for line in rows(*corpus, asked.packed_attention):
             print(line)
     if asked.million:
         for name, corpus in (

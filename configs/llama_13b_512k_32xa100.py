@@ -6,6 +6,10 @@ with their rope theta, is Large World Model's. Hardware: 4 nodes of 8xA100-80. E
 loss at its context below the one at its start. Nobody has run it with this code yet: memory and days of every stage are
 in docs/finetuning.md.
 
+ShareGPT's chats have some thousand tokens, so a context is hundreds of them: tokens attend across the whole packed
+sequence (`data.packed_attention`), or no RoPE position beyond the longest chat would be trained. What that cannot
+teach is to use the far context: only long documents do.
+
 Differs from the paper: 2,097,152 tokens a step (Vicuna's 128 conversations of 2048 tokens are 262,144: half a sequence
 here), bfloat16 computation over float32 weights; a ring is the eight GPUs of a node, whose links hide its hops at these
 lengths, and nodes share the state alone. The steps are for 100M tokens at 32K and at 128K and for three epochs
@@ -30,6 +34,7 @@ def get_config():
     config.data.format = "sharegpt"
     config.data.template = "vicuna"
     config.data.packing = "whole"
+    config.data.packed_attention = "sequence"  # a chat has some thousand tokens: alone it would never see the context
     config.optimizer.learning_rate = 2e-5
     config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.0

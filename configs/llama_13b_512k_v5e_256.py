@@ -5,6 +5,8 @@ section 5.3) with Vicuna-13B's optimizer and Large World Model's rope theta. Har
 GB). Expected: at each stage's end a held-out loss at its context below the one at its start. Nobody has run it with
 this code yet: memory and days of every stage are in docs/finetuning.md.
 
+As there, tokens attend across the chats of a packed sequence (`data.packed_attention`): none is as long as a context.
+
 Differs from the paper: 4,194,304 tokens a step, 16,384 tokens of a sequence on each chip, where a hop hides under its
 block; bfloat16 computation over float32 weights. The steps are for the tokens that the A100 config has.
 
@@ -27,6 +29,7 @@ def get_config():
     config.data.format = "sharegpt"
     config.data.template = "vicuna"
     config.data.packing = "whole"
+    config.data.packed_attention = "sequence"  # a chat has some thousand tokens: alone it would never see the context
     config.model.head_groups = 4  # of 10 heads: a chip has 16 GB
     config.optimizer.learning_rate = 2e-5
     config.optimizer.final_fraction = 0.0

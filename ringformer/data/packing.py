@@ -74,6 +74,8 @@ class StoreSequences(ABC):
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:
             raise ValueError(f"seed={seed} is negative; it must be at least 0")
+        if not store.meta["trained_tokens"]:
+            raise ValueError(f"{store.path} has no token to train on; rebuild it: its masks should show the answers")
         lengths = np.diff(store.offsets)
         if (lengths <= 0).any():
             raise ValueError(f"{store.path} has documents without a token; rebuild it: each ends in its end token")

@@ -107,8 +107,9 @@ class StoreWriter:
         if self._mask is not None and self._trained in (0, tokens):
             what = "none" if self._trained == 0 else "all"
             raise ValueError(
-                f"of the {tokens} tokens of these conversations {what} would be trained on, where it should be the "
-                "answers and their end tokens: look at the chat template, the roles, and chat_length"
+                f"of the {tokens} tokens of the {self._folder.name} store's conversations {what} would be trained on, "
+                "where it should be the answers and their end tokens: look at the chat template, the roles, and "
+                "chat_length"
             )
         np.save(self._folder / "offsets.npy", np.frombuffer(self._offsets, np.int64))
         meta = {

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from ringformer.data import (
     ByteTokenizer,
     Document,
+    PackedSequences,
     TokenStore,
+    WholeDocuments,
     build_stores,
     load_tokenizer,
     open_or_build,
     train_sentencepiece,
 )
+from ringformer.data.store import StoreWriter
 
 TEXTS = ["é" * (i % 7 + 1) + str(i) for i in range(200)]
 DOCUMENTS = [Document(text, f"doc {i}") for i, text in enumerate(TEXTS)]
@@ -75,6 +79,27 @@ def test_tokens_are_32_bit_when_the_vocabulary_asks_for_it(tmp_path):
     store, _ = build_stores(tmp_path / "s", [Document("\xff", "a")], LargeVocabulary(), held_out=0)
     assert store.tokens.dtype == np.uint32
     assert store.tokens.tolist() == [65_000 + 0xC3, 65_000 + 0xBF, 2**16]
+
+
+@pytest.mark.parametrize("name", ["train", "eval"])
+def test_a_store_without_a_token_to_train_on_is_refused(tmp_path, name):
+    """When it is built, held out or not; and when it is packed, should it come from elsewhere."""
+    for trained in (0, 1, 2):
+        (tmp_path / str(trained)).mkdir()
+        writer = StoreWriter(tmp_path / str(trained) / name, ByteTokenizer(), {})
+        writer.add(np.arange(4), np.arange(4) < 2 * trained, 2 * trained, b"a document")
+        if trained == 1:  # the answer alone, as it should be
+            writer.finish(skipped_empty=0, settings={})
+            continue
+        what = "all" if trained else "none"
+        with pytest.raises(ValueError, match=f"of the 4 tokens of the {name} store's conversations {what} would be"):
+            writer.finish(skipped_empty=0, settings={})
+    store = TokenStore(tmp_path / "1" / name)
+    assert PackedSequences(store, 3, 0).bytes_per_token == 1
+    store.meta["trained_tokens"] = 0
+    for packed in (PackedSequences, partial(WholeDocuments, batch_size=1)):
+        with pytest.raises(ValueError, match=f"{name} has no token to train on"):
+            packed(store, 3, 0)
 
 
 def test_sentencepiece_stores_decode(tmp_path):

@@ -1,4 +1,7 @@
-"""No leak: with documents packed whole, what one document holds does not touch another, not by a bit."""
+"""No leak: with documents packed whole, what one document holds does not touch another, not by a bit; and with packed
+attention "sequence" all that came before it does, as if the sequence were one text."""
+
+import dataclasses
 
 import jax
 import numpy as np
@@ -8,11 +11,13 @@ from jax.sharding import NamedSharding
 from ringformer.data import Loader
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.llama import LlamaConfig
+from ringformer.ops.layouts import permutation
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_logits, make_train_step
 from tests.data.test_loader import build
+from tests.helpers import relative_error
 
 T = 64
 UNSEEN = 257
@@ -95,3 +100,41 @@ def test_documents_and_padding_do_not_leak(store, layout, ring_size):
     moment = state.opt_state[0].mu["embed"]  # a row for each token, the padded ones of the array last
     assert not moment[UNSEEN].any()
     assert moment[batch.tokens[batch.mask]].any(axis=-1).all()
+
+
+@pytest.mark.parametrize(("layout", "ring_size"), CASES)
+def test_a_packed_sequence_is_one_text(store, layout, ring_size):
+    """The logits are those of a dense model that reads a row as one text; a changed document changes all after it."""
+
+    def logits(config, mesh):
+        optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(config))
+        weights = weight_shardings(config, mesh)
+        params = init_state(config, optimizer, state_shardings(weights, optimizer), mesh, seed=0).params
+        compiled = make_logits(config, weights, mesh)
+        return lambda batch: np.asarray(compiled(params, jax.device_put(batch, NamedSharding(mesh, BATCH))))
+
+    config = model(layout)
+    ring, one = (make_mesh(f"1,1,1,{n}", jax.devices()[:n]) for n in (ring_size, 1))
+    of_ring, of_dense = logits(config, ring), logits(dataclasses.replace(config, attention="vanilla"), one)
+    for packing in ("stream", "whole"):
+        loader = Loader(store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size, packing=packing,
+                        packed_attention="sequence")  # fmt: skip
+        batch, order = loader.read(0), permutation(layout, T, ring_size)
+        text = jax.tree.map(lambda x, order=order: x[:, np.argsort(order)], batch)
+        if packing == "stream":
+            assert batch.segment_ids is None
+            padding = np.zeros((2, T), bool)
+        else:
+            padding = text.segment_ids > 1
+            assert 2 < padding.sum() < T
+        before = of_ring(batch)[:, np.argsort(order)]
+        as_one = text._replace(positions=np.tile(np.arange(T, dtype=np.int32), (2, 1)), segment_ids=None)
+        assert relative_error(before[~padding], of_dense(as_one)[~padding]) < 1e-5
+
+        second = np.argmax(text.ends, axis=1)[:, None] + 1  # where each row's second document begins
+        assert (text.ends & ~padding).sum() > 4
+        changed = np.where(np.arange(T) == second, (text.tokens + 1) % 257, text.tokens)[:, order]
+        after = of_ring(batch._replace(tokens=changed.astype(np.int32)))[:, np.argsort(order)]
+        untouched = (np.arange(T) < second) | padding
+        np.testing.assert_array_equal(before[untouched], after[untouched])
+        assert (before != after)[~untouched].any(axis=-1).all()
