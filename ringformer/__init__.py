@@ -8,6 +8,7 @@ width, V vocabulary, L layers.
 from ringformer.models.llama import Axes, Llama, LlamaConfig
 from ringformer.models.presets import preset
 from ringformer.ops.feedforward import blockwise_feedforward
+from ringformer.ops.layouts import enter, leave, permutation
 from ringformer.ops.loss import cross_entropy
 from ringformer.ops.ring import ring_attention, sharded_ring_attention
 
@@ -17,6 +18,9 @@ __all__ = [
     "LlamaConfig",
     "blockwise_feedforward",
     "cross_entropy",
+    "enter",
+    "leave",
+    "permutation",
     "preset",
     "ring_attention",
     "sharded_ring_attention",

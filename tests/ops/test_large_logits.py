@@ -9,6 +9,7 @@ import pytest
 
 from ringformer.ops import reference
 from ringformer.ops.ring import ring_attention
+from tests import dense
 from tests.helpers import errors, normal, values_and_gradients
 from tests.ops.rings import LAYOUTS, jit, on_ring
 
@@ -35,36 +36,11 @@ def masked_by_bias():
     return inputs, dict(do=normal(4, B, T, H, d), dlse=normal(5, B, H, T)), (ids, ids)
 
 
-def dense(inputs, cotangents, segment_ids, causal):
-    """Softmax attention and its gradients in float64, of logits that were rounded to float32 after the bias."""
-    bias, q, k, v = inputs["bias"], *(inputs[x].astype(np.float64) for x in "qkv")
-    k, v = (np.repeat(x, H // K, axis=2) for x in (k, v))
-    s = SCALE * np.einsum("bthd,bshd->bhts", q, k)
-    assert (s == s.astype(np.float32)).all()
-    s = (s.astype(np.float32) + bias[:, None, None, :]).astype(np.float64)
-    seen = np.tril(np.ones((T, T), bool)) if causal else np.ones((T, T), bool)
-    if segment_ids is not None:
-        seen = seen & (segment_ids[0][:, None, :, None] == segment_ids[1][:, None, None, :])
-    s = np.where(seen, s, -np.inf)
-    m = s.max(axis=-1, keepdims=True)
-    p = np.exp(s - m)
-    total = p.sum(axis=-1, keepdims=True)
-    p, lse = p / total, (m + np.log(total))[..., 0]
-    do = cotangents["do"].astype(np.float64)
-    dp = np.einsum("bthd,bshd->bhts", do, v)
-    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True) + cotangents["dlse"][..., None])
-    by_key_head = lambda x: x.reshape(*x.shape[:2], K, H // K, d).sum(axis=3)  # noqa: E731
-    return dict(
-        o=np.einsum("bhts,bshd->bthd", p, v), lse=lse, dq=SCALE * np.einsum("bhts,bshd->bthd", ds, k),
-        dk=by_key_head(SCALE * np.einsum("bhts,bthd->bshd", ds, q)),
-        dv=by_key_head(np.einsum("bhts,bthd->bshd", p, do)), dbias=ds.sum(axis=(1, 2)),
-    )  # fmt: skip
-
-
 @lru_cache
 def expected(causal, packed):
-    *arrays, ids = masked_by_bias()
-    return dense(*arrays, ids if packed else None, causal)
+    """The softmax of logits that were rounded to float32 after the bias was added."""
+    inputs, cotangents, ids = masked_by_bias()
+    return dense.attention(inputs, cotangents, ids if packed else None, causal=causal, scale=SCALE, logits=np.float32)
 
 
 def assert_each_close(actual, expected):

@@ -1,0 +1,42 @@
+"""Softmax attention and its gradients in numpy, float64: an oracle that shares no line with the package."""
+
+import numpy as np
+
+
+def attention(inputs, cotangents=None, segment_ids=None, *, causal=True, scale=None, logits=np.float64) -> dict:
+    """o, lse and, given cotangents, dq, dk, dv, dbias, float64; every row must see a key.
+
+    Args:
+      inputs: q [B, T, H, d], k and v [B, S, K, d], perhaps bias [B, S]; any float dtype, read as they are.
+      cotangents: do [B, T, H, d], dlse [B, H, T].
+      segment_ids: [B, T] and [B, S], or None.
+      logits: the dtype that logits are rounded to before the bias is added, and after.
+    """
+    q, k, v = (np.asarray(inputs[x]).astype(np.float64) for x in "qkv")
+    (T, H, d), (S, K) = q.shape[1:], k.shape[1:3]
+    scale = d**-0.5 if scale is None else scale
+    k, v = (np.repeat(x, H // K, axis=2) for x in (k, v))
+    s = (scale * np.einsum("bthd,bshd->bhts", q, k, optimize=True)).astype(logits)
+    if "bias" in inputs:
+        s = s + np.asarray(inputs["bias"])[:, None, None, :].astype(logits)
+    seen = np.tril(np.ones((T, S), bool)) if causal else np.ones((T, S), bool)
+    if segment_ids is not None:
+        seen = seen & (segment_ids[0][:, None, :, None] == segment_ids[1][:, None, None, :])
+    s = np.where(seen, s.astype(np.float64), -np.inf)
+    m = s.max(axis=-1, keepdims=True)
+    p = np.exp(s - m)
+    total = p.sum(axis=-1, keepdims=True)
+    p /= total
+    out = dict(o=np.einsum("bhts,bshd->bthd", p, v, optimize=True), lse=(m + np.log(total))[..., 0])
+    if cotangents is None:
+        return out
+    do, dlse = (np.asarray(cotangents[x]).astype(np.float64) for x in ("do", "dlse"))
+    dp = np.einsum("bthd,bshd->bhts", do, v, optimize=True)
+    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True) + dlse[..., None])
+    by_key_head = lambda x: x.reshape(*x.shape[:2], K, H // K, d).sum(axis=3)  # noqa: E731
+    out["dq"] = scale * np.einsum("bhts,bshd->bthd", ds, k, optimize=True)
+    out["dk"] = by_key_head(scale * np.einsum("bhts,bthd->bshd", ds, q, optimize=True))
+    out["dv"] = by_key_head(np.einsum("bhts,bthd->bshd", p, do, optimize=True))
+    if "bias" in inputs:
+        out["dbias"] = ds.sum(axis=(1, 2))
+    return out
