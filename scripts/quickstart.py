@@ -12,17 +12,17 @@ from pathlib import Path
 import jax
 import matplotlib
 import numpy as np
-from flax import nnx
 from jax.sharding import NamedSharding
 
 from ringformer.cli import UsageError, load_config, simulate_cpu_devices
 from ringformer.inference.generate import generate
+from ringformer.inference.load import load_model
 from ringformer.mesh import BATCH, make_mesh
-from ringformer.models.llama import Llama
 from ringformer.ops.layouts import permutation
+from ringformer.train.checkpoint import restore_params
 from ringformer.train.config import Config, parse
 from ringformer.train.loop import Run, prepare, train
-from ringformer.train.state import from_logical, to_logical, weight_shardings
+from ringformer.train.state import weight_shardings
 from ringformer.train.step import make_eval_step, make_logits
 
 matplotlib.use("Agg")
@@ -38,13 +38,12 @@ def short_context(config: Config) -> Config:
                    batch_size=config.batch_size * 8, steps=2 * config.steps, optimizer=optimizer)  # fmt: skip
 
 
-def compare_attention(run: Run, params) -> float:
+def compare_attention(run: Run) -> float:
     """Loss and logits of a held-out batch with ring, blockwise and vanilla attention; the largest relative error."""
     c = run.config
     natural = replace(c.model, layout="contiguous")
     batch = run.eval_data.read(0)
     order = permutation(c.model.layout, c.seq_len, run.mesh.shape["sp"])
-    logical = jax.device_get(to_logical(params, run.shardings.params, run.mesh))
     results = {}
     for kind, mesh_dim in (("ring", c.mesh_dim), ("blockwise", "1,1,1,1"), ("vanilla", "1,1,1,1")):
         one = kind != "ring"
@@ -54,7 +53,7 @@ def compare_attention(run: Run, params) -> float:
         # The batch was read in the ring's layout; one device holds it in natural order.
         rows = jax.tree.map(lambda x, one=one: x[:, np.argsort(order)] if one else x, batch)
         rows = jax.device_put(rows, NamedSharding(mesh, BATCH))
-        shards = from_logical(logical, weights, mesh)
+        shards = restore_params(run.run_dir, weights, mesh)
         nats, tokens = make_eval_step(config, weights, mesh, seq_len=c.seq_len)(shards, rows)
         logits = np.asarray(make_logits(config, weights, mesh)(shards, rows))
         results[kind] = float(nats.sum() / tokens.sum()), logits if one else logits[:, np.argsort(order)]
@@ -68,14 +67,11 @@ def compare_attention(run: Run, params) -> float:
     return worst["ring"]
 
 
-def continue_prompt(run: Run, params, new_tokens: int) -> str:
+def continue_prompt(run: Run, new_tokens: int) -> str:
     """Sample what follows the prompt, on one device."""
-    config = replace(run.config.model, attention="blockwise", layout="contiguous")
-    definition = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
-    model = nnx.merge(definition, to_logical(params, run.shardings.params, run.mesh))
-    device_model = jax.device_put(jax.device_get(nnx.to_pure_dict(nnx.state(model))), jax.devices()[0])
+    model = load_model(run.run_dir, attention="blockwise", layout="contiguous")
     prompt = run.tokenizer.encode(PROMPT)
-    ids = generate(nnx.merge(definition, device_model), prompt, max_new_tokens=new_tokens, temperature=0.5)
+    ids = generate(model, prompt, max_new_tokens=new_tokens, temperature=0.5)
     return PROMPT + run.tokenizer.decode(ids)
 
 
@@ -122,12 +118,12 @@ def main() -> None:
     train(first)
     run = prepare(replace(config, init_from=str(first.run_dir)))
     print(f"then at a context of {config.seq_len}, over a ring of {run.mesh.shape['sp']}:")
-    state = train(run)
+    train(run)
 
     print("the trained model with three kinds of attention, on held-out text:")
-    error = compare_attention(run, state.params)
+    error = compare_attention(run)
     print("a continuation of the prompt:\n")
-    print("\n".join("    " + line for line in continue_prompt(run, state.params, 160).splitlines()) + "\n")
+    print("\n".join("    " + line for line in continue_prompt(run, 160).splitlines()) + "\n")
 
     plot([first, run], run_dir / "loss.png")
     bits = [row["eval_bits_per_byte"] for row in metrics(first) + metrics(run) if "eval_bits_per_byte" in row]

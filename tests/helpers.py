@@ -61,3 +61,8 @@ def values_and_gradients(attention, inputs: dict, cotangents: dict) -> dict:
 
 def _is_float(x) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def unpadded(tree, shardings):
+    """A tree of global arrays on the host, without the padding at the end of their dimensions."""
+    return jax.tree.map(lambda x, w: np.asarray(x)[tuple(map(slice, w.shape))], tree, shardings)

@@ -3,12 +3,8 @@
 import argparse
 import re
 
-from absl import logging
-
 from ringformer.convert import from_hf, to_hf, verify
 from ringformer.convert.verification import as_text
-
-logging.set_verbosity(logging.ERROR)  # Orbax warns of what streams lack on purpose
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 

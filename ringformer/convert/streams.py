@@ -17,6 +17,7 @@ import tensorstore as ts
 
 from ringformer.convert.weights import Weight, weights
 from ringformer.models.llama import LlamaConfig
+from ringformer.train.sharded_arrays import PlainFiles, Restore, Save, array_metadata, location
 
 WRITES_AT_ONCE = 4
 CACHE_BYTES = 2**30
@@ -44,17 +45,9 @@ class _StreamHandler(ocp.type_handlers.TypeHandler):
     async def serialize(self, values, infos, args=None):
         for stream, info in zip(values, infos, strict=True):
             await info.await_path_creation()
-            name = stream.dtype.name if stream.dtype.name == "bfloat16" else stream.dtype.str
             store = await ts.open(
-                {
-                    "driver": "zarr",
-                    "kvstore": {"driver": "file", "path": f"{info.parent_dir / info.name}/"},
-                    "metadata": {"shape": stream.weight.shape, "chunks": stream.weight.chunk, "dtype": name,
-                                 "compressor": {"id": "zstd", "level": 1}},
-                    "store_data_equal_to_fill_value": True,
-                },
-                create=True,
-            )  # fmt: skip
+                location(info) | array_metadata(stream.weight.shape, stream.weight.chunk, stream.dtype), create=True
+            )
             writing: deque[ts.WriteFutures] = deque()
             for index, block in stream.blocks:
                 if len(writing) == WRITES_AT_ONCE:
@@ -67,32 +60,23 @@ class _StreamHandler(ocp.type_handlers.TypeHandler):
     async def deserialize(self, infos, args=None):
         context, opened = ts.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}}), []
         for info in infos:
-            files = {"driver": "file", "path": f"{info.parent_dir / info.name}/"}
-            if info.is_ocdbt_checkpoint:
-                files = {"driver": "ocdbt", "base": f"file://{info.parent_dir}/", "path": f"{info.name}/"}
-            spec = {"driver": "zarr3" if info.use_zarr3 else "zarr", "kvstore": files, "recheck_cached_data": False}
-            opened.append(await ts.open(spec, open=True, context=context))
+            opened.append(await ts.open(location(info), open=True, context=context))
         return opened
-
-
-def _handler() -> ocp.PyTreeCheckpointHandler:
-    kinds = ocp.type_handlers.create_type_handler_registry((Stream, _StreamHandler()))
-    return ocp.PyTreeCheckpointHandler(use_ocdbt=False, type_handler_registry=kinds)
 
 
 def save_streams(folder: Path, streams: dict[str, Any]) -> None:
     """Write a checkpoint whose parameters are a nested dict of `Stream`."""
-    with ocp.Checkpointer(_handler()) as checkpointer:
-        checkpointer.save(folder.absolute(), ocp.args.PyTreeSave({"params": streams}))
+    with ocp.Checkpointer(PlainFiles(Stream, _StreamHandler())) as checkpointer:
+        checkpointer.save(folder.absolute(), Save({"params": streams}))
 
 
 def open_streams(folder: Path, config: LlamaConfig) -> dict[tuple[str, ...], ts.TensorStore]:
     """The stored parameters of a checkpoint, by path; nothing is read yet."""
     tree = {"params": nested({w.path: w for w in weights(config)})}
     kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=Stream), tree)
-    with ocp.Checkpointer(_handler()) as checkpointer:
+    with ocp.Checkpointer(PlainFiles(Stream, _StreamHandler())) as checkpointer:
         found = checkpointer.restore(
-            folder.absolute(), ocp.args.PyTreeRestore(tree, restore_args=kinds, partial_restore=True)
+            folder.absolute(), Restore(tree, restore_args=kinds, partial_restore=True)
         )
     return {w.path: _leaf(found["params"], w.path) for w in weights(config)}
 

@@ -34,7 +34,7 @@ from ringformer.train.evaluation import count_batches, make_evaluation
 from ringformer.train.metrics import Reporter, model_flops_per_token, peak_flops
 from ringformer.train.optimizer import make_optimizer, schedule
 from ringformer.train.preemption import SaveClock, Terminated, Termination
-from ringformer.train.state import TrainState, decayed, init_state, state_shardings, weight_shardings
+from ringformer.train.state import TrainState, decayed, first_state, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step
 
 
@@ -220,10 +220,10 @@ def _new_run_dir() -> str:
 def _first_state(run: Run) -> TrainState:
     """Drawn from the seed; the parameters those of another run, if the config names one."""
     config = run.config
-    state = init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
     if not config.init_from:
-        return state
-    return state._replace(params=restore_params(config.init_from, run.shardings.params, run.mesh))
+        return init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
+    params = restore_params(config.init_from, run.shardings.params, run.mesh)
+    return first_state(params, run.optimizer, run.shardings, run.mesh)
 
 
 def _write_config(run: Run) -> None:

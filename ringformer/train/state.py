@@ -1,4 +1,4 @@
-"""The state of a run, where each of its arrays lies, and its logical form for the disk."""
+"""The state of a run, how it begins, and where each of its arrays lies."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -61,68 +61,50 @@ def named(shardings, mesh: Mesh) -> Any:
     return jax.tree.map(lambda w: NamedSharding(mesh, w.spec), shardings)
 
 
+def make_init(config: LlamaConfig, weights: dict, mesh: Mesh, seed: int):
+    """The compiled `init() -> params`, born sharded; a seed gives those of `Llama(config, rngs=Rngs(seed))` everywhere.
+
+    A device draws its own shard alone: JAX's random bits are a function of the key and the place in the array.
+    """
+
+    @partial(jax.jit, out_shardings=named(weights, mesh))
+    def init():
+        return jax.tree.map(_pad, weights, nnx.to_pure_dict(nnx.state(Llama(config, rngs=nnx.Rngs(seed)))))
+
+    return init
+
+
 def init_state(
     config: LlamaConfig, optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh, seed: int
 ) -> TrainState:
-    """A fresh state, born sharded. Drawn in logical shapes: a seed means the same on every mesh."""
-
-    @partial(jax.jit, out_shardings=named(shardings, mesh))
-    def init():
-        params = nnx.to_pure_dict(nnx.state(Llama(config, rngs=nnx.Rngs(seed))))
-        params = jax.tree.map(_pad, shardings.params, params)
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-
-    return init()
+    """A fresh state, drawn from the seed."""
+    return first_state(make_init(config, shardings.params, mesh, seed)(), optimizer, shardings, mesh)
 
 
-def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of a state, to compile for."""
-    return _abstract(shardings, optimizer, mesh, lambda w: w.padded_shape, lambda w: w.spec)
+def first_state(params, optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh) -> TrainState:
+    """The state that begins with these parameters: they are taken as they lie, without a copy."""
+    rest = named((shardings.step, shardings.opt_state), mesh)
+    begin = jax.jit(lambda params: (jnp.zeros((), jnp.int32), optimizer.init(params)), out_shardings=rest)
+    step, opt_state = begin(params)
+    return TrainState(step, params, opt_state)
 
 
-def to_logical(tree, shardings, mesh: Mesh):
-    """The arrays without padding. Those that were padded are replicated over the axes that did not divide them."""
-    target = jax.tree.map(lambda w: NamedSharding(mesh, _logical_spec(w)), shardings)
-    return jax.jit(lambda t: jax.tree.map(_cut, shardings, t), out_shardings=target)(tree)
-
-
-def from_logical(tree, shardings, mesh: Mesh):
-    """The inverse of `to_logical`."""
-    return jax.jit(lambda t: jax.tree.map(_pad, shardings, t), out_shardings=named(shardings, mesh))(tree)
-
-
-def abstract_logical(shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the logical state, to restore into."""
-    return _abstract(shardings, optimizer, mesh, lambda w: w.shape, _logical_spec)
-
-
-def abstract_logical_params(weights: dict, mesh: Mesh) -> dict:
-    """The parameters' part of `abstract_logical`."""
+def abstract_params(weights: dict, mesh: Mesh) -> dict:
+    """Shapes, dtypes and shardings of the parameters."""
     return jax.tree.map(
-        lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32, sharding=NamedSharding(mesh, _logical_spec(w))), weights
+        lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32, sharding=NamedSharding(mesh, w.spec)), weights
     )
 
 
-def _abstract(shardings, optimizer, mesh, shape, spec) -> TrainState:
-    def fresh(params):
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-
-    params = jax.tree.map(lambda w: jax.ShapeDtypeStruct(shape(w), jnp.float32), shardings.params)
-    return jax.tree.map(
-        lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec(w))),
-        jax.eval_shape(fresh, params), shardings,
+def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of a state, to compile for and to restore into."""
+    params = abstract_params(shardings.params, mesh)
+    opt_state = jax.tree.map(
+        lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, w.spec)),
+        jax.eval_shape(optimizer.init, params), shardings.opt_state,
     )  # fmt: skip
-
-
-def _logical_spec(w: WeightSharding) -> P:
-    if w.padded_shape == w.shape:
-        return w.spec
-    return P(*("tp" if i - len(w.shape) == w.tp_dim else None for i in range(len(w.shape))))
+    return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P())), params, opt_state)
 
 
 def _pad(w: WeightSharding, x):
-    return jnp.pad(x, [(0, p - s) for p, s in zip(w.padded_shape, w.shape, strict=True)]) if w.shape else x
-
-
-def _cut(w: WeightSharding, x):
-    return x[tuple(slice(s) for s in w.shape)] if w.shape else x
+    return jnp.pad(x, [(0, p - s) for p, s in zip(w.padded_shape, w.shape, strict=True)])

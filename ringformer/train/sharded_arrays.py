@@ -1,0 +1,206 @@
+"""A sharded array on disk: a zarr array of its logical shape, which every process writes and reads its own shards of.
+
+Padding is cut off on the host after a shard is copied there, and put on before it is copied back: no program runs on a
+device, and no device holds more than its shards. A chunk never crosses the border of a shard, so no two processes write
+the same one. Orbax keeps charge of the folder, its metadata and its atomicity; a `TypeHandler` says what a leaf is.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+
+CHUNK_BYTES = 64 * 2**20
+CHUNKS_AT_ONCE = 8
+"""Of a process, in writing: what is encoded takes host memory beside the shards."""
+
+
+@dataclass
+class Saved:
+    """A leaf to save: the global array, padded at the end of its dimensions, and the shape without padding."""
+
+    array: jax.Array
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Restored(ocp.RestoreArgs):
+    """A leaf to restore: shape with padding, dtype and sharding of the array, and the shape without."""
+
+    restore_type: Any = Saved
+    array: jax.ShapeDtypeStruct | None = None
+    logical_shape: tuple[int, ...] = ()
+
+
+@dataclass
+class _Writing:
+    """What a process writes of an array: its metadata, and chunks on the host by their place in the array."""
+
+    metadata: dict[str, Any]
+    chunks: list[tuple[tuple[slice, ...], np.ndarray]]
+
+
+class _Handler(ocp.type_handlers.TypeHandler):
+    """Saves `Saved` and restores `jax.Array`s, whoever wrote them: this handler, Orbax's own, `convert.streams`."""
+
+    def typestr(self) -> str:
+        return "jax.Array"  # what others will restore it as
+
+    async def metadata(self, infos):
+        raise NotImplementedError("Orbax's own handler describes these arrays")
+
+    async def serialize(self, values, infos, args=None):
+        """Copy to the host, and leave the rest to a thread: the arrays may be donated when this returns."""
+        for value in values:
+            for shard in _written(value.array):
+                shard.data.copy_to_host_async()
+        writing = [_writing(value) for value in values]
+        return [ocp.future.CommitFutureAwaitingContractedSignals(_write(writing, infos), name="sharded_arrays")]
+
+    async def deserialize(self, infos, args=None):
+        return [await _read(info, arg) for info, arg in zip(infos, args, strict=True)]
+
+
+class PlainFiles(ocp.PyTreeCheckpointHandler):
+    """Of a tree with leaves of one kind, each a folder of plain zarr files."""
+
+    def __init__(self, kind: type, handler: ocp.type_handlers.TypeHandler):
+        array = jax.Array, ocp.type_handlers.ArrayHandler()  # or Orbax warns that there is none
+        kinds = ocp.type_handlers.create_type_handler_registry((kind, handler), array)
+        super().__init__(use_ocdbt=False, type_handler_registry=kinds)
+
+    def finalize(self, directory) -> None:
+        """Nothing: what Orbax would do here is to merge the databases of processes, and to warn that there are none."""
+
+
+@ocp.args.register_with_handler(PlainFiles, for_save=True)
+class Save(ocp.args.PyTreeSave):
+    """What `PlainFiles` is to save."""
+
+
+@ocp.args.register_with_handler(PlainFiles, for_restore=True)
+class Restore(ocp.args.PyTreeRestore):
+    """What it is to restore."""
+
+
+def checkpoint_handler() -> PlainFiles:
+    """Of trees whose leaves are `Saved`, and `Restored` in the arguments of a restore."""
+    return PlainFiles(Saved, _Handler())
+
+
+def location(info: ocp.type_handlers.ParamInfo) -> dict[str, Any]:
+    """The tensorstore spec of a leaf, to open and read it. A chunk that is missing is an error, not zeros."""
+    files: dict[str, Any] = {"driver": "file", "path": f"{info.parent_dir / info.name}/"}
+    if info.is_ocdbt_checkpoint:
+        base = {"driver": "file", "path": f"{info.parent_dir}/"}
+        files = {"driver": "ocdbt", "base": base, "path": f"{info.name}/"}
+    return {"driver": "zarr3" if info.use_zarr3 else "zarr", "kvstore": files, "recheck_cached_data": False,
+            "fill_missing_data_reads": False}  # fmt: skip
+
+
+def array_metadata(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
+    """What a new array's spec says beyond `location`. Zeros are written too, so that a missing chunk is one."""
+    name = dtype.name if dtype.name == "bfloat16" else dtype.str
+    zarr = {"shape": shape, "chunks": chunk, "dtype": name, "compressor": {"id": "zstd", "level": 1}}
+    return {"metadata": zarr, "store_data_equal_to_fill_value": True}
+
+
+def _written(array: jax.Array) -> list[jax.Shard]:
+    """The shards that this process writes: of replicas the first."""
+    return [shard for shard in array.addressable_shards if shard.replica_id == 0]
+
+
+def _writing(value: Saved) -> _Writing:
+    array, shape = value.array, value.shape
+    chunk, dim = _chunk(shape, array.sharding.shard_shape(array.shape), array.dtype.itemsize)
+    chunks = []
+    for shard in _written(array):
+        host, place = np.asarray(shard.data), _inside(shard.index, shape)
+        if all(p.start < p.stop for p in place):
+            host = host[tuple(slice(p.stop - p.start) for p in place)]
+            chunks += [(index, host[part]) for index, part in _split(place, chunk, dim)]
+    return _Writing(array_metadata(shape, chunk, array.dtype), chunks)
+
+
+def _chunk(shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int | None]:
+    """The shape of a chunk, and the dimension along which a shard is cut into them: its first that lies whole on a
+    device, the layers of a stacked weight. Few layers: a reader of one need not decode them all."""
+    dim = next((i for i, (whole, part) in enumerate(zip(shape, shard, strict=True)) if whole == part), None)
+    if dim is None:
+        return shard, None
+    row = itemsize * int(np.prod(shard[:dim] + shard[dim + 1 :]))
+    rows = min(max(1, CHUNK_BYTES // row), shape[dim])
+    return (*shard[:dim], rows, *shard[dim + 1 :]), dim
+
+
+def _split(
+    place: tuple[slice, ...], chunk: tuple[int, ...], dim: int | None
+) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Each chunk of a shard at `place`: where it lies in the array, and in the shard."""
+    if dim is None:
+        yield place, tuple(slice(None) for _ in place)
+        return
+    for start in range(0, place[dim].stop, chunk[dim]):
+        rows = slice(start, min(start + chunk[dim], place[dim].stop))
+        yield (*place[:dim], rows, *place[dim + 1 :]), (*(slice(None) for _ in range(dim)), rows)
+
+
+def _inside(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The part of a shard that is not padding; empty if start == stop in some dimension."""
+    bounds = [s.indices(max(n, s.stop or 0)) for s, n in zip(index, shape, strict=True)]
+    return tuple(slice(min(start, n), min(stop, n)) for (start, stop, _), n in zip(bounds, shape, strict=True))
+
+
+async def _write(writing: list[_Writing], infos) -> None:
+    """Write and read back every chunk. Raises OSError if what is read is not what was written, to the bit."""
+    gate = asyncio.Semaphore(CHUNKS_AT_ONCE)
+
+    async def write(name, writer, reader, index, host):
+        async with gate:
+            await writer[index].write(host, can_reference_source_data_indefinitely=True)
+            found = await reader[index].read()
+            bits = f"u{host.dtype.itemsize}"
+            if not np.array_equal(found.view(bits), host.view(bits)):
+                raise OSError(f"{name}: the disk does not give back what was written to it at {index}")
+
+    chunks = []
+    for leaf, info in zip(writing, infos, strict=True):
+        await info.await_path_creation()
+        spec = location(info) | leaf.metadata
+        if jax.process_index() == 0:
+            await ts.open(spec, create=True)
+        writer = await ts.open(spec, open=True, assume_metadata=True)
+        reader = await ts.open(spec, open=True, assume_metadata=True, context=ts.Context())  # with no cache of writer's
+        chunks += [write(info.name, writer, reader, index, host) for index, host in leaf.chunks]
+    writing.clear()
+    await asyncio.gather(*chunks)
+
+
+async def _read(info, arg: Restored) -> jax.Array:
+    """The array, each of its shards read into host memory of its own, which nothing else keeps."""
+    array, shape = arg.array, arg.logical_shape
+    store = await ts.open(location(info), open=True)
+    if store.shape != shape:
+        raise ValueError(f"{info.name} is {list(store.shape)} in the checkpoint {info.parent_dir}, this model's is "
+                         f"{list(shape)}: it is a checkpoint of another model")  # fmt: skip
+    store = ts.cast(store, array.dtype)
+    local = array.sharding.shard_shape(array.shape)
+
+    async def read(place: tuple[slice, ...]) -> np.ndarray:
+        lengths = tuple(p.stop - p.start for p in place)
+        if lengths == local:
+            return await store[place].read()
+        shard = np.zeros(local, array.dtype)
+        if all(lengths):
+            shard[tuple(map(slice, lengths))] = await store[place].read()
+        return shard
+
+    indices = array.sharding.addressable_devices_indices_map(array.shape)
+    places = {str(index): _inside(index, shape) for index in indices.values()}
+    shards = dict(zip(places, await asyncio.gather(*map(read, places.values())), strict=True))
+    return jax.make_array_from_callback(array.shape, array.sharding, lambda index: shards[str(index)])
