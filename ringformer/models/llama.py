@@ -20,7 +20,7 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from ringformer.ops import reference, rope
+from ringformer.ops import layouts, reference, rope
 from ringformer.ops.embedding import embed
 from ringformer.ops.feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.layouts import VISIBLE, Layout
@@ -258,7 +258,8 @@ class Llama(nnx.Module):
     def __call__(self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather: Callable | None = None):
         """Logits of the next token, float32 [B, T, V]; int32 tokens, positions, segment_ids [B, T].
 
-        Positions default to 0, 1, ... (one device, natural order); without segment_ids there is one document.
+        Positions default to each token's place in the sequence, on a ring in the config's layout; without segment_ids
+        there is one document.
         """
         x = self.hidden(tokens, positions, segment_ids, axes=axes, gather=gather)
         return jnp.einsum("btd,dv->btv", x, self._head(x.dtype, gather), preferred_element_type=jnp.float32)
@@ -279,10 +280,10 @@ class Llama(nnx.Module):
         if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
             raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
         gather = _no_gather if gather is None else gather
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         x = embed(gather("embed", self.embed[...]).astype(c.compute_dtype), tokens)
         positions, segment_ids = (None if a is None else _enter_tp(a, axes) for a in (positions, segment_ids))
+        if positions is None:
+            positions = self._places(tokens.shape[1], axes)
         frequencies = rope.frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
         rotation = rope.rotations(positions, frequencies, c.rope_scaling.amplitude)
         definition, stacked = nnx.split(self.layers)
@@ -300,6 +301,13 @@ class Llama(nnx.Module):
             rest = jax.tree.map(lambda w: w[grouped:], layers)
             x, _ = lax.scan(_rematerialised(layer, c.remat, c.offload), x, rest)
         return self.norm(x)
+
+    def _places(self, length: int, axes: Axes):
+        """int32 [1, T]: the places in the sequence of this device's tokens, of which a tp rank holds `length`."""
+        length *= 1 if axes.tp is None else lax.axis_size(axes.tp)
+        if axes.sp is None or self.config.attention != "ring":
+            return jnp.arange(length, dtype=jnp.int32)[None]
+        return layouts.positions(self.config.layout, length, axes.sp)[None]
 
     def _head(self, dtype, gather):
         gather = _no_gather if gather is None else gather

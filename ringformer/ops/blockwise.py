@@ -16,6 +16,7 @@ from jax import lax
 
 from ringformer.ops import online_softmax
 from ringformer.ops.chunks import Chunks, Pairs
+from ringformer.ops.derivatives import once_reversible
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.vma import vary_like
 
@@ -185,6 +186,8 @@ def _for_each_pair(chunk_pair, carry, queries, keys, work):
         # The count may be data: its bound, in the loop's name, is for who reads the compiled program.
         with jax.named_scope(f"at_most_{len(pairs.q)}_trips"):
             carry = lax.fori_loop(0, count, body, carry)
+        if not isinstance(count, int):
+            carry = once_reversible(carry, "ring_attention")
     return carry
 
 

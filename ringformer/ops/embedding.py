@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from ringformer.ops.derivatives import reverse_mode_only
 from ringformer.ops.token_chunks import scan_chunks
 from ringformer.ops.vma import vary, vary_like, varying_axes
 
@@ -12,7 +13,7 @@ CHUNK = 1024
 
 def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Rows of `table` [V, D] at int32 `tokens` [B, T] in [0, V): [B, T, D] in the table's dtype."""
-    return _embed(*vary((table, tokens), varying_axes(table, tokens)))
+    return _embed(*reverse_mode_only(vary((table, tokens), varying_axes(table, tokens)), "embed"))
 
 
 @jax.custom_vjp

@@ -10,6 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from ringformer.ops.derivatives import reverse_mode_only
 from ringformer.ops.token_chunks import scan_chunks
 from ringformer.ops.vma import vary, vary_like, varying_axes
 
@@ -26,7 +27,8 @@ def blockwise_feedforward(function: Callable, weights, x: jax.Array, chunk: int)
     The last chunk may be shorter. Differentiable in weights (a pytree) and x.
     """
     axes = varying_axes(weights, x)
-    return _blockwise(function, chunk, vary(weights, axes), vary(x, axes))
+    weights, x = reverse_mode_only(vary((weights, x), axes), "blockwise_feedforward")
+    return _blockwise(function, chunk, weights, x)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -72,13 +72,24 @@ def permutation(layout: Layout, seq_len: int, ring_size: int) -> np.ndarray:
     `x[:, permutation(...)]` is a natural-order array brought into the layout.
     """
     check_layout(layout, seq_len, ring_size)
-    tokens = np.arange(seq_len)
+    index = np.arange(seq_len // ring_size)
+    return _tokens(layout, np.arange(ring_size)[:, None], index, ring_size).reshape(-1)
+
+
+def positions(layout: Layout, length: int, axis_name: str) -> jax.Array:
+    """Per device: int32 [length], the place in the sequence of each of its tokens."""
+    check_layout(layout, length * lax.axis_size(axis_name), lax.axis_size(axis_name))
+    return _tokens(layout, lax.axis_index(axis_name), np.arange(length, dtype=np.int32), lax.axis_size(axis_name))
+
+
+def _tokens(layout, rank, index, n):
+    """The token at each index of a rank's shard."""
     if layout == "striped":
-        return tokens.reshape(-1, ring_size).T.reshape(-1)
+        return index * n + rank
     if layout == "zigzag":
-        pieces = tokens.reshape(2, ring_size, -1)
-        return np.stack([pieces[0], pieces[1, ::-1]], axis=1).reshape(-1)
-    return tokens
+        half = len(index) // 2
+        return index + half * (rank * (index < half) + (2 * n - 2 - rank) * (index >= half))
+    return rank * len(index) + index
 
 
 def enter(x: jax.Array, layout: Layout, axis_name: str) -> jax.Array:

@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from ringformer.ops.derivatives import reverse_mode_only
 from ringformer.ops.token_chunks import scan_chunks
 from ringformer.ops.vma import vary, vary_like, varying_axes
 
@@ -27,7 +28,7 @@ def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.A
       A float32 scalar: this device's sum, not divided by anything. Differentiable in x and head.
     """
     axes = varying_axes(x, head, targets, mask)
-    return _cross_entropy(chunk, *vary((x, head, targets, mask), axes))
+    return _cross_entropy(chunk, *reverse_mode_only(vary((x, head, targets, mask), axes), "cross_entropy"))
 
 
 def token_cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -> jax.Array:

@@ -27,9 +27,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ringformer.ops import layouts, online_softmax
+from ringformer.ops import arguments, layouts, online_softmax
 from ringformer.ops.blockwise import Cotangents, Keys, PairList, Queries, Work, block_backward, block_forward
 from ringformer.ops.chunks import Pairs, cut, visible_pairs
+from ringformer.ops.derivatives import reverse_mode_only
 from ringformer.ops.layouts import Layout
 from ringformer.ops.vma import vary, vary_like, varying_axes
 
@@ -58,7 +59,8 @@ def ring_attention(
     """Exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
 
     Call it inside `shard_map`, with the arrays of one device. Memory is linear in T: no logits beyond one pair of
-    chunks exist. Differentiable in q, k, v and bias, through lse too; float32 softmax and gradient sums.
+    chunks exist. Differentiable in q, k, v and bias, through lse too, by reverse mode and by forward mode over it;
+    float32 softmax and gradient sums.
 
     Args:
       q: [B, T, H, d], this rank's queries, float; float64 is computed to float32 accuracy.
@@ -66,7 +68,7 @@ def ring_attention(
       axis_name: the mesh axis that is the ring, of any size. None: one device, all keys at hand.
       layout: which tokens a rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
       causal: a query sees no later token. Otherwise the layout is of no consequence.
-      segment_ids: int32 [B, T], or the pair ([B, T] of the queries, [B, S] of the keys): tokens see only their
+      segment_ids: integers [B, T], or the pair ([B, T] of the queries, [B, S] of the keys): tokens see only their
         own segment. Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
       bias: float [B, S], added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
       scale: factor of the logits, default d**-0.5.
@@ -79,15 +81,14 @@ def ring_attention(
     Raises:
       ValueError: shapes, dtypes, layout or chunks that do not fit together, naming both sides.
     """
-    _check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
-    q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    arguments.check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
+    q_ids, k_ids = arguments.as_segment_ids(segment_ids)
     ring = _Ring(axis_name, layout, causal, q.shape[-1] ** -0.5 if scale is None else float(scale), q_chunk, k_chunk)
-    bias = None if bias is None else bias.astype(jnp.float32)
-    arrays = jax.tree.map(jnp.asarray, (q, k, v, bias, q_ids, k_ids))
+    arrays = jax.tree.map(jnp.asarray, (q, k, v, arguments.as_bias(bias), q_ids, k_ids))
     # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
     # the transpose of the cast sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
-    o, lse = _ring_attention(ring, *arrays)
+    o, lse = _ring_attention(ring, *reverse_mode_only(arrays, "ring_attention"))
     return (o, lse) if return_lse else o
 
 
@@ -126,9 +127,9 @@ def sharded_ring_attention(
         layout = "contiguous"
     for x in (q, k):
         layouts.check_layout(layout, x.shape[1], n)
-    q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    q_ids, k_ids = arguments.as_segment_ids(segment_ids)
     rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
-    arrays, specs = (q, k, v, bias, q_ids, k_ids), (heads, heads, heads, rows, rows, rows)
+    arrays, specs = (q, k, v, arguments.as_bias(bias), q_ids, k_ids), (heads, heads, heads, rows, rows, rows)
 
     if AxisType.Explicit in mesh.axis_types:
         arrays = tuple(
@@ -296,30 +297,3 @@ def _grouped(q, K, segment_ids) -> Queries:
 
 def _stacked(k, v, bias, segment_ids) -> Keys:
     return Keys(rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d"), segment_ids, bias)
-
-
-def _check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk):
-    if q.ndim != 4 or k.ndim != 4:
-        raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
-    (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
-    if 0 in q.shape + k.shape:
-        raise ValueError(f"nothing to attend: q {q.shape} and k {k.shape} must not be empty")
-    if k.shape != v.shape or k.shape[0] != B or k.shape[3] != d:
-        raise ValueError(f"k and v must both be [B, S, K, d] with q's B={B} and d={d}; got {k.shape} and {v.shape}")
-    if H % K:
-        raise ValueError(f"{H} query heads are not a multiple of {K} key heads")
-    if not (q.dtype == k.dtype == v.dtype) or not jnp.issubdtype(q.dtype, jnp.floating):
-        raise ValueError(f"q, k and v must share one float dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
-    if causal and T != S:
-        raise ValueError(f"causal attention needs as many keys as queries; got T={T}, S={S}: pass causal=False")
-    layouts.check_name(layout)
-    if causal:
-        layouts.check_layout(layout, T, 1)
-    ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-    if segment_ids is not None and (ids[0].shape != (B, T) or ids[1].shape != (B, S)):
-        raise ValueError(f"segment ids must be [{B}, {T}] and [{B}, {S}]; got {ids[0].shape} and {ids[1].shape}")
-    if bias is not None and bias.shape != (B, S):
-        raise ValueError(f"bias must be [B, S] = [{B}, {S}]; got {bias.shape}")
-    for name, chunk in (("q_chunk", q_chunk), ("k_chunk", k_chunk)):
-        if chunk is not None and chunk < 1:
-            raise ValueError(f"{name} must be positive; got {chunk}")

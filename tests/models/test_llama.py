@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
-from ringformer.models.llama import ATTENTION, REMAT, Llama, LlamaConfig
+from ringformer.models.llama import ATTENTION, REMAT, Axes, Llama, LlamaConfig
 from ringformer.models.presets import PRESETS, preset
+from ringformer.ops import layouts
 from ringformer.ops.rope import RopeScaling
 from tests.helpers import relative_error
 
@@ -89,6 +92,26 @@ def test_a_packed_document_is_computed_as_if_alone():
     b = batch(edge=23)
     packed = model(b.tokens, b.positions, b.segment_ids)
     assert relative_error(model(b.tokens[:, 23:]), packed[:, 23:]) < 1e-5
+
+
+@pytest.mark.parametrize("layout, tp", [("zigzag", 2), ("striped", 1), ("contiguous", 1)])
+def test_positions_default_to_the_places_in_the_sequence(layout, tp):
+    """On a ring of two, the stream sharded over tp as well, logits without positions are those of one device."""
+    n, T = 2, 16
+    config = dataclasses.replace(CONFIG, attention="ring", layout=layout, num_layers=1)
+    model = Llama(config, rngs=nnx.Rngs(0))
+    definition, state = nnx.split(model)
+    over_tp = jax.tree.map(
+        lambda p: P(*(["tp" if x in "HKF" else None for x in ("L" * (p.ndim - len(p.letters))) + p.letters])), state,
+        is_leaf=lambda p: isinstance(p, nnx.Variable),
+    )  # fmt: skip
+    run = jax.shard_map(
+        lambda state, tokens: nnx.merge(definition, state)(tokens, axes=Axes("sp", "tp")),
+        mesh=jax.make_mesh((n, tp), ("sp", "tp"), axis_types=(AxisType.Auto,) * 2),
+        in_specs=(over_tp, P(None, ("sp", "tp"))), out_specs=P(None, ("sp", "tp")),
+    )  # fmt: skip
+    tokens, order = batch(T=T).tokens, layouts.permutation(layout, T, n)
+    assert relative_error(jax.jit(run)(state, tokens[:, order]), model(tokens)[:, order]) < 1e-5
 
 
 def test_loss_is_the_log_likelihood_of_the_logits():

@@ -30,6 +30,17 @@ def test_permutation_is_what_the_layout_says(layout, n):
         assert list(shard) == list(expected)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n", RING_SIZES)
+def test_positions_are_the_permutation(layout, n):
+    """Each rank knows the places of its tokens, in int32."""
+    run = jax.shard_map(
+        lambda: layouts.positions(layout, 6, "sp"), mesh=ring_mesh(n), in_specs=(), out_specs=P("sp"), check_vma=False
+    )
+    found = jax.jit(run)()
+    assert found.dtype == np.int32 and (found == layouts.permutation(layout, n * 6, n)).all()
+
+
 @pytest.mark.parametrize("layout", ("striped", "zigzag"))
 @pytest.mark.parametrize("n", RING_SIZES)
 def test_enter_equals_the_permutation_and_leave_undoes_it(layout, n):

@@ -1,0 +1,78 @@
+"""What attention accepts: arguments that do not fit are refused, and no cast changes what they mean."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringformer.ops import layouts
+
+
+def check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk) -> None:
+    """Raise ValueError for shapes, dtypes, layout or chunks that do not fit together, naming both sides."""
+    if q.ndim != 4 or k.ndim != 4:
+        raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
+    (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
+    if 0 in q.shape + k.shape:
+        raise ValueError(f"nothing to attend: q {q.shape} and k {k.shape} must not be empty")
+    if k.shape != v.shape or k.shape[0] != B or k.shape[3] != d:
+        raise ValueError(f"k and v must both be [B, S, K, d] with q's B={B} and d={d}; got {k.shape} and {v.shape}")
+    if H % K:
+        raise ValueError(f"{H} query heads are not a multiple of {K} key heads")
+    if not (q.dtype == k.dtype == v.dtype) or not jnp.issubdtype(q.dtype, jnp.floating):
+        raise ValueError(f"q, k and v must share one float dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
+    if causal and T != S:
+        raise ValueError(f"causal attention needs as many keys as queries; got T={T}, S={S}: pass causal=False")
+    layouts.check_name(layout)
+    if causal:
+        layouts.check_layout(layout, T, 1)
+    ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    if segment_ids is not None and (ids[0].shape != (B, T) or ids[1].shape != (B, S)):
+        raise ValueError(f"segment ids must be [{B}, {T}] and [{B}, {S}]; got {ids[0].shape} and {ids[1].shape}")
+    if bias is not None and bias.shape != (B, S):
+        raise ValueError(f"bias must be [B, S] = [{B}, {S}]; got {bias.shape}")
+    for name, chunk in (("q_chunk", q_chunk), ("k_chunk", k_chunk)):
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"{name} must be positive; got {chunk}")
+
+
+def as_segment_ids(segment_ids) -> tuple[jax.Array | np.ndarray | None, jax.Array | np.ndarray | None]:
+    """The ids of queries and of keys, int32, equal and in the same order as the given ones.
+
+    Host arrays beyond 32 bits are replaced by their ranks. Device arrays beyond them exist under `jax_enable_x64`
+    alone, and keep their dtype.
+    """
+    if segment_ids is None:
+        return None, None
+    pair = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    for ids in pair:
+        if not (jnp.issubdtype(ids.dtype, jnp.integer) or ids.dtype == bool):
+            raise ValueError(f"segment ids must be integers; got {ids.dtype}: they are compared for equality")
+    int32 = np.iinfo(np.int32)
+    too_wide = [isinstance(x, np.ndarray) and x.size > 0 and (x.min() < int32.min or x.max() > int32.max) for x in pair]
+    if any(too_wide) and all(isinstance(x, np.ndarray) for x in pair):
+        ranks = np.unique(np.concatenate([x.ravel() for x in pair]), return_inverse=True)[1].astype(np.int32)
+        return tuple(x.reshape(ids.shape) for x, ids in zip(np.split(ranks, [pair[0].size]), pair, strict=True))
+    pair = tuple(
+        x.astype(np.int32) if isinstance(x, np.ndarray) and not wide else x
+        for x, wide in zip(pair, too_wide, strict=True)
+    )
+    dtype = np.result_type(*(x.dtype for x in pair), np.int32)
+    if dtype.kind != "i" or jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"segment ids of {pair[0].dtype} and {pair[1].dtype} do not fit 32 bits: number the documents anew as "
+            "int32, or give both as numpy arrays, or as int64 under jax_enable_x64"
+        )
+    return tuple(x.astype(dtype) for x in pair)
+
+
+def as_bias(bias) -> jax.Array | np.ndarray | None:
+    """The bias in float32; what is finite stays so, such as float64's own least number."""
+    if bias is None:
+        return None
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise ValueError(f"bias is added to the logits and must be float; got {bias.dtype}: make a mask "
+                         "jnp.where(mask, 0.0, -jnp.inf)")  # fmt: skip
+    if bias.dtype == np.float64:
+        xp, limit = np if isinstance(bias, np.ndarray) else jnp, np.finfo(np.float32)
+        bias = xp.where(xp.isinf(bias), bias, xp.clip(bias, float(limit.min), float(limit.max)))
+    return bias.astype(np.float32)

@@ -1,0 +1,67 @@
+"""Which derivatives an op with its own backward has, said where another one is asked for.
+
+A `custom_vjp` has reverse mode, and forward mode over it (its backward is differentiated like any program): that is
+`jax.grad`, `jax.hessian`, and Hessian-vector products. Both functions here are the identity. Which mode is asked for is
+told by the tangent: forward mode evaluates it, reverse mode transposes it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def reverse_mode_only(tree, name: str):
+    """`tree`, whose forward-mode derivatives raise a NotImplementedError that names the op and what it has."""
+    return _guard(_no_evaluation, tree, name)
+
+
+def once_reversible(tree, name: str):
+    """`tree`, through which a second reverse mode raises a NotImplementedError that says what to take instead."""
+    return _guard(_no_transpose, tree, name)
+
+
+def _guard(primitive, tree, name):
+    @jax.custom_jvp
+    def identity(x):
+        return x
+
+    @identity.defjvp
+    def _(primals, tangents):
+        return *primals, primitive.bind(*tangents, name=name)
+
+    return jax.tree.map(lambda x: identity(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x, tree)
+
+
+def _identity_primitive(primitive_name: str) -> Primitive:
+    """The identity of one array, linear."""
+    primitive = Primitive(primitive_name)
+    primitive.def_impl(lambda x, name: x)
+    primitive.def_abstract_eval(lambda x, name: x)
+    mlir.register_lowering(primitive, lambda context, x, name: [x])
+    batching.defvectorized(primitive)
+    ad.deflinear2(primitive, lambda cotangent, x, name: [cotangent])
+    return primitive
+
+
+def _refuse_forward_mode(*_, name):
+    raise NotImplementedError(
+        f"{name} has no forward-mode derivative (jax.jvp, jax.jacfwd, jax.linearize): take reverse mode (jax.grad, "
+        "jax.vjp, jax.jacrev). Forward mode over it works: jax.hessian(f), or jax.jvp(jax.grad(f), ...) for "
+        "Hessian-vector products"
+    )
+
+
+def _refuse_second_reverse(*_, name):
+    raise NotImplementedError(
+        f"{name} cannot take reverse mode over reverse mode (jax.grad of jax.grad) where a loop's trip count is data, "
+        "with segment_ids or in the contiguous layout on a ring: take forward mode over reverse mode, "
+        "jax.jvp(jax.grad(f), ...) or jax.hessian(f)"
+    )
+
+
+_no_evaluation = _identity_primitive("reverse_mode_only")
+_no_evaluation.def_impl(_refuse_forward_mode)
+mlir.register_lowering(_no_evaluation, _refuse_forward_mode)
+_no_transpose = _identity_primitive("once_reversible")
+ad.deflinear2(_no_transpose, _refuse_second_reverse)

@@ -1,0 +1,86 @@
+"""Arguments of other dtypes than the op's own: an answer that is right, or an error; never a silent cast."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ringformer.ops.arguments import as_bias, as_segment_ids
+from ringformer.ops.ring import ring_attention, sharded_ring_attention
+from tests import dense
+from tests.helpers import assert_close, ring_mesh
+from tests.ops.rings import B, arrays
+
+FAR = np.array([-(2**40), 5, 5 + 2**32, 2**62])
+"""Ids of which two share their lower 32 bits, and whose order those do not keep."""
+
+
+def documents(dtype):
+    """Ids [B, 16] of four documents, which ascend."""
+    return np.repeat(FAR, [3, 5, 4, 4])[None].repeat(B, 0).astype(dtype)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_64_bit_segment_ids_are_exact(x64):
+    """Documents whose ids are equal in 32 bits do not see each other: numpy ids, and device ids where there are any."""
+    inputs, _ = arrays(16)
+    ids = documents(np.int64)
+    expected = dict(o=dense.attention(inputs, segment_ids=(ids, ids))["o"])
+    with jax.enable_x64(x64):
+        given = jnp.asarray(ids) if x64 else ids
+        alone = jax.jit(partial(ring_attention, axis_name=None, segment_ids=(given, ids), q_chunk=4, k_chunk=4))
+        assert_close(dict(o=alone(**inputs)), expected)
+        on_ring = partial(sharded_ring_attention, mesh=ring_mesh(2), segment_ids=given, q_chunk=4, k_chunk=4)
+        assert_close(dict(o=on_ring(**inputs)), expected)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.uint16, np.int32, np.int64, np.uint32, np.uint64])
+def test_ids_that_fit_become_int32(dtype):
+    ids = np.array([[0, 0, 1, 1]], dtype)
+    for out in as_segment_ids(ids):
+        assert out.dtype == np.int32 and (out == ids).all()
+
+
+def test_wide_ids_keep_equality_and_order_across_queries_and_keys():
+    q_ids, k_ids = FAR[[3, 0, 1, 1]].reshape(2, 2), FAR[[2, 2, 0, 3, 1, 1]].reshape(2, 3)
+    q, k = (x.ravel() for x in as_segment_ids((q_ids, k_ids)))
+    for of_ids, of_ranks in ((np.equal, np.equal), (np.less, np.less)):
+        assert (of_ids.outer(q_ids.ravel(), k_ids.ravel()) == of_ranks.outer(q, k)).all()
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        (np.zeros((1, 4), np.float32), "must be integers; got float32"),
+        ((np.full((1, 4), 2**40), jnp.zeros((1, 4), jnp.int32)), "int64 and int32 do not fit 32 bits.*number the docu"),
+        (jnp.zeros((1, 4), jnp.uint32), "uint32 and uint32 do not fit 32 bits"),
+    ],
+)
+def test_ids_without_an_exact_answer_are_refused(ids, message):
+    q = np.zeros((1, 4, 1, 2), np.float32)
+    with pytest.raises(ValueError, match=message):
+        ring_attention(q, q, q, axis_name=None, segment_ids=ids)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_the_least_float64_as_a_mask_is_a_number_and_not_infinity(x64):
+    """Rows that see only keys of such a bias attend to all of them alike, as with the least float32."""
+    inputs, _ = arrays(16, bias=True)
+    bias = np.where(np.arange(16) < 8, np.finfo(np.float64).min, 0.0) * np.ones((B, 1))
+    expected = dense.attention(inputs | dict(bias=np.where(bias, np.finfo(np.float32).min, 0)), logits=np.float32)
+    with jax.enable_x64(x64):
+        out = sharded_ring_attention(**inputs | dict(bias=bias), mesh=ring_mesh(2), q_chunk=4, k_chunk=4)
+        assert_close(dict(o=out), dict(o=expected["o"]))
+        for given in [bias, jnp.asarray(bias)] if x64 else [bias]:
+            assert as_bias(given).dtype == np.float32 and (as_bias(given)[:, :8] == np.finfo(np.float32).min).all()
+    infinite = np.array([[-np.inf, np.inf, np.nan]])
+    np.testing.assert_array_equal(as_bias(infinite), infinite.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int32])
+def test_a_boolean_mask_is_no_bias(dtype):
+    q = np.zeros((1, 4, 1, 2), np.float32)
+    with pytest.raises(ValueError, match=r"be float; got (bool|int32): make a mask jnp.where\(mask, 0.0, -jnp.inf"):
+        ring_attention(q, q, q, axis_name=None, bias=np.ones((1, 4), dtype))
