@@ -1,0 +1,166 @@
+"""The default bfloat16 step against a float64 LLaMA: what rounding costs, held for every parameter.
+
+Random numbers hide rounding: the errors of a thousand tokens average out, and logits near zero round well. Three sets
+of parameters and batches make it show, each as trained models have it (`SETTINGS`; a fourth is random). Parameters are representable in
+bfloat16, and programs are compiled to round where they say so (`xla_allow_excess_precision` off): what is left is the
+arithmetic of the step.
+
+After a change that may alter it, or for another JAX, print the table: python -m tests.train.test_precision
+"""
+
+import dataclasses
+from functools import cache
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+
+from ringformer.data import Batch
+from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.llama import LlamaConfig
+from ringformer.ops.layouts import permutation
+from ringformer.train.state import TrainState, specs, state_shardings, weight_shardings
+from ringformer.train.step import make_train_step
+from tests.helpers import relative_error
+from tests.oracle import llama
+
+B, T = 4, 512
+# Small chunks: many sums. All dimensions divide by eight: no weight is padded.
+CONFIG = LlamaConfig(
+    vocab_size=64, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32,
+    rope_theta=1e6, q_chunk=32, k_chunk=32, ffn_chunk=16, loss_chunk=8,
+)  # fmt: skip
+DENSE = dataclasses.replace(CONFIG, attention="vanilla")
+KEEP_GRADIENT = optax.trace(decay=0.0)
+"""An optimizer whose state is the gradient, to the bit."""
+
+MESHES, SLOW_MESHES = ["1,2,2,2", "1,1,1,8"], ["1,4,2,1", "1,2,1,4"]
+"""Rings of 2 and 8, 1 and 4, on eight devices."""
+ALONE = ["1,1,1,1", "1,1,1,2", "1,1,1,4"]
+"""The shorter rings without other axes."""
+
+TIMES_DENSE = 1.3
+"""The error of a gradient, over that of one device with dense attention."""
+MARGIN = 1.15
+"""Of the measured errors, below."""
+
+
+def parameters(values_mean=0.0, logits_offset=0.0, keys_offset=0.0, embedding_mean=2.0, head=1.0, **scales):
+    """Random weights; embeddings have a common component, and along it values, logits and keys may have one, too."""
+    c, rng = CONFIG, np.random.default_rng(0)
+
+    def normal(*shape, fan_in=1, scale=1.0):
+        return scale * rng.standard_normal(shape) / fan_in**0.5
+
+    V, D, F, H, K, d, L = (c.sizes[letter] for letter in "VDFHKdL")
+    embed = normal(V, D) + embedding_mean * normal(D)
+    wo, ffn = scales.get("wo", 1.0), scales.get("ffn", 1.0)
+    params = {
+        "embed": embed,
+        "layers": {
+            "attention_norm": {"scale": 1 + 0.1 * normal(L, D)},
+            "attention": {
+                "wq": normal(L, D, H, d, fan_in=D), "wk": normal(L, D, K, d, fan_in=D),
+                "wv": normal(L, D, K, d, fan_in=D), "wo": normal(L, H, d, D, fan_in=H * d, scale=wo),
+            },
+            "feedforward_norm": {"scale": 1 + 0.1 * normal(L, D)},
+            "feedforward": {
+                "w_gate": normal(L, D, F, fan_in=D, scale=ffn), "w_up": normal(L, D, F, fan_in=D, scale=ffn),
+                "w_down": normal(L, F, D, fan_in=F, scale=ffn),
+            },
+        },
+        "norm": {"scale": 1 + 0.1 * normal(D)},
+        "head": normal(D, V, fan_in=D, scale=head),
+    }  # fmt: skip
+    common = embed.mean(axis=0)
+    common /= np.linalg.norm(common) * D**0.5  # times a normed token: about 1
+    attention = params["layers"]["attention"]
+    params["head"] += logits_offset * common[:, None]
+    turn = normal(d)
+    attention["wq"] += keys_offset * common[:, None, None] * turn
+    attention["wk"] += keys_offset * common[:, None, None] * turn
+    attention["wv"] += values_mean * common[:, None, None] * normal(L, 1, 1, d)
+    return jax.tree.map(lambda x: np.asarray(jax.numpy.asarray(x, "bfloat16"), np.float32), params)
+
+
+def batch(documents=1, one_target=False) -> Batch:
+    rng = np.random.default_rng(1)
+    tokens, targets = rng.integers(0, CONFIG.vocab_size, (2, B, T))
+    ids = np.sort(rng.integers(1, documents + 1, (B, T)), axis=1)
+    starts = np.stack([np.searchsorted(row, row) for row in ids])
+    arrays = tokens, targets * (not one_target), np.arange(T) - starts, ids
+    mask = rng.random((B, T)) < 0.9
+    return Batch(*(x.astype(np.int32) for x in arrays), mask, ends=np.zeros_like(mask))
+
+
+SETTINGS = {
+    "random": lambda: (parameters(embedding_mean=0.0), batch(3)),
+    # Every token pulls the same way: gradients are sums of like terms, and the error of the sum is what shows.
+    "coherent": lambda: (parameters(embedding_mean=1.0, head=0.1, wo=0.5, ffn=0.7), batch(one_target=True)),
+    # Logits, of attention and of the loss, far from zero and close together: softmax forgives the offset, rounding not.
+    "offsets": lambda: (parameters(logits_offset=64.0, keys_offset=3.0), batch()),
+    # Values with a mean, so that o and delta have one; keys with one, so that delta's error does not average out.
+    "means": lambda: (parameters(values_mean=4.0, keys_offset=3.0, logits_offset=48.0, wo=2.0, ffn=0.5), batch(3)),
+}
+
+
+@cache
+def setting(name):
+    return SETTINGS[name]()
+
+
+@cache
+def exact(name) -> tuple[float, dict]:
+    params, b = setting(name)
+    total, gradients = llama.loss_and_gradients(params, b, llama.Architecture(CONFIG.rope_theta, CONFIG.norm_eps))
+    return total / b.mask.sum(), jax.tree.map(lambda g: g / b.mask.sum(), gradients)
+
+
+@cache
+def measured(mesh_dim: str, config: LlamaConfig = CONFIG) -> dict[str, dict[str, float]]:
+    """The errors of a step's gradients by setting and parameter, of the whole gradient, and of the loss (relative)."""
+    mesh = make_mesh(mesh_dim, jax.devices()[: np.prod([int(n) for n in mesh_dim.split(",")])])
+    shardings = state_shardings(weight_shardings(config, mesh), KEEP_GRADIENT)
+    step = make_train_step(config, KEEP_GRADIENT, shardings, mesh, clip_norm=float("inf"))
+    order = permutation(config.layout, T, mesh.shape["sp"])
+    found = {}
+    for name in SETTINGS:
+        params, b = setting(name)
+        state = TrainState(np.int32(0), params, KEEP_GRADIENT.init(params))
+        state = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), state, specs(shardings))
+        laid_out = jax.tree.map(lambda x: jax.device_put(x[:, order], NamedSharding(mesh, BATCH)), b)
+        if not found:
+            step = step.lower(state, laid_out).compile(compiler_options={"xla_allow_excess_precision": False})
+        state, metrics = step(state, laid_out)
+        gradients, (loss, expected) = jax.device_get(state.opt_state.trace), exact(name)
+        found[name] = {
+            ".".join(key.key for key in path): error
+            for path, error in jax.tree.leaves_with_path(jax.tree.map(relative_error, gradients, expected))
+        }
+        found[name]["all"] = relative_error(*(
+            np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (gradients, expected)
+        ))
+        found[name]["loss"] = relative_error(metrics["loss"], loss)
+    return found
+
+
+def main():
+    """Print all errors in percent, and the rows of `MEASURED`."""
+    runs = {"dense": measured("1,1,1,1", DENSE)} | {mesh: measured(mesh) for mesh in MESHES + SLOW_MESHES + ALONE}
+    for name in SETTINGS:
+        print(f"{name:30}" + "".join(f"{run:>10}" for run in runs))
+        for key in runs["dense"][name]:
+            print(f"{key:30}" + "".join(f"{100 * run[name][key]:10.4f}" for run in runs.values()))
+    print(f'"{jax.__version__}": {{')
+    for key in runs["dense"]["random"]:
+        worst = [max(100 * runs[mesh][name][key] for mesh in MESHES + SLOW_MESHES) for name in SETTINGS]
+        print(f'    "{key}": ({", ".join(f"{x:.4f}" for x in worst)}),')
+    print("},")
+
+
+if __name__ == "__main__":
+    import tests.conftest  # noqa: F401 - eight simulated devices
+
+    main()
