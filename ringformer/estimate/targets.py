@@ -110,8 +110,10 @@ GPU_FRACTION = 0.92
 def only_compilers() -> None:
     """Nothing more is wanted of a TPU or GPU in this process; several processes may load a compiler at once.
 
-    What the environment says already stays.
+    What the environment says already stays, but for JAX's compilation cache: a program that is not here cannot be read
+    from it again (JAX warns, and compiles), and one that could would leave no dump.
     """
+    jax.config.update("jax_enable_compilation_cache", False)
     for name in ("ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_SKIP_MDS_QUERY"):
         os.environ.setdefault(name, "1")
     if "JAX_PLATFORMS" not in os.environ:

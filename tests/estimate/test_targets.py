@@ -1,5 +1,9 @@
 """Targets by name, and what is said of those that are none or whose compiler is missing."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from ringformer.estimate import targets
@@ -48,6 +52,25 @@ def test_a_missing_compiler_is_named_with_its_install(monkeypatch, name, command
     targets._devices.cache_clear()
     with pytest.raises(MissingCompiler, match=f"is missing: pip install {command}"):
         target(name).devices()
+
+
+PROGRAM = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from ringformer.estimate.targets import only_compilers, target
+only_compilers()
+mesh = Mesh(np.array(target("v5e:2x2").devices()), ("sp",))
+x = jax.ShapeDtypeStruct((256, 128), np.float32, sharding=NamedSharding(mesh, P("sp")))
+jax.jit(lambda x: x + 1).lower(x).compile()
+"""
+
+
+@on_tpu
+def test_programs_for_elsewhere_are_kept_in_no_compilation_cache(tmp_path):
+    """Though the environment names one: reading them back fails."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ | cache, check=True)
+    assert not list(tmp_path.iterdir())
 
 
 @on_tpu
