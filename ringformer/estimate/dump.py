@@ -79,7 +79,7 @@ def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:
         return None
     stem = program.name.partition("after_optimizations")[0]
     memory = read_memory((folder / f"{stem}after_optimizations-buffer-assignment.txt").read_text())
-    return (text, memory) if memory.arguments and memory.temporaries else None
+    return (text, memory) if (memory.arguments or memory.outputs) and memory.temporaries else None
 
 
 def read_memory(assignment: str) -> Memory:

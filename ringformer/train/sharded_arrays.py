@@ -178,7 +178,12 @@ async def _write(writing: list[_Writing], infos) -> None:
         reader = await ts.open(spec, open=True, assume_metadata=True, context=ts.Context())  # with no cache of writer's
         chunks += [write(info.name, writer, reader, index, host) for index, host in leaf.chunks]
     writing.clear()
-    await asyncio.gather(*chunks)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for chunk in chunks:
+                group.create_task(chunk)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
 
 
 async def _read(info, arg: Restored) -> jax.Array:

@@ -83,10 +83,18 @@ def init_state(
 
 def first_state(params, optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh) -> TrainState:
     """The state that begins with these parameters: they are taken as they lie, without a copy."""
-    rest = named((shardings.step, shardings.opt_state), mesh)
-    begin = jax.jit(lambda params: (jnp.zeros((), jnp.int32), optimizer.init(params)), out_shardings=rest)
-    step, opt_state = begin(params)
+    step, opt_state = make_first_state(optimizer, shardings, mesh)(params)
     return TrainState(step, params, opt_state)
+
+
+def make_first_state(optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh):
+    """The compiled `first(params) -> (step, opt_state)`."""
+
+    @partial(jax.jit, out_shardings=named((shardings.step, shardings.opt_state), mesh))
+    def first(params):
+        return jnp.zeros((), jnp.int32), optimizer.init(params)
+
+    return first
 
 
 def abstract_params(weights: dict, mesh: Mesh) -> dict:

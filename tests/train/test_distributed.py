@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from ringformer.cli import main
+from ringformer.inference.load import load_model
+from tests.helpers import relative_error
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -65,6 +69,13 @@ def test_two_processes_train_as_one_does(tmp_path, stages):
         one, two = (numbers(tmp_path / run / folder) for run in ("one", "two"))
         assert len(one) == 6
         np.testing.assert_allclose(two, one, rtol=1e-5)
+        ours, theirs = (parameters(tmp_path / run / folder) for run in ("one", "two"))
+        assert max(jax.tree.leaves(jax.tree.map(relative_error, theirs, ours))) < 1e-4
+
+
+def parameters(run_dir):
+    """Of the run's checkpoint, to which every process wrote its shards."""
+    return nnx.to_pure_dict(nnx.state(load_model(run_dir)))
 
 
 def numbers(run_dir) -> list[float]:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
+from ringformer.inference.load import load_model
+from ringformer.train.checkpoint import latest_step
 from ringformer.train.config import base_config, parse, parse_stages
 from ringformer.train.stages import prepare_stages
 
@@ -153,6 +155,5 @@ def test_stages_killed_in_the_second_end_as_if_they_had_not_been(folder):
 
 
 def parameters(run: Path) -> list[np.ndarray]:
-    with ocp.StandardCheckpointer() as checkpointer:
-        state = checkpointer.restore((run / "stage-2-128" / "checkpoints" / "12" / "default").absolute())
-    return [np.asarray(x) for x in jax.tree.leaves(state["params"])]
+    assert latest_step(run / "stage-2-128") == 12
+    return [np.asarray(x) for x in jax.tree.leaves(nnx.state(load_model(run / "stage-2-128")))]

@@ -121,13 +121,3 @@ def test_logits_on_the_ring_and_no_leak_between_documents():
     params1 = init_state(one, optimizer1, shardings1, mesh1, seed=0).params
     expected = np.asarray(make_logits(one, shardings1.params, mesh1)(params1, batch1))
     assert relative_error(before[:, np.argsort(order)], expected) < 1e-5
-
-
-def test_a_seed_means_the_same_on_every_mesh():
-    drawn = []
-    for mesh_dim in ("1,1,1,8", "1,2,4,1"):
-        mesh, optimizer, shardings, _, _ = setup(mesh_dim, CONFIG, 8)
-        state = init_state(CONFIG, optimizer, shardings, mesh, seed=5)
-        drawn.append(unpadded(state.params, shardings.params))
-    # Not bitwise: compilers may contract the scaling of a differently shaped shard differently, in the last bit.
-    assert max(jax.tree.leaves(jax.tree.map(relative_error, *drawn))) < 1e-7
