@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, ValueError, FileNotFoundError) as error:
         print(f"ringformer {verb}: {error}", file=sys.stderr)
         return 2
-    except FloatingPointError as error:
+    except (FloatingPointError, OSError) as error:
         print(f"ringformer {verb}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

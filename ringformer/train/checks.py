@@ -21,6 +21,11 @@ def check_folders(run_dir: Path, config: Config) -> None:
 
     A folder of init_from that is not there yet, an earlier stage's, is passed over.
     """
+    if strange := sorted(set(str(run_dir.absolute())) & set("[]*?")):
+        raise ValueError(
+            f"run_dir={run_dir.absolute()} has {' '.join(strange)} in it, which the checkpoint library takes for a pattern, "
+            "so that nothing saved there is found again: choose a path without it"
+        )
     if (run_dir / HF_CONFIG).exists() and not (run_dir / "metrics.jsonl").exists():
         raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
     # A run goes on with its own rope; another run may take the parameters with a new one.

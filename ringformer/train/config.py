@@ -180,11 +180,6 @@ class Config:
             raise ValueError(f"checkpoint_minutes={self.checkpoint_minutes} must be at least 0, and finite")
         for field in ("run_dir", "init_from"):
             _check_local(field, getattr(self, field))
-        if strange := sorted(set(self.run_dir) & set("[]*?")):
-            raise ValueError(
-                f"run_dir={self.run_dir!r} has {' '.join(strange)} in it, which the checkpoint library takes for a "
-                "pattern, so that nothing saved there is found again: choose a name without it"
-            )
 
 
 def _check_local(field: str, path: str) -> None:

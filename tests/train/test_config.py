@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,17 @@ def test_a_run_is_not_resumed_with_another_rope(checkpoint):
     other = parse(config("", rope_theta=1e6, norm_eps=3e-5))
     with pytest.raises(ValueError, match=r"rope_theta 700000 there, 1e\+06 here; rope_scaling yarn"):
         check_folders(checkpoint, other)
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "what?"])
+def test_a_path_that_checkpoints_are_not_found_in_is_refused(tmp_path, name, monkeypatch):
+    """In the name of the run, or anywhere above it."""
+    with pytest.raises(ValueError, match="in it, which the checkpoint library takes for a pattern"):
+        check_folders(tmp_path / name, parse(config("")))
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ValueError, match="choose a path without it"):
+        check_folders(Path("run"), parse(config("")))
 
 
 def test_stages_hand_their_rope_on(checkpoint):

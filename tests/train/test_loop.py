@@ -223,7 +223,6 @@ def test_missing_files_are_named(config, tmp_path):
     [
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"optimizer": OptimizerConfig(warmup_steps=8)}, "warmup_steps=8 must be less than steps=8"),
-        ({"run_dir": "runs/a[b"}, r"run_dir='runs/a\[b' has \[ in it"),
         ({"run_dir": "gs://bucket/run"}, "run_dir='gs://bucket/run' is no folder of this machine"),
         ({"init_from": "gs://bucket/run"}, "init_from='gs://bucket/run' is no folder of this machine"),
         ({"checkpoint_minutes": float("nan")}, "checkpoint_minutes=nan must be at least 0"),
