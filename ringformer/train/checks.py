@@ -23,8 +23,8 @@ def check_folders(run_dir: Path, config: Config) -> None:
     """
     if strange := sorted(set(str(run_dir.absolute())) & set("[]*?")):
         raise ValueError(
-            f"run_dir={run_dir.absolute()} has {' '.join(strange)} in it, which the checkpoint library takes for a pattern, "
-            "so that nothing saved there is found again: choose a path without it"
+            f"run_dir={run_dir.absolute()} has {' '.join(strange)} in it, which the checkpoint library takes for a "
+            "pattern, so that nothing saved there is found again: choose a path without it"
         )
     if (run_dir / HF_CONFIG).exists() and not (run_dir / "metrics.jsonl").exists():
         raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
