@@ -237,6 +237,8 @@ def test_configs_that_cannot_be(config, change, message):
         DataConfig()
     with pytest.raises(ValueError, match=r"unknown data\.packing 'hole'"):
         DataConfig(store="s", packing="hole")
+    with pytest.raises(ValueError, match=r"unknown data\.packed_attention 'all'; known: document, sequence"):
+        DataConfig(store="s", packed_attention="all")
     with pytest.raises(ValueError, match=r"data\.min_length=9 and data\.max_length=5 leave no length"):
         DataConfig(store="s", min_length=9, max_length=5)
     with pytest.raises(ValueError, match=r"data\.store='s' and data\.mixture='a:1' are both set"):
