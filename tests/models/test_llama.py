@@ -76,6 +76,14 @@ def test_bfloat16_compute_keeps_float32_weights(oracle):
     assert {x.dtype for x in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
 
 
+def test_logits_of_a_bfloat16_model_are_float32():
+    """What a sampler or an evaluation sees is the product of hidden states and head, not rounded to bfloat16."""
+    model, b = Llama(dataclasses.replace(CONFIG, compute_dtype="bfloat16"), rngs=nnx.Rngs(0)), batch()
+    logits, x = (f(b.tokens, b.positions, b.segment_ids) for f in (model, model.hidden))
+    x, head = (np.asarray(a.astype(jnp.bfloat16)).astype(np.float64) for a in (x, model.head[...]))
+    assert logits.dtype == jnp.float32 and relative_error(logits, x @ head) < 1e-6
+
+
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_a_document_does_not_see_its_packed_neighbour(attention):
     """Changing document 1 leaves the logits of document 2 bitwise the same, and its own change."""

@@ -43,7 +43,7 @@ def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None):
     return values_and_gradients(partial(reference.attention, **options), inputs, cotangents)
 
 
-def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, **options):
+def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, compile=jit, **options):
     """The same from `ring_attention` inside a `shard_map` of our own; the gradients are taken inside it too."""
     bring, home = {}, {}
     for length in {x.shape[1] for x in inputs.values()}:
@@ -63,7 +63,7 @@ def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, 
         out_specs={name: SPECS[name] for name in ("o", "lse", *(f"d{x}" for x in inputs if x != "segment_ids"))},
         check_vma=check_vma,
     )
-    out = {name: np.asarray(x) for name, x in jit(run)(inputs, cotangents).items()}
+    out = {name: np.asarray(x) for name, x in compile(run)(inputs, cotangents).items()}
     return {
         name: x[:, :, home[T]] if name == "lse" else x[:, home[x.shape[1]]] for name, x in out.items()
     }  # fmt: skip
