@@ -125,7 +125,8 @@ MEASURED = {
         "all": (0.694, 0.0744, 0.475, 0.294),
     },
 }
-"""By JAX version, percent of a gradient's norm in each of the `SETTINGS`: the largest error on MESHES and SLOW_MESHES. A
+"""By JAX version, percent of a gradient's norm in each of the `SETTINGS`: the largest error on MESHES and SLOW_MESHES.
+A
 version that is not here is held to the last one."""
 
 
