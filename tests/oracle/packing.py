@@ -40,21 +40,18 @@ def read_store(folder: Path) -> Store:
     return Store(np.split(tokens.astype(np.int64), edges), np.split(trained == 1, edges))
 
 
-def batch(store: Store, step: int, batch_size: int, seq_len: int, seed: int) -> Rows:
-    """The batch of a step, counted from 0."""
-    rows = [sequence(store, step * batch_size + row, seq_len, seed) for row in range(batch_size)]
+def batch(folder: Path, step: int, batch_size: int, seq_len: int, seed: int) -> Rows:
+    """The batch of a step, counted from 0, of the store in `folder`."""
+    rows = [sequence(folder, step * batch_size + row, seq_len, seed) for row in range(batch_size)]
     return Rows(*(np.stack(field) for field in zip(*rows, strict=True)))
 
 
-def sequence(store: Store, index: int, seq_len: int, seed: int) -> Rows:
-    per_epoch = (sum(map(len, store.documents)) - 1) // seq_len
+def sequence(folder: Path, index: int, seq_len: int, seed: int) -> Rows:
+    """One row."""
+    per_epoch = (sum(map(len, read_store(folder).documents)) - 1) // seq_len
     epoch, row = divmod(index, per_epoch)
-    rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64)))
-    stream = []  # of every token its id, whether it is trained on, its document, and how many of that come after it
-    for document in rng.permutation(len(store.documents)):
-        ids, trained = store.documents[document], store.trained[document]
-        stream += [(ids[i], trained[i], document, len(ids) - 1 - i) for i in range(len(ids))]
-    first = rng.permutation(per_epoch)[row] * seq_len
+    stream, pieces = _stream(folder, seed, epoch, per_epoch)
+    first = pieces[row] * seq_len
     found = []
     position = segment = 0
     for i in range(first, first + seq_len):
@@ -63,3 +60,15 @@ def sequence(store: Store, index: int, seq_len: int, seed: int) -> Rows:
         position, segment = (0, segment + 1) if new else (position + 1, segment)
         found.append((token, target, position, segment, trained and after > 0, after == 0))
     return Rows(*(np.array(column) for column in zip(*found, strict=True)))
+
+
+@lru_cache
+def _stream(folder: Path, seed: int, epoch: int, per_epoch: int) -> tuple[list, np.ndarray]:
+    """An epoch's tokens: the id, whether it is trained on, the document, how many of it come after. And the order of
+    the sequences that are cut from them."""
+    store, rng = read_store(folder), np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64)))
+    stream = []
+    for document in rng.permutation(len(store.documents)):
+        ids, trained = store.documents[document], store.trained[document]
+        stream += [(ids[i], trained[i], document, len(ids) - 1 - i) for i in range(len(ids))]
+    return stream, rng.permutation(per_epoch)

@@ -50,7 +50,7 @@ def config(tmp_path):
 
 def step_numbers(c: Config, step: int, params: dict) -> dict:
     """What a run says of a step that begins with these parameters."""
-    store, o = packing.read_store(Path(c.data.store, "train")), c.optimizer
+    store, o = Path(c.data.store, "train"), c.optimizer
     rows = packing.batch(store, step - 1, c.batch_size, c.seq_len, c.seed)
     nats, gradients = llama.loss_and_gradients(params, rows, ARCHITECTURE)
     tokens = int(rows.mask.sum())
@@ -66,11 +66,12 @@ def step_numbers(c: Config, step: int, params: dict) -> dict:
 
 def evaluation_numbers(c: Config, step: int, params: dict) -> dict:
     """What a run says of held-out data with these parameters."""
-    store = packing.read_store(Path(c.data.store, "eval"))
+    folder = Path(c.data.store, "eval")
+    store = packing.read_store(folder)
     assert sum(map(len, store.documents)) > (c.eval_batches + 1) * c.batch_size * c.seq_len  # not all is evaluated
     buckets, means = {}, []
     for i in range(c.eval_batches):
-        rows = packing.batch(store, i, c.batch_size, c.seq_len, seed=0)
+        rows = packing.batch(folder, i, c.batch_size, c.seq_len, seed=0)
         losses = llama.losses(params, rows, ARCHITECTURE)
         means.append(losses.sum() / rows.mask.sum())
         for loss, position in zip(losses[rows.mask], rows.positions[rows.mask], strict=True):

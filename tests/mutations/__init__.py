@@ -1,0 +1,1 @@
+"""Ways of getting ringformer wrong, each with the test that must fail of it; see `run.py`."""

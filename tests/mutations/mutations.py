@@ -1,0 +1,182 @@
+"""The list: a piece of the package's text, what it becomes, and the test that must not pass then.
+
+`old` must occur once in its file. Keep it short, so that the list outlives edits around it; a patch that no longer
+applies fails the suite, and is then mended together with what moved.
+"""
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """One wrong ringformer."""
+
+    name: str
+    file: str
+    """In ringformer/."""
+    old: str
+    new: str
+    test: str
+    """A node id in tests/."""
+
+
+PRECISION = "train/test_precision.py::test_no_error_grows[{}]".format
+SHARDED, RING_8 = PRECISION("1,2,2,2"), PRECISION("1,1,1,8")
+ADAMW = "train/test_optimizer.py::test_a_run_is_adamw_on_the_gradients_of_the_oracle[{}]".format
+UNTIED, TIED = ADAMW("cosine-7-False"), ADAMW("constant-3-True")
+NUMBERS = "train/test_reported_numbers.py::test_every_number_of_a_run_follows_from_what_it_saved"
+RING_5 = "ops/test_ring.py::test_plain_causal[zigzag-5]"
+ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
+
+MUTATIONS = [
+    # Precision: what is summed or computed in float32 is not.
+    Mutation(
+        "forward accumulator in bfloat16 between hops", "ops/ring.py",
+        "return block_forward(state, queries, keys, work, ring.scale), arriving",
+        "state = block_forward(state, queries, keys, work, ring.scale)\n"
+        f"        return state._replace(o=state.o.{ROUND}), arriving",
+        RING_8,
+    ),
+    Mutation(
+        "delta in bfloat16", "ops/ring.py",
+        "o, do, preferred_element_type=jnp.float32) - dlse", "o, do) - dlse", SHARDED,
+    ),
+    Mutation(
+        "dk and dv in bfloat16 between hops", "ops/ring.py",
+        "jax.tree.map(jnp.add, behind, dkeys)", f"jax.tree.map(lambda a, b: (a + b).{ROUND}, behind, dkeys)", RING_8,
+    ),
+    Mutation(
+        "dq in bfloat16 between hops", "ops/ring.py",
+        "dq, dkeys = block_backward(dq, queries, keys, rows, work, ring.scale)",
+        "dq, dkeys = block_backward(dq, queries, keys, rows, work, ring.scale)\n"
+        f"        dq = dq.{ROUND}",
+        RING_8,
+    ),
+    Mutation(
+        "attention logits in bfloat16", "ops/blockwise.py",
+        's = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale',
+        's = jnp.einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]).astype(jnp.float32) * scale',
+        SHARDED,
+    ),
+    Mutation(
+        "gradients reduce-scattered in bfloat16", "ops/collectives.py",
+        "(lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)",
+        "(lax.psum_scatter(dw.astype(jnp.bfloat16), axes, scatter_dimension=dw.ndim + dim, tiled=True)"
+        ".astype(jnp.float32),)",
+        RING_8,
+    ),
+    Mutation("RMSNorm in bfloat16", "models/llama.py", "wide = x.astype(jnp.float32)", "wide = x", SHARDED),
+    Mutation(
+        "RoPE in bfloat16", "ops/rope.py",
+        "(r[:, :, None, :] for r in rotation)\n    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)",
+        "(r[:, :, None, :].astype(x.dtype) for r in rotation)\n    a, b = jnp.split(x, 2, axis=-1)",
+        SHARDED,
+    ),
+    Mutation(
+        "the loss's logits in bfloat16", "ops/loss.py",
+        'logits = jnp.einsum("btd,dv->btv", x, head, preferred_element_type=jnp.float32)',
+        'logits = jnp.einsum("btd,dv->btv", x, head).astype(jnp.float32)',
+        SHARDED,
+    ),
+    Mutation(
+        "the head's gradient summed in bfloat16", "ops/loss.py",
+        'dhead += jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)',
+        f'dhead = (dhead + jnp.einsum("btd,btv->dv", x, dlogits)).{ROUND}',
+        SHARDED,
+    ),
+    Mutation(
+        "the feed-forward's gradient summed in bfloat16", "ops/feedforward.py",
+        "lambda t, d: t + d.astype(jnp.float32)", f"lambda t, d: (t + d).{ROUND}", SHARDED,
+    ),
+    Mutation(
+        "the embedding's gradient summed in bfloat16", "ops/embedding.py",
+        "total.at[tokens].add(dx.astype(jnp.float32))",
+        "total.astype(jnp.bfloat16).at[tokens].add(dx).astype(jnp.float32)",
+        SHARDED,
+    ),
+    # The optimizer, and what of its configuration the loop hands on.
+    Mutation("norm vectors decay", "train/state.py", "len(letters) > 1, abstract", "len(letters) > 0, abstract",
+             UNTIED),
+    Mutation("betas ignored", "train/optimizer.py", "b1=config.b1, b2=config.b2, ", "", UNTIED),
+    Mutation("b1 ignored", "train/optimizer.py", "b1=config.b1, ", "", TIED),
+    Mutation("b2 ignored", "train/optimizer.py", "b2=config.b2, ", "", TIED),
+    Mutation("eps ignored", "train/optimizer.py", "eps=config.eps,", "", UNTIED),
+    Mutation("decay ignored", "train/optimizer.py", "weight_decay=config.weight_decay, ", "", UNTIED),
+    Mutation("no decay mask", "train/optimizer.py", " mask=decayed,", "", TIED),
+    Mutation("clip_norm ignored by the loop", "train/loop.py", "clip_norm=config.optimizer.clip_norm, ",
+             'clip_norm=float("inf"), ', UNTIED),
+    Mutation("clip_norm of 1 whatever the config says", "train/loop.py", "clip_norm=config.optimizer.clip_norm, ",
+             "clip_norm=1.0, ", TIED),
+    Mutation("accumulate ignored by the loop", "train/loop.py", "optimizer.clip_norm, accumulate=config.accumulate,",
+             "optimizer.clip_norm,", UNTIED),
+    Mutation("the seed of the parameters ignored", "train/loop.py", "run.mesh, config.seed)", "run.mesh, 0)", UNTIED),
+    Mutation("the seed of the data ignored", "train/loop.py", "config, mesh, config.seed)", "config, mesh, 0)", UNTIED),
+    Mutation(
+        "the tied head has no gradient", "models/llama.py",
+        'return gather("embed", self.embed[...]).astype(dtype).T',
+        'return lax.stop_gradient(gather("embed", self.embed[...]).astype(dtype).T)',
+        TIED,
+    ),
+    Mutation(
+        "a learning rate of the step after", "train/optimizer.py",
+        "        schedule(config, steps), b1", "        lambda step: schedule(config, steps)(step + 1), b1", UNTIED,
+    ),
+    Mutation("the cosine ends late by the warm-up", "train/optimizer.py", "steps - warmup", "steps", UNTIED),
+    Mutation("the cosine ends at 0", "train/optimizer.py", "alpha=config.final_fraction", "alpha=0.0", UNTIED),
+    Mutation("no warm-up", "train/optimizer.py", "[warmup]) if warmup else after", "[warmup]) if 0 else after",
+             TIED),
+    # What a run reports.
+    Mutation(
+        "masked tokens counted in evaluation", "train/step.py",
+        "counted = batch.mask[..., None] & (", "counted = (", NUMBERS,
+    ),
+    Mutation(
+        "the mean of evaluation batches, whatever their weights", "train/evaluation.py",
+        "return _metrics(nats, tokens,",
+        "mean = np.mean([n.sum() / t.sum() for n, t in sums])\n"
+        "        return _metrics(nats * (mean * tokens.sum() / nats.sum()), tokens,",
+        NUMBERS,
+    ),
+    Mutation("the first evaluation batch alone", "train/evaluation.py", "range(batches)", "range(1)", NUMBERS),
+    Mutation(
+        "the first evaluation batch alone, again and again", "train/evaluation.py",
+        "data.batch(i, sharding)", "data.batch(0, sharding)", NUMBERS,
+    ),
+    Mutation(
+        "bits per byte inverted", "train/evaluation.py",
+        "math.log(2) / bytes_per_token", "math.log(2) * bytes_per_token", NUMBERS,
+    ),
+    Mutation("nats per byte", "train/evaluation.py", "loss / math.log(2) /", "loss /", NUMBERS),
+    Mutation(
+        "the learning rate of the step after is reported", "train/loop.py",
+        "self._rate(step - 1)", "self._rate(step)", NUMBERS,
+    ),
+    Mutation("tokens per second doubled", "train/loop.py", "self._tokens / seconds", "2 * self._tokens / seconds",
+             NUMBERS),
+    Mutation("evaluation in an order of the run's seed", "train/loop.py", "mesh, seed=0)", "mesh, seed=config.seed)",
+             NUMBERS),
+    Mutation(
+        "bytes per token over untrained tokens", "data/packing.py",
+        'meta["utf8_bytes"] / self.store.meta["trained_tokens"]', 'meta["utf8_bytes"] / self.store.meta["tokens"]',
+        NUMBERS,
+    ),
+    Mutation("the gradient's norm after clipping", "train/step.py", '"grad_norm": norm',
+             '"grad_norm": jnp.minimum(norm, clip_norm)', NUMBERS),
+    Mutation("loss per token of the batch, trained or not", "train/step.py", "tokens, masked = (lax.psum(x.sum(), AXIS",
+             "tokens, masked = (lax.psum((x | True).sum(), AXIS", NUMBERS),
+    Mutation("ends of documents counted as masked", "train/step.py", "~batch.mask & ~batch.ends", "~batch.mask",
+             NUMBERS),
+    Mutation("position buckets shifted", "train/step.py", "32 - lax.clz(position)", "32 - lax.clz(position + 1)",
+             NUMBERS),
+    Mutation("evaluation before the step's update", "train/loop.py", "values = evaluation(state.params,",
+             "values = evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),", NUMBERS),
+    # The ring.
+    Mutation("own block forgotten", "ops/ring.py", "carry = step(None, (state, keys), send=n > 1)",
+             "carry = state, ring.shift(keys)", RING_5),
+    Mutation("middle hops forgotten", "ops/ring.py", "lax.fori_loop(1, n - 1, partial(step, send=True), carry)",
+             "lax.fori_loop(1, n - 1, lambda t, c: (c[0], ring.shift(c[1])), carry)", RING_5),
+    Mutation("last hop forgotten", "ops/ring.py", "carry = step(n - 1, carry, send=False)\n    state = carry[0]",
+             "state = carry[0]", RING_5),
+    Mutation("dk and dv swapped", "ops/ring.py", "for x in (dkeys.k, dkeys.v))", "for x in (dkeys.v, dkeys.k))",
+             RING_5),
+    Mutation("delta forgotten", "ops/blockwise.py", "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
+]  # fmt: skip

@@ -1,0 +1,50 @@
+"""Every mutation of the list is caught by its test: two a commit in the usual suite, all with `-m slow`."""
+
+from functools import cache
+
+import pytest
+
+from tests.mutations.mutations import MUTATIONS, Mutation
+from tests.mutations.run import ROOT, apply, of_this_commit, try_tests
+
+
+def test_every_patch_applies_once_and_changes_the_program(tmp_path):
+    for i, mutation in enumerate(MUTATIONS):
+        target = tmp_path / str(i) / "ringformer" / mutation.file
+        target.parent.mkdir(parents=True)
+        before = (ROOT / "ringformer" / mutation.file).read_text()
+        target.write_text(before)
+        apply(mutation, tmp_path / str(i))
+        after = target.read_text()
+        assert after != before
+        compile(after, mutation.file, "exec")
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+    with pytest.raises(ValueError, match=r"occurs 0 times in ringformer/cli\.py"):
+        apply(Mutation("gone", "cli.py", "no such text", "", ""), ROOT)
+
+
+def test_the_two_of_this_commit_are_caught(tmp_path):
+    """Their tests on the true package are those of this suite."""
+    for i, mutation in enumerate(of_this_commit(2)):
+        (tmp_path / str(i)).mkdir()
+        caught(mutation, tmp_path / str(i))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_all_are_caught(mutation, tmp_path, tmp_path_factory):
+    unpatched = passes(mutation.test, tmp_path_factory)
+    assert unpatched.failed == 0, unpatched.text
+    caught(mutation, tmp_path)
+
+
+@cache
+def passes(test, tmp_path_factory):
+    return try_tests([test], tmp_path_factory.mktemp("unpatched"))
+
+
+def caught(mutation: Mutation, folder):
+    outcome = try_tests([mutation.test], folder, mutation)
+    verdict = "caught" if outcome.failed else "SURVIVED"
+    print(f"\n{verdict}: {mutation.name}, by {mutation.test} in {outcome.seconds:.0f} s")
+    assert outcome.failed == 1, outcome.text
