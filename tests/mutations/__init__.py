@@ -1,1 +1,1 @@
-"""Ways of getting ringformer wrong, each with the test that must fail of it; see `run.py`."""
+"""Ways of getting ringformer wrong, each with the test that must fail of it."""

@@ -23,6 +23,20 @@ def test_every_patch_applies_once_and_changes_the_program(tmp_path):
         apply(Mutation("gone", "cli.py", "no such text", "", ""), ROOT)
 
 
+def test_the_judge(tmp_path):
+    """A mutation that changes nothing survives, one that does is caught; a test that cannot run has no verdict."""
+    test = "ops/test_layouts.py::test_unknown_layout_is_named"
+    same = Mutation("same", "ops/layouts.py", "PARTS = {", "PARTS =  {", test)
+    wrong = Mutation("wrong", "ops/layouts.py", "unknown layout {layout!r}", "unknown", test)
+    broken = Mutation("broken", "ops/layouts.py", "PARTS = {", "PARTS = [", test)
+    for mutation in (same, wrong, broken):
+        (tmp_path / mutation.name).mkdir()
+    assert try_tests([test], tmp_path / same.name, same)[:2] == (1, 0)
+    assert try_tests([test], tmp_path / wrong.name, wrong)[:2] == (0, 1)
+    with pytest.raises(RuntimeError, match="SyntaxError"):
+        try_tests([test], tmp_path / broken.name, broken)
+
+
 def test_the_two_of_this_commit_are_caught(tmp_path):
     """Their tests on the true package are those of this suite."""
     for i, mutation in enumerate(of_this_commit(2)):
