@@ -12,7 +12,6 @@ import optax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from ringformer.mesh import WeightSharding
 from ringformer.train.sharded_arrays import Restore, Restored, Save, Saved, checkpoint_handler
 from ringformer.train.state import TrainState, abstract_params, abstract_state
 
@@ -55,7 +54,7 @@ class Checkpoints:
         """Start writing; the state may be donated as soon as this returns. Raises OSError of the save before, as
         `close` does."""
         self._finish()
-        saved = jax.tree.map(lambda x, w: Saved(x, _logical_shape(x, w)), state, self._shardings)
+        saved = jax.tree.map(lambda x, w: Saved(x, w.shape), state, self._shardings)
         self._unchecked = int(state.step)
         self._manager.save(self._unchecked, args=Save(saved._asdict()))
 
@@ -97,11 +96,7 @@ def _check(run_dir: Path, step: int, target: TrainState, shardings: TrainState) 
 
 def _restored(target, shardings):
     """The arguments that restore a tree of abstract arrays."""
-    return jax.tree.map(lambda x, w: Restored(array=x, logical_shape=_logical_shape(x, w)), target, shardings)
-
-
-def _logical_shape(x, w: WeightSharding) -> tuple[int, ...]:
-    return w.shape if w.padded_shape == x.shape else x.shape
+    return jax.tree.map(lambda x, w: Restored(array=x, logical_shape=w.shape), target, shardings)
 
 
 def latest_checkpoint(run_dir: str | Path) -> Path:
