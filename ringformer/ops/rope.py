@@ -146,6 +146,8 @@ def phases(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
       positions: int32 [...], not negative.
       frequencies: float64 [d/2], radians per position.
     """
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise ValueError(f"positions must be integers, int32; got {positions.dtype}: it does not hold every position")
     turns = frequencies / (2 * np.pi) % 1.0
     high = np.floor(turns * 2.0**32)
     low = np.floor((turns * 2.0**32 - high) * 2.0**32)

@@ -1,4 +1,4 @@
-"""Arguments of other dtypes than the op's own: an answer that is right, or an error; never a silent cast."""
+"""Arguments that do not fit are refused; of other dtypes than the op's own, they have a right answer or an error."""
 
 from functools import partial
 
@@ -13,20 +13,50 @@ from tests import dense
 from tests.helpers import assert_close, ring_mesh
 from tests.ops.rings import B, arrays
 
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(q=(2, 8, 3, 8)), "3 query heads.*2 key heads"),
+        (dict(k=(2, 8, 2, 4)), r"d=8.*\(2, 8, 2, 4\)"),
+        (dict(k=(2, 6, 2, 8), v=(2, 6, 2, 8)), "T=8.*S=6.*causal=False"),
+        (dict(bias=(2, 7)), r"\[2, 8\].*\(2, 7\)"),
+        (dict(segment_ids=(2, 7)), r"\[2, 8\].*\(2, 7\)"),
+        (dict(q_chunk=0), "q_chunk.*0"),
+        (dict(layout="spiral"), "spiral"),
+        (dict(q=(2, 7, 4, 8), k=(2, 7, 2, 8), v=(2, 7, 2, 8), layout="zigzag"), "7"),
+        (dict(q=(8, 4, 8)), r"\(8, 4, 8\)"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_with_both_numbers(change, message):
+    """Every ValueError names what it got and what it wanted."""
+    shapes = dict(q=(2, 8, 4, 8), k=(2, 8, 2, 8), v=(2, 8, 2, 8)) | change
+    call = {
+        name: jnp.zeros(x, jnp.int32 if name == "segment_ids" else jnp.float32) if isinstance(x, tuple) else x
+        for name, x in shapes.items()
+    }
+    with pytest.raises(ValueError, match=message):
+        ring_attention(**call, axis_name=None)
+
+
+def test_mixed_dtypes_are_refused():
+    """q, k and v share a dtype: a silent cast would hide which one the ring carries."""
+    q, k = jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8), jnp.bfloat16)
+    with pytest.raises(ValueError, match=r"float32.*bfloat16"):
+        ring_attention(q, k, k, axis_name=None)
+
+
+# --- segment ids ------------------------------------------------------------------------------------------------------
+
 FAR = np.array([-(2**40), 5, 5 + 2**32, 2**62])
 """Ids of which two share their lower 32 bits, and whose order those do not keep."""
-
-
-def documents(dtype):
-    """Ids [B, 16] of four documents, which ascend."""
-    return np.repeat(FAR, [3, 5, 4, 4])[None].repeat(B, 0).astype(dtype)
 
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_64_bit_segment_ids_are_exact(x64):
     """Documents whose ids are equal in 32 bits do not see each other: numpy ids, and device ids where there are any."""
     inputs, _ = arrays(16)
-    ids = documents(np.int64)
+    ids = np.repeat(FAR, [3, 5, 4, 4])[None].repeat(B, 0)
     expected = dict(o=dense.attention(inputs, segment_ids=(ids, ids))["o"])
     with jax.enable_x64(x64):
         given = jnp.asarray(ids) if x64 else ids
@@ -62,6 +92,9 @@ def test_ids_without_an_exact_answer_are_refused(ids, message):
     q = np.zeros((1, 4, 1, 2), np.float32)
     with pytest.raises(ValueError, match=message):
         ring_attention(q, q, q, axis_name=None, segment_ids=ids)
+
+
+# --- bias -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("x64", [False, True])

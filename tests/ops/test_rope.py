@@ -68,3 +68,9 @@ def test_rotation_pairs_are_half_a_head_apart():
     x = jnp.zeros((1, 1, 1, 4)).at[..., 0].set(1.0)
     y = rope.rotate(x, rope.rotations(jnp.ones((1, 1), jnp.int32), rope.frequencies(4, 1e4)))
     np.testing.assert_allclose(y[0, 0, 0], [np.cos(1), 0, np.sin(1), 0], atol=1e-6)
+
+
+def test_positions_that_are_no_integers_are_refused():
+    """A float32 position is rounded above 16M, and its fraction would be cut off."""
+    with pytest.raises(ValueError, match="must be integers, int32; got float32"):
+        rope.rotations(jnp.arange(4.0), rope.frequencies(8, 1e4))
