@@ -84,7 +84,7 @@ def _check(run_dir: Path, step: int, target: TrainState, shardings: TrainState) 
         raise OSError(f"{run_dir}: step {step} was saved, but the latest checkpoint that can be found there is {found}")
     folder = latest_checkpoint(run_dir)
     try:
-        described = jax.tree.leaves(ocp.PyTreeCheckpointHandler().metadata(folder).tree)
+        described = jax.tree.leaves(checkpoint_handler().metadata(folder).tree)
     except (ValueError, FileNotFoundError) as error:
         raise OSError(f"{folder} was saved, but cannot be read: {error}") from error
     stored = {array.name: (array.shape, array.dtype) for array in described}

@@ -5,7 +5,7 @@ device, and no device holds more than its shards. A chunk never crosses the bord
 the same one. Orbax keeps charge of the folder, its metadata and its atomicity; a `TypeHandler` says what a leaf is.
 """
 
-import asyncio
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,11 @@ class _Handler(ocp.type_handlers.TypeHandler):
         return "jax.Array"  # what others will restore it as
 
     async def metadata(self, infos):
-        raise NotImplementedError("Orbax's own handler describes these arrays")
+        stores = [await ts.open(location(info), open=True) for info in infos]
+        return [
+            ocp.metadata.ArrayMetadata(info.name, info.parent_dir, store.shape, None, store.dtype.numpy_dtype)
+            for info, store in zip(infos, stores, strict=True)
+        ]
 
     async def serialize(self, values, infos, args=None):
         """Copy to the host, and leave the rest to a thread: the arrays may be donated when this returns."""
@@ -71,7 +75,7 @@ class PlainFiles(ocp.PyTreeCheckpointHandler):
 
     def __init__(self, kind: type, handler: ocp.type_handlers.TypeHandler):
         array = jax.Array, ocp.type_handlers.ArrayHandler()  # or Orbax warns that there is none
-        kinds = ocp.type_handlers.create_type_handler_registry((kind, handler), array)
+        kinds = ocp.type_handlers.create_type_handler_registry(array, (kind, handler))
         super().__init__(use_ocdbt=False, type_handler_registry=kinds)
 
     def finalize(self, directory) -> None:
@@ -158,17 +162,15 @@ def _inside(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ..
 
 async def _write(writing: list[_Writing], infos) -> None:
     """Write and read back every chunk. Raises OSError if what is read is not what was written, to the bit."""
-    gate = asyncio.Semaphore(CHUNKS_AT_ONCE)
+    under_way: deque = deque()
 
-    async def write(name, writer, reader, index, host):
-        async with gate:
-            await writer[index].write(host, can_reference_source_data_indefinitely=True)
-            found = await reader[index].read()
-            bits = f"u{host.dtype.itemsize}"
-            if not np.array_equal(found.view(bits), host.view(bits)):
-                raise OSError(f"{name}: the disk does not give back what was written to it at {index}")
+    async def read_back():
+        write, name, reader, index, host = under_way.popleft()
+        await write
+        found, bits = await reader[index].read(), f"u{host.dtype.itemsize}"
+        if not np.array_equal(found.view(bits), host.view(bits)):
+            raise OSError(f"{name}: the disk does not give back what was written to it at {index}")
 
-    chunks = []
     for leaf, info in zip(writing, infos, strict=True):
         await info.await_path_creation()
         spec = location(info) | leaf.metadata
@@ -176,14 +178,14 @@ async def _write(writing: list[_Writing], infos) -> None:
             await ts.open(spec, create=True)
         writer = await ts.open(spec, open=True, assume_metadata=True)
         reader = await ts.open(spec, open=True, assume_metadata=True, context=ts.Context())  # with no cache of writer's
-        chunks += [write(info.name, writer, reader, index, host) for index, host in leaf.chunks]
-    writing.clear()
-    try:
-        async with asyncio.TaskGroup() as group:
-            for chunk in chunks:
-                group.create_task(chunk)
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+        while leaf.chunks:
+            index, host = leaf.chunks.pop()
+            if len(under_way) == CHUNKS_AT_ONCE:
+                await read_back()
+            write = writer[index].write(host, can_reference_source_data_indefinitely=True)
+            under_way.append((write, info.name, reader, index, host))
+    while under_way:
+        await read_back()
 
 
 async def _read(info, arg: Restored) -> jax.Array:
@@ -196,16 +198,18 @@ async def _read(info, arg: Restored) -> jax.Array:
     store = ts.cast(store, array.dtype)
     local = array.sharding.shard_shape(array.shape)
 
-    async def read(place: tuple[slice, ...]) -> np.ndarray:
-        lengths = tuple(p.stop - p.start for p in place)
-        if lengths == local:
-            return await store[place].read()
-        shard = np.zeros(local, array.dtype)
-        if all(lengths):
-            shard[tuple(map(slice, lengths))] = await store[place].read()
-        return shard
-
     indices = array.sharding.addressable_devices_indices_map(array.shape)
     places = {str(index): _inside(index, shape) for index in indices.values()}
-    shards = dict(zip(places, await asyncio.gather(*map(read, places.values())), strict=True))
+    reads = {index: store[place].read() for index, place in places.items() if all(p.start < p.stop for p in place)}
+    shards = {index: _padded(await reads[index] if index in reads else None, local, array.dtype) for index in places}
     return jax.make_array_from_callback(array.shape, array.sharding, lambda index: shards[str(index)])
+
+
+def _padded(part: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A shard from the part of it that is not padding; None: there is none."""
+    if part is not None and part.shape == shape:
+        return part
+    shard = np.zeros(shape, dtype)
+    if part is not None:
+        shard[tuple(map(slice, part.shape))] = part
+    return shard
