@@ -5,6 +5,7 @@ of the result itself, 1.7e-3. A sum, a norm or a logit that is rounded on the wa
 are written: left to itself, XLA drops a pair of casts through bfloat16, and such a mistake would hide on a CPU.
 """
 
+import re
 from functools import partial
 
 import jax
@@ -19,6 +20,7 @@ from ringformer.ops.collectives import gather_weight
 from ringformer.ops.embedding import embed
 from ringformer.ops.feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.loss import cross_entropy
+from ringformer.ops.ring import ring_attention
 from tests import dense
 from tests.helpers import errors, normal, ring_mesh
 from tests.ops.rings import LAYOUTS, on_ring
@@ -79,6 +81,29 @@ def test_attention(layout, n, attention_oracle):
     assert all(out[name].dtype == jnp.bfloat16 for name in ("o", "dq", "dk", "dv"))
     for b, bounds in enumerate(MEANS.values()):
         assert_within(bounds, *({name: x[b] for name, x in arrays.items()} for arrays in (out, attention_oracle)))
+
+
+# --- every product ------------------------------------------------------------------------------------------------
+
+
+PRODUCTS = {
+    "attention": (
+        lambda x: ring_attention(x, x, x, axis_name=None, q_chunk=4, k_chunk=4).sum(),
+        np.zeros((1, 8, 1, 8), jnp.bfloat16), 2 * (2 + 5) + 1,  # of whole and of masked pairs, and delta
+    ),
+    "cross-entropy": (
+        lambda x: cross_entropy(x, x[0].T, np.zeros((1, 8), np.int32), np.ones((1, 8), bool), 8),
+        np.zeros((1, 8, 8), jnp.bfloat16), 3,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_float32_before_they_are_summed(name):
+    """Each matrix product of bfloat16, forward and backward, comes out in float32."""
+    function, x, number = PRODUCTS[name]
+    program = str(jax.make_jaxpr(jax.grad(function))(x))
+    assert re.findall(r":(\w+)\[[\d,]*\] = dot_general", program) == ["f32"] * number
 
 
 # --- what is computed of each token alone ---------------------------------------------------------------------------
