@@ -95,7 +95,7 @@ MUTATIONS = [
         "the embedding's gradient summed in bfloat16", "ops/embedding.py",
         "total.at[tokens].add(dx.astype(jnp.float32))",
         "total.astype(jnp.bfloat16).at[tokens].add(dx).astype(jnp.float32)",
-        SHARDED,
+        "ops/test_precision.py::test_embedding",
     ),
     # The optimizer, and what of its configuration the loop hands on.
     Mutation("norm vectors decay", "train/state.py", "len(letters) > 1, abstract", "len(letters) > 0, abstract",
