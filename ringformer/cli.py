@@ -174,6 +174,7 @@ def estimate(argv: list[str]) -> int:
     from ringformer.estimate.stages import Work, judge, row, table, work
     from ringformer.estimate.targets import only_compilers, target
     from ringformer.models.llama import LlamaConfig
+    from ringformer.models.presets import preset
     from ringformer.train.config import parse_stages
 
     only_compilers()
@@ -181,7 +182,7 @@ def estimate(argv: list[str]) -> int:
     if args.config:
         works = work(parse_stages(values, inherit=False))
     else:
-        works = [Work(args.model, LlamaConfig(**values.model.to_dict()), "1,1,1,-1", args.seq_len)]
+        works = [Work(args.model, LlamaConfig(**preset(args.model)), "1,1,1,-1", args.seq_len)]
     staged = bool(values.stages)
     if args.stage is not None and not (staged and 1 <= args.stage <= len(works)):
         raise UsageError(f"there is no stage {args.stage}: the config has {len(values.stages)}")
@@ -244,7 +245,9 @@ def _ring_hops(one, goal) -> dict:
 
 def plan(argv: list[str]) -> None:
     parser = argparse.ArgumentParser("ringformer plan", description=(
-        "The fastest mesh and memory settings that the compiler accepts for a context, or the longest."))  # fmt: skip
+        "The fastest mesh and memory settings that the compiler accepts for a context, or the longest. Fastest by a "
+        "model of time: FLOPs at the share of the peak that `estimate` counts on, and what the schedule leaves "
+        "exposed."))  # fmt: skip
     parser.add_argument("--model", required=True, help="a preset (ringformer/models/presets.py)")
     parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
     parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")

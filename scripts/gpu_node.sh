@@ -18,4 +18,4 @@ require_ringformer cuda
 estimate_first
 # JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%. The trainer itself passes the
 # compiler its options.
-run "this host" env XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 "${ringformer[@]}" train "--config=$config" "${overrides[@]}"
+become "this host" env XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 "${ringformer[@]}" train "--config=$config" "${overrides[@]}"

@@ -63,6 +63,13 @@ run() {
     fi
 }
 
+# become WHERE COMMAND...: run it last, in this process's place, so that it gets the signals that are meant for us.
+become() {
+    [ -z "$dry_run" ] || { run "$@" && exit; }
+    shift
+    exec "$@"
+}
+
 # require_ringformer EXTRA: fail, with the command that makes it, if there is no .venv. A dry run needs none.
 require_ringformer() {
     [ -z "$dry_run" ] || return 0

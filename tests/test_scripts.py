@@ -4,6 +4,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,22 @@ def test_an_estimate_that_fails_stops_the_training(clone):
     done = launch("gpu_node.sh", "--target=8xH200", A100, *PATHS, cwd=clone)
     assert done.returncode == 2 and "not every stage fits 8xH200" in done.stderr
     assert (clone / ".venv/bin/python.log").read_text() == "\nestimate\n"
+
+
+def test_a_signal_to_the_launcher_reaches_the_run(tmp_path):
+    """`docker stop` and systemd signal the script: the run, of one process, saves itself then."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exit 0\ntrap "echo saved; exit 143" TERM\ntouch {tmp_path}/begun\n'
+        "while :; do sleep 0.05; done\n"
+    )
+    python.chmod(0o755)
+    env = {"PATH": "/usr/bin:/bin", "RINGFORMER_PYTHON": str(python)}
+    command = ["bash", "scripts/gpu_node.sh", A100, *PATHS, "--skip-estimate"]
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 143 and "saved" in out

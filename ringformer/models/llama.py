@@ -8,6 +8,7 @@ Shape letters: B batch, T local length, D model, H query heads, K key heads, d h
 vocabulary, L layers. Parameters of the layers are stacked, [L, ...].
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -100,8 +101,10 @@ class LlamaConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding turns pairs of features")
-        if self.rope_theta <= 1:
+        if not 1 < self.rope_theta < math.inf:
             raise ValueError(f"rope_theta={self.rope_theta} must be above 1, 10000 for example")
+        if not 0 < self.norm_eps < 1:
+            raise ValueError(f"norm_eps={self.norm_eps} must be above 0 and below 1, 1e-6 for example")
         for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "ffn_chunk", "loss_chunk",
                       "remat_group", "head_groups"):  # fmt: skip
             if getattr(self, field) < 1:

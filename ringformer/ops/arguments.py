@@ -39,7 +39,7 @@ def as_segment_ids(segment_ids) -> tuple[jax.Array | np.ndarray | None, jax.Arra
     """The ids of queries and of keys, int32, equal and in the same order as the given ones.
 
     Host arrays beyond 32 bits are replaced by their ranks. Device arrays beyond them exist under `jax_enable_x64`
-    alone, and keep their dtype.
+    alone, and keep their dtype. (An argument of a `jit` is cut to 32 bits by JAX before it is seen here.)
     """
     if segment_ids is None:
         return None, None
@@ -50,7 +50,10 @@ def as_segment_ids(segment_ids) -> tuple[jax.Array | np.ndarray | None, jax.Arra
     int32 = np.iinfo(np.int32)
     too_wide = [isinstance(x, np.ndarray) and x.size > 0 and (x.min() < int32.min or x.max() > int32.max) for x in pair]
     if any(too_wide) and all(isinstance(x, np.ndarray) for x in pair):
-        ranks = np.unique(np.concatenate([x.ravel() for x in pair]), return_inverse=True)[1].astype(np.int32)
+        # Python's integers where int64 does not hold them: numpy would round int64 beside uint64 to float64.
+        wide = object if any(x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max for x in pair) else np.int64
+        together = np.concatenate([x.ravel().astype(wide) for x in pair])
+        ranks = np.unique(together, return_inverse=True)[1].astype(np.int32)
         return tuple(x.reshape(ids.shape) for x, ids in zip(np.split(ranks, [pair[0].size]), pair, strict=True))
     pair = tuple(
         x.astype(np.int32) if isinstance(x, np.ndarray) and not wide else x

@@ -1,8 +1,9 @@
 """Which derivatives an op with its own backward has, said where another one is asked for.
 
 A `custom_vjp` has reverse mode, and forward mode over it (its backward is differentiated like any program): that is
-`jax.grad`, `jax.hessian`, and Hessian-vector products. Both functions here are the identity. Which mode is asked for is
-told by the tangent: forward mode evaluates it, reverse mode transposes it.
+`jax.grad`, `jax.hessian`, and Hessian-vector products, where the gradient is by every input that the outer tangent
+moves. (An input that it is not by is in forward mode alone, and refused.) Both functions here are the identity. Which
+mode is asked for is told by the tangent: forward mode evaluates it, reverse mode transposes it.
 """
 
 import jax
@@ -47,8 +48,8 @@ def _identity_primitive(primitive_name: str) -> Primitive:
 def _refuse_forward_mode(*_, name):
     raise NotImplementedError(
         f"{name} has no forward-mode derivative (jax.jvp, jax.jacfwd, jax.linearize): take reverse mode (jax.grad, "
-        "jax.vjp, jax.jacrev). Forward mode over it works: jax.hessian(f), or jax.jvp(jax.grad(f), ...) for "
-        "Hessian-vector products"
+        "jax.vjp, jax.jacrev). Forward mode over it works where the inner gradient is by every input that the outer "
+        "tangent moves: jax.hessian(f), or jax.jvp(jax.grad(f, argnums=(0, 1, 2)), ...) for Hessian-vector products"
     )
 
 

@@ -70,6 +70,7 @@ def ring_attention(
       causal: a query sees no later token. Otherwise the layout is of no consequence.
       segment_ids: integers [B, T], or the pair ([B, T] of the queries, [B, S] of the keys): tokens see only their
         own segment. Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
+        Numpy ids of 64 bits are exact, but not as an argument of a jit around: JAX cuts those to 32.
       bias: float [B, S], added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
       scale: factor of the logits, default d**-0.5.
       q_chunk, k_chunk: tokens per chunk (default: 16 chunks a shard, 128 to 1024 tokens); they need not divide T.

@@ -101,13 +101,10 @@ def check_metrics_finite(step: int, metrics: dict[str, float]) -> None:
             )
 
 
-def check_state_finite(step: int, state) -> None:
-    """Raise FloatingPointError if any number of the state is not finite."""
+def check_state_finite(state, which: str) -> None:
+    """Raise FloatingPointError if any number of the state is not finite; `which` completes "the state"."""
     if not bool(_all_finite(state)):
-        raise FloatingPointError(
-            f"the state after step {step} holds numbers that are not finite; it is not saved: lower the learning rate, "
-            "and go on from the latest checkpoint with the same command"
-        )
+        raise FloatingPointError(f"numbers that are not finite are in the state {which}; it is not saved")
 
 
 @jax.jit

@@ -11,7 +11,6 @@ or else from the preset.
 
 import dataclasses
 import difflib
-import json
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +21,7 @@ from ml_collections import ConfigDict, config_dict
 
 from ringformer.data import parse_mixture
 from ringformer.data.clean import USUAL_RULES
+from ringformer.data.containment import read_object
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.presets import preset
 from ringformer.ops.rope import RopeScaling
@@ -115,6 +115,8 @@ class OptimizerConfig:
         for field in ("learning_rate", "final_fraction", "weight_decay", "eps"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise ValueError(f"optimizer.{field}={getattr(self, field)} must be a finite number, at least 0")
+        if self.final_fraction > 1:
+            raise ValueError(f"optimizer.final_fraction={self.final_fraction} must be at most 1: the rate falls to it")
         for field in ("b1", "b2"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"optimizer.{field}={getattr(self, field)} must be in [0, 1)")
@@ -171,9 +173,10 @@ class Config:
     norm_eps is that model's."""
 
     def __post_init__(self):
-        for field in ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
+        least = dict.fromkeys(("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"), 1)
+        for field, bound in (least | {"eval_every": 0, "checkpoint_every": 0, "seed": 0}).items():
+            if getattr(self, field) < bound:
+                raise ValueError(f"{field}={getattr(self, field)} must be at least {bound}")
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
         if not 0 <= self.checkpoint_minutes < math.inf:
@@ -205,23 +208,32 @@ def parse(config: ConfigDict, *, inherit: bool = True) -> Config:
     """The validated dataclass of a config without stages.
 
     Args:
-      inherit: read what the config leaves open (`INHERITED`) from init_from. False: the checkpoint need not be here;
-        it is the preset's, as without init_from.
+      inherit: read what the config leaves open (`INHERITED`) from the run itself if it is to be resumed, else from
+        init_from. False: the checkpoint need not be here; it is the preset's, as without init_from.
 
     Raises:
       ValueError: for a value that cannot be.
       FileNotFoundError: if init_from is no folder of a run or of a converted model.
     """
-    base = model_of(config.init_from) if config.init_from and inherit else None
-    return _parse(config, base)
+    return _parse(config, _begun(config.run_dir, config.init_from) if inherit else None)
 
 
 def model_of(run_dir: str | Path) -> LlamaConfig:
-    """The model of a run's folder, or of a converted model's. Raises FileNotFoundError if it is neither."""
-    path = Path(run_dir) / "config.json"
-    if not path.is_file():
+    """The model of a run's folder, or of a converted model's. Raises FileNotFoundError, ValueError if it is neither."""
+    if not (Path(run_dir) / "config.json").is_file():
         raise FileNotFoundError(f"{run_dir} has no config.json: name the folder of a run or of a converted model")
-    return LlamaConfig(**json.loads(path.read_text())["model"])
+    found = read_object(run_dir, "config.json")
+    if "model" not in found:
+        advice = "convert it first, with ringformer convert from-hf" if "model_type" in found else "name a run's folder"
+        raise ValueError(f"{run_dir}/config.json is not that of a run or of a converted model: {advice}")
+    return LlamaConfig(**found["model"])
+
+
+def _begun(run_dir: str, init_from: str, before: LlamaConfig | None = None) -> LlamaConfig | None:
+    """The model that a run goes on with: its own if it was begun, else `before`, else that of init_from."""
+    if run_dir and (Path(run_dir) / "metrics.jsonl").is_file() and (Path(run_dir) / "config.json").is_file():
+        return model_of(run_dir)
+    return before or (model_of(init_from) if init_from else None)
 
 
 def _parse(config: ConfigDict, base: LlamaConfig | None) -> Config:
@@ -258,7 +270,6 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
     """
     if not config.stages:
         return [parse(config, inherit=inherit)]
-    base = model_of(config.init_from) if config.init_from and inherit else None
     runs = []
     for number, overrides in enumerate(config.stages, 1):
         values = config.copy_and_resolve_references()
@@ -270,7 +281,10 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
                 values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
             if runs:
                 values.init_from = runs[-1].run_dir
-            runs.append(_parse(values, runs[-1].model if runs else base))
+            before = runs[-1].model if runs else None
+            base = _begun(values.run_dir, config.init_from, before) if inherit else before
+            runs.append(_parse(values, base))
+            _check_rope(runs[-1].model, overrides)
         except (TypeError, ValueError) as error:
             raise ValueError(f"stage {number}: {error}") from None
     for number, (before, after) in enumerate(pairwise(runs), 2):
@@ -301,11 +315,15 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
             place[field] = value
         except TypeError as error:
             raise ValueError(f"{key}={value!r}: {error}") from None
-    theta, scaling = overrides.get("model.rope_theta"), values.model.rope_scaling.kind
-    if theta is not None and scaling not in (None, "none"):
+
+
+def _check_rope(model: LlamaConfig, overrides: dict[str, Any]) -> None:
+    """Raise ValueError for a stage that names a theta for a model with a scaling, written or inherited."""
+    kind = model.rope_scaling.kind
+    if "model.rope_theta" in overrides and kind != "none":
         raise ValueError(
-            f"model.rope_theta={theta:g} and model.rope_scaling.kind={scaling!r} both say how far positions reach: "
-            "give the theta or the scaling"
+            f"model.rope_theta={model.rope_theta:g} and model.rope_scaling.kind={kind!r} both say how far positions "
+            "reach: give the theta or the scaling (model.rope_scaling.kind='none' gives up one that is inherited)"
         )
 
 

@@ -57,6 +57,8 @@ class Run(NamedTuple):
 
 def prepare(config: Config) -> Run:
     """Check the configuration against devices, data and tokenizer; raise ValueError naming what clashes."""
+    run_dir = Path(config.run_dir or _new_run_dir())
+    check_folders(run_dir, config)  # first: the rest may take hours
     mesh = make_mesh(config.mesh_dim)
     check_model(config.model, mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
@@ -73,8 +75,6 @@ def prepare(config: Config) -> Run:
         )  # fmt: skip
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
-    run_dir = Path(config.run_dir or _new_run_dir())
-    check_folders(run_dir, config)
     run = Run(
         config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
         _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
@@ -102,7 +102,7 @@ def train(run: Run) -> TrainState:
     shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
     reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
                  f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
-    for change in rope_changes(config):
+    for change in rope_changes(config) if start == 0 else ():
         reporter.say(f"{change}, from that of {config.init_from}")
     lengths = run.train_data.document_lengths()
     for store in lengths:
@@ -116,39 +116,47 @@ def train(run: Run) -> TrainState:
     evaluation = make_evaluation(config, run.eval_data, run.shardings.params, run.mesh)
     reports = _StepReports(run, reporter)
 
+    # Termination outlives the checkpoints: SIGTERM must not end the process while the last one is being written.
     with (
-        closing(reporter), closing(checkpoints), Termination() as termination,
+        closing(reporter), Termination() as termination, closing(checkpoints),
         closing(run.train_data.iterate(start, run.batch_sharding)) as batches,
     ):  # fmt: skip
+        check_state_finite(state, _origin(run, start))
 
         def evaluate(step):
             values = evaluation(state.params, stop=lambda: termination.requested)
             if values:
                 reporter.evaluation(step, values)
 
-        check_state_finite(start, state)
+        def check(step):
+            reports.flush()
+            check_state_finite(state, f"after step {step}")
+
+        def save(step):
+            check(step)
+            checkpoints.save(state)
+            clock.saved(step)
+
         if evaluation and (start == 0 or _evaluates(config, start)) and not reporter.evaluated(start):
             evaluate(start)
         clock = SaveClock(config.checkpoint_minutes, start)
         for step in range(start + 1, config.steps + 1):
             state, metrics = step_fn(state, next(batches))
             reports.enqueued(step, metrics)
-            ends = termination.requested or step == config.steps
-            saves = clock.due(step) or ends or _due(step, config.checkpoint_every)
-            if saves or (evaluation and _evaluates(config, step)):
-                reports.flush()
-                check_state_finite(step, state)
+            saves = clock.due(step) or step == config.steps or _due(step, config.checkpoint_every)
             if saves:
-                checkpoints.save(state)
-                clock.saved(step)
+                save(step)
             if evaluation and _evaluates(config, step):
+                check(step)
                 evaluate(step)
             if termination.requested:
+                if not saves:
+                    save(step)
+                reports.conclude(step - start)
                 raise Terminated(f"stopped by SIGTERM at step {step} of {config.steps}, which is saved in "
                                  f"{run.run_dir}: the same command goes on from there")  # fmt: skip
             reports.resume()
-        for line in reports.watch.summary(config.steps - start):
-            reporter.say(line)
+        reports.conclude(config.steps - start)
     return state
 
 
@@ -157,7 +165,7 @@ class _StepReports:
 
     def __init__(self, run: Run, reporter: Reporter):
         config = run.config
-        self.watch = BatchWatch(chats=run.train_data.sequences.masked)
+        self._watch = BatchWatch(chats=run.train_data.sequences.masked)
         self._chats, self._reporter = run.train_data.sequences.masked, reporter
         self._rate = schedule(config.optimizer, config.steps)
         self._tokens = config.batch_size * config.seq_len
@@ -183,6 +191,11 @@ class _StepReports:
         if self._pending is None:
             self._last = time.perf_counter()
 
+    def conclude(self, steps: int) -> None:
+        """Say what was odd in these many steps."""
+        for line in self._watch.summary(steps):
+            self._reporter.say(line)
+
     def _report(self, step, metrics):
         check_metrics_finite(step, metrics)
         seconds, self._last = time.perf_counter() - self._last, time.perf_counter()
@@ -192,7 +205,7 @@ class _StepReports:
                   "tokens_per_second": self._tokens / seconds}  # fmt: skip
         if self._mfu_per_rate:
             values["mfu"] = self._mfu_per_rate * values["tokens_per_second"]
-        said = self.watch.see(step, values)
+        said = self._watch.see(step, values)
         if not values["trained_tokens"]:
             del values["loss"]  # it is of no token
         if not self._chats:
@@ -224,6 +237,14 @@ def _first_state(run: Run) -> TrainState:
         return init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
     params = restore_params(config.init_from, run.shardings.params, run.mesh)
     return first_state(params, run.optimizer, run.shardings, run.mesh)
+
+
+def _origin(run: Run, start: int) -> str:
+    """Where the first state comes from, and what to do if it is not finite."""
+    if start:
+        folder = run.run_dir / "checkpoints" / str(start)
+        return f"of {folder}, which is damaged: delete that folder to go on from the checkpoint before"
+    return f"of init_from={run.config.init_from}" if run.config.init_from else "that the seed gave"
 
 
 def _write_config(run: Run) -> None:

@@ -40,7 +40,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            int(row["step"])
+            if type(row["step"]) is not int:
+                raise TypeError
         except (ValueError, TypeError, KeyError):
             if number < len(lines):
                 raise ValueError(f"{path}:{number} is no row of metrics: {line[:60]!r}; delete the line") from None

@@ -63,7 +63,8 @@ class SaveClock:
         if jax.process_count() == 1:
             return left <= 0
         pace = (now - self._started) / (step - self._first)
-        answer = np.array([left <= 0, max(1, left / 2 / max(pace, 1e-9))], np.int32)
+        wait = np.clip(left / 2 / max(pace, 1e-9), 1, np.iinfo(np.int32).max // 2)
+        answer = np.array([left <= 0, wait]).astype(np.int32)
         due, wait = multihost_utils.broadcast_one_to_all(answer).tolist()
         self._ask_at = step + wait
         return bool(due)

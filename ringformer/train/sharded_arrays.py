@@ -108,7 +108,11 @@ def location(info: ocp.type_handlers.ParamInfo) -> dict[str, Any]:
 
 
 def array_metadata(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
-    """What a new array's spec says beyond `location`. Zeros are written too, so that a missing chunk is one."""
+    """What a new array's spec says beyond `location`. Zeros are written too, so that a missing chunk is one.
+
+    A chunk that is lost or cut off is an error when it is read. One whose bits have changed on the disk since it was
+    read back may not be: there is no checksum.
+    """
     name = dtype.name if dtype.name == "bfloat16" else dtype.str
     zarr = {"shape": shape, "chunks": chunk, "dtype": name, "compressor": {"id": "zstd", "level": 1}}
     return {"metadata": zarr, "store_data_equal_to_fill_value": True}
@@ -166,8 +170,11 @@ async def _write(writing: list[_Writing], infos) -> None:
 
     async def read_back():
         write, name, reader, index, host = under_way.popleft()
-        await write
-        found, bits = await reader[index].read(), f"u{host.dtype.itemsize}"
+        try:
+            await write
+            found, bits = await reader[index].read(), f"u{host.dtype.itemsize}"
+        except ValueError as error:  # tensorstore's, of a full disk for example
+            raise OSError(f"{name} cannot be written, or not read back: {error}") from error
         if not np.array_equal(found.view(bits), host.view(bits)):
             raise OSError(f"{name}: the disk does not give back what was written to it at {index}")
 
@@ -201,7 +208,12 @@ async def _read(info, arg: Restored) -> jax.Array:
     indices = array.sharding.addressable_devices_indices_map(array.shape)
     places = {str(index): _inside(index, shape) for index in indices.values()}
     reads = {index: store[place].read() for index, place in places.items() if all(p.start < p.stop for p in place)}
-    shards = {index: _padded(await reads[index] if index in reads else None, local, array.dtype) for index in places}
+    try:
+        parts = {index: await read for index, read in reads.items()}
+    except Exception as error:  # tensorstore has no type of its own for what it cannot read
+        raise OSError(f"{info.name} cannot be read in {info.parent_dir} ({error}): this checkpoint is damaged; delete "
+                      f"{info.parent_dir.parent} to go on from the one before") from error  # fmt: skip
+    shards = {index: _padded(parts.get(index), local, array.dtype) for index in places}
     return jax.make_array_from_callback(array.shape, array.sharding, lambda index: shards[str(index)])
 
 

@@ -57,8 +57,10 @@ def train_stages(configs: list[Config], runs: list[Run]) -> None:
 
 
 def finished(config: Config) -> bool:
-    """Does the checkpoint of the stage's last step exist?"""
-    return (latest_step(config.run_dir) or 0) >= config.steps
+    """Does the checkpoint of the stage's last step exist, and its evaluation if there are held-out data?"""
+    rows = read_metrics(Path(config.run_dir, "metrics.jsonl"))
+    evaluated = any(row["step"] == config.steps and "eval_tokens" in row for row in rows)
+    return (latest_step(config.run_dir) or 0) >= config.steps and (evaluated or not config.data.held_out)
 
 
 def as_text(record: list[dict]) -> str:

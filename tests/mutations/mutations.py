@@ -24,10 +24,7 @@ SHARDED, RING_8 = PRECISION("1,2,2,2"), PRECISION("1,1,1,8")
 ADAMW = "train/test_optimizer.py::test_a_run_is_adamw_on_the_gradients_of_the_oracle[{}]".format
 UNTIED, TIED = ADAMW("cosine-7-False"), ADAMW("constant-3-True")
 NUMBERS = "train/test_reported_numbers.py::test_every_number_of_a_run_follows_from_what_it_saved"
-RING_5, RING_BF16 = (
-    "ops/test_ring.py::test_plain_causal[zigzag-5]",
-    "ops/test_ring.py::test_bfloat16_error_is_flat_in_the_ring_size[zigzag-8]",
-)
+RING_5, RING_BF16 = "ops/test_ring.py::test_plain_causal[zigzag-5]", "ops/test_precision.py::test_attention[zigzag-8]"
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
 
 MUTATIONS = [
@@ -97,6 +94,39 @@ MUTATIONS = [
         "total.astype(jnp.bfloat16).at[tokens].add(dx).astype(jnp.float32)",
         "ops/test_precision.py::test_embedding",
     ),
+    Mutation("l in bfloat16 between hops", "ops/ring.py",
+             "return block_forward(state, queries, keys, work, ring.scale), arriving",
+             "state = block_forward(state, queries, keys, work, ring.scale)\n"
+             f"        return state._replace(l=state.l.{ROUND}), arriving",
+             RING_BF16),
+    Mutation("forward accumulator in bfloat16 between chunks", "ops/online_softmax.py",
+             "o=state.o * correction[..., None] + pv,", f"o=(state.o * correction[..., None] + pv).{ROUND},",
+             RING_BF16),
+    Mutation("the product with the values in bfloat16", "ops/online_softmax.py",
+             "p.astype(v.dtype), v, preferred_element_type=jnp.float32)", "p.astype(v.dtype), v)", RING_BF16),
+    Mutation("the gradient of the probabilities in bfloat16", "ops/blockwise.py",
+             'dp = _einsum("bkgtd,bksd->bkgts", do, k.kv[1])', 'dp = jnp.einsum("bkgtd,bksd->bkgts", do, k.kv[1])',
+             RING_BF16),
+    Mutation("m and l saved in bfloat16", "ops/ring.py",
+             "o, softmax = checkpoint_name(o, SAVED_OUTPUT)",
+             f"softmax = softmax.{ROUND}\n    o, softmax = checkpoint_name(o, SAVED_OUTPUT)", RING_BF16),
+    Mutation("the bias's gradient summed in bfloat16", "ops/blockwise.py",
+             "else ds.sum(axis=(1, 2, 3))", "else ds.astype(jnp.bfloat16).sum(axis=(1, 2, 3)).astype(jnp.float32)",
+             RING_BF16),
+    Mutation("dk's product in bfloat16", "ops/blockwise.py",
+             'dk = _einsum("bkgts,bkgtd->bksd", ds, q.q)',
+             'dk = jnp.einsum("bkgts,bkgtd->bksd", ds, q.q).astype(jnp.float32)',
+             "ops/test_precision.py::test_products_are_float32_before_they_are_summed[attention]"),
+    Mutation("cos and sin in bfloat16", "ops/rope.py",
+             "cos, sin = jnp.cos(angle), jnp.sin(angle)",
+             f"cos, sin = (f(angle).{ROUND} for f in (jnp.cos, jnp.sin))", "ops/test_precision.py::test_rope"),
+    Mutation("the head's gradient, its product in bfloat16", "ops/loss.py",
+             'jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)',
+             'jnp.einsum("btd,btv->dv", x, dlogits)', "ops/test_precision.py::test_cross_entropy[32 chunks]"),
+    Mutation("the model's logits in bfloat16", "models/llama.py",
+             'x, self._head(x.dtype, gather), preferred_element_type=jnp.float32)',
+             'x, self._head(x.dtype, gather)).astype(jnp.float32)',
+             "models/test_llama.py::test_logits_of_a_bfloat16_model_are_float32"),
     # The optimizer, and what of its configuration the loop hands on.
     Mutation("norm vectors decay", "train/state.py", "len(letters) > 1, abstract", "len(letters) > 0, abstract",
              UNTIED),

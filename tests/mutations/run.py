@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
     passed: int
     failed: int
-    """In the test itself: an error before it, or a process that dies, is no failure and raises."""
+    """By what the test itself asserts: another exception, or a process that dies, is no failure and raises."""
     seconds: float
     text: str
 
@@ -54,7 +54,11 @@ def try_tests(tests: list[str], folder: Path, mutation: Mutation | None = None) 
         raise RuntimeError(f"the tests {tests} could not be run:\n{text}")
     suite = ElementTree.parse(folder / "junit.xml").find("testsuite").attrib
     ran, failed = int(suite["tests"]), int(suite["failures"])
-    if int(suite["errors"]) or int(suite["skipped"]) or ran != len(tests) or process.returncode != (failed > 0):
+    failures = [failure.get("message", "") for failure in ElementTree.parse(folder / "junit.xml").iter("failure")]
+    # A NameError is no verdict on the arithmetic: what a test asserts must have failed.
+    asserted = all(message.startswith(("AssertionError", "assert ", "Failed: ")) for message in failures)
+    if (int(suite["errors"]) or int(suite["skipped"]) or ran != len(tests) or process.returncode != (failed > 0)
+            or not asserted):  # fmt: skip
         raise RuntimeError(f"the tests {tests} could not be run:\n{text}")
     return Outcome(ran - failed, failed, seconds, text)
 

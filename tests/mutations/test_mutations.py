@@ -29,12 +29,15 @@ def test_the_judge(tmp_path):
     same = Mutation("same", "ops/layouts.py", "PARTS = {", "PARTS =  {", test)
     wrong = Mutation("wrong", "ops/layouts.py", "unknown layout {layout!r}", "unknown", test)
     broken = Mutation("broken", "ops/layouts.py", "PARTS = {", "PARTS = [", test)
-    for mutation in (same, wrong, broken):
+    rotten = Mutation("rotten", "ops/layouts.py", "if layout not in VISIBLE", "if layuot not in VISIBLE", test)
+    for mutation in (same, wrong, broken, rotten):
         (tmp_path / mutation.name).mkdir()
     assert try_tests([test], tmp_path / same.name, same)[:2] == (1, 0)
     assert try_tests([test], tmp_path / wrong.name, wrong)[:2] == (0, 1)
     with pytest.raises(RuntimeError, match="SyntaxError"):
         try_tests([test], tmp_path / broken.name, broken)
+    with pytest.raises(RuntimeError, match="NameError"):
+        try_tests([test], tmp_path / rotten.name, rotten)
 
 
 def test_the_two_of_this_commit_are_caught(tmp_path):

@@ -52,6 +52,6 @@ def test_a_step_must_be_finite(name, value):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_state_must_be_finite(bad):
     state = {"step": jnp.zeros((), jnp.int32), "params": jnp.ones((4, 4)), "moments": jnp.zeros(7)}
-    check_state_finite(1, state)
-    with pytest.raises(FloatingPointError, match="the state after step 1 holds numbers that are not finite"):
-        check_state_finite(1, state | {"moments": state["moments"].at[3].set(bad)})
+    check_state_finite(state, "here")
+    with pytest.raises(FloatingPointError, match="not finite are in the state here"):
+        check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, "here")

@@ -107,13 +107,58 @@ def test_a_path_that_checkpoints_are_not_found_in_is_refused(tmp_path, name, mon
 def test_stages_hand_their_rope_on(checkpoint):
     values = config(checkpoint)
     values.run_dir = "run"
-    values.stages = ({"seq_len": 64}, {"seq_len": 128, "model.rope_theta": 9e6}, {"seq_len": 256})
-    assert [(run.model.rope_theta, run.model.norm_eps) for run in parse_stages(values)] == [
-        (7e5, 3e-5), (9e6, 3e-5), (9e6, 3e-5),
-    ]  # fmt: skip
+    values.stages = ({"seq_len": 64}, {"seq_len": 128, "model.rope_scaling.factor": 16.0}, {"seq_len": 256})
+    found = [(run.model.rope_theta, run.model.rope_scaling.factor, run.model.norm_eps) for run in parse_stages(values)]
+    assert found == [(7e5, 8.0, 3e-5), (7e5, 16.0, 3e-5), (7e5, 16.0, 3e-5)]
+    theta = {"seq_len": 64, "model.rope_theta": 9e6}
+    values.stages = (theta | {"model.rope_scaling.kind": "none"}, {"seq_len": 128})
+    assert [(run.model.rope_theta, run.model.rope_scaling.kind) for run in parse_stages(values)] == [(9e6, "none")] * 2
+    values.stages = (theta,)
+    with pytest.raises(ValueError, match=r"stage 1: .* both say how far positions reach: give the theta"):
+        parse_stages(values)
     values.stages = ({"seq_len": 64, "model.norm_eps": 1e-6},)
     with pytest.raises(ValueError, match=r"stage 1: model\.norm_eps is the same in all stages"):
         parse_stages(values)
+
+
+def test_a_run_that_was_begun_needs_no_checkpoint_to_go_on(checkpoint, tmp_path):
+    """What it inherited stands in its own folder."""
+    values = config(tmp_path / "gone")
+    values.run_dir = str(checkpoint)
+    with pytest.raises(FileNotFoundError, match="gone has no"):
+        parse(values)
+    (checkpoint / "metrics.jsonl").touch()
+    assert parse(values).model.rope_theta == 7e5
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"model_type": "llama"}', "convert it first, with ringformer convert from-hf"),
+        ('{"steps": 3}', "name a run's folder"),
+        ('{"model": {"vocab', r"config\.json is not JSON"),
+        ("[]", "holds a JSON list, not an object"),
+    ],
+)
+def test_a_config_that_is_no_run_s_is_told_from_one(tmp_path, content, message):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        parse(config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("model.rope_theta", "nan"), ("model.norm_eps", "nan"), ("model.norm_eps", "0"), ("checkpoint_every", "-1"),
+     ("optimizer.final_fraction", "5"), ("optimizer.learning_rate", "nan"), ("eval_every", "-2"), ("seed", "-1")],
+)  # fmt: skip
+def test_values_that_cannot_be(tmp_path, key, value):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "from ringformer.train.config import base_config\n\n\ndef get_config():\n    config = base_config('tiny')\n"
+        "    config.data.store = 'store'\n    return config\n"
+    )
+    with pytest.raises(ValueError, match=key.rsplit(".")[-1]):
+        parse(load_config([f"--config={path}", f"--config.{key}={value}"]))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):

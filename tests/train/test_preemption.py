@@ -99,6 +99,34 @@ def test_sigterm_saves_and_the_same_command_goes_on(config, steps):
     assert [row["step"] for row in rows(config) if "loss" in row] == [1, 2, 3, 4, 5, 6]
 
 
+def test_sigterm_in_an_evaluation_saves_too(config, steps, monkeypatch):
+    """Though nothing was to be saved at its step."""
+    evaluated = []
+
+    def evaluate(params, stop):
+        evaluated.append(1)
+        if len(evaluated) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return None if stop() else {"eval_loss": 1.0, "eval_tokens": 1, "eval_by_position": []}
+
+    monkeypatch.setattr(loop, "make_evaluation", lambda *_: evaluate)
+    with pytest.raises(Terminated, match="at step 3 of 6, which is saved"):
+        train(prepare(dataclasses.replace(config, eval_every=3)))
+    assert latest_step(config.run_dir) == 3
+
+
+def test_sigterm_waits_for_the_last_save(config, steps, monkeypatch):
+    """While it is being written, after the last step."""
+    close = loop.Checkpoints.close
+
+    def slow_close(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        close(self)
+
+    monkeypatch.setattr(loop.Checkpoints, "close", slow_close)
+    assert int(train(prepare(config)).step) == latest_step(config.run_dir) == 6
+
+
 def test_an_evaluation_that_sigterm_cut_off_comes_with_the_next_start(config, steps):
     """At the last step: it is saved first, and the evaluation is made up for."""
     steps.at[6] = lambda state, metrics: (os.kill(os.getpid(), signal.SIGTERM), (state, metrics))[1]
@@ -165,7 +193,7 @@ def _nan_state(state, metrics):
 @pytest.mark.parametrize("every", [1, 2, 0])
 @pytest.mark.parametrize(
     ("broken", "message"),
-    [(_nan_gradient, "gradient's norm of step 4 is nan"), (_nan_state, "the state after step . holds numbers")],
+    [(_nan_gradient, "gradient's norm of step 4 is nan"), (_nan_state, "not finite are in the state after step .")],
     ids=["gradient", "state"],
 )
 def test_what_is_not_finite_is_never_saved_nor_evaluated(config, steps, broken, message, every):

@@ -87,7 +87,10 @@ def test_a_config_without_stages_is_itself(folder):
         ({"steps": "many"}, "stage 2: steps='many'"),
         ({"steps": 0}, "stage 2: steps=0 must be at least 1"),
         ({"model.hidden_size": 64}, "stage 2: model.hidden_size is the same in all stages"),
-        ({"model.rope_theta": 1e6, "model.rope_scaling.kind": "yarn"}, "stage 2: .*give the theta or the scaling"),
+        (
+            {"model.rope_theta": 1e6, "model.rope_scaling.kind": "linear", "model.rope_scaling.factor": 2.0},
+            "stage 2: .*give the theta or the scaling",
+        ),
     ],
     ids=str,
 )
