@@ -201,7 +201,7 @@ MUTATIONS = [
              NUMBERS),
     Mutation("position buckets shifted", "train/step.py", "32 - lax.clz(position)", "32 - lax.clz(position + 1)",
              NUMBERS),
-    Mutation("evaluation before the step's update", "train/loop.py", "values = evaluation(state.params,",
+    Mutation("evaluation of other parameters than are saved", "train/loop.py", "values = evaluation(state.params,",
              "values = evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),", NUMBERS),
     # The ring.
     Mutation("own block forgotten", "ops/ring.py", "carry = step(None, (state, keys), send=n > 1)",
