@@ -19,8 +19,7 @@ class Mutation(NamedTuple):
     """A node id in tests/."""
 
 
-PRECISION = "train/test_precision.py::test_no_error_grows[{}]".format
-SHARDED, RING_8 = PRECISION("1,2,2,2"), PRECISION("1,1,1,8")
+PRECISION = "train/test_precision.py::test_no_error_grows[1,1,1,8]"
 ADAMW = "train/test_optimizer.py::test_a_run_is_adamw_on_the_gradients_of_the_oracle[{}]".format
 UNTIED, TIED = ADAMW("cosine-7-False"), ADAMW("constant-3-True")
 NUMBERS = "train/test_reported_numbers.py::test_every_number_of_a_run_follows_from_what_it_saved"
@@ -34,11 +33,11 @@ MUTATIONS = [
         "return block_forward(state, queries, keys, work, ring.scale), arriving",
         "state = block_forward(state, queries, keys, work, ring.scale)\n"
         f"        return state._replace(o=state.o.{ROUND}), arriving",
-        RING_8,
+        PRECISION,
     ),
     Mutation(
         "delta in bfloat16", "ops/ring.py",
-        "o, do, preferred_element_type=jnp.float32) - dlse", "o, do) - dlse", SHARDED,
+        "o, do, preferred_element_type=jnp.float32) - dlse", "o, do) - dlse", PRECISION,
     ),
     Mutation(
         "dk and dv in bfloat16 between hops", "ops/ring.py",
@@ -56,37 +55,37 @@ MUTATIONS = [
         "attention logits in bfloat16", "ops/blockwise.py",
         's = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale',
         's = jnp.einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]).astype(jnp.float32) * scale',
-        SHARDED,
+        PRECISION,
     ),
     Mutation(
         "gradients reduce-scattered in bfloat16", "ops/collectives.py",
         "(lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)",
         "(lax.psum_scatter(dw.astype(jnp.bfloat16), axes, scatter_dimension=dw.ndim + dim, tiled=True)"
         ".astype(jnp.float32),)",
-        RING_8,
+        PRECISION,
     ),
-    Mutation("RMSNorm in bfloat16", "models/llama.py", "wide = x.astype(jnp.float32)", "wide = x", SHARDED),
+    Mutation("RMSNorm in bfloat16", "models/llama.py", "wide = x.astype(jnp.float32)", "wide = x", PRECISION),
     Mutation(
         "RoPE in bfloat16", "ops/rope.py",
         "(r[:, :, None, :] for r in rotation)\n    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)",
         "(r[:, :, None, :].astype(x.dtype) for r in rotation)\n    a, b = jnp.split(x, 2, axis=-1)",
-        SHARDED,
+        "ops/test_precision.py::test_rope",
     ),
     Mutation(
         "the loss's logits in bfloat16", "ops/loss.py",
         'logits = jnp.einsum("btd,dv->btv", x, head, preferred_element_type=jnp.float32)',
         'logits = jnp.einsum("btd,dv->btv", x, head).astype(jnp.float32)',
-        SHARDED,
+        PRECISION,
     ),
     Mutation(
         "the head's gradient summed in bfloat16", "ops/loss.py",
         'dhead += jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)',
         f'dhead = (dhead + jnp.einsum("btd,btv->dv", x, dlogits)).{ROUND}',
-        SHARDED,
+        PRECISION,
     ),
     Mutation(
         "the feed-forward's gradient summed in bfloat16", "ops/feedforward.py",
-        "lambda t, d: t + d.astype(jnp.float32)", f"lambda t, d: (t + d).{ROUND}", SHARDED,
+        "lambda t, d: t + d.astype(jnp.float32)", f"lambda t, d: (t + d).{ROUND}", PRECISION,
     ),
     Mutation(
         "the embedding's gradient summed in bfloat16", "ops/embedding.py",
