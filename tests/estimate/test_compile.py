@@ -51,6 +51,7 @@ def assert_same(with_code, without):
     assert vars(with_code) == vars(without) | memory | time
 
 
+@pytest.mark.slow
 @on_tpu
 def test_machine_code_changes_nothing():
     """All that an estimate says is known when the program is scheduled."""

@@ -68,13 +68,13 @@ def one_device():
 
 MIXTURES = [
     ("1,1,1,8", {}, 1),
-    ("2,2,2,1", {"remat_group": 2}, 1),
+    pytest.param("2,2,2,1", {"remat_group": 2}, 1, marks=pytest.mark.slow),
     ("1,2,2,2", {"layout": "striped", "remat": "attention"}, 2),
     ("2,1,1,4", {"layout": "contiguous", "remat": "dots"}, 2),
     ("1,1,2,4", {"remat": "attention"}, 4),
     ("1,2,4,1", {}, 1),
     ("1,4,1,2", {"remat": "none"}, 1),
-    ("4,1,2,1", {"layout": "contiguous"}, 1),
+    pytest.param("4,1,2,1", {"layout": "contiguous"}, 1, marks=pytest.mark.slow),
     ("1,2,1,4", {"remat_group": 2, "head_groups": 2, "offload": True}, 1),
 ]
 
@@ -97,6 +97,7 @@ def test_any_mesh_trains_as_one_device(one_device, mesh_dim, change, accumulate)
     assert max(e for e, _ in worst.values()) < 1e-5, worst
 
 
+@pytest.mark.slow
 def test_odd_ring_of_six(one_device):
     metrics, _, params = three_steps("1,2,1,3", CONFIG, devices=6)
     assert relative_error(metrics[-1]["loss"], one_device[0][-1]["loss"]) < 1e-5
