@@ -117,3 +117,12 @@ def test_a_boolean_mask_is_no_bias(dtype):
     q = np.zeros((1, 4, 1, 2), np.float32)
     with pytest.raises(ValueError, match=r"be float; got (bool|int32): make a mask jnp.where\(mask, 0.0, -jnp.inf"):
         ring_attention(q, q, q, axis_name=None, bias=np.ones((1, 4), dtype))
+
+
+def test_signed_and_unsigned_ids_of_64_bits_stay_apart():
+    """numpy would make float64 of them, in which neighbours beyond 2^53 are one."""
+    queries, keys = np.array([[2**60, 2**60 + 1]], np.uint64), np.array([[2**60, -1]], np.int64)
+    a, b = as_segment_ids((queries, keys))
+    assert a.tolist() == [[1, 2]] and b.tolist() == [[1, 0]]
+    a, b = as_segment_ids((np.array([[2**63, 2**63 + 1]], np.uint64), keys))
+    assert a.tolist() == [[2, 3]] and b.tolist() == [[1, 0]]
