@@ -207,8 +207,11 @@ def test_feedforward(chunk):
     outer = lambda a, b: np.einsum("bti,btj->ij", a, b)  # noqa: E731
     expected = dict(y=(g * sigmoid * u) @ down, dx=dg @ gate.T + du @ up.T,
                     dgate=outer(x, dg), dup=outer(x, du), ddown=outer(g * sigmoid * u, dy))  # fmt: skip
-    bounds = dict(y=4.69e-3, dx=4.88e-3, dgate=3.04e-3, dup=3.01e-3, ddown=3.03e-3)
-    assert_within(bounds, found, expected)
+    weights = dict(dgate=3.04e-3, dup=3.01e-3, ddown=3.03e-3)
+    if jax.__version_info__ >= (0, 11):  # XLA's bfloat16 products on CPUs lose more of long sums than in 0.10.2
+        weights = {T: dict(dgate=7.36e-3, dup=7.57e-3, ddown=7.53e-3),
+                   8: dict(dgate=3.81e-3, dup=3.88e-3, ddown=3.79e-3)}[chunk]  # fmt: skip
+    assert_within(dict(y=4.69e-3, dx=4.88e-3) | weights, found, expected)
 
 
 def test_gathered_weights():
