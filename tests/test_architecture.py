@@ -7,7 +7,7 @@ from pathlib import Path
 import ringformer
 
 ROOT = Path(ringformer.__file__).parent
-FLOORS = ["ops", "device_order", "mesh", "models", "data", "train", "inference", "convert", "estimate", "cli"]
+FLOORS = ["untrusted_files", "ops", "device_order", "mesh", "models", "data", "train", "inference", "convert", "estimate", "paper", "cli"]
 """From the ground up: a module imports its own floor and those below. (`data` needs only ops.)"""
 PUBLIC = {"__init__"}
 
