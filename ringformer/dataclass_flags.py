@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
+from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -18,9 +19,10 @@ def field_docs(cls: type) -> dict[str, str]:
         if not is_dataclass(base):
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]  # a class
-        for field, below in zip(body, body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                docs[field.target.id] = " ".join(str(below.value.value).split())  # type: ignore[union-attr]  # a name
+        for field, below in pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    docs[name] = " ".join(text.split())
     return docs
 
 
@@ -66,7 +68,9 @@ def describe_fields(cls: type, prefix: str, width: int = 100) -> str:
 
 def _kind(annotation: Any) -> tuple[type, list[str] | None]:
     """The type that a flag's text becomes, and the values that it may have; X of `X | None`."""
-    alternatives = [kind for kind in get_args(annotation) if kind is not NoneType]
     if get_origin(annotation) is Literal:
-        return str, list(alternatives)
-    return (_kind(alternatives[0]) if len(alternatives) == 1 and NoneType in get_args(annotation) else (annotation, None))
+        return str, list(get_args(annotation))
+    if NoneType in get_args(annotation):
+        (kind,) = set(get_args(annotation)) - {NoneType}
+        return _kind(kind)
+    return annotation, None
