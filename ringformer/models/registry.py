@@ -14,8 +14,8 @@ from ringformer.models.llama_presets import PRESETS
 class Family(NamedTuple):
     """A kind of model; see `interface.py` for what its two classes have."""
 
-    config: type
-    model: type
+    config: Any
+    model: Any
     presets: Mapping[str, Mapping[str, Any]]
     """Arguments of `config` by the name of a model."""
 

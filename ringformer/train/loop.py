@@ -131,8 +131,7 @@ def train(run: Run) -> TrainState:
         check_state_finite(state, _origin(run, start))
 
         def evaluate(step):
-            values = evaluation(state.params, stop=lambda: termination.requested)
-            if values:
+            if evaluation and (values := evaluation(state.params, stop=lambda: termination.requested)):
                 reporter.evaluation(step, values)
 
         def check(step):
@@ -179,11 +178,11 @@ class _StepReports:
         peak = peak_flops(run.mesh.devices.flat[0])
         flops = model_flops_per_token(config.model, config.seq_len)
         self._mfu_per_rate = flops / (peak * run.mesh.size) if peak else None
-        self._pending = None
+        self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._last = time.perf_counter()
 
     def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Report the step before this one."""
+        """Report the step before this one, which is under way."""
         self.flush()
         self._pending = step, metrics
 
@@ -194,7 +193,7 @@ class _StepReports:
             self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
 
     def resume(self) -> None:
-        """After a pause, for an evaluation or a save: its time is no step's."""
+        """Begin the clock anew after a pause, for an evaluation or a save: its time is no step's."""
         if self._pending is None:
             self._last = time.perf_counter()
 
@@ -238,7 +237,7 @@ def _new_run_dir() -> str:
 
 
 def _first_state(run: Run) -> TrainState:
-    """Drawn from the seed; the parameters those of another run, if the config names one."""
+    """A state drawn from the seed; with the parameters of another run, if the config names one."""
     config = run.config
     if not config.init_from:
         return init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
@@ -267,7 +266,7 @@ def _write_config(run: Run) -> None:
 
 
 def write_json(path: Path, content) -> None:
-    """In one piece: another process may be reading it."""
+    """Write JSON in one piece: another process may be reading it."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)
