@@ -149,6 +149,7 @@ def clone(tmp_path):
     (folder / "configs").mkdir(parents=True)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     shutil.copy(ROOT / A100.partition("=")[2], folder / "configs")
+    shutil.copy(ROOT / "setup.py", folder)
     return folder
 
 
