@@ -23,6 +23,15 @@ lock() {
         --override <(echo "$unlocked") "${hidden[@]}" --output-file "requirements/$name.txt" pyproject.toml
 }
 
+# The site's tools alone: its pages are made from sources, nothing of ringformer is imported.
+only_docs() {
+    echo "requirements/docs.txt" >&2
+    python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
+        "${UV:-uv}" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+            --custom-compile-command "bash scripts/lock.sh" --constraints requirements/dev.txt \
+            --output-file requirements/docs.txt -
+}
+
 upgrade=("$@")
 hidden=()
 for package in torch sympy mpmath networkx; do # with that marker
@@ -32,5 +41,5 @@ mkdir -p requirements
 lock dev dev # first: the others take its versions
 upgrade=()
 lock test test
-lock docs docs
+only_docs
 lock train train plot

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv if there is none and install ringformer into it: scripts/setup_venv.sh [EXTRA], an extra of pyproject.toml
 # (train, test, docs, dev, cuda, tpu, ...; without: what trains, and plots its losses). Used by the others.
-# Versions and hashes are those of requirements/EXTRA.txt, or train.txt where there is none (scripts/lock.sh writes them).
+# Versions and hashes are those of requirements/test.txt or dev.txt for these two, else train.txt (scripts/lock.sh writes them).
 # pip adds what they leave out, since the machine decides its build: libraries for CUDA and TPU, torch.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,8 +14,10 @@ if [ ! -x .venv/bin/python ]; then
     }
     "$python" -m venv .venv
 fi
-lock=requirements/$extra.txt
-[ -f "$lock" ] || lock=requirements/train.txt
+case "$extra" in
+    test | dev) lock=requirements/$extra.txt ;;
+    *) lock=requirements/train.txt ;;
+esac
 # Installed already, with this extra and from these files? Then there is nothing to do.
 stamp=.venv/.ringformer-$extra
 if [ ! -e "$stamp" ] || [ setup.py -nt "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ "$lock" -nt "$stamp" ]; then
@@ -23,7 +25,7 @@ if [ ! -e "$stamp" ] || [ setup.py -nt "$stamp" ] || [ pyproject.toml -nt "$stam
     pip=(.venv/bin/python -m pip --disable-pip-version-check install --quiet)
     "${pip[@]}" --require-hashes --no-deps --requirement "$lock"
     case "$extra" in
-        train | docs) "${pip[@]}" --no-build-isolation --no-deps --editable . ;;
+        train) "${pip[@]}" --no-build-isolation --no-deps --editable . ;;
         *) "${pip[@]}" --no-build-isolation --editable ".[train,$extra]" ;; # and what the machine decides
     esac
     touch "$stamp"

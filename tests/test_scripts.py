@@ -257,7 +257,6 @@ def installing(tmp_path):
     [
         ([], "train", "--no-build-isolation --no-deps --editable ."),
         (["train"], "train", "--no-build-isolation --no-deps --editable ."),
-        (["docs"], "docs", "--no-build-isolation --no-deps --editable ."),
         (["test"], "test", "--no-build-isolation --editable .[train,test]"),
         (["cuda"], "train", "--no-build-isolation --editable .[train,cuda]"),
     ],
