@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ringformer.convert.architecture import to_hf_config
-from ringformer.convert.tensor_files import ShardWriter, TensorFolder
-from ringformer.convert.weights import weights
+from ringformer.convert.hf_config import to_hf_config
+from ringformer.convert.hf_weights import weights
+from ringformer.convert.safetensors_files import ShardWriter, TensorFolder
 from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import preset
+from ringformer.models.llama_presets import preset
 
 
 def rows(name: str, shape: tuple[int, ...]):

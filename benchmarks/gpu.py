@@ -35,8 +35,8 @@ def parity(size: str) -> list[dict]:
     import jax
     import jax.numpy as jnp
 
-    from ringformer.ops import reference
-    from ringformer.ops.ring import ring_attention
+    from ringformer.ops import dense_reference
+    from ringformer.ops.ring_attention import ring_attention
 
     rows = []
     T = 2048 if size == "full" else 256
@@ -47,7 +47,7 @@ def parity(size: str) -> list[dict]:
         ids = jnp.sort(jnp.arange(T) % segments)[None]
         with jax.default_matmul_precision("highest"):
             expected = _with_gradients(
-                lambda q, k, v, ids=ids: reference.attention(q, k, v, segment_ids=ids), q, k, v, do
+                lambda q, k, v, ids=ids: dense_reference.attention(q, k, v, segment_ids=ids), q, k, v, do
             )
             for dtype in ("float32", "bfloat16"):
                 ours = _with_gradients(
@@ -66,7 +66,7 @@ def attention(size: str) -> list[dict]:
     import jax
     import jax.numpy as jnp
 
-    from ringformer.ops.ring import ring_attention
+    from ringformer.ops.ring_attention import ring_attention
 
     rows = []
     for T, heads, key_heads in ATTENTION[size]:
@@ -94,10 +94,10 @@ def step(size: str, index: int) -> dict:
     from ringformer.data import Batch
     from ringformer.mesh import BATCH, make_mesh
     from ringformer.models.llama import LlamaConfig
-    from ringformer.models.presets import preset
+    from ringformer.models.llama_presets import preset
     from ringformer.train.config import OptimizerConfig
-    from ringformer.train.metrics import model_flops_per_token, peak_flops
     from ringformer.train.optimizer import make_optimizer
+    from ringformer.train.reporter import model_flops_per_token, peak_flops
     from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
     from ringformer.train.step import make_train_step
 

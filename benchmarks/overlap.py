@@ -23,8 +23,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from ringformer.estimate.compile import compile_step_apart
-from ringformer.estimate.roofline import smallest_local_length
+from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.compile_step import compile_step_apart
 from ringformer.estimate.targets import target
 from ringformer.models.llama import LlamaConfig
 

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from ringformer.data.binpack import attention_work, order_by_batch, pack, spread
+from ringformer.data.packing.bin_packing import attention_work, order_by_batch, pack, spread
 
 
 def books(low, high, n):

@@ -26,8 +26,8 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ringformer.data import load_tokenizer, open_or_build, read_documents, train_sentencepiece
-from ringformer.data.chat import Message
-from ringformer.data.templates import load_template
+from ringformer.data.chats.conversations import Message
+from ringformer.data.chats.templates import load_template
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 TEMPLATE = {"sentencepiece": "vicuna", "tokenizer.json": "llama3"}

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from ringformer.cli import load_config
-from ringformer.estimate.search import compiled_by, run
+from ringformer.estimate.longest_context import compiled_by, run
 from ringformer.estimate.targets import GiB
 from ringformer.train.config import parse_stages
 

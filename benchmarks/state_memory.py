@@ -1,7 +1,7 @@
 """What a device holds while a state begins, compiled for hardware that is not here; beside it what the state holds.
 
 The parameters are drawn by one program, the optimizer's state by another. Saving and restoring run none, so they hold
-the state alone (tests/train/test_checkpoint.py).
+the state alone (tests/train/test_checkpoints.py).
 
     python benchmarks/state_memory.py --out results/state_memory.json       # needs both compilers, minutes
     python benchmarks/state_memory.py --case llama_3b v5e-256 1,1,1,256     # one of them
@@ -20,12 +20,12 @@ from pathlib import Path
 
 import jax
 
-from ringformer.estimate.compile import WITHOUT_DEVICES
-from ringformer.estimate.dump import compile_until_scheduled
+from ringformer.estimate.compile_step import WITHOUT_DEVICES
+from ringformer.estimate.compiler_dump import compile_until_scheduled
 from ringformer.estimate.targets import only_compilers, target
 from ringformer.mesh import compiler_options, make_mesh
 from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import preset
+from ringformer.models.llama_presets import preset
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import (

@@ -6,11 +6,11 @@ width, V vocabulary, L layers.
 """
 
 from ringformer.models.llama import Axes, Llama, LlamaConfig
-from ringformer.models.presets import preset
-from ringformer.ops.feedforward import blockwise_feedforward
+from ringformer.models.llama_presets import preset
+from ringformer.ops.blockwise_feedforward import blockwise_feedforward
+from ringformer.ops.cross_entropy import cross_entropy
 from ringformer.ops.layouts import enter, leave, permutation
-from ringformer.ops.loss import cross_entropy
-from ringformer.ops.ring import ring_attention, sharded_ring_attention
+from ringformer.ops.ring_attention import ring_attention, sharded_ring_attention
 
 __all__ = [
     "Axes",

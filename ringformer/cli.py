@@ -117,10 +117,10 @@ def train(argv: list[str]) -> int:
         join_processes(args.coordinator_address, args.num_processes, args.process_id)
     elif args.coordinator_address or args.num_processes or args.process_id is not None:
         raise UsageError("--coordinator_address, --num_processes and --process_id need --distributed")
+    from ringformer.train.context_stages import prepare_stages, train_stages
     from ringformer.train.loop import prepare
     from ringformer.train.loop import train as run_training
     from ringformer.train.preemption import Terminated
-    from ringformer.train.stages import prepare_stages, train_stages
 
     try:
         if values.stages:
@@ -142,7 +142,7 @@ def estimate(argv: list[str]) -> int:
         "Compile the training step for a target and report memory, communication and overlap. With --config, other "
         "arguments, such as --config.model.ffn_chunk=512, change the configuration; of one with stages, each is "
         "estimated, with the days and device-hours of its tokens."))  # fmt: skip
-    parser.add_argument("--model", default="llama_7b", help="a preset (ringformer/models/presets.py)")
+    parser.add_argument("--model", default="llama_7b", help="a preset (ringformer/models/llama_presets.py)")
     parser.add_argument("--config", help="a config file instead of a preset")
     parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
@@ -169,12 +169,12 @@ def estimate(argv: list[str]) -> int:
     import json
     from dataclasses import replace
 
-    from ringformer.estimate import report, roofline
-    from ringformer.estimate.compile import CompilerFailure
-    from ringformer.estimate.stages import Work, judge, row, table, work
+    from ringformer.estimate import closed_forms, report
+    from ringformer.estimate.compile_step import CompilerFailure
     from ringformer.estimate.targets import only_compilers, target
+    from ringformer.estimate.workload import Work, judge, row, table, work
     from ringformer.models.llama import LlamaConfig
-    from ringformer.models.presets import preset
+    from ringformer.models.llama_presets import preset
     from ringformer.train.config import parse_stages
 
     only_compilers()
@@ -210,11 +210,11 @@ def estimate(argv: list[str]) -> int:
                  f"{args.target}")  # fmt: skip
         parts = one.memory(goal)
         if found is None:
-            as_json = report.closed_form_as_json(goal, parts, roofline.host_bytes(one.model, one.local(goal)))
+            as_json = report.closed_form_as_json(goal, parts, closed_forms.host_bytes(one.model, one.local(goal)))
             print(json.dumps(as_json) if args.json else report.closed_form_as_text(title, goal, parts))
             rows = rows or [as_json]
             continue
-        time = found.schedule and roofline.step_time(found.schedule, one.step_tokens)
+        time = found.schedule and closed_forms.step_time(found.schedule, one.step_tokens)
         title += f", head_groups {one.model.head_groups}, remat_group {one.model.remat_group}"
         hops = _ring_hops(one, goal)
         saving = {name: getattr(one.model, name) for name in ("head_groups", "remat_group", "q_chunk", "k_chunk")}
@@ -231,14 +231,14 @@ def estimate(argv: list[str]) -> int:
 
 def _ring_hops(one, goal) -> dict:
     """A hop of the ring each way, modelled; nothing without a ring."""
-    from ringformer.estimate import roofline
+    from ringformer.estimate import closed_forms
     from ringformer.mesh import mesh_shape
 
     _, _, tp, sp = mesh_shape(one.mesh_dim, goal.num_devices)
     if one.model.attention != "ring" or sp == 1:
         return {}
     return {
-        name: roofline.hop(one.model, goal, one.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward")
+        name: closed_forms.hop(one.model, goal, one.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward")
         for name in ("forward", "backward")
     }
 
@@ -248,7 +248,7 @@ def plan(argv: list[str]) -> None:
         "The fastest mesh and memory settings that the compiler accepts for a context, or the longest. Fastest by a "
         "model of time: FLOPs at the share of the peak that `estimate` counts on, and what the schedule leaves "
         "exposed."))  # fmt: skip
-    parser.add_argument("--model", required=True, help="a preset (ringformer/models/presets.py)")
+    parser.add_argument("--model", required=True, help="a preset (ringformer/models/llama_presets.py)")
     parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
     parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
     parser.add_argument("--compute_dtype", default="bfloat16", choices=("bfloat16", "float32"))
@@ -278,10 +278,10 @@ def tables(argv: list[str]) -> None:
     parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
     parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16; or table1")
     args = parser.parse_args(argv)
-    from ringformer.estimate import activations
-    from ringformer.estimate.document import write_tables
-    from ringformer.estimate.tables import ROWS, SCALING, cells, fill
     from ringformer.estimate.targets import only_compilers
+    from ringformer.paper import activation_memory
+    from ringformer.paper.max_context import ROWS, SCALING, cells, fill
+    from ringformer.paper.tables_document import write_tables
 
     only_compilers()
 
@@ -301,7 +301,7 @@ def tables(argv: list[str]) -> None:
 
     table1 = out.with_name("activations.json")
     if args.only == "table1" or not (args.row or args.only or args.passes == 0):
-        activations.fill(table1, log)
+        activation_memory.fill(table1, log)
     fill(out, wanted, log, args.passes)
     write_tables(out, table1, docs)
     print(f"{out}, {docs}/tables.md, figure1.png, figure5.png")

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from ringformer.device_order import order_devices
-from ringformer.ops.collectives import gather_weight
+from ringformer.ops.gather_weight import gather_weight
 from ringformer.ops.layouts import check_layout
 
 AXIS_NAMES = ("dp", "fsdp", "tp", "sp")

@@ -98,7 +98,7 @@ def generate(folder: Path, run_dir: Path) -> None:
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     from ringformer.inference.generate import generate
-    from ringformer.inference.load import load_model
+    from ringformer.inference.load_model import load_model
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     chat = [{"role": "user", "content": "What does json.dumps do?"}]

@@ -16,10 +16,10 @@ from jax.sharding import NamedSharding
 
 from ringformer.cli import UsageError, load_config, simulate_cpu_devices
 from ringformer.inference.generate import generate
-from ringformer.inference.load import load_model
+from ringformer.inference.load_model import load_model
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.ops.layouts import permutation
-from ringformer.train.checkpoint import restore_params
+from ringformer.train.checkpoints import restore_params
 from ringformer.train.config import Config, parse
 from ringformer.train.loop import Run, prepare, train
 from ringformer.train.state import weight_shardings

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ringformer.estimate.hlo import Collective, Program
+from ringformer.estimate.compiled_program import Collective, Program
 
 __all__ = ["Collective", "executed_collectives", "on_tpu"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ringformer.cli import UsageError, load_config, main
-from ringformer.estimate import stages, targets
-from ringformer.estimate.compile import CompilerFailure
+from ringformer.estimate import targets, workload
+from ringformer.estimate.compile_step import CompilerFailure
 from ringformer.ops.rope import RopeScaling
 from ringformer.train.config import parse
 
@@ -128,7 +128,7 @@ def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):
     def breaks(*args, **kwargs):
         raise CompilerFailure("INTERNAL: something else")
 
-    monkeypatch.setattr(stages, "compile_step_apart", breaks)
+    monkeypatch.setattr(workload, "compile_step_apart", breaks)
     assert main(ESTIMATE) == 1
     out, err = capsys.readouterr()
     assert not out and "the compiler broke down, which says nothing of whether it fits: INTERNAL" in err

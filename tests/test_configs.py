@@ -9,9 +9,9 @@ import pytest
 from benchmarks.stages import SHIPPED, cases, table, write, write_table
 from ringformer.cli import load_config, main
 from ringformer.estimate import targets
-from ringformer.estimate.roofline import hop
-from ringformer.estimate.stages import work
+from ringformer.estimate.closed_forms import hop
 from ringformer.estimate.targets import target
+from ringformer.estimate.workload import work
 from ringformer.mesh import mesh_shape
 from ringformer.train.config import parse_stages
 

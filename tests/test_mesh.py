@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh
 
 from ringformer.mesh import AXIS_NAMES, check_model, make_mesh, mesh_shape, shard_weight
 from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import PRESETS
+from ringformer.models.llama_presets import PRESETS
 from ringformer.train.state import weight_shardings
 
 

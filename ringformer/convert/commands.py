@@ -4,7 +4,7 @@ import argparse
 import re
 
 from ringformer.convert import from_hf, to_hf, verify
-from ringformer.convert.verification import as_text
+from ringformer.convert.verify_logits import as_text
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 

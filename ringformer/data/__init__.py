@@ -1,13 +1,14 @@
 """Data: documents from a source, tokenized into a store, packed into sequences, loaded for the ring."""
 
-from ringformer.data.lengths import DocumentLengths, too_short
 from ringformer.data.loader import Loader
-from ringformer.data.mixture import Mixture, open_mixture, parse_mixture
-from ringformer.data.packing import Batch, PackedSequences
-from ringformer.data.prepare import build_stores, open_or_build
+from ringformer.data.packing.document_lengths import DocumentLengths, too_short
+from ringformer.data.packing.mixture import Mixture, open_mixture, parse_mixture
+from ringformer.data.packing.stream import Batch, PackedSequences
+from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.sources import Document, Documents, read_documents
-from ringformer.data.store import TokenStore
-from ringformer.data.tokenizers import (
+from ringformer.data.stores.prepare import build_stores, open_or_build
+from ringformer.data.stores.token_store import TokenStore
+from ringformer.data.tokenizers.sentencepiece import (
     ByteTokenizer,
     Segment,
     SentencePieceTokenizer,
@@ -17,7 +18,6 @@ from ringformer.data.tokenizers import (
     save_tokenizer,
     train_sentencepiece,
 )
-from ringformer.data.whole import WholeDocuments
 
 __all__ = [
     "Batch",

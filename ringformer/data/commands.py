@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ringformer.data.chat import FORMATS
-from ringformer.data.clean import RULES, USUAL_RULES
-from ringformer.data.inspect import show_samples
-from ringformer.data.prepare import open_or_build
-from ringformer.data.report import as_text
+from ringformer.data.chats.cleaning import RULES, USUAL_RULES
+from ringformer.data.chats.conversations import FORMATS
+from ringformer.data.chats.templates import TEMPLATES
 from ringformer.data.sources import KINDS, read_documents
-from ringformer.data.store import TokenStore
-from ringformer.data.templates import TEMPLATES
-from ringformer.data.tokenizers import load_tokenizer, train_sentencepiece
+from ringformer.data.stores.inspect_store import show_samples
+from ringformer.data.stores.preparation_report import as_text
+from ringformer.data.stores.prepare import open_or_build
+from ringformer.data.stores.token_store import TokenStore
+from ringformer.data.tokenizers.sentencepiece import load_tokenizer, train_sentencepiece
 
 TOKENIZER_HELP = "bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them"
 

@@ -13,11 +13,11 @@ from typing import Literal
 import jax
 import numpy as np
 
-from ringformer.data.lengths import DocumentLengths, document_lengths
-from ringformer.data.mixture import Mixture
-from ringformer.data.packing import Batch, PackedAttention, PackedSequences
-from ringformer.data.store import TokenStore
-from ringformer.data.whole import WholeDocuments
+from ringformer.data.packing.document_lengths import DocumentLengths, document_lengths
+from ringformer.data.packing.mixture import Mixture
+from ringformer.data.packing.stream import Batch, PackedAttention, PackedSequences
+from ringformer.data.packing.whole_documents import WholeDocuments
+from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
 
 Packing = Literal["stream", "whole"]

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from ringformer.estimate import search
-from ringformer.estimate.roofline import (
+from ringformer.estimate import longest_context
+from ringformer.estimate.closed_forms import (
     assumption,
     attention_flops,
     causal_excess,
@@ -18,12 +18,12 @@ from ringformer.estimate.roofline import (
     model_flops,
     peak_bytes,
 )
-from ringformer.estimate.search import Case, Saving, savings
+from ringformer.estimate.longest_context import Case, Saving, savings
 from ringformer.estimate.targets import GiB, MissingCompiler, Target, target
 from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import preset
-from ringformer.ops.chunks import default_chunk
+from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import VISIBLE
+from ringformer.ops.work_list import default_chunk
 
 
 class Candidate(NamedTuple):
@@ -144,7 +144,7 @@ def plan(
             break
         attempts -= 1
         log(f"compiling {candidate}, {seq_len:,} tokens")
-        found = search.run(candidate.case.command(seq_len, candidate.saving))
+        found = longest_context.run(candidate.case.command(seq_len, candidate.saving))
         if found["fits"]:
             rest = [c for c in likely if c.seconds_per_token >= candidate.seconds_per_token]
             return Plan(seq_len, candidate, found, refused + _slower([candidate, *rest]), excess)

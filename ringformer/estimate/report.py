@@ -1,8 +1,8 @@
 """An estimate as one JSON object for a program, and as text for a person."""
 
-from ringformer.estimate.compile import Estimate
-from ringformer.estimate.roofline import ADVICE, Hop, StepTime, assumption
-from ringformer.estimate.schedule import Transfer
+from ringformer.estimate.closed_forms import ADVICE, Hop, StepTime, assumption
+from ringformer.estimate.compile_step import Estimate
+from ringformer.estimate.overlap import Transfer
 from ringformer.estimate.targets import GiB, Target
 
 

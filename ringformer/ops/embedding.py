@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from ringformer.ops.derivatives import reverse_mode_only
-from ringformer.ops.token_chunks import scan_chunks
-from ringformer.ops.vma import vary, vary_like, varying_axes
+from ringformer.ops.derivative_guards import reverse_mode_only
+from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 CHUNK = 1024
 """Tokens of a sequence whose gradients are in float32, and sorted by the compiler's scatter, at once."""

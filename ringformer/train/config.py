@@ -20,11 +20,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ml_collections import ConfigDict, config_dict
 
 from ringformer.data import parse_mixture
-from ringformer.data.clean import USUAL_RULES
-from ringformer.data.containment import read_object
+from ringformer.data.chats.cleaning import USUAL_RULES
 from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import preset
+from ringformer.models.llama_presets import preset
 from ringformer.ops.rope import RopeScaling
+from ringformer.untrusted_files import read_object
 
 ARCHITECTURE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
                 "tie_embeddings")  # fmt: skip
@@ -66,7 +66,7 @@ class DataConfig:
     chat_length: int = 0
     """Conversations of more tokens are split between turns; 0: never."""
     clean: str = USUAL_RULES
-    """Rules for conversations (ringformer/data/clean.py)."""
+    """Rules for conversations (ringformer/data/chats/cleaning.py)."""
     skip_malformed: bool = False
     """Leave conversations out that cannot be read, and count them."""
 

@@ -24,18 +24,24 @@ from ringformer.data import (
     save_tokenizer,
     too_short,
 )
-from ringformer.data.containment import contained_files
 from ringformer.data.loader import Parts
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
-from ringformer.train.checkpoint import CARRIED, HF_CONFIG, Checkpoints, restore_params
-from ringformer.train.checks import BatchWatch, check_folders, check_metrics_finite, check_state_finite, rope_changes
+from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches, make_evaluation
-from ringformer.train.metrics import Reporter, model_flops_per_token, peak_flops
 from ringformer.train.optimizer import make_optimizer, schedule
 from ringformer.train.preemption import SaveClock, Terminated, Termination
+from ringformer.train.reporter import Reporter, model_flops_per_token, peak_flops
+from ringformer.train.run_checks import (
+    BatchWatch,
+    check_folders,
+    check_metrics_finite,
+    check_state_finite,
+    rope_changes,
+)
 from ringformer.train.state import TrainState, decayed, first_state, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step
+from ringformer.untrusted_files import contained_files
 
 
 class Run(NamedTuple):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from ringformer.ops.vma import varying_axes
+from ringformer.ops.varying_axes import varying_axes
 from ringformer.train.config import OptimizerConfig
 
 

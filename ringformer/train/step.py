@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.mesh import AXIS_NAMES, BATCH, compiler_options
 from ringformer.models.llama import Axes, LlamaConfig
-from ringformer.ops.vma import vary
+from ringformer.ops.varying_axes import vary
 from ringformer.train.optimizer import clip, global_norm
 from ringformer.train.state import TrainState, abstract_model, specs
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ringformer.cli import main
-from ringformer.convert.verification import compare
+from ringformer.convert.verify_logits import compare
 from tests.convert.models import save_model
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ringformer.convert import from_hf, to_hf
-from ringformer.inference.load import load_model
-from ringformer.train.checkpoint import restore_params
+from ringformer.inference.load_model import load_model
+from ringformer.train.checkpoints import restore_params
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.loop import prepare, train

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from ringformer.convert.architecture import to_hf_config
-from ringformer.convert.tensor_files import ShardWriter
-from ringformer.convert.weights import weights
+from ringformer.convert.hf_config import to_hf_config
+from ringformer.convert.hf_weights import weights
+from ringformer.convert.safetensors_files import ShardWriter
 from ringformer.models.llama import LlamaConfig
 
 CONFIG = LlamaConfig(vocab_size=16384, hidden_size=1024, intermediate_size=4096, num_layers=7, num_heads=16,
@@ -18,8 +18,8 @@ CONFIG = LlamaConfig(vocab_size=16384, hidden_size=1024, intermediate_size=4096,
 PROGRAM = """
 import resource, sys
 import jax
-from ringformer.convert import from_hf, streams, to_hf, weights
-weights.BLOCK_BYTES, streams.CACHE_BYTES = 4 * 2**20, 2**24
+from ringformer.convert import block_streams, from_hf, hf_weights, to_hf
+hf_weights.BLOCK_BYTES, block_streams.CACHE_BYTES = 4 * 2**20, 2**24
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 verb, source, target = sys.argv[1:]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from ringformer.convert import from_hf, to_hf, weights
+from ringformer.convert import from_hf, hf_weights, to_hf
 from ringformer.inference.generate import generate
-from ringformer.inference.load import load_model
+from ringformer.inference.load_model import load_model
 from tests.convert.models import CONTEXT, FAMILIES, load, logits, save_model, tensors
 
 
@@ -47,7 +47,7 @@ def test_bits_logits_and_greedy_tokens(family, tmp_path):
 @pytest.mark.parametrize("stored", ["float32", None], ids=["as float32", "as it is"])
 def test_half_precision_keeps_its_bits(dtype, stored, tmp_path, monkeypatch):
     """Through float32 and stored as it came; in shards; in blocks of a head or a few rows."""
-    monkeypatch.setattr(weights, "BLOCK_BYTES", 4000)
+    monkeypatch.setattr(hf_weights, "BLOCK_BYTES", 4000)
     theirs = save_model(tmp_path / "theirs", "llama_3", dtype=dtype, max_shard_size="30KB")
     assert len(list(theirs.glob("*.safetensors"))) > 3
     from_hf(theirs, tmp_path / "ours", stored or dtype)

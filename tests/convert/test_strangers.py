@@ -10,11 +10,11 @@ from safetensors.numpy import load_file, save_file
 
 from ringformer.cli import main
 from ringformer.convert import from_hf, to_hf
-from ringformer.convert.architecture import from_hf_config
-from ringformer.convert.tensor_files import TensorFolder
-from ringformer.train.checkpoint import CARRIED
+from ringformer.convert.hf_config import from_hf_config
+from ringformer.convert.safetensors_files import TensorFolder
+from ringformer.train.checkpoints import CARRIED
 from tests.convert.models import save_model, tensors
-from tests.convert.test_importing import HF
+from tests.convert.test_import_hf import HF
 
 INDEX = "model.safetensors.index.json"
 

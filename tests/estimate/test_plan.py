@@ -2,10 +2,9 @@
 
 import pytest
 
+from ringformer.estimate import closed_forms, longest_context, targets
 from ringformer.estimate import plan as planning
-from ringformer.estimate import roofline, search, targets
-from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
-from ringformer.estimate.roofline import (
+from ringformer.estimate.closed_forms import (
     StepTime,
     attention_flops,
     causal_excess,
@@ -14,13 +13,14 @@ from ringformer.estimate.roofline import (
     peak_bytes,
     step_time,
 )
-from ringformer.estimate.schedule import Rates, Schedule
-from ringformer.estimate.search import Saving
+from ringformer.estimate.longest_context import Saving
+from ringformer.estimate.overlap import Rates, Schedule
+from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
 from ringformer.estimate.targets import target
 from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import preset
-from ringformer.ops.chunks import cut, visible_pairs
+from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import PARTS, VISIBLE
+from ringformer.ops.work_list import cut, visible_pairs
 
 GPUS = "8xA100-80"
 
@@ -38,7 +38,7 @@ def compiler(monkeypatch, accepts):
             "tokens_per_second_model": 1.0,
         }
 
-    monkeypatch.setattr(search, "run", run)
+    monkeypatch.setattr(longest_context, "run", run)
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
 
 
@@ -96,7 +96,7 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
         compiled.append(candidate)
         return {"fits": 2 * candidate.peak <= goal.budget, "peak_bytes": 2 * candidate.peak}
 
-    monkeypatch.setattr(search, "run", run)
+    monkeypatch.setattr(longest_context, "run", run)
     found = plan("llama_7b", GPUS, length, "bfloat16", lambda line: None)
     assert len(compiled) == 2 and found.chosen == compiled[1] and found.excess == pytest.approx(2)
     assert 2 * compiled[0].peak > goal.budget >= 2 * compiled[1].peak
@@ -115,7 +115,7 @@ def test_nothing_fits(monkeypatch):
 
 def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
-    monkeypatch.setattr(search, "run", lambda command: pytest.fail("nothing to compile with"))
+    monkeypatch.setattr(longest_context, "run", lambda command: pytest.fail("nothing to compile with"))
     said = []
     found = longest_plan("llama_7b", GPUS, "bfloat16", said.append)
     assert set(said) == {"the compiler for NVIDIA A100-SXM4-80GB is missing: pip install 'jax[cuda13]'"}
@@ -136,7 +136,7 @@ def test_a_plan_counts_on_what_an_estimate_counts_on(monkeypatch):
     )
     seen = []
     for efficiency, said in ((0.6, "60%"), (0.3, "30%")):
-        monkeypatch.setattr(roofline, "MATMUL_EFFICIENCY", efficiency)
+        monkeypatch.setattr(closed_forms, "MATMUL_EFFICIENCY", efficiency)
         found = candidates("llama_7b", goal, length, "bfloat16", 8)
         (one,) = (c for c in found if c.case.mesh_dim == "1,8,1,1" and c.saving == Saving() and not c.case.offload
                   and c.case.layout == "zigzag")  # fmt: skip
@@ -164,7 +164,8 @@ def test_closed_forms():
     model = LlamaConfig(**preset("llama_7b"))
     weights, pairs = model.num_params - 32000 * 4096, 32 * 32 * 128 * 4096**2 / 2
     assert model_flops(model, 4096) == pytest.approx(6 * weights * 4096 + 14 * pairs)
-    peaks = [peak_bytes(LlamaConfig(**preset("llama_7b") | vars(s)), 32768, devices=256) for s in search.savings(model)]
+    settings = [LlamaConfig(**preset("llama_7b") | vars(s)) for s in longest_context.savings(model)]
+    peaks = [peak_bytes(c, 32768, devices=256) for c in settings]
     assert peaks == sorted(peaks, reverse=True) and planning.GiB * 12 < peaks[1] < planning.GiB * 15
 
 

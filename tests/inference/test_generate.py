@@ -7,7 +7,7 @@ from flax import nnx
 
 from ringformer.inference.generate import generate
 from ringformer.models.llama import Llama, LlamaConfig
-from ringformer.models.presets import preset
+from ringformer.models.llama_presets import preset
 
 
 def test_greedy_equals_argmax_of_growing_text():

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
 from ringformer.models.llama import ATTENTION, REMAT, Axes, Llama, LlamaConfig
-from ringformer.models.presets import PRESETS, preset
+from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops import layouts
 from ringformer.ops.rope import RopeScaling
 from tests.helpers import relative_error

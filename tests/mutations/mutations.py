@@ -23,42 +23,44 @@ PRECISION = "train/test_precision.py::test_no_error_grows[1,1,1,8]"
 ADAMW = "train/test_optimizer.py::test_a_run_is_adamw_on_the_gradients_of_the_oracle[{}]".format
 UNTIED, TIED = ADAMW("cosine-7-False"), ADAMW("constant-3-True")
 NUMBERS = "train/test_reported_numbers.py::test_every_number_of_a_run_follows_from_what_it_saved"
-RING_5, RING_BF16 = "ops/test_ring.py::test_plain_causal[zigzag-5]", "ops/test_precision.py::test_attention[zigzag-8]"
+RING_5 = "ops/test_ring_attention.py::test_plain_causal[zigzag-5]"
+RING_BF16 = "ops/test_precision.py::test_attention[zigzag-8]"
+RING, BLOCK = "ops/ring_attention.py", "ops/blockwise_attention.py"
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
 
 MUTATIONS = [
     # Precision: what is summed or computed in float32 is not.
     Mutation(
-        "forward accumulator in bfloat16 between hops", "ops/ring.py",
+        "forward accumulator in bfloat16 between hops", RING,
         "return block_forward(state, queries, keys, work, ring.scale), arriving",
         "state = block_forward(state, queries, keys, work, ring.scale)\n"
         f"        return state._replace(o=state.o.{ROUND}), arriving",
         PRECISION,
     ),
     Mutation(
-        "delta in bfloat16", "ops/ring.py",
+        "delta in bfloat16", RING,
         "o, do, preferred_element_type=jnp.float32) - dlse", "o, do) - dlse", PRECISION,
     ),
     Mutation(
-        "dk and dv in bfloat16 between hops", "ops/ring.py",
+        "dk and dv in bfloat16 between hops", RING,
         "jax.tree.map(jnp.add, behind, dkeys)", f"jax.tree.map(lambda a, b: (a + b).{ROUND}, behind, dkeys)",
         RING_BF16,
     ),
     Mutation(
-        "dq in bfloat16 between hops", "ops/ring.py",
+        "dq in bfloat16 between hops", RING,
         "dq, dkeys = block_backward(dq, queries, keys, rows, work, ring.scale)",
         "dq, dkeys = block_backward(dq, queries, keys, rows, work, ring.scale)\n"
         f"        dq = dq.{ROUND}",
         RING_BF16,
     ),
     Mutation(
-        "attention logits in bfloat16", "ops/blockwise.py",
+        "attention logits in bfloat16", BLOCK,
         's = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale',
         's = jnp.einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]).astype(jnp.float32) * scale',
         PRECISION,
     ),
     Mutation(
-        "gradients reduce-scattered in bfloat16", "ops/collectives.py",
+        "gradients reduce-scattered in bfloat16", "ops/gather_weight.py",
         "(lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)",
         "(lax.psum_scatter(dw.astype(jnp.bfloat16), axes, scatter_dimension=dw.ndim + dim, tiled=True)"
         ".astype(jnp.float32),)",
@@ -72,19 +74,19 @@ MUTATIONS = [
         "ops/test_precision.py::test_rope",
     ),
     Mutation(
-        "the loss's logits in bfloat16", "ops/loss.py",
+        "the loss's logits in bfloat16", "ops/cross_entropy.py",
         'logits = jnp.einsum("btd,dv->btv", x, head, preferred_element_type=jnp.float32)',
         'logits = jnp.einsum("btd,dv->btv", x, head).astype(jnp.float32)',
         PRECISION,
     ),
     Mutation(
-        "the head's gradient summed in bfloat16", "ops/loss.py",
+        "the head's gradient summed in bfloat16", "ops/cross_entropy.py",
         'dhead += jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)',
         f'dhead = (dhead + jnp.einsum("btd,btv->dv", x, dlogits)).{ROUND}',
         PRECISION,
     ),
     Mutation(
-        "the feed-forward's gradient summed in bfloat16", "ops/feedforward.py",
+        "the feed-forward's gradient summed in bfloat16", "ops/blockwise_feedforward.py",
         "lambda t, d: t + d.astype(jnp.float32)", f"lambda t, d: (t + d).{ROUND}", PRECISION,
     ),
     Mutation(
@@ -93,7 +95,7 @@ MUTATIONS = [
         "total.astype(jnp.bfloat16).at[tokens].add(dx).astype(jnp.float32)",
         "ops/test_precision.py::test_embedding",
     ),
-    Mutation("l in bfloat16 between hops", "ops/ring.py",
+    Mutation("l in bfloat16 between hops", RING,
              "return block_forward(state, queries, keys, work, ring.scale), arriving",
              "state = block_forward(state, queries, keys, work, ring.scale)\n"
              f"        return state._replace(l=state.l.{ROUND}), arriving",
@@ -103,23 +105,23 @@ MUTATIONS = [
              RING_BF16),
     Mutation("the product with the values in bfloat16", "ops/online_softmax.py",
              "p.astype(v.dtype), v, preferred_element_type=jnp.float32)", "p.astype(v.dtype), v)", RING_BF16),
-    Mutation("the gradient of the probabilities in bfloat16", "ops/blockwise.py",
+    Mutation("the gradient of the probabilities in bfloat16", BLOCK,
              'dp = _einsum("bkgtd,bksd->bkgts", do, k.kv[1])', 'dp = jnp.einsum("bkgtd,bksd->bkgts", do, k.kv[1])',
              RING_BF16),
-    Mutation("m and l saved in bfloat16", "ops/ring.py",
+    Mutation("m and l saved in bfloat16", RING,
              "o, softmax = checkpoint_name(o, SAVED_OUTPUT)",
              f"softmax = softmax.{ROUND}\n    o, softmax = checkpoint_name(o, SAVED_OUTPUT)", RING_BF16),
-    Mutation("the bias's gradient summed in bfloat16", "ops/blockwise.py",
+    Mutation("the bias's gradient summed in bfloat16", BLOCK,
              "else ds.sum(axis=(1, 2, 3))", "else ds.astype(jnp.bfloat16).sum(axis=(1, 2, 3)).astype(jnp.float32)",
              RING_BF16),
-    Mutation("dk's product in bfloat16", "ops/blockwise.py",
+    Mutation("dk's product in bfloat16", BLOCK,
              'dk = _einsum("bkgts,bkgtd->bksd", ds, q.q)',
              'dk = jnp.einsum("bkgts,bkgtd->bksd", ds, q.q).astype(jnp.float32)',
              "ops/test_precision.py::test_products_are_float32_before_they_are_summed[attention]"),
     Mutation("cos and sin in bfloat16", "ops/rope.py",
              "cos, sin = jnp.cos(angle), jnp.sin(angle)",
              f"cos, sin = (f(angle).{ROUND} for f in (jnp.cos, jnp.sin))", "ops/test_precision.py::test_rope"),
-    Mutation("the head's gradient, its product in bfloat16", "ops/loss.py",
+    Mutation("the head's gradient, its product in bfloat16", "ops/cross_entropy.py",
              'jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)',
              'jnp.einsum("btd,btv->dv", x, dlogits)', "ops/test_precision.py::test_cross_entropy[32 chunks]"),
     Mutation("the model's logits in bfloat16", "models/llama.py",
@@ -188,7 +190,7 @@ MUTATIONS = [
     Mutation("evaluation in an order of the run's seed", "train/loop.py", "mesh, seed=0)", "mesh, seed=config.seed)",
              NUMBERS),
     Mutation(
-        "bytes per token over untrained tokens", "data/packing.py",
+        "bytes per token over untrained tokens", "data/packing/stream.py",
         'meta["utf8_bytes"] / self.store.meta["trained_tokens"]', 'meta["utf8_bytes"] / self.store.meta["tokens"]',
         NUMBERS,
     ),
@@ -203,13 +205,13 @@ MUTATIONS = [
     Mutation("evaluation of other parameters than are saved", "train/loop.py", "values = evaluation(state.params,",
              "values = evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),", NUMBERS),
     # The ring.
-    Mutation("own block forgotten", "ops/ring.py", "carry = step(None, (state, keys), send=n > 1)",
+    Mutation("own block forgotten", RING, "carry = step(None, (state, keys), send=n > 1)",
              "carry = state, ring.shift(keys)", RING_5),
-    Mutation("middle hops forgotten", "ops/ring.py", "lax.fori_loop(1, n - 1, partial(step, send=True), carry)",
+    Mutation("middle hops forgotten", RING, "lax.fori_loop(1, n - 1, partial(step, send=True), carry)",
              "lax.fori_loop(1, n - 1, lambda t, c: (c[0], ring.shift(c[1])), carry)", RING_5),
-    Mutation("last hop forgotten", "ops/ring.py", "carry = step(n - 1, carry, send=False)\n    state = carry[0]",
+    Mutation("last hop forgotten", RING, "carry = step(n - 1, carry, send=False)\n    state = carry[0]",
              "state = carry[0]", RING_5),
-    Mutation("dk and dv swapped", "ops/ring.py", "for x in (dkeys.k, dkeys.v))", "for x in (dkeys.v, dkeys.k))",
+    Mutation("dk and dv swapped", RING, "for x in (dkeys.k, dkeys.v))", "for x in (dkeys.v, dkeys.k))",
              RING_5),
-    Mutation("delta forgotten", "ops/blockwise.py", "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
+    Mutation("delta forgotten", BLOCK, "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
 ]  # fmt: skip

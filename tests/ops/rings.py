@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from ringformer.ops import layouts, reference
-from ringformer.ops.ring import ring_attention
+from ringformer.ops import dense_reference, layouts
+from ringformer.ops.ring_attention import ring_attention
 from tests.helpers import normal, packed_segments, ring_mesh, values_and_gradients
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -40,7 +40,7 @@ def segments_with_empty_rows(T):
 def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None):
     """The oracle's outputs and gradients, float32."""
     options = dict(segment_ids=segment_ids, causal=causal, scale=scale, return_lse=True)
-    return values_and_gradients(partial(reference.attention, **options), inputs, cotangents)
+    return values_and_gradients(partial(dense_reference.attention, **options), inputs, cotangents)
 
 
 def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, compile=jit, **options):

@@ -13,7 +13,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringformer.ops.ring import ring_attention
+from ringformer.ops.ring_attention import ring_attention
 from tests.hlo import Collective, executed_collectives, on_tpu
 
 N, H, K, d = 8, 32, 32, 128
@@ -81,7 +81,7 @@ def test_backward_hops(layout):
 @pytest.mark.parametrize("layout", ["zigzag", "striped", "contiguous"])
 def test_memory_is_linear(layout):
     """Twice the tokens take twice the memory: no mask, no logits and no block of the ring is kept. (Of a whole train
-    step: `tests/estimate/test_compile.py`.)"""
+    step: `tests/estimate/test_compile_step.py`.)"""
     short, long = (with_backward(layout, T).memory_analysis().temp_size_in_bytes for T in (8192, 16384))
     assert long <= 2.15 * short
 

@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.models.llama import rms_norm
 from ringformer.ops import rope
-from ringformer.ops.collectives import gather_weight
+from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
+from ringformer.ops.cross_entropy import cross_entropy
 from ringformer.ops.embedding import embed
-from ringformer.ops.feedforward import blockwise_feedforward, swiglu
-from ringformer.ops.loss import cross_entropy
-from ringformer.ops.ring import ring_attention
+from ringformer.ops.gather_weight import gather_weight
+from ringformer.ops.ring_attention import ring_attention
 from tests import dense
 from tests.helpers import errors, normal, ring_mesh
 from tests.ops.rings import LAYOUTS, on_ring

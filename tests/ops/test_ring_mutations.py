@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ringformer.ops import online_softmax, ring
-from ringformer.ops.blockwise import block_backward, block_forward
+from ringformer.ops import online_softmax, ring_attention
+from ringformer.ops.blockwise_attention import block_backward, block_forward
 from ringformer.ops.online_softmax import Softmax
-from ringformer.ops.vma import vary_like
+from ringformer.ops.varying_axes import vary_like
 from tests.helpers import errors
 from tests.ops.rings import arrays, dense, on_ring
 
@@ -88,7 +88,7 @@ def test_mutations_are_caught(name, monkeypatch):
     """Each way of getting the ring wrong exceeds the tolerance in just the arrays that it spoils."""
     mutate, spoiled = MUTATIONS[name]
     for function, mutant in mutate().items():
-        monkeypatch.setattr(ring, function, mutant)
+        monkeypatch.setattr(ring_attention, function, mutant)
     inputs, cotangents = arrays(4 * 4)
     found = errors(on_ring(4, "zigzag", inputs, cotangents), dense(inputs, cotangents))
     assert {array for array, error in found.items() if error > 1e-5} == spoiled, found

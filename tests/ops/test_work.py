@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from ringformer.ops import blockwise, layouts, online_softmax, ring
-from ringformer.ops.chunks import cut
+from ringformer.ops import blockwise_attention, layouts, online_softmax, ring_attention
+from ringformer.ops.work_list import cut
 from tests.helpers import normal, packed_segments, ring_mesh
 
 N, d = 8, 8
@@ -20,7 +20,7 @@ MATMULS = {"forward": 2, "backward": 5}
 def executed(monkeypatch):
     """`executed(T, layout, ...)` runs attention and its gradients on a ring of 8; FLOPs [rank] of each pass."""
     reports, in_backward, programs = [], [], {}
-    update, logits, block_backward = online_softmax.update, blockwise._logits, ring.block_backward
+    update, logits, block_backward = online_softmax.update, blockwise_attention._logits, ring_attention.block_backward
 
     def report(phase, s):
         flops = 2 * MATMULS[phase] * s.size * d
@@ -43,8 +43,8 @@ def executed(monkeypatch):
         return result
 
     monkeypatch.setattr(online_softmax, "update", counted_update)
-    monkeypatch.setattr(blockwise, "_logits", counted_logits)
-    monkeypatch.setattr(ring, "block_backward", marked_backward)
+    monkeypatch.setattr(blockwise_attention, "_logits", counted_logits)
+    monkeypatch.setattr(ring_attention, "block_backward", marked_backward)
 
     def run(T, layout, segment_ids=None, chunk=None):
         arrays = [normal(i, 1, N * T, 1, d) for i in range(4)]
@@ -53,7 +53,8 @@ def executed(monkeypatch):
 
         def per_device(q, k, v, do, ids=None):
             attention = partial(
-                ring.ring_attention, axis_name="sp", layout=layout, segment_ids=ids, q_chunk=chunk, k_chunk=chunk
+                ring_attention.ring_attention, axis_name="sp", layout=layout, segment_ids=ids, q_chunk=chunk,
+                k_chunk=chunk,
             )
             o, vjp = jax.vjp(attention, q, k, v)
             return o, vjp(do)

@@ -8,10 +8,10 @@ import pytest
 
 from ringformer.cli import load_config
 from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import preset
+from ringformer.models.llama_presets import preset
 from ringformer.ops.rope import RopeScaling
-from ringformer.train.checks import check_folders, rope_changes
 from ringformer.train.config import base_config, parse, parse_stages
+from ringformer.train.run_checks import check_folders, rope_changes
 
 YARN = {"kind": "yarn", "factor": 8.0, "original_max_position": 64}
 

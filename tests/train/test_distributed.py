@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from ringformer.cli import main
-from ringformer.inference.load import load_model
+from ringformer.inference.load_model import load_model
 from tests.helpers import relative_error
 
 ROOT = Path(__file__).parent.parent.parent

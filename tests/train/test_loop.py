@@ -14,7 +14,7 @@ from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.loop import prepare, train
 from ringformer.train.optimizer import schedule
-from tests.data.chats import llama3
+from tests.data.chat_samples import llama3
 from tests.helpers import relative_error
 
 MODEL = LlamaConfig(

@@ -15,7 +15,7 @@ import pytest
 
 from ringformer.models.llama import LlamaConfig
 from ringformer.train import loop, preemption
-from ringformer.train.checkpoint import latest_step
+from ringformer.train.checkpoints import latest_step
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import prepare, train
 from ringformer.train.preemption import SaveClock, Terminated, Termination

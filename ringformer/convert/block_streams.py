@@ -1,0 +1,98 @@
+"""Parameters of a checkpoint as streams: written from blocks, and opened without being read.
+
+Orbax keeps charge of the folder, its metadata and its atomicity; what a leaf of the tree is on disk is said here, by a
+`TypeHandler`: a zarr array, one block to a chunk. `ringformer.train.checkpoints` reads it like any other.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+
+from ringformer.convert.hf_weights import Weight, weights
+from ringformer.models.llama import LlamaConfig
+from ringformer.train.checkpoint_arrays import PlainFiles, Restore, Save, array_metadata, location
+
+WRITES_AT_ONCE = 4
+CACHE_BYTES = 2**30
+"""Decoded chunks that are kept while a checkpoint is read: those of one layer's matrix, for chunks not our own."""
+
+
+@dataclass
+class Stream:
+    """A leaf that comes in `blocks`: pairs of an index and the array that stands there."""
+
+    weight: Weight
+    dtype: np.dtype
+    blocks: Iterator[tuple[tuple[slice, ...], np.ndarray]]
+
+
+class _StreamHandler(ocp.type_handlers.TypeHandler):
+    """Saves `Stream`s; restores `tensorstore.TensorStore`s, opened."""
+
+    def typestr(self) -> str:
+        return "jax.Array"  # what others will restore it as
+
+    async def metadata(self, infos):
+        raise NotImplementedError("streams are opened, not described")
+
+    async def serialize(self, values, infos, args=None):
+        for stream, info in zip(values, infos, strict=True):
+            await info.await_path_creation()
+            store = await ts.open(
+                location(info) | array_metadata(stream.weight.shape, stream.weight.chunk, stream.dtype), create=True
+            )
+            writing: deque[ts.WriteFutures] = deque()
+            for index, block in stream.blocks:
+                if len(writing) == WRITES_AT_ONCE:
+                    await writing.popleft()
+                writing.append(store[index].write(block, can_reference_source_data_indefinitely=True))
+            for write in writing:
+                await write
+        return []
+
+    async def deserialize(self, infos, args=None):
+        context, opened = ts.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}}), []
+        for info in infos:
+            opened.append(await ts.open(location(info), open=True, context=context))
+        return opened
+
+
+def save_streams(folder: Path, streams: dict[str, Any]) -> None:
+    """Write a checkpoint whose parameters are a nested dict of `Stream`."""
+    with ocp.Checkpointer(PlainFiles(Stream, _StreamHandler())) as checkpointer:
+        checkpointer.save(folder.absolute(), Save({"params": streams}))
+
+
+def open_streams(folder: Path, config: LlamaConfig) -> dict[tuple[str, ...], ts.TensorStore]:
+    """The stored parameters of a checkpoint, by path; nothing is read yet."""
+    tree = {"params": nested({w.path: w for w in weights(config)})}
+    kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=Stream), tree)
+    with ocp.Checkpointer(PlainFiles(Stream, _StreamHandler())) as checkpointer:
+        found = checkpointer.restore(
+            folder.absolute(), Restore(tree, restore_args=kinds, partial_restore=True)
+        )
+    return {w.path: _leaf(found["params"], w.path) for w in weights(config)}
+
+
+def nested(flat: dict[tuple[str, ...], Any]) -> dict[str, Any]:
+    """A nested dict from one whose keys are paths."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = value
+    return tree
+
+
+def _leaf(tree: dict[str, Any], path: tuple[str, ...]):
+    for key in path:
+        tree = tree[key]
+    return tree

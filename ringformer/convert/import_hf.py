@@ -1,0 +1,105 @@
+"""A Hugging Face checkpoint to a folder that `init_from` takes."""
+
+import dataclasses
+import json
+import shutil
+import uuid
+from pathlib import Path
+
+import numpy as np
+
+from ringformer.convert.block_streams import Stream, nested, save_streams
+from ringformer.convert.hf_config import from_hf_config
+from ringformer.convert.hf_weights import Weight, weights
+from ringformer.convert.safetensors_files import DTYPES, NAMES, TensorFolder, cast
+from ringformer.models.llama import LlamaConfig
+from ringformer.train.checkpoints import CARRIED, HF_CONFIG
+from ringformer.untrusted_files import contained, contained_files, read_object
+
+
+def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaConfig:
+    """Write the model in `path` to the folder `out`: config.json, checkpoints/0 and the tokenizer's files.
+
+    It holds parameters alone, stacked [L, ...], and is what `--config.init_from=OUT` begins with. Needs host memory
+    for a few blocks (`weights.BLOCK_BYTES`), whatever the size of the model. `out` appears complete or not at all.
+
+    Args:
+      dtype: float32, bfloat16 or float16, on disk. A run trains in float32 whatever it is.
+
+    Raises:
+      ValueError: if the model is no LLaMA that ringformer knows, tensors are missing, left over, misshapen or not
+        finite, a file lies outside `path` (`untrusted_files.py`), or `out` holds something.
+      FileNotFoundError: if `path` has no config.json or no safetensors files.
+    """
+    path, out = Path(path), Path(out)
+    if dtype not in NAMES:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(NAMES)}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
+    if not contained(path, "config.json").is_file():
+        raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
+    hf = read_object(path, "config.json")
+    carried = contained_files(path, CARRIED)
+    config, tensors = from_hf_config(hf), TensorFolder(path)
+    check_tensors(tensors, config)
+
+    target = DTYPES[NAMES[dtype]]
+    streams = {w.path: Stream(w, target, _blocks(w, tensors, target)) for w in weights(config)}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    building = out.parent / f"{out.name}.building-{uuid.uuid4().hex[:8]}"
+    try:
+        save_streams(building / "checkpoints" / "0" / "default", nested(streams))
+        (building / "config.json").write_text(json.dumps({"model": dataclasses.asdict(config)}, indent=1) + "\n")
+        for file in carried:
+            shutil.copyfile(file, building / file.name)
+        (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
+        building.rename(out)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return config
+
+
+def check_tensors(tensors: TensorFolder, config: LlamaConfig) -> None:
+    """Raise ValueError naming every tensor that is missing, left over, misshapen or of a dtype unknown here.
+
+    Rotary frequencies, which old checkpoints have, are the config's; a tied head is left out if it equals the
+    embedding.
+    """
+    if config.num_layers > len(tensors.shapes):  # before any list of them is made
+        raise ValueError(f"config.json has {config.num_layers} layers, the files only {len(tensors.shapes)} tensors")
+    expected = {name: w.tensor_shape for w in weights(config) for name in w.names}
+    there = {name for name in tensors.shapes if not name.endswith("rotary_emb.inv_freq")}
+    if config.tie_embeddings and "lm_head.weight" in there:
+        there.remove("lm_head.weight")
+        _check_tied(tensors, Weight(("embed",), config))
+    faults = [f"{name} {list(expected[name])} is missing" for name in expected if name not in there]
+    faults += [f"{name} {list(tensors.shapes[name])} is left over" for name in sorted(there - expected.keys())]
+    for name in sorted(there & expected.keys()):
+        if tensors.shapes[name] != expected[name]:
+            faults.append(f"{name} is {list(tensors.shapes[name])}, must be {list(expected[name])}")
+        elif tensors.dtypes[name] not in DTYPES:
+            faults.append(f"{name} is {tensors.dtypes[name]}, must be one of {', '.join(DTYPES)}")
+    if faults:
+        more = f"\n  and {len(faults) - 20} more" if len(faults) > 20 else ""
+        raise ValueError("the tensors do not fit config.json:\n  " + "\n  ".join(faults[:20]) + more)
+
+
+def _check_tied(tensors: TensorFolder, embed: Weight) -> None:
+    names, rows = (embed.names[0], "lm_head.weight"), [block.rows for block in embed.blocks()]
+    if len({tensors.shapes.get(name) for name in names}) == 1:
+        pairs = zip(*(tensors.blocks(name, rows) for name in names), strict=True)
+        if all(np.array_equal(a, b) for a, b in pairs):
+            return
+    raise ValueError(
+        "config.json ties the embeddings, but lm_head.weight is there and is not model.embed_tokens.weight: one of "
+        "them is wrong; set tie_word_embeddings to false if it is the config"
+    )
+
+
+def _blocks(weight: Weight, tensors: TensorFolder, dtype: np.dtype):
+    for layer, name in enumerate(weight.names):
+        blocks = list(weight.blocks(layer))
+        rows = tensors.blocks(name, [block.rows for block in blocks])
+        for block, part in zip(blocks, rows, strict=True):
+            yield block.index, cast(weight.to_parameter(part), dtype, name)

@@ -1,0 +1,118 @@
+"""A converted model beside transformers', on the CPU in float32: the same logits?"""
+
+import gc
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ringformer.convert.hf_weights import weights
+from ringformer.convert.safetensors_files import DTYPES, TensorFolder
+from ringformer.inference.load_model import load_model
+from ringformer.models.llama import Llama
+
+TOLERANCE = 1e-4
+
+
+class Comparison(NamedTuple):
+    """Two models' logits on the same tokens."""
+
+    max_difference: float
+    """The largest absolute difference of a logit."""
+    mean_kl: float
+    """KL(transformers | ringformer), nats per position."""
+    top: list[tuple[tuple[int, float], tuple[int, float]]]
+    """The ten likeliest tokens after the last one: (id, logit) of transformers and of ringformer."""
+
+    rounded: str | None = None
+    """The dtype of the Hugging Face tensors, if ringformer's parameters had to be rounded to it."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.max_difference <= TOLERANCE
+
+
+def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int = 0) -> Comparison:
+    """Compare on `length` random tokens. The models are in memory one after the other, in float32.
+
+    An export in bfloat16 or float16 is a rounded run: the run's parameters are rounded alike, to the dtype in which
+    `hf` stores each, so that only what the rounding lost is forgiven.
+    """
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise ValueError("verify compares with transformers: pip install 'transformers>=5' torch") from None
+    if length < 1:
+        raise ValueError(f"length={length} must be at least 1")
+    expected, tokens = _transformers_logits(Path(hf), length, seed)
+    gc.collect()
+    with jax.default_device(jax.devices("cpu")[0]):
+        model = load_model(run_dir, compute_dtype="float32", attention="blockwise")
+        if model.config.vocab_size != expected.shape[-1]:
+            raise ValueError(
+                f"{hf} has {expected.shape[-1]} tokens, {run_dir} {model.config.vocab_size}: not one model"
+            )
+        model, rounded = _rounded(model, TensorFolder(Path(hf)))
+        found = np.asarray(jax.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(tokens, jnp.int32)))[0]
+    return compare(expected, found)._replace(rounded=rounded)
+
+
+def compare(expected: np.ndarray, found: np.ndarray) -> Comparison:
+    """Of logits [T, V]. Anything that is not finite counts as infinitely far."""
+    difference = np.abs(expected.astype(np.float64) - found).max()
+    p, q = (_log_softmax(x.astype(np.float64)) for x in (expected, found))
+    top = [[(int(i), float(x[-1][i])) for i in np.argsort(-x[-1])[:10]] for x in (expected, found)]
+    return Comparison(
+        float(difference) if np.isfinite(difference) else float("inf"),
+        float((np.exp(p) * (p - q)).sum(-1).mean()),
+        list(zip(*top, strict=True)),
+    )
+
+
+def as_text(found: Comparison) -> str:
+    lines = ["rank  transformers          ringformer"]
+    for rank, ((a, x), (b, y)) in enumerate(found.top, 1):
+        lines.append(f"{rank:4}  {a:7} {x:12.6f}  {b:7} {y:12.6f}{'' if a == b else '  differ'}")
+    lines.append(f"largest difference of a logit {found.max_difference:.3g}, mean KL {found.mean_kl:.3g} nats")
+    if found.rounded:
+        lines.append(f"ringformer's parameters were rounded to {found.rounded}, as the tensors of the other are")
+    verdict = "the same model" if found.agrees else "NOT the same model"
+    sign = "<=" if found.agrees else ">"
+    return "\n".join([*lines, f"verdict: {verdict} ({found.max_difference:.3g} {sign} {TOLERANCE:g})"])
+
+
+def _transformers_logits(path: Path, length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    ).eval()
+    tokens = np.random.default_rng(seed).integers(0, model.config.vocab_size, (1, length))
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens)).logits[0].numpy(), tokens
+
+
+def _rounded(model: Llama, tensors: TensorFolder) -> tuple[Llama, str | None]:
+    """The model with the numbers that its parameters have in the dtypes of `tensors`; those dtypes, if any changed."""
+    structure, params = nnx.split(model)
+    flat, changed = dict(nnx.to_flat_state(params)), set()
+    for weight in weights(model.config):
+        kinds = {tensors.dtypes[name] for name in weight.names if name in tensors.dtypes}
+        dtype = DTYPES[max(kinds, key=lambda kind: DTYPES[kind].itemsize)] if kinds else np.dtype(np.float32)
+        old = flat[weight.path]
+        new = old.replace(old[...].astype(dtype).astype(jnp.float32))
+        if not bool((new[...] == old[...]).all()):
+            changed.add(dtype.name)
+        flat[weight.path] = new
+    return nnx.merge(structure, nnx.from_flat_state(flat)), ", ".join(sorted(changed)) or None
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))

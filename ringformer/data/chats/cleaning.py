@@ -1,0 +1,165 @@
+"""Cleaning of conversations: what is repaired, what is dropped, and how often.
+
+Turns always follow one rule, which every template needs: an optional system message, then questions and answers in
+turn. What comes before the first question is dropped, the conversation stops where a speaker goes on (or, with
+`merge`, the two messages become one), and a question without an answer at the end is dropped.
+
+Further rules are chosen by name:
+
+    html         an answer that is HTML, as in raw ShareGPT, becomes markdown
+    merge        messages of one speaker in a row become one, instead of the conversation's end
+    unprintable  conversations with more than 1% control, unassigned, private-use or replacement characters
+    latin        conversations whose letters are less than 90% Latin: a filter of scripts, not of languages
+    short        conversations whose answers have fewer than 20 characters in all
+    refusal      conversations with an answer in which the model speaks of itself as one, or declines as one
+    duplicate    conversations equal to an earlier one, as cleaned
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from ringformer.data.chats.conversations import Conversation, Message
+
+RULES = ("html", "merge", "unprintable", "latin", "short", "refusal", "duplicate")
+USUAL_RULES = "html,unprintable,duplicate"
+
+_HTML = re.compile(r"\s*<(div|p|pre|ul|ol|h[1-6]|table|blockquote)\b.*</\1>\s*\Z", re.DOTALL | re.IGNORECASE)
+_REFUSAL = re.compile(
+    r"\bas an? (ai|artificial intelligence|large language|language) (language )?(model|assistant)\b"
+    r"|\bi('m| am) (just )?an? (ai|large language|language) (language )?(model|assistant)\b"
+    r"|\bi('m| am) sorry, but i (can(no|')t|am unable to)\b",
+    re.IGNORECASE,
+)
+_NOT_PLAIN = re.compile(r"[^\n\r\t -~]")
+_PLAIN_ASCII = b"\n\r\t" + bytes(range(0x20, 0x7F))
+_LANGUAGE = re.compile(r"(?:lang(?:uage)?-)(\S+)")
+
+
+class Cleaning:
+    """The conversations that the rules leave, cleaned; `counts` says what each rule did.
+
+    Raises:
+      ValueError: for an unknown rule.
+    """
+
+    def __init__(self, conversations: Iterable[Conversation], rules: Iterable[str]):
+        self._conversations = conversations
+        self._rules = check_rules(rules)
+        self.counts: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Conversation]:
+        seen: set[bytes] = set()
+        for conversation in self._conversations:
+            messages = self._turns(conversation.messages)
+            if "html" in self._rules:
+                messages = [self._markdown(message) for message in messages]
+            reason = "no question with an answer" if not messages else self._reason(messages, seen)
+            if reason:
+                self.counts[f"conversations dropped: {reason}"] += 1
+            else:
+                yield conversation._replace(messages=tuple(messages))
+
+    def _turns(self, messages: Iterable[Message]) -> list[Message]:
+        messages = list(messages)
+        system = messages[:1] if messages and messages[0].role == "system" else []
+        turns = messages[len(system) :]
+        first = next((i for i, message in enumerate(turns) if message.role == "user"), len(turns))
+        self.counts["turns dropped: before the first question"] += first
+        kept: list[Message] = []
+        for i, message in enumerate(turns[first:], first):
+            if message.role == ("assistant" if len(kept) % 2 else "user"):
+                kept.append(message)
+            elif "merge" in self._rules and message.role == kept[-1].role:
+                kept[-1] = message._replace(content=f"{kept[-1].content}\n\n{message.content}")
+                self.counts["turns merged"] += 1
+            else:
+                self.counts["turns dropped: after two of one speaker, or a system message within"] += len(turns) - i
+                break
+        if len(kept) % 2:
+            self.counts["turns dropped: a question without an answer"] += 1
+            kept.pop()
+        return [*system, *kept] if kept else []
+
+    def _markdown(self, message: Message) -> Message:
+        if message.role != "assistant" or not _HTML.match(message.content):
+            return message
+        self.counts["answers turned from HTML to markdown"] += 1
+        return message._replace(content=to_markdown(message.content))
+
+    def _reason(self, messages: list[Message], seen: set[bytes]) -> str | None:
+        """The first rule that drops the conversation."""
+        text = "\n".join(message.content for message in messages)
+        answers = [message.content for message in messages if message.role == "assistant"]
+        if "unprintable" in self._rules and _unprintable(text) > 0.01:
+            return "unprintable"
+        if "latin" in self._rules and _latin(text) < 0.9:
+            return "latin"
+        if "short" in self._rules and sum(len(answer.strip()) for answer in answers) < 20:
+            return "short"
+        if "refusal" in self._rules and any(_REFUSAL.search(answer.replace("’", "'")) for answer in answers):
+            return "refusal"
+        if "duplicate" in self._rules:
+            digest = content_digest(messages)
+            if digest in seen:
+                return "duplicate"
+            seen.add(digest)
+        return None
+
+
+def check_rules(rules: Iterable[str]) -> frozenset[str]:
+    """The rules as a set. Raises ValueError for an unknown one."""
+    rules = frozenset(rules)
+    unknown = sorted(rules - set(RULES))
+    if unknown:
+        raise ValueError(f"unknown cleaning rule {unknown[0]!r}; known: {', '.join(RULES)}")
+    return rules
+
+
+def content_digest(messages: Iterable[Message]) -> bytes:
+    """16 bytes that identify the messages, whatever file they came from."""
+    texts = [(role, content.encode()) for role, content in messages]
+    frame = " ".join(f"{role} {len(text)}" for role, text in texts)
+    return hashlib.blake2b(b"".join([frame.encode(), *(text for _, text in texts)]), digest_size=16).digest()
+
+
+def to_markdown(html: str) -> str:
+    """Markdown of an answer's HTML; code blocks keep their text, and their language if a class names it."""
+    from bs4 import BeautifulSoup
+    from markdownify import MarkdownConverter
+
+    page = BeautifulSoup(html, "html.parser")
+    for block in page.find_all("pre"):
+        code = block.find("code")
+        if code is not None:  # ShareGPT's blocks begin with the language and a button, both outside the code
+            block.attrs = {"data-language": _language(code)}
+            block.string = code.get_text()
+    converter = MarkdownConverter(
+        heading_style="ATX", bullets="-", escape_asterisks=False, escape_underscores=False, escape_misc=False,
+        code_language_callback=lambda block: block.get("data-language", ""),
+    )  # fmt: skip
+    text = converter.convert_soup(page)
+    parts = re.split(r"(^```.*?^```[^\S\n]*$)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(p if p.startswith("```") else re.sub(r"\n{3,}", "\n\n", p) for p in parts).strip()
+
+
+def _language(code) -> str:
+    found = _LANGUAGE.search(" ".join(code.get("class") or []))
+    return found[1] if found else ""
+
+
+def _unprintable(text: str) -> float:
+    if text.isascii():
+        return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
+    odd = _NOT_PLAIN.findall(text)
+    bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in odd)
+    return bad / max(len(text), 1)
+
+
+def _latin(text: str) -> float:
+    """The share of letters that are Latin; 1 without letters."""
+    letters = [c for c in text if c.isalpha()]
+    latin = sum(c.isascii() or unicodedata.name(c, "").startswith("LATIN") for c in letters)
+    return latin / len(letters) if letters else 1.0

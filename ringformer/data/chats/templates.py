@@ -1,0 +1,121 @@
+"""Chat templates: a conversation as segments of text and control tokens, the answers and their end tokens trained on.
+
+    vicuna     {system} USER: {question} ASSISTANT: {answer}</s>USER: ...
+    llama2     <s>[INST] <<SYS>>\\n{system}\\n<</SYS>>\\n\\n{question} [/INST] {answer} </s><s>[INST] ...
+    llama3     <|begin_of_text|><|start_header_id|>{role}<|end_header_id|>\\n\\n{content}<|eot_id|>...
+    tokenizer  the chat_template of the tokenizer's tokenizer_config.json (`tokenizer_template.py`)
+
+What is trained on begins with an answer's first character and ends with the token that ends the turn, in LLaMA-2 with
+the space between them. Conversations are questions and answers in turn, after an optional system message.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from ringformer.data.chats.conversations import Message
+from ringformer.data.tokenizers.sentencepiece import Segment, Tokenizer
+
+Template = Callable[[Sequence[Message]], list[Segment]]
+
+VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+
+
+def load_template(name: str, tokenizer: Tokenizer) -> Template:
+    """The template `name` for a tokenizer. Raises ValueError if it is unknown or needs tokens that are not there."""
+    if name not in TEMPLATES:
+        raise ValueError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
+    return TEMPLATES[name](tokenizer)
+
+
+def template_id(name: str, tokenizer: Tokenizer) -> str:
+    """Name and content of a template, for a store's settings: a tokenizer's own may change under its name."""
+    if name != "tokenizer":
+        return name
+    digest = hashlib.blake2b(repr(tokenizer.config.get("chat_template")).encode(), digest_size=8)
+    return f"{name}-{digest.hexdigest()}"
+
+
+def _vicuna(tokenizer: Tokenizer) -> Template:
+    begin, end = _begin(tokenizer), _end(tokenizer)
+
+    def render(messages: Sequence[Message]) -> list[Segment]:
+        system, turns = _split_system(messages)
+        segments = [*begin, Segment(f"{VICUNA_SYSTEM if system is None else system} ")]
+        for role, content in turns:
+            if role == "user":
+                segments.append(Segment(f"USER: {content} ASSISTANT: "))
+            else:
+                segments += [Segment(content, trained=True), end]
+        return segments
+
+    return render
+
+
+def _llama2(tokenizer: Tokenizer) -> Template:
+    begin, end = _begin(tokenizer), _end(tokenizer)
+
+    def render(messages: Sequence[Message]) -> list[Segment]:
+        system, turns = _split_system(messages)
+        before = "" if system is None else f"<<SYS>>\n{system}\n<</SYS>>\n\n"
+        segments = []
+        for role, content in turns:
+            if role == "user":
+                segments += [*begin, Segment(f"[INST] {before}{content} [/INST] ")]
+                before = ""
+            else:
+                segments += [Segment(f"{content} ", trained=True), end]
+        return segments
+
+    return render
+
+
+def _llama3(tokenizer: Tokenizer) -> Template:
+    names = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    missing = [name for name in names if name not in tokenizer.controls]
+    if missing:
+        raise ValueError(
+            f"the template llama3 needs {', '.join(missing)}, which tokenizer {tokenizer.name} does not have; "
+            "choose another template, or a LLaMA-3 tokenizer.json"
+        )
+    begin, start_header, end_header, end = (Segment(name, control=tokenizer.controls[name]) for name in names)
+
+    def render(messages: Sequence[Message]) -> list[Segment]:
+        segments = [begin]
+        for role, content in messages:
+            answer = role == "assistant"
+            segments += [start_header, Segment(role), end_header, Segment("\n\n")]
+            segments += [Segment(content, trained=answer), end._replace(trained=answer)]
+        return segments
+
+    return render
+
+
+def _of_the_tokenizer(tokenizer: Tokenizer) -> Template:
+    from ringformer.data.chats.tokenizer_template import jinja_template  # jinja2 is needed by this template only
+
+    return jinja_template(tokenizer)
+
+
+TEMPLATES: dict[str, Callable[[Tokenizer], Template]] = {
+    "vicuna": _vicuna,
+    "llama2": _llama2,
+    "llama3": _llama3,
+    "tokenizer": _of_the_tokenizer,
+}
+
+
+def _begin(tokenizer: Tokenizer) -> list[Segment]:
+    return [] if tokenizer.bos_id is None else [Segment("<s>", control=tokenizer.bos_id)]
+
+
+def _end(tokenizer: Tokenizer) -> Segment:
+    return Segment("</s>", trained=True, control=tokenizer.eos_id)
+
+
+def _split_system(messages: Sequence[Message]) -> tuple[str | None, Sequence[Message]]:
+    if messages and messages[0].role == "system":
+        return messages[0].content, messages[1:]
+    return None, messages

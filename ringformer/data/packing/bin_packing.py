@@ -1,0 +1,177 @@
+"""Bin packing by length: which pieces of documents share a sequence, and which sequences share a batch.
+
+The attention work of a sequence is the sum of the squared lengths of its pieces, if each attends to itself alone
+(packed attention "document"), and the square of their sum if they attend to all before them ("sequence"). A step takes
+as long as its heaviest sequence, so a batch should hold sequences of equal work: they are sorted by it, cut into
+batches, and pieces trade places within a batch whose sequences are still unequal.
+"""
+
+from bisect import bisect_left, insort
+from heapq import heapreplace
+
+import numpy as np
+
+from ringformer.data.packing.stream import PackedAttention
+
+POOL = 2**14
+"""Pieces packed together: they fill sequences as well as millions would, and the sorted lists stay short."""
+
+JITTER = 0.02
+"""Pieces are packed from the longest down, by lengths blurred this much: other neighbours in every epoch."""
+
+BALANCED = 0.7
+"""The share of tokens, in the longest pieces, that is dealt out by work before the rest fills the gaps."""
+
+PRICE = 1.02
+"""Dealing out by work may need this many times the bins of best-fit alone. Pieces about as long as a bin need more."""
+
+TOLERANCE = 0.05
+"""The spread of work, (max - min) / mean, at which a batch is even enough."""
+
+TRADES = 8
+"""At most this many trades per sequence of a batch."""
+
+
+def pack(
+    lengths: np.ndarray, capacity: int, rng: np.random.Generator, packed_attention: PackedAttention = "document"
+) -> np.ndarray:
+    """The bin of each piece, int64 [N], from 0 without gaps: full, and of even work where that costs little.
+
+    Random pools of pieces are packed best-fit decreasing; if the bins stay nearly as few, their longest pieces go to
+    the bins of least work first. Where pieces see all before them full bins are even, and the fewest are best.
+
+    Args:
+      lengths: int64 [N], each at most `capacity`.
+    """
+    bins, used, price = np.empty(len(lengths), np.int64), 0, PRICE if packed_attention == "document" else 1.0
+    shuffled, blur = rng.permutation(len(lengths)), 1 + JITTER * rng.random(len(lengths))
+    for first in range(0, len(lengths), POOL):
+        pool = shuffled[first : first + POOL]
+        pool = pool[np.argsort(-lengths[pool] * blur[pool], kind="stable")]
+        fullest, evenest = (_fill(lengths[pool], capacity, share) for share in (0.0, BALANCED))
+        chosen = evenest if evenest.max() + 1 <= price * (fullest.max() + 1) else fullest
+        bins[pool] = used + chosen
+        used += chosen.max() + 1
+    return bins
+
+
+def _fill(lengths, capacity, balanced):
+    """The bins of one pool, which comes longest first; `balanced`: the share of tokens dealt out by work."""
+    ends = np.cumsum(lengths)
+    dealt = int(np.searchsorted(ends, balanced * ends[-1]))
+    bins, rooms, late = [0] * len(lengths), [], range(dealt)
+    used = -(-int(ends[-1]) // capacity) if dealt else 0
+    if dealt:
+        # What a bin has room for will be filled by the rest: its work is foreseen as `rate` a token.
+        rest = lengths[dealt:].astype(np.float64)
+        rate = (rest**2).sum() / rest.sum()
+        lightest, late = [(rate * capacity, b, capacity) for b in range(used)], []
+        for i, length in enumerate(lengths[:dealt].tolist()):
+            work, b, room = lightest[0]
+            if length <= room:
+                heapreplace(lightest, (work + length * (length - rate), b, room - length))
+                bins[i] = b
+            else:
+                late.append(i)
+        rooms = sorted(room * POOL + b for _, b, room in lightest)
+    lengths = lengths.tolist()
+    for i in (*late, *range(dealt, len(lengths))):
+        at = bisect_left(rooms, lengths[i] * POOL)
+        if at < len(rooms):
+            room, bins[i] = divmod(rooms.pop(at), POOL)
+        else:
+            room, bins[i] = capacity, used
+            used += 1
+        if room > lengths[i]:
+            insort(rooms, (room - lengths[i]) * POOL + bins[i])
+    return np.array(bins)
+
+
+def order_by_batch(
+    lengths: np.ndarray,
+    bins: np.ndarray,
+    capacity: int,
+    size: int,
+    phase: int,
+    rng: np.random.Generator,
+    packed_attention: PackedAttention = "document",
+) -> tuple[np.ndarray, np.ndarray]:
+    """Order the bins so that batches hold bins of nearly equal work, the batches themselves at random.
+
+    Args:
+      lengths, bins: int64 [N]: the pieces, and where `pack` put them.
+      size: bins of a batch.
+      phase: bins that the first batch has from elsewhere. Those that complete it, and those of the last, unfinished
+        batch, have middling work, so that they suit each other.
+
+    Returns:
+      The bin of each piece after the trades, int64 [N], and the order of the bins.
+    """
+    by_work = np.argsort(attention_work(lengths, bins, packed_attention), kind="stable")
+    head = min(-phase % size, len(by_work))
+    count, tail = divmod(len(by_work) - head, size)
+    broken = slice(count // 2 * size, count // 2 * size + head + tail)
+    odd, whole = rng.permutation(by_work[broken]), np.delete(by_work, broken).reshape(count, size)
+    bins = _even_out(lengths, bins, whole, capacity, packed_attention)
+    whole = rng.permuted(whole[rng.permutation(count)], axis=1)
+    return bins, np.concatenate([odd[:head], whole.reshape(-1), odd[head:]])
+
+
+def attention_work(lengths: np.ndarray, bins: np.ndarray, packed_attention: PackedAttention = "document") -> np.ndarray:
+    """The sum of squared lengths in each bin, or the square of the summed lengths, float64 [bins]."""
+    load, power = _load(lengths, packed_attention)
+    return np.bincount(bins, load) ** power
+
+
+def _load(lengths: np.ndarray, packed_attention: PackedAttention) -> tuple[np.ndarray, int]:
+    """What each piece adds to the load of its bin, float64, and the power of the load that is the bin's work."""
+    lengths = lengths.astype(np.float64)
+    return (lengths**2, 1) if packed_attention == "document" else (lengths, 2)
+
+
+def spread(work: np.ndarray) -> np.ndarray:
+    """(max - min) / mean along the last axis."""
+    return np.ptp(work, axis=-1) / work.mean(axis=-1)
+
+
+def _even_out(lengths, bins, batches, capacity, packed_attention):
+    """Trade pieces within the batches [n, size] whose spread is over TOLERANCE; returns the new bins."""
+    bins = bins.copy()
+    uneven = batches[spread(attention_work(lengths, bins, packed_attention)[batches]) > TOLERANCE]
+    by_bin, counts = np.argsort(bins, kind="stable"), np.bincount(bins)
+    ends = np.cumsum(counts)
+    for batch in uneven:
+        pieces = np.concatenate([by_bin[ends[b] - counts[b] : ends[b]] for b in batch])
+        places = np.repeat(np.arange(len(batch)), counts[batch])
+        bins[pieces] = batch[_trade(lengths[pieces], places, len(batch), capacity, packed_attention)]
+    return bins
+
+
+def _trade(lengths, places, size, capacity, packed_attention):
+    """Swap two pieces as long as it relieves the heaviest of `size` bins, or else fills the lightest."""
+    n = len(lengths)
+    lengths = np.append(lengths, np.zeros(size, np.int64))  # a hole in each bin: to swap with it is to move there
+    places = np.append(places, np.arange(size))
+    loads, power = _load(lengths, packed_attention)
+    for _ in range(TRADES * size):
+        load, room = np.bincount(places, loads), capacity - np.bincount(places, lengths)
+        if spread(load**power) <= TOLERANCE:
+            break
+        for extreme, sign in ((load.argmax(), 1), (load.argmin(), -1)):
+            inside, outside = np.flatnonzero(places == extreme), np.flatnonzero(places != extreme)
+            other = places[outside]
+            leaving = sign * (loads[inside, None] - loads[outside])  # what the heavier bin loses
+            gap = sign * (load[extreme] - load[other])
+            growth = sign * (lengths[inside, None] - lengths[outside])
+            useful = (leaving > 0) & (leaving < gap) & (growth <= (room[other] if sign > 0 else room[extreme]))
+            if useful.any():
+                # What matters next is how far the extreme bin and its partner will be from the others.
+                reach = np.maximum(load[extreme] * sign - leaving, load[other] * sign + leaving)
+                i, j = np.unravel_index(np.where(useful, reach, np.inf).argmin(), reach.shape)
+                a, b = inside[i], outside[j]
+                places[a], places[b] = places[b], places[a]
+                places[n:] = np.arange(size)
+                break
+        else:
+            break
+    return places[:n]

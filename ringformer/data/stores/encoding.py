@@ -1,0 +1,153 @@
+"""Documents and conversations as token ids: what one of them becomes in a store."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ringformer.data.chats.cleaning import Cleaning, content_digest
+from ringformer.data.chats.conversations import Conversation
+from ringformer.data.chats.templates import Template
+from ringformer.data.sources import Document, Documents, Malformed
+from ringformer.data.tokenizers.sentencepiece import Segment, Tokenizer
+
+
+class Encoded(NamedTuple):
+    """One document of a store."""
+
+    ids: np.ndarray
+    trained: np.ndarray | None
+    """bool, per token; None: all."""
+    utf8_bytes: int
+    """Of the text that is trained on."""
+    digest: bytes
+    """Decides on which side of the split the document lies."""
+
+
+class DocumentEncoder:
+    """Documents, each with the end token behind it; all of it is trained on."""
+
+    def __init__(self, documents: Documents, tokenizer: Tokenizer):
+        self._documents = documents
+        self._tokenizer = tokenizer
+
+    def __iter__(self) -> Iterator[tuple[int, Document]]:
+        """What to encode, each with its length in characters."""
+        return ((len(document.text), document) for document in self._documents)
+
+    @property
+    def left_out(self) -> Counter[str]:
+        return Counter({"empty documents skipped": self._documents.skipped})
+
+    def encode(self, group: Sequence[Document]) -> tuple[list[Encoded], Counter[str]]:
+        raw = [_utf8(document) for document in group]
+        end = self._tokenizer.eos_id
+        encoded = [
+            Encoded(np.append(ids, np.int32(end)), None, len(text), hashlib.blake2b(text, digest_size=16).digest())
+            for text, ids in zip(raw, self._ids(group), strict=True)
+        ]
+        return encoded, Counter()
+
+    def _ids(self, group: Sequence[Document]) -> list[np.ndarray]:
+        try:
+            return self._tokenizer.encode_batch([document.text for document in group])
+        except UnicodeEncodeError:
+            for document in group:  # one of them: name it
+                try:
+                    document.text.encode("utf-8")
+                except UnicodeEncodeError as error:
+                    raise ValueError(
+                        f"{document.name} is not UTF-8, which tokenizer {self._tokenizer.name} requires: {error}; "
+                        "repair or remove it, or use the tokenizer 'bytes', which reads any file"
+                    ) from None
+            raise
+
+
+class ChatEncoder:
+    """Conversations by a template; answers and their end tokens are trained on.
+
+    One that is longer than `chat_length` tokens (0: any length) is split between an answer and the next question, the
+    system message said again in each part; a question and answer that alone are longer are cut. Parts without a token
+    to train on are left out. All parts lie on the same side of the split.
+    """
+
+    def __init__(
+        self,
+        conversations: Cleaning,
+        tokenizer: Tokenizer,
+        template: Template,
+        chat_length: int,
+        malformed: Malformed,
+    ):
+        self._conversations = conversations
+        self._tokenizer = tokenizer
+        self._template = template
+        self._chat_length = chat_length
+        self._malformed = malformed
+
+    def __iter__(self) -> Iterator[tuple[int, tuple[Conversation, list[Segment]]]]:
+        for conversation in self._conversations:
+            try:
+                segments = self._template(conversation.messages)
+            except ValueError as error:
+                self._malformed(f"{conversation.name}: {error}")
+                continue
+            yield sum(len(segment.text) for segment in segments), (conversation, segments)
+
+    @property
+    def left_out(self) -> Counter[str]:
+        return self._conversations.counts + Counter({"malformed records skipped": self._malformed.count})
+
+    def encode(self, group: Sequence[tuple[Conversation, list[Segment]]]) -> tuple[list[Encoded], Counter[str]]:
+        counts: Counter[str] = Counter()
+        encoded = self._tokenizer.encode_chats([segments for _, segments in group])
+        parts = []
+        for (conversation, _), (ids, trained) in zip(group, encoded, strict=True):
+            digest = content_digest(conversation.messages)
+            for part in self._fit(conversation, ids, trained, digest, counts):
+                if part.trained.any():
+                    parts.append(part)
+                else:
+                    counts["parts dropped: no answer within chat_length"] += 1
+        return parts, counts
+
+    def _fit(
+        self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes, counts: Counter[str]
+    ) -> Iterator[Encoded]:
+        messages, limit = list(conversation.messages), self._chat_length
+        system = [message for message in messages[:1] if message.role == "system"]
+        turns = messages[len(system) :]
+        if limit and len(ids) > limit:
+            counts["conversations longer than chat_length"] += 1
+        while limit and len(ids) > limit and len(turns) > 2:
+            # Answers end where a run of trained tokens does.
+            ends = np.flatnonzero(trained & ~np.append(trained[1:], False)) + 1
+            whole = int(np.searchsorted(ends, limit, side="right"))
+            pairs = max(whole, 1)
+            end = ends[pairs - 1]
+            counts["splits between turns"] += 1
+            yield self._part(ids[:end], trained[:end], turns[: 2 * pairs], digest, counts)
+            turns = turns[2 * pairs :]
+            if not turns:
+                return
+            ((ids, trained),) = self._tokenizer.encode_chats([self._template([*system, *turns])])
+        yield self._part(ids, trained, turns, digest, counts)
+
+    def _part(self, ids, trained, turns, digest: bytes, counts: Counter[str]) -> Encoded:
+        limit = self._chat_length
+        if not limit or len(ids) <= limit:
+            answers = sum(len(message.content.encode()) for message in turns if message.role == "assistant")
+            return Encoded(ids, trained, answers, digest)
+        counts["answers cut at chat_length"] += 1
+        ids, trained = ids[:limit], trained[:limit]
+        text = self._tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape")
+        return Encoded(ids, trained, len(text), digest)
+
+
+def _utf8(document: Document) -> bytes:
+    try:
+        return document.text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{document.name} cannot be written as UTF-8: {error}; repair or remove it") from None

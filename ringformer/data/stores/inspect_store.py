@@ -1,0 +1,61 @@
+"""Look at a store: decoded documents, what is trained on in colour, their borders marked."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from ringformer.data.stores.token_store import TokenStore
+from ringformer.data.tokenizers.sentencepiece import Tokenizer
+
+SHOWN = 2000
+"""Tokens shown of a document."""
+
+
+def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console: Console) -> None:
+    """Print `samples` documents spread over the store, and its share of masked tokens.
+
+    Raises:
+      ValueError: if the store was made with another tokenizer.
+    """
+    if tokenizer.name != store.meta["tokenizer"]:
+        raise ValueError(f"{store.path} was made with tokenizer {store.meta['tokenizer']}, this is {tokenizer.name}: "
+                         "name the right one with --tokenizer")  # fmt: skip
+    documents = len(store.offsets) - 1
+    chosen = np.unique(np.linspace(0, documents - 1, min(samples, documents)).astype(int))
+    for i in chosen:
+        start, end = (int(offset) for offset in store.offsets[i : i + 2])
+        trained = np.ones(end - start, bool) if store.mask is None else np.asarray(store.mask[start:end]) != 0
+        share = 1 - trained.mean()
+        console.rule(f"document {i}: {end - start:,} tokens, {share:.1%} masked")
+        console.print(_coloured(np.asarray(store.tokens[start : min(end, start + SHOWN)]), trained[:SHOWN], tokenizer))
+        if end - start > SHOWN:
+            console.print(Text(f"... {end - start - SHOWN:,} more tokens", style="italic"))
+    console.rule(f"{documents:,} documents")
+    masked = 1 - store.meta["trained_tokens"] / store.meta["tokens"]
+    colours = ("trained", "green"), ", ", ("masked", "dim"), ", ", ("control token", "reverse")
+    legend = Text.assemble(f"{masked:.1%} of {store.meta['tokens']:,} tokens masked; colours: ", *colours)
+    console.print(legend)
+
+
+def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Text:
+    names = {i: name for name, i in tokenizer.controls.items()}
+    text = Text()
+    for (wanted, control), places in _runs(ids, trained, set(names)):
+        style = "green" if wanted else "dim"
+        if control:
+            for i in places:
+                text.append(names[int(ids[i])], f"{style} reverse")
+            continue
+        # What the run adds to all before it: decoded alone, it could lose the space that it begins with.
+        before = tokenizer.decode(ids[: places[0]])
+        text.append(tokenizer.decode(ids[: places[-1] + 1])[len(before) :], style)
+    return text
+
+
+def _runs(ids: np.ndarray, trained: np.ndarray, controls: set[int]) -> Iterator[tuple[tuple[bool, bool], list[int]]]:
+    kinds = [(bool(wanted), int(i) in controls) for i, wanted in zip(ids, trained, strict=True)]
+    for kind, group in itertools.groupby(range(len(kinds)), key=kinds.__getitem__):
+        yield kind, list(group)

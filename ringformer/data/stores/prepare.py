@@ -1,0 +1,241 @@
+"""From a source to token stores: read, tokenize in parallel, split, write, report.
+
+    DIR/train, DIR/eval   the stores (`token_store.py`)
+    DIR/report.json       what went in and what was left out
+    DIR/tokenizer         a copy of the tokenizer's files, if it has any
+    DIR/source.json       size, time and hash of the source's files, by which a change is noticed
+
+Which of the two stores a document goes to depends on nothing but its content, so copies of a document never lie on both
+sides.
+"""
+
+import json
+import shutil
+import sys
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning, check_rules
+from ringformer.data.chats.conversations import read_chats
+from ringformer.data.chats.templates import load_template, template_id
+from ringformer.data.sources import Document, Documents, Malformed, read_documents
+from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded
+from ringformer.data.stores.preparation_report import make_report
+from ringformer.data.stores.source_changes import changed_files, source_state
+from ringformer.data.stores.token_store import StoreWriter, TokenStore
+from ringformer.data.tokenizers.sentencepiece import Tokenizer, save_tokenizer
+
+ENCODE_CHARACTERS = 2**21
+"""How much text is handed to the tokenizer at once: bounds the memory of a build."""
+IN_FLIGHT = 3
+"""Groups handed to the tokenizer and not yet written: it never waits for reading, hashing and writing."""
+MAKING = ("held_out", "format", "template", "chat_length", "clean")
+"""The settings that belong to a store's fingerprint; the others only say where the documents are."""
+
+
+def open_or_build(
+    directory: str | Path,
+    *,
+    source: str,
+    tokenizer: Tokenizer,
+    held_out: float,
+    field: str = "text",
+    split: str = "train",
+    skip_empty: bool = False,
+    format: str = "documents",
+    template: str = "vicuna",
+    chat_length: int = 0,
+    clean: str = USUAL_RULES,
+    skip_malformed: bool = False,
+) -> tuple[TokenStore, TokenStore | None]:
+    """The train and eval stores in `directory`, built from `source` if they are not there.
+
+    The eval store is None with held_out=0. See `read_documents` for source, field, split and skip_empty.
+
+    Args:
+      format: documents, or how conversations are written: sharegpt or messages (`conversations.py`).
+      template: of conversations (`templates.py`).
+      chat_length: conversations with more tokens are split between turns; 0: never.
+      clean: rules for conversations, with commas (`cleaning.py`).
+      skip_malformed: leave conversations out that cannot be read, instead of raising ValueError.
+
+    Raises:
+      ValueError: if the stores there were built with other settings, or the source's files have changed since.
+    """
+    directory = Path(directory)
+    asked = {"source": source, "field": field, "split": split, "skip_empty": skip_empty, "format": format}
+    if format != "documents":
+        asked |= {"template": template_id(template, tokenizer), "chat_length": chat_length}
+        asked |= {"clean": ",".join(sorted(_rules(clean))), "skip_malformed": skip_malformed}
+        del asked["field"], asked["skip_empty"]
+    if not directory.is_dir() or not any(directory.iterdir()):
+        encoder = _encoder(asked, template, tokenizer)
+        try:
+            return build_stores(directory, encoder, tokenizer, held_out=held_out, settings=asked)
+        except OSError:
+            if not (directory / "train" / "store.json").is_file():
+                raise
+            # Another process building the same stores was faster: use its.
+    train = TokenStore(directory / "train")
+    there, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": held_out}
+    differ = [f"{k} is {there.get(k)!r}, not {v!r}" for k, v in asked.items() if there.get(k) != v]
+    if differ:
+        raise ValueError(
+            f"the token stores in {directory} were built otherwise: {'; '.join(differ)}. "
+            "Use another directory, or delete this one to rebuild it"
+        )
+    changed = changed_files(source, json.loads((directory / "source.json").read_text()))
+    if changed:
+        raise ValueError(
+            f"{source} is not what the token stores in {directory} were built from: {changed[0]}"
+            f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}. "
+            "Use another directory, or delete this one to rebuild it"
+        )
+    return train, TokenStore(directory / "eval") if held_out else None
+
+
+def build_stores(
+    directory: str | Path,
+    documents: Iterable[Document] | ChatEncoder,
+    tokenizer: Tokenizer,
+    *,
+    held_out: float,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[TokenStore, TokenStore | None]:
+    """Tokenize `documents`, or conversations, into `directory/train` and, unless held_out=0, `directory/eval`.
+
+    Everything is written beside `directory`, which appears complete or not at all.
+
+    Args:
+      held_out: the share of documents that go to eval, in [0, 1).
+      settings: how the documents were chosen, for store.json; the tokenizer and `held_out` are added.
+
+    Raises:
+      ValueError: if a split gets no document, or a document cannot be encoded, or conversations have nothing, or
+        nothing else, to train on.
+      FileExistsError: if `directory` holds something.
+    """
+    directory = Path(directory)
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out={held_out} is not in [0, 1): it is the share of documents kept for evaluation")
+    if directory.exists() and any(directory.iterdir()):
+        raise FileExistsError(f"{directory} is not empty; build the stores in another directory, or delete this one")
+    if isinstance(documents, ChatEncoder):
+        encoder = documents
+    else:
+        documents = documents if isinstance(documents, Documents) else Documents(documents)
+        encoder = DocumentEncoder(documents, tokenizer)
+    settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
+    making = {key: settings[key] for key in MAKING if key in settings}
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    building = directory.parent / f"{directory.name}.building-{uuid.uuid4().hex[:8]}"
+    start = time.perf_counter()
+    try:
+        building.mkdir()
+        files = source_state(settings["source"]) if "source" in settings else {}
+        with ExitStack() as stack:
+            writers = {
+                name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, making)))
+                for name in (("train", "eval") if held_out else ("train",))
+            }
+            counts = _write(encoder, held_out, writers)
+            left_out = encoder.left_out + counts
+            for name, writer in writers.items():
+                if not writer.documents:
+                    total = sum(writer.documents for writer in writers.values())
+                    raise ValueError(
+                        f"the {name} store would be empty: of {total} documents, held_out={held_out} sends none to "
+                        f"it; {_advice(total, left_out)}"
+                    )
+                writer.finish(skipped_empty=left_out["empty documents skipped"], settings=settings)
+        stores = {name: TokenStore(building / name) for name in writers}
+        report = make_report(stores, left_out, time.perf_counter() - start)
+        (building / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        (building / "source.json").write_text(json.dumps(files) + "\n")
+        if tokenizer.files:
+            (building / "tokenizer").mkdir()
+            save_tokenizer(tokenizer, building / "tokenizer")
+        building.rename(directory)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return TokenStore(directory / "train"), TokenStore(directory / "eval") if held_out else None
+
+
+def _encoder(settings: Mapping[str, Any], template: str, tokenizer: Tokenizer) -> Documents | ChatEncoder:
+    """What the settings name, ready for `build_stores`."""
+    if settings["format"] == "documents":
+        keys = ("field", "split", "skip_empty")
+        return read_documents(settings["source"], **{key: settings[key] for key in keys})
+    if settings["chat_length"] < 0:
+        raise ValueError(f"chat_length={settings['chat_length']} must be positive, or 0 for no limit")
+    malformed = Malformed(skip=settings["skip_malformed"])
+    read = read_chats(settings["source"], settings["format"], split=settings["split"], malformed=malformed)
+    cleaning = Cleaning(read, _rules(settings["clean"]))
+    return ChatEncoder(cleaning, tokenizer, load_template(template, tokenizer), settings["chat_length"], malformed)
+
+
+def _rules(clean: str) -> frozenset[str]:
+    return check_rules(rule.strip() for rule in clean.split(",") if rule.strip())
+
+
+def _advice(total: int, left_out: Counter[str]) -> str:
+    if total:
+        return "choose another held_out, or add documents"
+    return f"left out: {dict(left_out)}" if left_out else "the source has none"
+
+
+def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dict[str, StoreWriter]) -> Counter[str]:
+    """Write every document to its store; returns what the encoder counted."""
+    columns = SpinnerColumn(), TextColumn("{task.completed:,} tokens of {task.fields[documents]:,} documents"), \
+        BarColumn(20), TimeElapsedColumn()  # fmt: skip
+    counts: Counter[str] = Counter()
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("tokenize", total=None, documents=0)
+        done = 0
+        for encoded, counted in _in_parallel(encoder):
+            for ids, trained, utf8_bytes, digest in encoded:
+                held = int.from_bytes(digest[:8], "little") < held_out * 2**64
+                writers["eval" if held else "train"].add(ids, trained, utf8_bytes, digest)
+            counts += counted
+            done += len(encoded)
+            progress.update(task, advance=sum(len(document.ids) for document in encoded), documents=done)
+    return counts
+
+
+def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[Encoded], Counter[str]]]:
+    """Groups in order. Two threads: while one turns results into arrays, the other's text is being tokenized, by the
+    tokenizer's own threads."""
+    with ThreadPoolExecutor(2, thread_name_prefix="encode") as threads:
+        coming = deque()
+        try:
+            for group in _groups(encoder):
+                coming.append(threads.submit(encoder.encode, group))
+                if len(coming) == IN_FLIGHT:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for future in coming:
+                future.cancel()
+
+
+def _groups(encoder: DocumentEncoder | ChatEncoder) -> Iterator[list[Any]]:
+    group, characters = [], 0
+    for length, item in encoder:
+        group.append(item)
+        characters += length
+        if characters >= ENCODE_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group

@@ -1,0 +1,166 @@
+"""Hugging Face `tokenizer.json` files, by the `tokenizers` library.
+
+The library takes the name of a special token in any text for the token itself. Text is therefore encoded by a copy
+in which each special token has another name, one that no text contains; a chat template asks for the token by that
+name, and the conversation is still encoded in one call. The file's own post-processor, which would add tokens and trim
+whitespace from offsets, is left out of the copy.
+"""
+
+import hashlib
+import json
+import re
+import secrets
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringformer.data.tokenizers.sentencepiece import Segment, existing_file, read_config, stretches
+from ringformer.data.tokenizers.token_bytes import Piece, Spelling, Text, prefixed, spell_byte_level, spell_metaspace
+
+END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
+BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
+"""Who ends and begins a text, where no tokenizer_config.json says so."""
+
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+_NONCE = secrets.token_hex(8)
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json`; `tokenizer_config.json` beside it names `eos_token` and `bos_token`."""
+
+    def __init__(self, path: str | Path):
+        from tokenizers import Tokenizer
+
+        path = existing_file(path)
+        source = path.read_text(encoding="utf-8")
+        try:
+            description = json.loads(source)
+            self._original = Tokenizer.from_str(source)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
+        self.config, self.files = read_config(path)
+        special = [token for token in description.get("added_tokens") or () if token["special"]]
+        self.controls = {token["content"]: token["id"] for token in special}
+        self._encoder = Tokenizer.from_str(json.dumps(_with_private_names(description, special)))
+        self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
+        self._spelling = _spelling(self._encoder, description, self.vocab_size)
+        self.bos_id = self._named("bos_token", BEGIN_TOKENS, path)
+        eos_id = self._named("eos_token", END_TOKENS, path)
+        if eos_id is None:
+            raise ValueError(
+                f"{path} does not say which token ends a document; name it as eos_token in a tokenizer_config.json "
+                f"beside it. Special tokens: {', '.join(self.controls) or 'none'}"
+            )
+        self.eos_id = eos_id
+        content = hashlib.blake2b(source.encode(), digest_size=8, key=str(self.eos_id).encode())
+        self.name = "tokenizer.json-" + content.hexdigest()
+
+    def _named(self, key: str, usual: tuple[str, ...], path: Path) -> int | None:
+        token = self.config.get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is None:
+            return next((self.controls[name] for name in usual if name in self.controls), None)
+        if token not in tuple(self.controls):
+            raise ValueError(f"{key} {token!r} of {path.with_name('tokenizer_config.json')} is no special token "
+                             f"of {path}; those are: {', '.join(self.controls) or 'none'}")  # fmt: skip
+        return self.controls[token]
+
+    def encode(self, text: str) -> list[int]:
+        text.encode()  # a lone surrogate is then a UnicodeEncodeError
+        return self._encoder.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        try:
+            encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:
+            for text in texts:
+                text.encode()
+            raise
+        return [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
+
+    def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        pieces = [_pieces(chat) for chat in chats]
+        texts = [b"".join(piece for piece, _ in chat).decode() for chat in pieces]
+        encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
+
+        def by_offsets(i: int) -> np.ndarray:
+            return _touched_characters(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
+
+        trained = self._spelling.trained(
+            encoded, pieces, lambda: [_pieces(chat, prefixed) for chat in chats], by_offsets
+        )
+        return list(zip(encoded, trained, strict=True))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._original.decode([int(i) for i in ids], skip_special_tokens=True)
+
+
+def _private_name(token: int) -> str:
+    """Between Unicode noncharacters, and new in every process."""
+    return f"\ufdd0{_NONCE}:{token}\ufdd1"
+
+
+def _with_private_names(description: dict[str, Any], special: list[dict[str, Any]]) -> dict[str, Any]:
+    names = {token["content"]: _private_name(token["id"]) for token in special}
+    added = [
+        token | {"content": names[token["content"]], "normalized": False, "single_word": False}
+        if token["special"]
+        else token
+        for token in description.get("added_tokens") or ()
+    ]
+    model = dict(description["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+    else:  # Unigram: pieces with their scores
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    unused = dict.fromkeys(("truncation", "padding", "post_processor"))
+    return description | unused | {"added_tokens": added, "model": model}
+
+
+def _spelling(encoder, description: dict[str, Any], vocab_size: int) -> Spelling:
+    """What the encoder's tokens stand for, in whichever of the two notations the file's model has."""
+    byte_level = "ByteLevel" in json.dumps([description.get("pre_tokenizer"), description.get("decoder")])
+    byte_fallback = bool(description["model"].get("byte_fallback"))
+    tokens = [b""] * vocab_size
+    for piece, i in encoder.get_vocab(with_added_tokens=False).items():
+        if byte_level:
+            tokens[i] = spell_byte_level(piece) or b""
+        else:
+            tokens[i] = spell_metaspace(piece, is_byte=byte_fallback and bool(_BYTE_PIECE.fullmatch(piece)))
+    for i, token in encoder.get_added_tokens_decoder().items():
+        tokens[i] = token.content.encode()
+    return Spelling(tokens)
+
+
+def _pieces(chat: Sequence[Segment], begin: Callable[[Text], Text] = list) -> list[Piece]:
+    """The chat in pieces, control tokens by their private names; `begin` is applied to each text between them."""
+    pieces: list[Piece] = []
+    for part in stretches(chat):
+        if isinstance(part, Segment):
+            pieces.append((_private_name(part.control).encode(), part.trained))
+        else:
+            pieces += begin(part)
+    return pieces
+
+
+def _touched_characters(encoding, pieces: Text) -> np.ndarray:
+    """bool [tokens]: has the token a character of a trained piece? By bisection in the encoding's offsets."""
+    trained, place = np.zeros(len(encoding), bool), 0
+    tokens = range(len(encoding))
+    for piece, wanted in pieces:
+        end = place + len(piece.decode())
+        if wanted and piece:
+            first = bisect_right(tokens, place, key=lambda i: encoding.token_to_chars(i)[1])
+            # The first bytes of a character in byte tokens are said to be empty: they belong to it.
+            while first and encoding.token_to_chars(first - 1)[0] == place:
+                first -= 1
+            last = bisect_left(tokens, end, key=lambda i: encoding.token_to_chars(i)[0])
+            trained[first:last] = True
+        place = end
+    return trained

@@ -1,0 +1,179 @@
+"""Closed forms: what a step takes by count, before any compiler is asked. Everything here is modelled."""
+
+from dataclasses import dataclass
+
+from ringformer.estimate.overlap import Schedule
+from ringformer.estimate.targets import Chip, Target
+from ringformer.models.llama import LlamaConfig
+from ringformer.ops.layouts import Layout
+from ringformer.ops.work_list import default_chunk
+
+MATMUL_EFFICIENCY = 0.6
+"""Of a device's dense peak, reached by large matrix multiplications (stated, not measured here). Every modelled time of
+a step counts on it; whether a transfer is hidden is judged at the peak itself, which is stricter."""
+
+
+def compute_seconds(flops: float, peak: float) -> float:
+    """How long so many FLOPs take on a device of `peak` FLOP/s."""
+    return flops / (MATMUL_EFFICIENCY * peak)
+
+
+def assumption() -> str:
+    """What modelled times count on, to be said beside them."""
+    return f"computation at {MATMUL_EFFICIENCY:.0%} of the peak"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step on the target, modelled."""
+
+    compute: float
+    """Of the schedule's FLOPs, by `compute_seconds`."""
+    exposed: float
+    """Communication that the schedule leaves uncovered, at the link's full rate."""
+    tokens: int
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.exposed
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.step
+
+    def days(self, budget: float) -> float:
+        """To train on so many tokens."""
+        return budget / self.tokens_per_second / 86400
+
+
+def step_time(schedule: Schedule, tokens: int) -> StepTime:
+    """The time of a step from its schedule. Memory traffic is not in it: fused kernels hide it, XLA's blocks do not."""
+    return StepTime(compute_seconds(schedule.flops, schedule.rates.flops), schedule.exposed_seconds, tokens)
+
+
+def model_flops(model: LlamaConfig, tokens: int, forwards: int = 1) -> float:
+    """FLOPs of a step over one causal sequence: `forwards` forward passes and a backward of twice the weights' work.
+
+    2 a weight and token forward, 4 backward; attention 4 d and 10 d a visible pair and head. The input embedding does
+    no work.
+    """
+    weights = model.num_params - model.vocab_size * model.hidden_size * (not model.tie_embeddings)
+    return (2 * forwards + 4) * weights * tokens + attention_flops(model, tokens, forwards)
+
+
+def attention_flops(model: LlamaConfig, tokens: int, forwards: int = 1) -> float:
+    """Those of `model_flops` that are attention's."""
+    pairs = model.num_layers * model.num_heads * model.head_dim * tokens * tokens / 2
+    return (4 * forwards + 10) * pairs
+
+
+def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = None) -> float:
+    """Pairs of a query and a key that a ring's busiest ranks compute, over those that a causal mask leaves a rank.
+
+    Every hop waits for its busiest rank: an uneven layout costs up to 2. With m chunks a shard, blocks that a mask cuts
+    along their diagonal cost 1 + 1/m: the own block, and with stripes all of them.
+    """
+    m = -(-local // (chunk or default_chunk(local)))
+    cut = m * (m + 1) / 2
+    visiting = {"zigzag": m * m / 2, "striped": cut, "contiguous": m * m}[layout]
+    return (cut + (ranks - 1) * visiting) / (ranks * m * m / 2)
+
+
+def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
+    """Attention FLOPs of one device in one hop of a balanced ring, `local` tokens of one sequence on a device.
+
+    4 d per visible pair of a query and a key forward (two products), 10 d backward (five); a causal mask leaves half.
+    """
+    pairs = local * local * (0.5 if causal else 1.0)
+    return (10.0 if backward else 4.0) * model.head_dim * model.num_heads * pairs
+
+
+def hop_bytes(model: LlamaConfig, local: int, *, backward: bool, itemsize: int = 2) -> float:
+    """Bytes that a device sends in one hop: keys and values, and in the backward their float32 gradients."""
+    return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize + (4 if backward else 0))
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One hop of the ring on one device, at the peak rates of device and link."""
+
+    flops: float
+    bytes: float
+    compute: float
+    """Seconds."""
+    link: float
+    """Seconds."""
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte on the link."""
+        return self.flops / self.bytes
+
+
+def hop(model: LlamaConfig, target: Target, local: int, *, ranks: int, tp: int, backward: bool) -> Hop:
+    """`local` tokens of one sequence on a rank of the ring, whose heads are spread over `tp`; `ranks`: sp times tp."""
+    flops = hop_flops(model, local, backward=backward) / tp
+    sent = hop_bytes(model, local, backward=backward, itemsize=itemsize(model)) / tp
+    return Hop(flops, sent, flops / target.chip.flops(model.compute_dtype), sent / target.ring_bandwidth(ranks))
+
+
+def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
+    """The local length from which a hop's computation takes as long as its transfer (paper, Table 2).
+
+    The paper's column, forward and without a mask, is F/B; a balanced causal ring needs 2 (K/H) F/B, and its backward
+    2.4 (K/H) F/B with float32 gradients on the way.
+    """
+    seconds = hop_bytes(model, 1, backward=backward) / chip.link_bandwidth
+    return seconds * chip.bf16_flops / hop_flops(model, 1, backward=backward, causal=causal)
+
+
+def host_bytes(model: LlamaConfig, local: int) -> float:
+    """Of offloaded layer inputs, per device; `local` tokens on a device."""
+    kept = model.num_layers // model.remat_group + model.num_layers % model.remat_group
+    return kept * local * model.hidden_size * itemsize(model) if model.offload else 0.0
+
+
+def memory(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> dict[str, float]:
+    """Bytes of device memory of a train step by what they are for; `local` tokens and all of tp's share on a device.
+
+    State is sharded over `devices`. Kept inputs and state are exact; the numbers of [T, D] arrays that are alive at the
+    peak of a layer's backward (7, and 18 over the number of head groups) were fitted to compiled TPU programs.
+    """
+    D, F, V, L = model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers
+    item = itemsize(model)
+    stream = local * D * item
+    layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
+    kept = L // model.remat_group * (0 if model.offload else 1) + (model.remat_group if model.remat_group > 1 else 0)
+    work = 7 * stream + 18 * stream / model.head_groups
+    chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
+    if chunks:  # p, its gradient and the logits, float32, as they differ from those of the fit
+        work += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
+    if model.attention in ("vanilla", "memory_efficient"):
+        work += 4 * item * local * F / tp
+    if model.attention == "vanilla":
+        work += 12 * model.num_heads / tp * local * local
+    return {
+        "kept layer inputs": kept * stream,
+        "working set of a layer": work,
+        "weights of a layer, their gradients, embedding gradient": (item + 4) * layer + 4 * V * D,
+        "parameters, optimizer and gradients": 20 * model.num_params / devices,
+    }
+
+
+ADVICE = {
+    "kept layer inputs": "--remat_group (two levels), --offload, or more devices on sp",
+    "working set of a layer": "--head_groups, or more devices on sp",
+    "weights of a layer, their gradients, embedding gradient": "tp",
+    "parameters, optimizer and gradients": "more devices on fsdp or sp",
+}
+"""What makes each part of `memory` smaller."""
+
+
+def peak_bytes(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> float:
+    """The sum of `memory`: to choose what to compile, and the answer where there is no compiler."""
+    return sum(memory(model, local, devices=devices, tp=tp).values())
+
+
+def itemsize(model: LlamaConfig) -> int:
+    """Bytes of an element in the compute dtype."""
+    return 2 if model.compute_dtype == "bfloat16" else 4

@@ -1,0 +1,56 @@
+"""Feed-forward computed block by block along the local sequence (Blockwise Parallel Transformer, section 3).
+
+The [T, F] hidden activation never exists: the forward keeps one chunk of it, the backward recomputes a chunk from
+its input and adds up the weights' gradients in float32, whatever the compute dtype.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from ringformer.ops.derivative_guards import reverse_mode_only
+from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.varying_axes import vary, vary_like, varying_axes
+
+
+def swiglu(weights: tuple[jax.Array, jax.Array, jax.Array], x: jax.Array) -> jax.Array:
+    """`(silu(x w_gate) * (x w_up)) w_down`: x [B, T, D], weights [D, F], [D, F], [F, D]."""
+    w_gate, w_up, w_down = weights
+    return (jax.nn.silu(x @ w_gate) * (x @ w_up)) @ w_down
+
+
+def blockwise_feedforward(function: Callable, weights, x: jax.Array, chunk: int) -> jax.Array:
+    """`function(weights, x)` for a function of each token alone, `chunk` tokens of x [B, T, ...] at a time.
+
+    The last chunk may be shorter. Differentiable in weights (a pytree) and x.
+    """
+    axes = varying_axes(weights, x)
+    weights, x = reverse_mode_only(vary((weights, x), axes), "blockwise_feedforward")
+    return _blockwise(function, chunk, weights, x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _blockwise(function, chunk, weights, x):
+    return scan_chunks(lambda _, x: (None, function(weights, x)), None, x, chunk)[1]
+
+
+def _forward(function, chunk, weights, x):
+    return _blockwise(function, chunk, weights, x), (weights, x)
+
+
+def _backward(function, chunk, residuals, dy):
+    weights, x = residuals
+
+    def one(total, tokens):
+        x, dy = tokens
+        dweights, dx = jax.vjp(function, weights, x)[1](dy)
+        return jax.tree.map(lambda t, d: t + d.astype(jnp.float32), total, dweights), dx
+
+    total = jax.tree.map(lambda w: vary_like(jnp.zeros(w.shape, jnp.float32), w), weights)
+    total, dx = scan_chunks(one, total, (x, dy), chunk)
+    return jax.tree.map(lambda w, t: t.astype(w.dtype), weights, total), dx
+
+
+_blockwise.defvjp(_forward, _backward)

@@ -1,0 +1,89 @@
+"""Cross-entropy through the output head, chunk by chunk: the [T, V] logits never exist.
+
+The gradients are computed in the forward pass, while a chunk's logits are at hand: three matmuls instead of the
+four of recomputation. What is kept for the backward is their size alone, dx [T, D] and dhead [D, V].
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from ringformer.ops.derivative_guards import reverse_mode_only
+from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.varying_axes import vary, vary_like, varying_axes
+
+
+def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, chunk: int) -> jax.Array:
+    """The sum over the local tokens with mask of -log softmax(x head)[target].
+
+    Args:
+      x: [B, T, D], float.
+      head: [D, V] of x's dtype.
+      targets: int32 [B, T], in [0, V).
+      mask: bool [B, T].
+      chunk: tokens per chunk; the last may be shorter.
+
+    Returns:
+      A float32 scalar: this device's sum, not divided by anything. Differentiable in x and head.
+    """
+    axes = varying_axes(x, head, targets, mask)
+    return _cross_entropy(chunk, *reverse_mode_only(vary((x, head, targets, mask), axes), "cross_entropy"))
+
+
+def token_cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -> jax.Array:
+    """-log softmax(x head)[target] of each token: float32 [B, T]; arguments as in `cross_entropy`. To look at, not to
+    train on: its gradient would keep the logits."""
+
+    def one(_, c):
+        return None, _token_losses(head, *c)[0]
+
+    return scan_chunks(one, None, vary((x, targets), varying_axes(x, head, targets)), chunk)[1]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _cross_entropy(chunk, x, head, targets, mask):
+    def one(total, c):
+        return total + _chunk_loss(head, *c)[0], None
+
+    return scan_chunks(one, _zero(head), (x, targets, mask), chunk)[0]
+
+
+def _forward(chunk, x, head, targets, mask):
+    def one(carry, c):
+        total, dhead = carry
+        x = c[0]
+        loss, dlogits = _chunk_loss(head, *c)
+        dx = jnp.einsum("btv,dv->btd", dlogits, head, preferred_element_type=jnp.float32).astype(x.dtype)
+        dhead += jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)
+        return (total + loss, dhead), dx
+
+    (total, dhead), dx = scan_chunks(one, (_zero(head), _zero(head, head.shape)), (x, targets, mask), chunk)
+    return total, (dx, dhead.astype(head.dtype))
+
+
+def _backward(chunk, gradients, dtotal):
+    dx, dhead = gradients
+    return (dx * dtotal).astype(dx.dtype), (dhead * dtotal).astype(dhead.dtype), None, None
+
+
+_cross_entropy.defvjp(_forward, _backward)
+
+
+def _chunk_loss(head, x, targets, mask):
+    """The chunk's summed loss, and its gradient by the logits in x's dtype."""
+    losses, logits, lse, hit = _token_losses(head, x, targets)
+    dlogits = jnp.where(mask[..., None], jnp.exp(logits - lse) - hit, 0.0)
+    return jnp.where(mask, losses, 0.0).sum(), dlogits.astype(x.dtype)
+
+
+def _token_losses(head, x, targets):
+    """The loss of each token of a chunk [B, t], and what it was made of: logits, their lse, where the target is."""
+    logits = jnp.einsum("btd,dv->btv", x, head, preferred_element_type=jnp.float32)
+    lse = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    hit = targets[..., None] == jnp.arange(logits.shape[-1])
+    return lse[..., 0] - jnp.where(hit, logits, 0.0).sum(axis=-1), logits, lse, hit
+
+
+def _zero(like, shape=()):
+    return vary_like(jnp.zeros(shape, jnp.float32), like)

@@ -1,0 +1,300 @@
+"""Ring attention (section 3 of the paper): exact attention over a sequence sharded along a ring of devices.
+
+With n ranks, rank r computes the attention of its queries to all keys while shards of keys and values travel the
+ring, r -> r+1. At step t rank r holds the keys of rank r-t (mod n).
+
+    forward    own block first, then steps 1 .. n-1; every hop leaves before the block that hides it.
+               n-1 hops of [k, v] in the input dtype.
+    backward   steps 1 .. n-1, own block last. The gradients of a shard start at its first visitor, follow it one
+               hop behind and come home under the own block. n-1 hops of [k, v], n-1 of float32 [dk, dv].
+
+With p = exp(s - m) / l, of the row's maximum m and denominator l, and delta = rowsum(o * do) - dlse, the gradients are
+(FlashAttention, appendix B.2)
+
+    dv = p^T do      ds = p * (do v^T - delta)      dq = scale ds k      dk = scale ds^T q
+
+The residuals are q, k, v, o, m, l (and segment ids and bias), nothing else.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ringformer.ops import argument_checks, layouts, online_softmax
+from ringformer.ops.blockwise_attention import Cotangents, Keys, PairList, Queries, Work, block_backward, block_forward
+from ringformer.ops.derivative_guards import reverse_mode_only
+from ringformer.ops.layouts import Layout
+from ringformer.ops.varying_axes import vary, vary_like, varying_axes
+from ringformer.ops.work_list import Pairs, cut, visible_pairs
+
+SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
+"""`checkpoint_name`s of o and of [m, l]: a remat policy that saves both runs no second forward ring."""
+
+LOOP = "ring"
+"""The name scope of the loops over hops, for who reads the compiled program."""
+
+
+def ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    axis_name: str | None,
+    layout: Layout = "contiguous",
+    causal: bool = True,
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
+    q_chunk: int | None = None,
+    k_chunk: int | None = None,
+    return_lse: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
+
+    Call it inside `shard_map`, with the arrays of one device. Memory is linear in T: no logits beyond one pair of
+    chunks exist. Differentiable in q, k, v and bias, through lse too, by reverse mode and by forward mode over it;
+    float32 softmax and gradient sums.
+
+    Args:
+      q: [B, T, H, d], this rank's queries, float; float64 is computed to float32 accuracy.
+      k, v: [B, S, K, d] of q's dtype, this rank's keys and values; H a multiple of K (GQA, MQA), S = T if causal.
+      axis_name: the mesh axis that is the ring, of any size. None: one device, all keys at hand.
+      layout: which tokens a rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
+      causal: a query sees no later token. Otherwise the layout is of no consequence.
+      segment_ids: integers [B, T], or the pair ([B, T] of the queries, [B, S] of the keys): tokens see only their
+        own segment. Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
+        Numpy ids of 64 bits are exact, but not as an argument of a jit around: JAX cuts those to 32.
+      bias: float [B, S], added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
+      scale: factor of the logits, default d**-0.5.
+      q_chunk, k_chunk: tokens per chunk (default: 16 chunks a shard, 128 to 1024 tokens); they need not divide T.
+      return_lse: also return the log-sum-exp of each row, float32 [B, H, T].
+
+    Returns:
+      o [B, T, H, d] in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf and no gradient.
+
+    Raises:
+      ValueError: shapes, dtypes, layout or chunks that do not fit together, naming both sides.
+    """
+    argument_checks.check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
+    q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
+    ring = _Ring(axis_name, layout, causal, q.shape[-1] ** -0.5 if scale is None else float(scale), q_chunk, k_chunk)
+    arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))
+    # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
+    # the transpose of the cast sums the gradient of, say, keys that were replicated over a tensor parallel axis.
+    arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
+    o, lse = _ring_attention(ring, *reverse_mode_only(arrays, "ring_attention"))
+    return (o, lse) if return_lse else o
+
+
+def sharded_ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mesh: Mesh,
+    axis_name: str = "sp",
+    batch_axes: str | tuple[str, ...] | None = None,
+    head_axis: str | None = None,
+    layout: Layout = "zigzag",
+    causal: bool = True,
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    bias: jax.Array | None = None,
+    **options,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """`ring_attention` on whole arrays in natural order: lays them out on the ring of `mesh` and back.
+
+    Args:
+      q, k, v, segment_ids, bias, causal: as in `ring_attention`, but global: q [B, n*T, H, d] and so on.
+      mesh: any mesh that has `axis_name`, its axes all automatic or all explicit.
+      batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
+      layout: how the tokens are spread during the computation; the default balances causal work.
+      **options: `scale`, `q_chunk`, `k_chunk`, `return_lse` of `ring_attention`.
+
+    Returns:
+      o [B, n*T, H, d] in natural order, sharded over the named axes, or (o, lse [B, H, n*T]).
+    """
+    if axis_name not in mesh.shape:
+        raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
+    n = mesh.shape[axis_name]
+    layouts.check_name(layout)
+    if not causal:
+        layout = "contiguous"
+    for x in (q, k):
+        layouts.check_layout(layout, x.shape[1], n)
+    q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
+    rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
+    arrays, specs = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids), (heads, heads, heads, rows, rows, rows)
+
+    if AxisType.Explicit in mesh.axis_types:
+        arrays = tuple(
+            None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
+            for x, s in zip(arrays, specs, strict=True)
+        )
+    options = tuple(sorted((options | {"axis_name": axis_name, "layout": layout, "causal": causal}).items()))
+    return _on_mesh(mesh, specs, options, *arrays)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _on_mesh(mesh, specs, options, *arrays):
+    """`ring_attention` between `layouts.enter` and `leave`; jitted, or an eager call would run op by op."""
+    options = dict(options)
+    layout, axis_name = options["layout"], options["axis_name"]
+
+    def per_device(*arrays):
+        arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
+        q, k, v, bias, q_ids, k_ids = arrays
+        out = ring_attention(q, k, v, bias=bias, segment_ids=None if q_ids is None else (q_ids, k_ids), **options)
+        if not options.get("return_lse"):
+            return layouts.leave(out, layout, axis_name)
+        o, lse = out
+        return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
+
+    heads = specs[0]
+    out_specs = (heads, PartitionSpec(heads[0], heads[2], heads[1])) if options.get("return_lse") else heads
+    return jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=out_specs)(*arrays)
+
+
+# --- one device's share of the ring -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Ring:
+    axis_name: str | None
+    layout: Layout
+    causal: bool
+    scale: float
+    q_chunk: int | None
+    k_chunk: int | None
+
+    @property
+    def size(self) -> int:
+        return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
+
+    def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
+        """This device's rank, q and segment ids, tied together so that none can be known before q is.
+
+        Masks made from a bare `axis_index` depend on no traced input; partial evaluation would compute all of
+        them ahead of the loops and keep them, S x T x 4 bytes. It would run a ring of its own for the ids, too.
+        """
+        if self.axis_name is None:
+            return jnp.zeros((), jnp.int32), q, *ids
+        return lax.optimization_barrier((lax.axis_index(self.axis_name), q, *ids))
+
+    def shift(self, tree):
+        """Send every leaf to the next rank; what arrives comes from the one before."""
+        n = self.size
+        return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
+
+    def own_work(self, T: int, S: int) -> Work:
+        """The chunk pairs of this rank's own block."""
+        q, k = self._cut(T, S)
+        pairs = visible_pairs(self.layout, "own", self.causal, q, k)
+        return Work(q, k, *(PairList(p, len(p.q)) for p in pairs))
+
+    def work(self, T: int, S: int, earlier: jax.Array) -> Work:
+        """The chunk pairs of a visiting block; `earlier`: whether it comes from an earlier rank."""
+        if not self.causal:
+            return self.own_work(T, S)
+        q, k = self._cut(T, S)
+        before, after = (visible_pairs(self.layout, source, True, q, k) for source in ("earlier", "later"))
+        return Work(q, k, *(_select(earlier, a, b) for a, b in zip(before, after, strict=True)))
+
+    def _cut(self, T, S):
+        parts = layouts.PARTS[self.layout] if self.causal else 1
+        return cut(T, parts, self.q_chunk), cut(S, parts, self.k_chunk)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _ring_attention(ring: _Ring, q, k, v, bias, q_ids, k_ids):
+    return _forward(ring, q, k, v, bias, q_ids, k_ids)[0]
+
+
+def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
+    n, (T, S) = ring.size, (q.shape[1], k.shape[1])
+    rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
+    queries, keys = _grouped(tied[0], k.shape[2], tied[1]), _stacked(k, v, bias, tied[2])
+    state = online_softmax.init(queries.q.shape[:-1], queries.q.shape[-1])
+    state = vary_like(state, queries, keys)
+
+    def step(t, carry, send):
+        state, keys = carry
+        arriving = ring.shift(keys) if send else None
+        work = ring.own_work(T, S) if t is None else ring.work(T, S, earlier=rank >= t)
+        return block_forward(state, queries, keys, work, ring.scale), arriving
+
+    carry = step(None, (state, keys), send=n > 1)
+    if n > 1:
+        with jax.named_scope(LOOP):
+            carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry)
+        carry = step(n - 1, carry, send=False)
+    state = carry[0]
+    o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
+    softmax = rearrange(jnp.stack([state.m, state.l]), "two b k g t -> two b (k g) t")
+    o, softmax = checkpoint_name(o, SAVED_OUTPUT), checkpoint_name(softmax, SAVED_SOFTMAX)
+    return (o, online_softmax.log_sum_exp(*softmax)), (q, k, v, bias, q_ids, k_ids, o, softmax)
+
+
+def _backward(ring: _Ring, residuals, cotangents):
+    q, k, v, bias, q_ids, k_ids, o, softmax = residuals
+    do, dlse = cotangents
+    n, (T, S, K) = ring.size, (q.shape[1], k.shape[1], k.shape[2])
+    rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
+    queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
+    delta = jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse
+    rows = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
+    rows = Cotangents(_grouped(do, K, None).q, rearrange(rows, "three b (k g) t -> three b k g t", k=K))
+
+    def step(t, carry, send):
+        """Block t. The gradients of the keys now here are one hop behind: fetch them while it computes."""
+        dq, dkeys, keys = carry
+        arriving = ring.shift(keys) if send else None
+        behind = None if dkeys is None else ring.shift(dkeys)
+        work = ring.own_work(T, S) if t is None else ring.work(T, S, earlier=rank >= t)
+        dq, dkeys = block_backward(dq, queries, keys, rows, work, ring.scale)
+        dkeys = dkeys if behind is None else jax.tree.map(jnp.add, behind, dkeys)
+        return dq, dkeys, arriving
+
+    dq = vary_like(jnp.zeros(queries.q.shape, jnp.float32), queries, own)
+    carry = dq, None, own
+    if n > 1:
+        carry = step(1, (dq, None, ring.shift(own)), send=n > 2)
+    if n > 2:
+        with jax.named_scope(LOOP):
+            carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry)
+        carry = step(n - 1, carry, send=False)
+    # Stacked anew for the own block: kept through the loop, it would take the memory of k and v twice.
+    dq, dkeys, k_now, v_now = lax.optimization_barrier((*carry[:2], k, v))
+    dq, dkeys, _ = step(None, (dq, dkeys, _stacked(k_now, v_now, bias, tied[2])), send=False)
+
+    dk, dv = (rearrange(x, "b k s d -> b s k d") for x in (dkeys.k, dkeys.v))
+    dq = rearrange(dq, "b k g t d -> b t (k g) d")
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dkeys.bias, None, None
+
+
+_ring_attention.defvjp(_forward, _backward)
+
+
+def _select(condition: jax.Array, a: Pairs, b: Pairs) -> PairList:
+    """`a` or `b`. Lists of one length, those of a balanced layout, keep a static count and need no branch."""
+    if len(a.q) == len(b.q):
+        count = len(a.q)
+    else:
+        count = jnp.where(condition, len(a.q), len(b.q))
+        longest = max(len(a.q), len(b.q))
+        a, b = (Pairs(*(np.pad(column, (0, longest - len(column))) for column in pairs)) for pairs in (a, b))
+    return PairList(Pairs(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True))), count)
+
+
+def _grouped(q, K, segment_ids) -> Queries:
+    return Queries(rearrange(q, "b t (k g) d -> b k g t d", k=K), segment_ids)
+
+
+def _stacked(k, v, bias, segment_ids) -> Keys:
+    return Keys(rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d"), segment_ids, bias)

@@ -1,0 +1,174 @@
+"""The paper's Table 3 and beyond: the longest context of every hardware, model and attention kind, compiled.
+
+Cells are searched breadth first, one length each in turn, and every attempt is written to a file at once: interrupted,
+the search goes on where it was, and at any time the file says what is known so far.
+"""
+
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ringformer.estimate.longest_context import Case, attempt, compiled_by, longest_start, next_length
+from ringformer.estimate.targets import MissingCompiler, target
+from ringformer.models.llama import ATTENTION
+
+K = 1024
+
+
+class Row(NamedTuple):
+    """One row of the paper's Table 3. Contexts in K tokens, in the order of `ATTENTION`."""
+
+    target: str
+    model: str
+    devices: int
+    sequences: int
+    """m: that the ring trains at once (n/m is the ratio of the table's ring and blockwise columns)."""
+    paper: tuple[int, int, int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.target.lower()}/{self.model.removeprefix('llama_')}"
+
+
+ROWS = (
+    Row("8xA100-80", "llama_3b", 8, 1, (4, 32, 64, 512)),
+    Row("8xA100-80", "llama_7b", 8, 1, (2, 16, 32, 256)),
+    Row("8xA100-80", "llama_13b", 8, 1, (2, 4, 16, 128)),
+    Row("32xA100-80", "llama_7b", 32, 1, (4, 64, 128, 4096)),
+    Row("32xA100-80", "llama_13b", 32, 1, (4, 32, 64, 2048)),
+    Row("v3-512", "llama_7b", 512, 2, (1, 4, 8, 2048)),
+    Row("v3-512", "llama_13b", 512, 4, (1, 2, 8, 1024)),
+    Row("v4-1024", "llama_3b", 512, 1, (8, 16, 32, 16384)),
+    Row("v4-1024", "llama_7b", 512, 1, (4, 8, 16, 8192)),
+    Row("v4-1024", "llama_13b", 512, 2, (4, 8, 16, 4096)),
+    Row("v4-1024", "llama_30b", 512, 2, (2, 4, 8, 2048)),
+    Row("v5e-256", "llama_3b", 256, 2, (4, 8, 32, 4096)),
+    Row("v5e-256", "llama_7b", 256, 2, (2, 8, 16, 2048)),
+)
+SCALING = tuple(Row(f"v5e-{n}", "llama_7b", n, 1) for n in (32, 64, 128))
+"""Rows that are not in the paper: is the longest context linear in devices? The fourth is the last of `ROWS`, m=1."""
+
+
+class Regime(NamedTuple):
+    """What is computed in which dtype, and where layer inputs wait."""
+
+    name: str
+    compute_dtype: str
+    offload: bool
+
+    def goal(self, row: Row) -> int:
+        """How many times the paper's ring column is wanted."""
+        if row.target == "32xA100-80":
+            return {"float32": 1, "bfloat16": 1, "offload": 2}[self.name]
+        return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[self.name]
+
+
+REGIMES = (
+    Regime("float32", "float32", False),
+    Regime("bfloat16", "bfloat16", False),
+    Regime("offload", "bfloat16", True),
+)
+"""float32: the paper's, float32 arrays (matrix products in bf16 passes on TPU). The baselines are searched in it."""
+
+
+class Cell(NamedTuple):
+    row: Row
+    attention: str
+    regime: Regime
+    sequences: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.name}/{self.attention}/{self.regime.name}/m={self.sequences}"
+
+    @property
+    def case(self) -> Case:
+        n, m = self.row.devices, self.sequences
+        mesh = f"1,{m},1,{n // m}" if self.attention == "ring" else f"1,{n},1,1"
+        return Case(
+            self.row.model, self.row.target, self.attention, self.regime.compute_dtype, mesh,
+            m if self.attention == "ring" else n, self.regime.offload,
+        )  # fmt: skip
+
+    @property
+    def paper(self) -> int:
+        """Its tokens in the paper."""
+        return K * self.row.paper[ATTENTION.index(self.attention)]
+
+    @property
+    def first_length(self) -> int:
+        """The search begins at what is wanted of the paper's ring, else at what the closed form lets fit."""
+        if self.attention == "ring" and self.row.paper:
+            return self.paper * self.regime.goal(self.row)
+        return longest_start(self.case)
+
+
+def cells(rows=ROWS + SCALING) -> list[Cell]:
+    """Every cell, rings first: with the paper's number of sequences, then with one; the baselines; the scaling."""
+    scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if row.paper is None]
+    rows = [row for row in rows if row.paper]
+    rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in rows]
+    single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in rows if row.sequences > 1]
+    baselines = [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[2::-1] for row in rows]
+    return rings + single + baselines + scaling
+
+
+def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int | None = None) -> None:
+    """Search the cells, breadth first, until all maxima are known or for some passes; attempts go to `path`.
+
+    Cells whose compiler is not installed are left out. The search ends if a pass learns nothing, because the compiler
+    breaks down on all that is left.
+    """
+    wanted = _compilable(wanted, log)
+    done, learned = 0, True
+    while learned and (passes is None or done < passes):
+        learned = False
+        known = read(path)
+        pending = [(c, n) for c in wanted if (n := next_length(known.get(c.name, []), c.first_length))]
+        pending.sort(key=lambda item: len(known.get(item[0].name, [])))  # the least known cells first
+        if not pending:
+            return
+        for i, (cell, seq_len) in enumerate(pending):
+            log(f"[{i + 1}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
+            try:
+                found = attempt(cell.case, seq_len, log)
+            except RuntimeError as error:  # said, and not taken for an answer
+                log(f"  the compiler broke down: {error}")
+                continue
+            host = "" if found["fits_host"] else f" {found['host_bytes'] / 2**30:.0f} GiB of a usual host,"
+            log(f"  {'fits' if found['fits'] else 'does not fit'}:{host} {found['peak_bytes'] / 2**30:.2f} of "
+                f"{found['hbm_bytes'] / 2**30:.2f} GiB in {found['compile_seconds']:.0f} s")  # fmt: skip
+            write(path, cell.name, found)
+            learned = True
+        done += 1
+
+
+def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
+    """The cells whose compiler is installed; of each other target it is said what to install."""
+    absent = set()
+    for name in dict.fromkeys(cell.row.target for cell in wanted):
+        try:
+            target(name).require_compiler()
+        except MissingCompiler as missing:
+            log(f"{name} is left out: {missing}")
+            absent.add(name)
+    return [cell for cell in wanted if cell.row.target not in absent]
+
+
+def read(path: Path) -> dict[str, list[dict]]:
+    return json.loads(path.read_text())["cells"] if path.exists() else {}
+
+
+def write(path: Path, name: str, found: dict) -> None:
+    """Add an attempt to the file; the file is read anew, so that two searches can share it."""
+    known = read(path)
+    stamp = {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(found["command"])}
+    known.setdefault(name, []).append(found | stamp)
+    about = "compiled: whole train steps of `ringformer train`, one attempt per length; bytes of one device"
+    content = {"what": about, "command": "ringformer tables", "cells": dict(sorted(known.items()))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(path)

@@ -1,0 +1,265 @@
+"""The paper's tables and figures from closed forms and from the compiled attempts: docs/tables.md and its pictures."""
+
+from pathlib import Path
+
+from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.targets import CHIPS, GiB
+from ringformer.models.llama import ATTENTION, LlamaConfig
+from ringformer.models.llama_presets import preset
+from ringformer.paper import activation_memory
+from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, read
+
+
+def write_tables(results: Path, held: Path, folder: Path) -> None:
+    """`folder`/tables.md, figure1.png and figure5.png from the attempts in `results`, and of Table 1 in `held`."""
+    attempts = read(results)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure1(attempts, folder / "figure1.png")
+    figure5(folder / "figure5.png")
+    sections = [HEAD, table3(attempts), details(attempts), scaling(attempts), table1(activation_memory.read(held)),
+                table2(), FIGURES]  # fmt: skip
+    (folder / "tables.md").write_text("\n".join(sections))
+
+
+HEAD = """# The paper's tables, compiled
+
+Written by `ringformer tables` from `results/max_context.json`; nothing here was run on an accelerator. **compiled**:
+the train step of `ringformer train` (AdamW, full rematerialisation, one `shard_map`, `check_vma=True`) was compiled by
+the real compiler for that hardware. On TPU the compiler itself accepted its memory; on GPU, whose compiler refuses
+nothing, arguments, outputs and temporaries are at most 92% of the device. With offload a usual host has room for the
+rest. An attempt ends when the compiler has scheduled the program and placed its buffers, without machine code, which
+changes none of these numbers where both were compared (`tests/estimate/test_compile_step.py`).
+"paper": the number printed in Liu, Zaharia, Abbeel.
+"""
+
+TABLE_3 = """## Table 3: the longest context that trains (compiled)
+
+Ring columns: m sequences at once, each over n/m devices, as in the paper (n/m is the ratio of its columns), and m=1.
+In brackets: times the paper's ring. float32 is the paper's regime (float32 arrays, bf16 matmul passes on TPU); bf16
+computes in bfloat16 over float32 weights; offload keeps layer inputs in host memory. ≥: the next power of two was not
+tried yet; <: not even this fits so far; empty: not searched yet.
+"""
+
+OUT_OF_REACH = """
+The paper's own protocol does not reach all of its cells: by its memory model the blockwise columns of 32xA100 7B and
+13B and of v5e-256 3B and 7B need more than the devices hold.
+"""
+
+EXECUTABLES = """## The executables of Table 3's ring
+
+Peak and host bytes of one device; exposed: ring bytes that no computation hides, inside the loops over hops and in the
+whole step; hop: the longest, in links. The commands are in `results/max_context.json`.
+"""
+
+SCALED = """## Linear in devices
+
+The longest context of 7B on v5e, bf16, one sequence, no offload. A dash: not searched yet.
+
+| chips | longest | tokens a chip | peak GiB |
+|---|---|---|---|"""
+
+TABLE_1 = """## Table 1: activations of one layer of 7B
+
+Bytes of bf16 activations that the layer at work holds on a device. "paper": the printed closed form, for the forward
+pass (b sequences, s tokens, c tokens a device, h features, n heads). "forward" and "backward": how the temporaries of
+the compiled evaluation step and train step grow with the length on {target} (`results/activations.json`); the backward
+without the layer inputs that it keeps for all layers. Ours counts what the paper's leaves out: q, k, v and o for all
+heads, float32 accumulators, and in the backward the float32 gradients of keys computed, leaving and arriving.
+
+| attention | tokens a device | paper | MiB | forward, compiled | backward, compiled |
+|---|---|---|---|---|---|"""
+
+FORMULAS = {"vanilla": "2 b n s²", "memory_efficient": "8 b s h", "blockwise": "2 b s h", "ring": "6 b c h"}
+
+TABLE_2 = """## Table 2: the smallest local length that hides the ring (closed form)
+
+Tokens of one sequence on a device. The first column is the paper's F/B (no mask, forward); the others are for a
+causal, balanced ring, whose backward also carries float32 gradients: 2 (K/H) F/B and 2.4 (K/H) F/B. F is the dense bf16
+peak, B one link of a TPU in one direction (the paper counts several links, which a ring does not use), NVLink within a
+node of GPUs.
+"""
+
+FIGURES = """
+## Figures
+
+![Longest context by hardware](figure1.png)
+
+Figure 1: longest context of a 7B model, compiled, beside the paper's.
+
+![FLOPs per token sequence](figure5.png)
+
+Figure 5 (closed form): FLOPs of one pass over the same data at a longer context, relative to a context of 4K,
+(6 h + s) / (6 h + 4096).
+"""
+
+
+def longest(attempts: list[dict]) -> dict | None:
+    return max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
+
+
+def _text(attempts: list[dict], paper: int | None = None) -> str:
+    """A cell: the longest that fits, and how many times the paper's that is; >=: the double was not tried yet."""
+    best = longest(attempts)
+    failed = [a["seq_len"] for a in attempts if not a["fits"]]
+    if best is None:
+        return f"< {min(failed) // K:,}K" if failed else ""
+    sign = "" if 2 * best["seq_len"] in failed else "≥ "
+    times = f" ({best['seq_len'] / paper:g}×)" if paper else ""
+    return f"{sign}{best['seq_len'] // K:,}K{times}"
+
+
+def table3(attempts: dict) -> str:
+    """Longest contexts: the ring in three regimes with the paper's number of sequences and with one, and baselines."""
+    rows = [
+        TABLE_3,
+        "| hardware | model | n/m | paper | float32 | bf16 | bf16 + offload | m=1: float32 | bf16 | bf16 + offload |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        ring = Cell(row, "ring", REGIMES[0], row.sequences)
+        found = [
+            _text(attempts.get(Cell(row, "ring", regime, m).name, []), ring.paper)
+            for m in (row.sequences, 1)
+            for regime in REGIMES
+        ]
+        if row.sequences == 1:
+            found[3:] = ["as left"] * 3
+        head = f"| {row.target} | {_size(row)} | {row.devices}/{row.sequences} | {row.paper[3]:,}K | "
+        rows.append(head + " | ".join(found) + " |")
+    rows += [
+        "\nBaselines, one sequence per device (float32), compiled (paper):\n",
+        "| hardware | model | vanilla | memory efficient | blockwise |",
+        "|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        found = []
+        for kind in ATTENTION[:3]:
+            cell = Cell(row, kind, REGIMES[0], row.devices)
+            found.append(f"{_text(attempts.get(cell.name, []))} ({cell.paper // K}K)")
+        rows.append(f"| {row.target} | {_size(row)} | " + " | ".join(found) + " |")
+    rows.append(OUT_OF_REACH)
+    return "\n".join(rows) + "\n"
+
+
+def details(attempts: dict) -> str:
+    """One line for each longest ring: memory, settings, and what its own schedule exposes."""
+    rows = [
+        EXECUTABLES,
+        "| cell | tokens | peak GiB | of | host GiB | head groups | remat group | exposed in loops | exposed | hop | "
+        "modelled s/step | compiled |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, tried in attempts.items():
+        best = longest(tried)
+        if best is None or "/ring/" not in name:
+            continue
+        ring = best["hidden_permute_bytes"] + best["exposed_permute_bytes"]
+        rows.append(
+            f"| {name} | {best['seq_len']:,} | {best['peak_bytes'] / GiB:.2f} | {best['hbm_bytes'] / GiB:.2f} | "
+            f"{best['host_bytes'] / GiB:.1f} | {best['head_groups']} | {best['remat_group']} | "
+            f"{best['exposed_in_ring_loops_bytes'] / max(ring, 1):.2%} | "
+            f"{best['exposed_permute_bytes'] / max(ring, 1):.2%} | {best['max_link_hops'] or '-'} | "
+            f"{best['step_seconds_model']:,.0f} | {best['compiled_by']}, {best['date']} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def scaling(attempts: dict) -> str:
+    """Longest contexts by number of chips."""
+    rows = [SCALED]
+    for row in (*SCALING, ROWS[-1]):
+        tried = attempts.get(Cell(row, "ring", REGIMES[1], 1).name, [])
+        if best := longest(tried):
+            local, peak = best["seq_len"] // row.devices, best["peak_bytes"] / GiB
+            rows.append(f"| {row.devices} | {_text(tried)} | {local:,} | {peak:.2f} |")
+        else:
+            rows.append(f"| {row.devices} | - | - | - |")
+    return "\n".join(rows) + "\n"
+
+
+def table1(held: dict[str, dict]) -> str:
+    """Activations of a layer: the paper's closed form, and what compiled programs grow by."""
+    rows = [TABLE_1.format(target=activation_memory.TARGET)]
+    for kind in ATTENTION:
+        if kind in held:
+            h = held[kind]
+            sizes = " | ".join(f"{h[k] / 2**20:,.0f}" for k in ("paper_bytes", "forward_bytes", "backward_bytes"))
+            rows.append(f"| {kind.replace('_', ' ')} | {h['local_tokens']:,} | {FORMULAS[kind]} | {sizes} |")
+    return "\n".join(rows) + "\n"
+
+
+def table2() -> str:
+    """Smallest local lengths that hide the ring."""
+    model = LlamaConfig(**preset("llama_7b"))
+    gqa = LlamaConfig(**preset("llama3_8b"))
+    rows = [
+        TABLE_2,
+        "| device | F/B | 7B forward | 7B backward | LLaMA-3 8B (K/H = 1/4) forward | backward |",
+        "|---|---|---|---|---|---|",
+    ]
+    for chip in CHIPS.values():
+        lengths = [smallest_local_length(m, chip, backward=b) for m in (model, gqa) for b in (False, True)]
+        plain = smallest_local_length(model, chip, causal=False)
+        rows.append(f"| {chip.name} | {plain:,.0f} | " + " | ".join(f"{x:,.0f}" for x in lengths) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def figure1(attempts: dict, path: Path) -> None:
+    """Longest context of 7B on each hardware: the paper's columns and ours."""
+    plt = _pyplot()
+    rows = [row for row in ROWS if row.model == "llama_7b"]
+    series = [(f"{kind} (paper)", [K * row.paper[i] for row in rows]) for i, kind in enumerate(ATTENTION)]
+    for regime, label in zip(REGIMES, ("ring, float32", "ring, bf16", "ring, bf16 + offload"), strict=True):
+        best = [longest(attempts.get(Cell(row, "ring", regime, row.sequences).name, [])) for row in rows]
+        series.append((f"{label} (compiled)", [b["seq_len"] if b else 0 for b in best]))
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    width = 0.8 / len(series)
+    for i, (label, lengths) in enumerate(series):
+        color = f"C{i - len(ATTENTION)}" if "compiled" in label else str(0.85 - 0.15 * i)
+        places = [x + (i - len(series) / 2 + 0.5) * width for x in range(len(rows))]
+        axes.bar(places, lengths, width, label=label, color=color)
+    ticks = [2**i for i in range(10, 28, 2)]
+    axes.set_yscale("log", base=2)
+    axes.set_yticks(ticks, [f"{t // K}K" if t < 2**20 else f"{t // 2**20}M" for t in ticks])
+    axes.set_xticks(range(len(rows)), [row.target for row in rows])
+    axes.set(ylabel="tokens", title="Longest context of a 7B model", ylim=(2**9, 2**31))  # room for the legend
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=8, ncols=2)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def figure5(path: Path) -> None:
+    """FLOPs per pass over a dataset against context, relative to 4096 (paper, appendix D)."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    lengths = [4096 * 2**i for i in range(12)]
+    for name, h in (("7B", 4096), ("13B", 5120), ("33B", 6656), ("65B", 8192), ("175B", 12288), ("1T", 36864)):
+        axes.plot(lengths, [flops_ratio(h, s) for s in lengths], "o-", markersize=3, label=f"{name} (h={h})")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = lengths[::2]
+    axes.set_xticks(ticks, [f"{t // K}K" if t < 2**20 else f"{t // 2**20}M" for t in ticks])
+    axes.set(xlabel="context", ylabel="FLOPs relative to 4K", title="Cost of training on the same tokens")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def flops_ratio(hidden_size: int, context: int, baseline: int = 4096) -> float:
+    """FLOPs of a dataset at a context over those at the baseline: (6 h + s2) / (6 h + s1), attention not halved."""
+    return (6 * hidden_size + context) / (6 * hidden_size + baseline)
+
+
+def _size(row: Row) -> str:
+    return row.model.removeprefix("llama_").upper()
+
+
+def _pyplot():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

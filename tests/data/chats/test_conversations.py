@@ -1,0 +1,95 @@
+"""Conversations in both formats, and what is said of those that cannot be read."""
+
+import json
+
+import datasets
+import pytest
+
+from ringformer.data.chats.conversations import Conversation, Message, read_chats
+from ringformer.data.sources import Malformed, read_rows
+
+SHAREGPT = [
+    {"id": "x", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q é"},
+                                  {"from": "gpt", "value": "a"}]},
+    {"id": "y", "conversations": [{"from": "user", "value": "r"}, {"from": "chatgpt", "value": "b"}]},
+]  # fmt: skip
+MESSAGES = [
+    {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q é"},
+                  {"role": "assistant", "content": "a"}]},
+    {"messages": [{"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}]},
+]  # fmt: skip
+EXPECTED = [
+    (Message("system", "s"), Message("user", "q é"), Message("assistant", "a")),
+    (Message("user", "r"), Message("assistant", "b")),
+]
+
+
+def read(source, form, skip=False):
+    malformed = Malformed(skip=skip)
+    return list(read_chats(source, form, split="train", malformed=malformed)), malformed.count
+
+
+@pytest.mark.parametrize(("form", "records"), [("sharegpt", SHAREGPT), ("messages", MESSAGES)])
+def test_json_lines_arrays_parquet_and_datasets_say_the_same(tmp_path, form, records):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "a.json").write_text(json.dumps(records, indent=2, ensure_ascii=False))
+    dataset = datasets.Dataset.from_list(records)
+    dataset.to_parquet(tmp_path / "a.parquet")
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    names = {}
+    for source in ("jsonl:a.jsonl", "json:a.json", "parquet:a.parquet", "datasets:saved"):
+        kind, path = source.split(":")
+        found, _ = read(f"{kind}:{tmp_path}/{path}", form)
+        assert [conversation.messages for conversation in found] == EXPECTED
+        names[kind] = [conversation.name.removeprefix(f"{tmp_path}/") for conversation in found]
+    second = (tmp_path / "a.json").read_text().splitlines().index("  {", 2) + 1
+    assert names == {"jsonl": ["a.jsonl:1", "a.jsonl:2"],
+                     "json": ["a.json:2 (record 1)", f"a.json:{second} (record 2)"],
+                     "parquet": ["a.parquet:0", "a.parquet:1"], "datasets": ["saved:0", "saved:1"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ('{"conversations": [', "not a line of JSON"),
+        ("[]", "holds a JSON list"),
+        ('{"messages": []}', "no list 'conversations'; it has: messages"),
+        ('{"conversations": {}}', "no list 'conversations'"),
+        ('{"conversations": ["hi"]}', "turn 0 is not an object with 'from' and 'value'"),
+        ('{"conversations": [{"from": "human"}]}', "turn 0 is not an object with 'from' and 'value'"),
+        ('{"conversations": [{"from": "bong", "value": ""}]}', "turn 0 is by 'bong'; known: system, human"),
+        ('{"conversations": [{"from": "gpt", "value": null}]}', "the 'value' of turn 0 is NoneType"),
+        ('{"conversations": [{"from": "gpt", "value": "\\ud800"}]}', "turn 0 cannot be written as UTF-8"),
+    ],
+)
+def test_a_malformed_line_is_named_or_counted(tmp_path, bad, message):
+    good = json.dumps(SHAREGPT[1])
+    (tmp_path / "a.jsonl").write_text(f"{good}\n{bad}\n{good}\n")
+    with pytest.raises(ValueError, match=rf"a\.jsonl:2.*{message}.*--skip_malformed"):
+        read(f"jsonl:{tmp_path}/a.jsonl", "sharegpt")
+    found, skipped = read(f"jsonl:{tmp_path}/a.jsonl", "sharegpt", skip=True)
+    assert found == [Conversation(EXPECTED[1], f"{tmp_path}/a.jsonl:{line}") for line in (1, 3)]
+    assert skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "not a JSON array of objects; for one object a line use jsonl:"),
+        ('[\n{"a": 1},\n\n{"a" 2}]', r"a\.json:4 \(record 2\): the object that begins here is not JSON"),
+        ('[\n{"a": 1}\n{"a": 2}]', r"a\.json:2 \(record 1\): after the object that begins here"),
+        ('[\n{"a": 1}', r"a\.json:2 \(record 1\): after the object that begins here"),
+        ('[{"a": 1},\n 7]', r"a\.json:2 \(record 2\) holds a JSON int"),
+    ],
+)
+def test_a_broken_array_names_the_line_and_the_record(tmp_path, text, message):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        list(read_rows(f"json:{tmp_path}/a.json"))
+
+
+def test_an_unknown_format_or_a_source_of_plain_text_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="unknown chat format 'alpaca'; known: sharegpt, messages"):
+        read(f"jsonl:{tmp_path}/*", "alpaca")
+    with pytest.raises(ValueError, match="source 'stdlib' has no records"):
+        read("stdlib", "messages")

@@ -1,0 +1,115 @@
+"""Mixtures: shares exact over windows, each part complete and in its own order, readable at any index."""
+
+import numpy as np
+import pytest
+
+from ringformer.data import Loader, Mixture, PackedSequences, WholeDocuments, open_mixture, parse_mixture
+from ringformer.data.packing.mixture import schedule
+from ringformer.ops.layouts import permutation
+from tests.data.packing.test_whole_documents import expected_sequence, held
+from tests.data.test_loader import MODES, assert_equal, at, build, reference
+
+SHARES = [[7, 3], [1, 1], [1, 99], [5], [2, 3, 5], [1, 1, 1], [9, 4, 2, 1], [50, 17, 13, 11, 7, 2]]
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+def test_any_window_has_its_share(shares):
+    total, k = sum(shares), len(shares)
+    order = np.tile(schedule(shares), 3)
+    assert np.bincount(order[:total]).tolist() == shares
+    bound = 1.0 if k <= 2 else 2 - 1 / (k - 1)
+    for part, share in enumerate(shares):
+        # Over all windows, the largest difference is that of two prefixes.
+        ahead = np.concatenate([[0], np.cumsum(order == part)]) - share / total * np.arange(len(order) + 1)
+        assert np.abs(ahead).max() < 1
+        assert np.ptp(ahead) <= bound + 1e-9
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    return build(folder / "a", range(3, 40)), build(folder / "b", range(30, 60), masked=True)
+
+
+@pytest.mark.parametrize("packed_attention", MODES)
+@pytest.mark.parametrize(
+    "packed", [PackedSequences, lambda *a, **k: WholeDocuments(*a, batch_size=4, **k)], ids=["stream", "whole"]
+)
+def test_each_sequence_is_one_store_in_order(stores, packed, packed_attention):
+    parts = [packed(store, 64, 5, packed_attention=packed_attention) for store in stores]
+    mixture = Mixture(parts, [7, 3], seed=5)
+    counts, everything = [0, 0], np.arange(64)
+    for index in range(40):
+        part, number = mixture.source(index)
+        assert number == counts[part]
+        counts[part] += 1
+        assert_equal(mixture.read(index, everything), parts[part].read(number, everything))
+    assert counts == [28, 12]
+    assert mixture.bytes_read == sum(part.bytes_read for part in parts)
+    first = [mixture.source(i) for i in range(mixture.per_epoch + 1)]
+    per_epoch = [part.per_epoch for part in parts]
+    assert all(number < per_epoch[part] for part, number in first[:-1])
+    assert first[-1][1] == per_epoch[first[-1][0]]
+
+
+def test_the_seed_says_where_the_period_begins(stores):
+    parts = [PackedSequences(store, 64, 5) for store in stores]
+    begins = {tuple(Mixture(parts, [7, 3], seed).source(i)[0] for i in range(10)) for seed in range(20)}
+    assert len(begins) > 3
+
+
+@pytest.mark.parametrize("packed_attention", MODES)
+@pytest.mark.parametrize("packing", ["stream", "whole"])
+def test_a_loader_mixes(stores, packing, packed_attention):
+    """Token by token: each row is that of its store alone; with stream and sequence there are no segment ids."""
+    loader = Loader(list(zip(stores, (7, 3), strict=True)), batch_size=10, seq_len=64, seed=1, layout="zigzag",
+                    ring_size=2, packing=packing, packed_attention=packed_attention)  # fmt: skip
+    sources = [loader.sequences.source(i)[0] for i in range(30)]
+    assert [sources[i : i + 10].count(0) for i in (0, 10, 20)] == [7, 7, 7]
+    if packing == "whole":
+        assert [part._batch_size for part in loader.sequences.parts] == [7, 3]
+    order, batch = np.argsort(permutation("zigzag", 64, 2)), loader.read(2)
+    assert (batch.segment_ids is None) == ((packing, packed_attention) == ("stream", "sequence"))
+    for row in range(10):
+        store, number = loader.sequences.source(20 + row)
+        sequences = loader.sequences.parts[store]
+        if packing == "whole":
+            expected = expected_sequence(stores[store], held(sequences, number), 64, packed_attention)
+        else:
+            epoch, number = divmod(number, sequences.per_epoch)
+            expected = reference(stores[store], 64, epoch, seed=1, packed_attention=packed_attention)[number]
+        assert_equal(at(batch, (row, order)), expected)
+    assert_equal(loader.read(2, slice(4, 6), slice(16, 48)), at(batch, (slice(4, 6), slice(16, 48))))
+    a, b = (part.bytes_per_token for part in loader.sequences.parts)
+    assert loader.sequences.bytes_per_token == pytest.approx(0.7 * a + 0.3 * b)
+
+
+def test_parsing():
+    assert parse_mixture("a/b:7, c:3") == [("a/b", 7), ("c", 3)]
+    assert parse_mixture("a:0.7,b:0.3") == [("a", 7), ("b", 3)]
+    assert parse_mixture("gs://x:10,b:5") == [("gs://x", 2), ("b", 1)]
+    for text in ("a", "a:", "a:x", "a:0", "a:-1", "a:1,", ":3", ""):
+        with pytest.raises(ValueError, match="is not STORE:WEIGHT"):
+            parse_mixture(text)
+    with pytest.raises(ValueError, match="names a twice"):
+        parse_mixture("a:1,b:2,a:3")
+    with pytest.raises(ValueError, match="a period of 100001 sequences; round"):
+        parse_mixture("a:100000,b:1")
+
+
+def test_opening(tmp_path):
+    for name in "ab":
+        for split in ("train", "eval"):
+            build(tmp_path / name / split / "built", [5] * 9).path.rename(tmp_path / f"{name}-{split}")
+            (tmp_path / name / split).rename(tmp_path / name / f"{split}-old")
+            (tmp_path / f"{name}-{split}").rename(tmp_path / name / split)
+    text = f"{tmp_path}/a:1,{tmp_path}/b:3"
+    train, evaluation = open_mixture(text, "bytes", held_out=True)
+    assert [(store.path, share) for store, share in train] == [(tmp_path / "a/train", 1), (tmp_path / "b/train", 3)]
+    assert [store.path for store, _ in evaluation] == [tmp_path / "a/eval", tmp_path / "b/eval"]
+    assert open_mixture(text, "bytes", held_out=False)[1] is None
+    with pytest.raises(ValueError, match="was built with tokenizer bytes, not other"):
+        open_mixture(text, "other", held_out=True)
+    (tmp_path / "b/eval").rename(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match="b has no eval store"):
+        open_mixture(text, "bytes", held_out=True)

@@ -1,0 +1,207 @@
+"""Whole documents against a reference built piece by piece; every document once an epoch; no more read than asked."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ringformer.data import Loader, TokenStore, WholeDocuments
+from ringformer.data.packing.bin_packing import spread
+from ringformer.ops.layouts import permutation
+from tests.data.test_loader import LAYOUTS, LENGTHS, MODES, SEED, Watched, assert_equal, at, build
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["no mask", "mask"])
+def store(request, tmp_path_factory):
+    return build(tmp_path_factory.mktemp("store") / "s", LENGTHS, request.param)
+
+
+def expected_sequence(store, pieces, seq_len, packed_attention="document"):
+    """Token by token from (first place in the store, length) of each piece."""
+    one = packed_attention == "sequence"
+    ends = set(store.offsets[1:].tolist())
+    rows = []
+    for segment, (begin, length) in enumerate(pieces, start=1):
+        for position in range(length):
+            place = begin + position
+            predicted = place + 1 not in ends
+            target = int(store.tokens[place + 1]) if predicted else 0
+            trained = predicted and (store.mask is None or bool(store.mask[place + 1]))
+            where = (len(rows), 1) if one else (position, segment)
+            rows.append((int(store.tokens[place]), target, *where, trained, not predicted))
+    for number in itertools.count(2 if one else len(pieces) + 1):
+        if len(rows) == seq_len:
+            return [np.array(column) for column in zip(*rows, strict=True)]
+        rows.append((0, 0, 0, number, False, True))
+
+
+def held(packed, index):
+    return [(int(packed._begins[piece]), int(packed._lengths[piece])) for piece in packed.pieces(index)]
+
+
+@pytest.mark.parametrize("packed_attention", MODES)
+@pytest.mark.parametrize("seq_len", [1, 7, 64, 200, 1000])
+def test_sequences_are_their_pieces(store, seq_len, packed_attention):
+    packed = WholeDocuments(store, seq_len, SEED, batch_size=2, packed_attention=packed_attention)
+    index = 0
+    for _ in range(2):
+        covered = np.zeros(len(store.tokens), int)
+        while covered.sum() < len(store.tokens):
+            pieces = held(packed, index)
+            for begin, length in pieces:
+                covered[begin : begin + length] += 1
+            batch = packed.read(index, np.arange(seq_len))
+            assert_equal(batch, expected_sequence(store, pieces, seq_len, packed_attention))
+            index += 1
+        np.testing.assert_array_equal(covered, 1)  # every epoch has every token once
+    assert [field.dtype for field in batch] == [np.int32] * 4 + [np.bool_] * 2
+    # No document that fits into a sequence is cut.
+    whole = {(int(a), int(b - a)) for a, b in itertools.pairwise(store.offsets) if b - a <= seq_len}
+    assert whole <= {piece for i in range(packed.per_epoch) for piece in held(packed, i)}
+
+
+def test_a_long_document_is_cut_into_sequences(tmp_path):
+    store = build(tmp_path / "s", [25])
+    packed = WholeDocuments(store, 10, SEED, batch_size=1)
+    assert packed.per_epoch == 3
+    assert sorted(held(packed, i) for i in range(3)) == [[(0, 10)], [(10, 10)], [(20, 5)]]
+    for i in range(3):
+        batch, ((begin, length),) = packed.read(i, np.arange(10)), held(packed, i)
+        assert batch.mask.tolist() == [begin + j < 24 for j in range(length)] + [False] * (10 - length)
+        assert batch.positions.tolist() == [*range(length)] + [0] * (10 - length)
+
+
+@pytest.mark.parametrize("packed_attention", MODES)
+def test_padding_costs_one_token_each_and_ids_ascend(store, packed_attention):
+    packed = WholeDocuments(store, 100, SEED, batch_size=2, packed_attention=packed_attention)
+    padded = 0
+    for index in range(packed.per_epoch):
+        batch, lengths = packed.read(index, np.arange(100)), packed.lengths(index)
+        assert set(np.diff(batch.segment_ids).tolist()) <= {0, 1} and batch.segment_ids[0] == 1
+        filled = lengths.sum()
+        of_text = lengths if packed_attention == "document" else [filled]
+        assert (np.bincount(batch.segment_ids)[1:] == [*of_text, *[1] * (100 - filled)]).all()
+        assert not batch.mask[filled:].any() and not batch.positions[filled:].any()
+        padded += 100 - filled
+    assert padded
+
+
+@pytest.mark.parametrize("packed_attention", MODES)
+def test_an_index_means_the_same_in_any_order_of_reading(store, packed_attention):
+    """Sequence i is a function of (seed, i): read backwards by a fresh object it is what it was."""
+    everything = np.arange(64)
+    packed, fresh = (WholeDocuments(store, 64, SEED, batch_size=4, packed_attention=packed_attention) for _ in range(2))
+    forward = [packed.read(i, everything) for i in range(4 * packed.per_epoch)]
+    for i in reversed(range(len(forward))):
+        assert_equal(fresh.read(i, everything), forward[i])
+    rng = np.random.default_rng(2)
+    for positions in (rng.permutation(64), rng.integers(0, 64, 30), np.array([63]), np.arange(64)[::-1]):
+        assert_equal(fresh.read(1, positions), at(forward[1], positions))
+    assert_equal(fresh.read(0, np.arange(0)), at(forward[0], slice(0)))
+
+
+def test_epochs_and_seeds_shuffle_differently(store):
+    def epoch(seed, epoch):
+        packed = WholeDocuments(store, 64, seed, batch_size=1)
+        packed.read(2 * packed.per_epoch + 2, np.arange(1))
+        first, end = packed._first[epoch : epoch + 2]
+        return np.concatenate([packed.read(row, np.arange(64)).tokens for row in range(first, end)]).tobytes()
+
+    assert len({epoch(seed, e) for seed in (0, 1) for e in (0, 1)}) == 4
+    assert epoch(1, 0) == epoch(1, 0)
+
+
+def test_the_packing_is_the_same_with_every_numpy(tmp_path):
+    store = build(tmp_path / "s", range(1, 11))
+    packed = WholeDocuments(store, 16, seed=2**40, batch_size=2)
+    assert [packed.lengths(i).tolist() for i in range(8)] == [
+        [10, 6], [9, 2, 5], [7, 4, 1], [3, 8], [3, 8], [1, 7, 4], [9, 5, 2], [6, 10],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("packed_attention", MODES)
+@pytest.mark.parametrize(("low", "high", "filled"), [(10, 100, 0.95), (50, 125, 0.8)], ids=["short", "long"])
+def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attention):
+    """Over epochs that end in the middle of a batch, read through the loader. The work of a row is that of its squares
+    of segments: documents, or the whole text."""
+    rng = np.random.default_rng(0)
+    lengths = np.exp(rng.uniform(np.log(low), np.log(high), 1510)).astype(int)
+    loader = Loader(build(tmp_path / "s", lengths), batch_size=8, seq_len=128, seed=0, layout="zigzag", ring_size=2,
+                    packing="whole", packed_attention=packed_attention)  # fmt: skip
+    packed = loader.sequences
+    assert packed.per_epoch % 8
+    steps = 3 * packed.per_epoch // 8
+    document = packed_attention == "document"
+    rows = [packed.lengths(i) for i in range(8 * steps)]
+    work = np.array([(row**2).sum() if document else row.sum() ** 2 for row in rows]).reshape(-1, 8)
+    spreads = spread(work.astype(float))
+    assert np.median(spreads) < 0.05
+    assert (spreads > 0.1).sum() <= 0.06 * steps
+    batch = loader.read(3)
+    padding = 128 - np.array([row.sum() for row in rows[24:32]])
+    squares = [(np.bincount(ids) ** 2).sum() for ids in batch.segment_ids]
+    np.testing.assert_array_equal(squares - padding, work[3])
+    assert sum(packed.lengths(i).sum() for i in range(packed.per_epoch)) / (packed.per_epoch * 128) > filled
+
+
+@pytest.mark.parametrize("packed_attention", MODES)
+@pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
+def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, packed_attention):
+    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size, packing="whole",
+                    packed_attention=packed_attention)  # fmt: skip
+    whole, order = loader.read(5), permutation(layout, 64, ring_size)
+    rows = [loader.sequences.read(20 + row, np.arange(64)) for row in range(4)]
+    assert_equal([field[:, np.argsort(order)] for field in whole], [np.stack(f) for f in zip(*rows, strict=True)])
+    for rows, columns in itertools.product((slice(1, 3), slice(None)), (slice(0, 16), slice(48, 64), slice(5, 38))):
+        assert_equal(loader.read(5, rows, columns), [field[rows, columns] for field in whole])
+
+
+@pytest.mark.parametrize("ring_size", [2, 4, 8])
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("packing", ["stream", "whole"])
+def test_a_host_reads_its_share_and_two_tokens(tmp_path, packing, layout, ring_size):
+    """In bytes, each host's columns of a sequence; a run of columns costs one target more."""
+    store = build(tmp_path / "s", [300, 200, 12, 500, 4000, 700, 30, 90, 800], masked=True)
+    store.tokens, store.mask = Watched(store.tokens), Watched(store.mask)
+    local = 1024 // ring_size
+    loader = Loader(store, batch_size=2, seq_len=1024, seed=SEED, layout=layout, ring_size=ring_size,
+                    packing=packing)  # fmt: skip
+    size = store.tokens.itemsize + store.mask.itemsize
+    for step, row, host in itertools.product(range(2), range(2), range(ring_size)):
+        tokens, mask, before = store.tokens.taken, store.mask.taken, loader.sequences.bytes_read
+        part = loader.read(step, slice(row, row + 1), slice(host * local, (host + 1) * local))
+        read = loader.sequences.bytes_read - before
+        assert read == (store.tokens.taken - tokens) * store.tokens.itemsize + (store.mask.taken - mask)
+        assert read <= local * size + 2 * store.tokens.itemsize
+        assert read >= part.mask.sum() * size
+
+
+def test_lengths_choose_documents(store):
+    store = TokenStore(store.path)
+    for packing in ("stream", "whole"):
+        loader = Loader(store, batch_size=1, seq_len=20, seed=SEED, layout="contiguous", ring_size=1, packing=packing,
+                        min_length=6, max_length=16)  # fmt: skip
+        sequences = loader.sequences
+        assert sorted(np.diff(store.offsets)[sequences.documents].tolist()) == [6, 6, 6, 8, 8, 8, 12, 12, 12, 15, 16]
+        store.tokens = np.arange(len(store.tokens))  # a token is its own place
+        allowed = np.concatenate([store.tokens[slice(*store.offsets[i : i + 2])] for i in sequences.documents])
+        batches = [sequences.read(index, np.arange(20)) for index in range(sequences.per_epoch)]
+        held = [batch.tokens[batch.segment_ids <= batch.segment_ids[batch.mask].max()] for batch in batches]
+        assert set(np.concatenate(held)) <= set(allowed)
+    with pytest.raises(ValueError, match=r"none of the 28 documents of .* has min_length=42 to max_length=100 tokens: "
+                                         r"27 are shorter, 1 longer .* 1 to 200"):  # fmt: skip
+        WholeDocuments(store, 20, SEED, batch_size=1, min_length=42, max_length=100)
+    with pytest.raises(ValueError, match="min_length=201 to max_length=any tokens: 28 are shorter, 0 longer"):
+        WholeDocuments(store, 20, SEED, batch_size=1, min_length=201)
+
+
+def test_what_cannot_be_packed_is_refused(store):
+    packed = WholeDocuments(store, 8, 0, batch_size=1)
+    with pytest.raises(ValueError, match="positions 7 to 8 are not in a sequence of 8"):
+        packed.read(0, np.array([7, 8]))
+    with pytest.raises(ValueError, match="sequence -1 "):
+        packed.read(-1, np.arange(8))
+    with pytest.raises(ValueError, match="batch_size=0 "):
+        WholeDocuments(store, 8, 0, batch_size=0)
+    with pytest.raises(ValueError, match="unknown packing 'hole'; known: stream, whole"):
+        Loader(store, batch_size=1, seq_len=8, seed=0, layout="contiguous", ring_size=1, packing="hole")

@@ -1,0 +1,192 @@
+"""Chats become stores with masks; reports, changed sources and what cannot be trained on."""
+
+import io
+import itertools
+import json
+import os
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from benchmarks.prepare import measure
+from ringformer.cli import main
+from ringformer.data import TokenStore, load_tokenizer, open_or_build
+from ringformer.data.chats.templates import load_template
+from ringformer.data.stores.inspect_store import show_samples
+from tests.data.chat_samples import CHATS, chat, llama3, sentencepiece
+
+
+def write(path, conversations):
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    records = [
+        {"id": str(i), "conversations": [{"from": names[role], "value": text} for role, text in messages]}
+        for i, messages in enumerate(conversations)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return f"jsonl:{path}"
+
+
+MANY = [*CHATS.values(), *(chat(f"question {i}", "so " * (i % 30) + str(i), "and?", str(i)) for i in range(60))]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(str(llama3(tmp_path_factory.mktemp("l3"))))
+
+
+@pytest.fixture
+def settings(tmp_path, tokenizer):
+    return {"source": write(tmp_path / "chats.jsonl", MANY), "tokenizer": tokenizer, "held_out": 0.2,
+            "format": "sharegpt", "template": "llama3"}  # fmt: skip
+
+
+def documents(store):
+    pairs = itertools.pairwise(store.offsets)
+    return [(store.tokens[a:b].tolist(), store.mask[a:b].astype(bool).tolist()) for a, b in pairs]
+
+
+@pytest.mark.parametrize("group", [2**21, 50])
+def test_stores_hold_ids_and_masks_of_every_chat(tmp_path, settings, tokenizer, monkeypatch, group):
+    monkeypatch.setattr("ringformer.data.stores.prepare.ENCODE_CHARACTERS", group)
+    stores = open_or_build(tmp_path / "s", **settings)
+    template = load_template("llama3", tokenizer)
+    expected = [(ids.tolist(), t.tolist()) for ids, t in tokenizer.encode_chats([template(m) for m in MANY])]
+    assert sorted(documents(stores[0]) + documents(stores[1])) == sorted(expected)
+    assert [d for d in expected if d in documents(stores[0])] == documents(stores[0]), "order is kept"
+    for store in stores:
+        assert store.meta["trained_tokens"] == store.mask.sum() < store.meta["tokens"]
+    answers = sum(len(m.content.encode()) for messages in MANY for m in messages if m.role == "assistant")
+    assert sum(store.meta["utf8_bytes"] for store in stores) == answers
+
+
+def test_the_report_counts_what_was_made_and_left_out(tmp_path, settings):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(path.read_text() + "{}\n" + path.read_text().splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match=rf"chats\.jsonl:{len(MANY) + 1}: no list 'conversations'.*--skip_malformed"):
+        open_or_build(tmp_path / "s", **settings)
+    stores = open_or_build(tmp_path / "s", **settings, skip_malformed=True, clean="duplicate,short")
+    report = json.loads((tmp_path / "s" / "report.json").read_text())
+    lengths = np.concatenate([np.diff(store.offsets) for store in stores])
+    for name, store in zip(("train", "eval"), stores, strict=True):
+        assert report[name]["documents"] == len(store.offsets) - 1
+        assert report[name]["tokens"] == len(store.tokens)
+        assert report[name]["masked_share"] == pytest.approx(1 - store.mask.mean(), abs=1e-6)
+    for power in ("16", "32", "64"):
+        count = sum(report[name]["lengths"].get(power, 0) for name in ("train", "eval"))
+        assert count == ((lengths >= int(power)) & (lengths < 2 * int(power))).sum()
+    assert report["left_out"]["malformed records skipped"] == 1
+    dropped = sum(n for reason, n in report["left_out"].items() if reason.startswith("conversations dropped"))
+    assert dropped + len(lengths) == len(MANY) + 1
+    assert dropped > 1
+
+
+@pytest.mark.parametrize("limit", [40, 100])
+def test_long_conversations_are_split_between_turns(tmp_path, settings, tokenizer, limit):
+    """Parts fit, begin with the system message, hold every answer once in order, and stay on one side."""
+    long = [chat(*map(str, range(40)), system="be a ring"), chat("x", "word " * 300, "y", "z", system="be a ring")]
+    write(tmp_path / "chats.jsonl", long)
+    store, _ = open_or_build(tmp_path / "s", **settings | {"held_out": 0.0}, chat_length=limit)
+    parts = documents(store)
+    assert all(len(ids) <= limit for ids, _ in parts)
+    assert len(parts) > 3
+    texts = [tokenizer.decode(ids) for ids, _ in parts]
+    assert all(text.startswith("system\n\nbe a ring") for text in texts)
+    answers = [tokenizer.decode(np.array(ids)[t]) for ids, t in parts]
+    assert "".join(answers[:-2]) == "".join(str(i) for i in range(1, 40, 2))
+    ids, trained = (np.array(x) for x in parts[-2])
+    assert len(ids) == limit and trained[-1] and tokenizer.eos_id not in ids[trained], "cut: no end token"
+    assert "word word" in answers[-2] and answers[-1] == "z"
+    assert json.loads((tmp_path / "s" / "report.json").read_text())["left_out"]["answers cut at chat_length"] == 1
+
+
+def test_stores_that_train_on_nothing_or_everything_are_refused(tmp_path, settings, monkeypatch):
+    with pytest.raises(ValueError, match=r"of 0 documents.*no answer within chat_length"):
+        open_or_build(tmp_path / "s", **settings, chat_length=4)
+
+    def everything(self, chats):
+        return [(np.arange(3), np.ones(3, bool)) for _ in chats]
+
+    monkeypatch.setattr("ringformer.data.tokenizers.hugging_face.HuggingFaceTokenizer.encode_chats", everything)
+    with pytest.raises(ValueError, match=r"tokens of the train store's conversations all would be trained on"):
+        open_or_build(tmp_path / "s", **settings)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("s")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"template": "vicuna"}, "template is 'llama3', not 'vicuna'"),
+        ({"chat_length": 7}, "chat_length is 0, not 7"),
+        ({"clean": "html"}, "clean is 'duplicate,html,unprintable', not 'html'"),
+        ({"format": "messages"}, "format is 'sharegpt', not 'messages'"),
+        ({"skip_malformed": True}, "skip_malformed is False, not True"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path, settings, change, message):
+    train, _ = open_or_build(tmp_path / "s", **settings)
+    with pytest.raises(ValueError, match=message):
+        open_or_build(tmp_path / "s", **settings | change)
+    if change.keys() & {"template", "clean"}:
+        other, _ = open_or_build(tmp_path / "t", **settings | change)
+        assert other.meta["fingerprint"] != train.meta["fingerprint"]
+
+
+def test_another_chat_template_of_the_tokenizer_is_refused(tmp_path, settings):
+    settings["template"] = "tokenizer"
+    open_or_build(tmp_path / "s", **settings)
+    settings["tokenizer"].config["chat_template"] += " "
+    with pytest.raises(ValueError, match=r"template is 'tokenizer-.*', not 'tokenizer-"):
+        open_or_build(tmp_path / "s", **settings)
+
+
+def test_changed_source_files_are_noticed(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for i in range(9):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i}")
+    settings = {"source": f"text:{tmp_path}/texts/*.txt", "tokenizer": load_tokenizer("bytes"), "held_out": 0}
+    open_or_build(tmp_path / "s", **settings)
+    first, second = tmp_path / "texts" / "0.txt", tmp_path / "texts" / "1.txt"
+    os.utime(first, (1, 1))
+    open_or_build(tmp_path / "s", **settings)  # touched, and the same
+    first.write_text("TEXT 0")
+    with pytest.raises(ValueError, match=r"0\.txt has changed\. Use another directory, or delete this one"):
+        open_or_build(tmp_path / "s", **settings)
+    first.write_text("text 0")
+    open_or_build(tmp_path / "s", **settings)
+    second.rename(tmp_path / "texts" / "new.txt")
+    with pytest.raises(ValueError, match=r"new\.txt is new, and 1 more"):
+        open_or_build(tmp_path / "s", **settings)
+
+
+def test_prepare_and_inspect_from_the_command_line(tmp_path, capsys):
+    model = sentencepiece(tmp_path)
+    source = write(tmp_path / "chats.jsonl", MANY)
+    command = ["data", "prepare", f"--store={tmp_path}/s", f"--source={source}", f"--tokenizer={model}",
+               "--format=sharegpt", "--held_out=0.1"]  # fmt: skip
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert "masked" in out and "tokens a second" in out and "###" in out and not err
+    assert main(["data", "inspect", f"{tmp_path}/s", "--samples=2"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(" document ") >= 1 and "USER: " in out and "</s>" in out
+    assert main(["data", "inspect", f"{tmp_path}/s", "--tokenizer=bytes"]) == 2
+    assert "was made with tokenizer sentencepiece-" in capsys.readouterr().err
+
+
+def test_inspection_colours_what_is_trained_on(tmp_path, settings, tokenizer):
+    write(tmp_path / "chats.jsonl", [chat("the question", "the answer")])
+    store, _ = open_or_build(tmp_path / "s", **settings | {"held_out": 0.0})
+    console = Console(record=True, force_terminal=True, width=200, file=io.StringIO(), highlight=False)
+    show_samples(TokenStore(store.path), tokenizer, 5, console)
+    ansi = console.export_text(styles=True)
+    assert "\x1b[32mthe answer\x1b[0m\x1b[7;32m<|eot_id|>\x1b[0m" in ansi
+    assert "\x1b[2mthe question\x1b[0m\x1b[2;7m<|eot_id|>\x1b[0m" in ansi
+    assert "document 0" in ansi and "masked" in ansi
+
+
+@pytest.mark.slow
+def test_preparation_keeps_up_with_the_bare_tokenizer():
+    """Tolerant, for machines that do other things as well; benchmarks/prepare.py measures."""
+    for row in measure(megabytes=3, pairs=3):
+        assert row["rate_over_bare"] > (0.75 if row["format"] == "documents" else 0.5), row

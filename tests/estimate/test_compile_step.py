@@ -1,0 +1,231 @@
+"""A small model's train step, compiled by the TPU compiler for eight v5e chips: memory, hops, what is hidden."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from ringformer.estimate import compile_step as compilation
+from ringformer.estimate import targets
+from ringformer.estimate.closed_forms import smallest_local_length, step_time
+from ringformer.estimate.compile_step import CompilerFailure, compile_step, compile_step_apart
+from ringformer.estimate.report import as_json, as_text
+from ringformer.estimate.targets import CHIPS, target
+from ringformer.models.llama import LlamaConfig
+from tests.hlo import on_tpu
+
+N, LAYERS = 8, 3
+MODEL = LlamaConfig(
+    vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=128
+)
+"""Four queries a key: a hop hides from a quarter of the tokens on, and the compiler takes half as long as for MHA."""
+MHA = replace(MODEL, num_heads=2, num_kv_heads=2)
+SHORT, LONG = 2048, 4096
+"""Local tokens: too few on v5e to hide a hop of MODEL, and enough."""
+
+
+@lru_cache
+def estimate(local: int):
+    return compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * local)
+
+
+def hops(schedule, dtype, local, model=MODEL):
+    """Executed permutes of [k, v] (bfloat16) or of dk and dv (float32), a layer."""
+    shape = (1, model.num_kv_heads, local, model.head_dim)
+    shape = (2, *shape) if dtype == "bf16" else shape
+    return sum(t.count for t in schedule.transfers if t.dtype == dtype and t.shape == shape) / LAYERS
+
+
+def assert_same(with_code, without):
+    """But for the time, and for what takes a few KiB of another memory than the device's."""
+    assert with_code.generated_code and not without.generated_code
+    memory = {"peak_bytes": pytest.approx(without.peak_bytes, abs=2**16),
+              "temp_bytes": pytest.approx(without.temp_bytes, abs=2**16)}  # fmt: skip
+    time = {"generated_code": True, "compile_seconds": with_code.compile_seconds}
+    assert vars(with_code) == vars(without) | memory | time
+
+
+@pytest.mark.slow
+@on_tpu
+def test_machine_code_changes_nothing():
+    """All that an estimate says is known when the program is scheduled."""
+    assert_same(compile_step(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * SHORT), estimate(SHORT))
+
+
+@on_tpu
+def test_the_schedule_has_the_host_memory(monkeypatch):
+    """Offloaded inputs of the layers, in bf16; the embedding's output is one of them. In any environment."""
+    for name in ("JAX_PLATFORMS", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_SKIP_MDS_QUERY"):
+        monkeypatch.delenv(name, raising=False)
+    e = compile_step_apart(replace(MODEL, offload=True), target("v5e-8"), "1,1,1,8", seq_len=N * LONG)
+    assert e.fits and e.host_bytes == LAYERS * LONG * MODEL.hidden_size * 2
+
+
+@on_tpu
+@pytest.mark.parametrize("generate_code", [False, True])
+def test_what_does_not_fit(generate_code):
+    e = compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * LONG, batch_size=1024,
+                           generate_code=generate_code)  # fmt: skip
+    assert not e.fits and e.peak_bytes > e.hbm_bytes and e.schedule is None
+
+
+def test_a_compiler_that_dies_is_a_failure(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(targets, "_installed", lambda module: True)
+    with pytest.raises(CompilerFailure, match="ended with 1"):
+        compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * SHORT)
+
+
+@on_tpu
+def test_a_compilation_ends_with_who_asked_for_it():
+    """Nobody waits for the compiler's process if the parent is killed: it ends by itself, and takes its files along."""
+    script = "from tests.estimate.test_compile_step import *; estimate(LONG)"
+    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL)
+
+    def others():
+        found = subprocess.run(["pgrep", "-s", str(parent.pid), "-fa", "_child"], capture_output=True, text=True)
+        return found.stdout
+
+    wait_until(others)
+    folder = Path(re.search(r"_child\('([^']+)'", others())[1])
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not others())
+    assert not folder.exists()
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+@on_tpu
+@pytest.mark.parametrize("local", [SHORT, LONG])
+def test_hops(local):
+    """n-1 in the forward, in the recomputed forward and in the backward (which may share its first), n-1 of dk and of
+    dv; all over one link."""
+    e = estimate(local)
+    assert e.fits and e.max_link_hops == 1
+    assert hops(e.schedule, "bf16", local) in (3 * (N - 1), 3 * (N - 1) - 1)
+    assert hops(e.schedule, "f32", local) == 2 * (N - 1)
+
+
+@on_tpu
+def test_memory_is_linear():
+    short, long = estimate(SHORT), estimate(LONG)
+    assert short.peak_bytes < long.peak_bytes <= 2.15 * short.peak_bytes
+
+
+@on_tpu
+def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
+    """SHORT local tokens are too few to hide a hop, LONG are enough; what is left is outside of the loops, and no more
+    than one hop in sp."""
+    model, chip = MODEL, CHIPS["v5e"]
+    for backward in (False, True):
+        assert SHORT < smallest_local_length(model, chip, backward=backward) < LONG
+    assert estimate(SHORT).schedule.exposed_in_ring_loops > 0
+    schedule = estimate(LONG).schedule
+    assert schedule.exposed_in_ring_loops == 0
+    assert schedule.exposed_permute_bytes <= (schedule.hidden_permute_bytes + schedule.exposed_permute_bytes) / N
+
+
+@on_tpu
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sp"), [("v4:2x2x2", 4), ("v4:2x2x2", 8), ("v5p:2x2x2", 4), ("v5p:2x2x2", 8),
+                                          ("v6e:4x2", 4), ("v6e:4x2", 8),
+                                          ("v5e-8", 4)])  # fmt: skip
+def test_every_ring_is_hidden(name, sp):
+    """From 32,768 local tokens, more than v6e's 24,480: one link a hop, exposed at most 1/sp of the ring's bytes."""
+    e = compile_step_apart(MHA, target(name), f"1,{8 // sp},1,{sp}", seq_len=sp * 32768, batch_size=8 // sp)
+    s = e.schedule
+    assert e.fits and e.max_link_hops == 1 and s.exposed_in_ring_loops == 0
+    assert s.exposed_permute_bytes <= (s.hidden_permute_bytes + s.exposed_permute_bytes) / sp
+
+
+@on_tpu
+def test_flops_are_those_of_the_mathematics():
+    """Weights 8 a token and parameter (the forward runs twice, but for the head), attention 4 d + 4 d + 10 d for each
+    visible pair of a query and a key: the count from the executed program agrees to a tenth."""
+    T = N * LONG
+    weights = LAYERS * (256 * 128 * (2 * MODEL.num_heads + 2 * MODEL.num_kv_heads) + 3 * 256 * 512)
+    expected = (8 * weights + 6 * 256 * 512) * T + LAYERS * MODEL.num_heads * (4 + 4 + 10) * 128 * T * T / 2
+    assert estimate(LONG).schedule.flops * N == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not targets._installed("jax_plugins.xla_cuda12"), reason="the CUDA wheels take gigabytes")
+def test_a_gpu_target():
+    """The same by the GPU compiler: n-1 hops, nothing exposed inside the loops, exposed at most 2/sp of all."""
+    local = 16384
+    e = compile_step_apart(MHA, target("8xA100-80"), "1,1,1,8", seq_len=N * local)
+    assert e.fits and e.max_link_hops is None
+    assert_same(compile_step(MHA, target("8xA100-80"), "1,1,1,8", seq_len=N * local), e)
+    assert hops(e.schedule, "f32", local, MHA) == 2 * (N - 1)
+    s = e.schedule
+    assert s.exposed_in_ring_loops == 0
+    assert s.exposed_permute_bytes <= 2 / N * (s.hidden_permute_bytes + s.exposed_permute_bytes)
+
+
+@on_tpu
+def test_reports():
+    e = estimate(LONG)
+    modelled = step_time(e.schedule, N * LONG)
+    found = json.loads(json.dumps(as_json(e, modelled)))
+    keys = ("fits", "peak_bytes", "hbm_bytes", "host_bytes", "temp_bytes", "hidden_permute_bytes", "compile_seconds",
+            "exposed_permute_bytes", "exposed_gather_bytes", "max_link_hops", "step_seconds_model")  # fmt: skip
+    assert set(keys) <= found.keys() and found["step_seconds_model"] > 0
+    text = as_text("a title", target("v5e-8"), e, modelled)
+    assert "FITS" in text and "longest hop 1 link" in text
+    listed = re.findall(r"(\d+) x collective-permute +bf16\[2, 1, 2, 4096, 128\]", text)
+    assert sum(map(int, listed)) == LAYERS * hops(e.schedule, "bf16", LONG)
+
+
+def test_what_does_not_fit_and_what_is_a_failure(monkeypatch):
+    """Both forms of the compiler's verdict are read; any other error of it is never taken for one."""
+    messages = {
+        "CompileTimeHbmOom: Ran out of memory ... Used 20.50G of 15.75G hbm. Exceeded by 4.75G.": 20.5,
+        "Ran out of memory on HBM, the total memory required for HLO temporaries (16.18G) exceeds available HBM": 16.18,
+    }
+    for message, gigabytes in messages.items():
+        e = compilation._does_not_fit(message, target("v5e-8"), 1, 2.0)
+        assert not e.fits and e.peak_bytes == int(gigabytes * 2**30)
+        assert "DOES NOT FIT" in as_text("a title", target("v5e-8"), e, None)
+        assert as_json(e, None)["exposed_permute_bytes"] is None
+    with pytest.raises(CompilerFailure, match="Mosaic failed"):
+        compilation._does_not_fit("INTERNAL: Mosaic failed to compile", target("v5e-8"), 1, 2.0)
+
+
+@on_tpu
+@pytest.mark.parametrize(
+    ("mesh_dim", "message"),
+    [
+        ("1,1,1,7", "needs 7 devices, there are 8"),
+        ("1,1,3,-1", "not a multiple of 3"),
+        ("1,1,4,2", "tp=4 does not divide"),
+    ],
+)
+def test_meshes_that_cannot_be(mesh_dim, message):
+    with pytest.raises(ValueError, match=message):
+        compile_step(MHA, target("v5e-8"), mesh_dim, seq_len=8192)
+
+
+@on_tpu
+@pytest.mark.parametrize(
+    ("mesh_dim", "seq_len", "message"),
+    [
+        ("1,1,1,8", 1001, "1001 is not divisible by 16"),
+        ("1,1,1,8", 0, "seq_len=0 must be at least 1"),
+        ("1,2,1,4", 8192, "batch_size=1 is not a multiple of 2"),
+    ],
+)
+def test_batches_that_cannot_be(mesh_dim, seq_len, message):
+    with pytest.raises(ValueError, match=message):
+        compile_step(MODEL, target("v5e-8"), mesh_dim, seq_len=seq_len)

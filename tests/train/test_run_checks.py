@@ -1,0 +1,57 @@
+"""A run's batches and its state: odd batches are counted, a hundred in a row or a NaN stop it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ringformer.train.run_checks import PATIENCE, BatchWatch, check_metrics_finite, check_state_finite
+
+QUESTION = {"trained_tokens": 0, "masked_tokens": 64}
+ANSWER = {"trained_tokens": 64, "masked_tokens": 0}
+CHAT = {"trained_tokens": 32, "masked_tokens": 32}
+
+
+def test_odd_batches_are_counted_and_said_once():
+    watch = BatchWatch(chats=True)
+    said = [watch.see(step, values) for step, values in enumerate([CHAT, QUESTION, ANSWER, QUESTION, CHAT], 1)]
+    assert said == [
+        [], ["the batch of step 2 has no token to train on; such batches are counted"],
+        ["the batch of step 3 has no question that is masked; such batches are counted"], [], [],
+    ]  # fmt: skip
+    assert watch.summary(5) == [
+        "2 of 5 batches had no token to train on", "1 of 5 batches had no question that is masked",
+    ]  # fmt: skip
+
+
+def test_documents_mask_nothing():
+    watch = BatchWatch(chats=False)
+    assert all(watch.see(step, ANSWER) == [] for step in range(2 * PATIENCE)) and watch.summary(1) == []
+
+
+@pytest.mark.parametrize(("values", "kind"), [(QUESTION, "no token to train on"), (ANSWER, "no question that")])
+def test_a_hundred_odd_batches_in_a_row_stop(values, kind):
+    watch = BatchWatch(chats=True)
+    for step in range(1, PATIENCE):
+        watch.see(step, values)
+    watch.see(PATIENCE, CHAT)  # it begins to count again
+    for step in range(PATIENCE + 1, 2 * PATIENCE):
+        watch.see(step, values)
+    with pytest.raises(ValueError, match=f"100 batches in a row, up to step {2 * PATIENCE}, have {kind}"):
+        watch.see(2 * PATIENCE, values)
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_must_be_finite(name, value):
+    metrics = {"loss": 1.0, "grad_norm": 1.0}
+    check_metrics_finite(3, metrics)
+    with pytest.raises(FloatingPointError, match=f"of step 3 is {value}"):
+        check_metrics_finite(3, metrics | {name: value})
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_state_must_be_finite(bad):
+    state = {"step": jnp.zeros((), jnp.int32), "params": jnp.ones((4, 4)), "moments": jnp.zeros(7)}
+    check_state_finite(state, "here")
+    with pytest.raises(FloatingPointError, match="not finite are in the state here"):
+        check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, "here")
