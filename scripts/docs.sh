@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Build the documentation site into build/site; warnings are errors. Makes .venv-docs from requirements/docs.txt, whose
-# versions and hashes are locked. Open build/site/index.html: the pages need no server and no network.
+# versions and hashes are locked. Pages open from disk, build/site/index.html, and need no network; their search needs a
+# server: python3 -m http.server --directory build/site
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv-docs/bin/python

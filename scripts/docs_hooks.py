@@ -129,7 +129,7 @@ def config_page() -> str:
         lines += ["", f"## {prefix or 'The run'}", "", about, "", "| key | default | |", "|---|---|---|"]
         for attribute in _fields(cls):
             if _nested(attribute, package) is None:
-                default = "the preset's" if attribute.value is None else f"`{attribute.value}`"
+                default = "the&nbsp;preset's" if attribute.value is None else f"`{attribute.value}`"
                 lines.append(f"| `{prefix}{attribute.name}` | {default} | {_meaning(attribute)} |")
     return "\n".join(lines) + "\n"
 
