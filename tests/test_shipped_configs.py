@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ringformer.models.presets import preset
 
 from ringformer import shipped_configs
 from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import preset
 from ringformer.shipped_configs import add_copy, add_list, copy, first_line, folder, shipped
 from ringformer.train.config import parse_stages
 
