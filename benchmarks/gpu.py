@@ -92,12 +92,13 @@ def step(size: str, index: int) -> dict:
     from jax.sharding import NamedSharding
 
     from ringformer.data import Batch
+    from ringformer.hardware import chip_of
     from ringformer.mesh import BATCH, make_mesh
     from ringformer.models.llama import LlamaConfig
     from ringformer.models.llama_presets import preset
     from ringformer.train.config import OptimizerConfig
     from ringformer.train.optimizer import make_optimizer
-    from ringformer.train.reporter import model_flops_per_token, peak_flops
+    from ringformer.train.reporter import model_flops_per_token
     from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
     from ringformer.train.step import make_train_step
 
@@ -118,11 +119,11 @@ def step(size: str, index: int) -> dict:
         loss = float(metrics["loss"])
         seconds.append(time.perf_counter() - start)
     device = jax.devices()[0]
-    median, peak = statistics.median(seconds[2:]), peak_flops(device)
+    median, chip = statistics.median(seconds[2:]), chip_of(device.device_kind)
     flops = model_flops_per_token(model, T) * T
     held = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return {"model": name, "tokens": T, **settings, "loss": loss, "step_seconds": median,
-            "mfu": flops / median / peak if peak else None, "peak_bytes_allocator": held}  # fmt: skip
+            "mfu": flops / median / chip.bf16_flops if chip else None, "peak_bytes_allocator": held}  # fmt: skip
 
 
 def predicted(size: str, index: int, target: str) -> dict:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from ringformer.estimate.overlap import Schedule
-from ringformer.estimate.targets import Chip, Target
+from ringformer.estimate.targets import Target
+from ringformer.hardware import Chip
 from ringformer.models.llama import LlamaConfig
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk

@@ -19,7 +19,8 @@ from ringformer.estimate.closed_forms import (
     peak_bytes,
 )
 from ringformer.estimate.longest_context import Case, Saving, savings
-from ringformer.estimate.targets import GiB, MissingCompiler, Target, target
+from ringformer.estimate.targets import MissingCompiler, Target, target
+from ringformer.hardware import GiB
 from ringformer.models.llama import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import VISIBLE

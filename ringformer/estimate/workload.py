@@ -7,7 +7,8 @@ from typing import NamedTuple
 from ringformer.estimate import closed_forms, report
 from ringformer.estimate.compile_step import Estimate, compile_step_apart
 from ringformer.estimate.longest_context import Saving, likely_savings
-from ringformer.estimate.targets import GiB, MissingCompiler, Target
+from ringformer.estimate.targets import MissingCompiler, Target
+from ringformer.hardware import GiB
 from ringformer.mesh import mesh_shape
 from ringformer.models.llama import LlamaConfig
 from ringformer.train.config import Config
