@@ -27,12 +27,13 @@ from ringformer.data import (
 from ringformer.data.loader import Parts
 from ringformer.hardware import chip_of
 from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
+from ringformer.models.flops import model_flops_per_token
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches, make_evaluation
 from ringformer.train.optimizer import make_optimizer, schedule
 from ringformer.train.preemption import SaveClock, Terminated, Termination
-from ringformer.train.reporter import Reporter, model_flops_per_token
+from ringformer.train.reporter import Reporter
 from ringformer.train.run_checks import (
     BatchWatch,
     check_folders,

@@ -1,4 +1,4 @@
-"""What a run reports: a progress bar, metrics.jsonl, TensorBoard and Weights & Biases if asked; and model FLOPs."""
+"""What a run reports: a progress bar, metrics.jsonl, TensorBoard and Weights & Biases if asked."""
 
 import json
 import sys
@@ -9,15 +9,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ringformer.models.llama import LlamaConfig
 from ringformer.train.config import Config
-
-
-def model_flops_per_token(config: LlamaConfig, seq_len: int) -> float:
-    """Training FLOPs per token, `6 N + 12 L H d T` (PaLM, appendix B): attention not halved for causality, N without
-    the input embedding unless it is tied."""
-    N = config.num_params - (0 if config.tie_embeddings else config.vocab_size * config.hidden_size)
-    return 6.0 * N + 12.0 * config.num_layers * config.num_heads * config.head_dim * seq_len
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
