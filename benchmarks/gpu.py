@@ -97,7 +97,7 @@ def step(size: str, index: int) -> dict:
     from ringformer.hardware import chip_of
     from ringformer.mesh import BATCH, make_mesh
     from ringformer.models.flops import model_flops_per_token
-    from ringformer.models.llama import LlamaConfig
+    from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
     from ringformer.train.config import OptimizerConfig
     from ringformer.train.optimizer import make_optimizer

@@ -6,7 +6,7 @@ from ringformer.estimate.overlap import Schedule
 from ringformer.estimate.targets import Target
 from ringformer.hardware import Chip
 from ringformer.models.flops import PAIR_BACKWARD, PAIR_FORWARD, PAIR_LOGITS_AGAIN
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 

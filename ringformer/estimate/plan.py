@@ -20,7 +20,7 @@ from ringformer.estimate.longest_context import Case, Saving, savings
 from ringformer.estimate.targets import MissingCompiler, Target, target
 from ringformer.hardware import GiB
 from ringformer.models.flops import executed_attention_flops, executed_flops
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import VISIBLE
 from ringformer.ops.work_list import default_chunk

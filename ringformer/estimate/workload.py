@@ -11,7 +11,7 @@ from ringformer.estimate.targets import MissingCompiler, Target
 from ringformer.hardware import GiB
 from ringformer.mesh import mesh_shape
 from ringformer.models.flops import executed_flops
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.config import Config
 
 

@@ -7,7 +7,7 @@ backward (gradients of v, p, q and k); blockwise attention kept no logits, and c
 The input embedding does no work unless it is the output head too.
 """
 
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 
 WEIGHT_FORWARD, WEIGHT_BACKWARD = 2, 4
 """FLOPs a weight and token."""

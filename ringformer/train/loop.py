@@ -26,7 +26,7 @@ from ringformer.data import (
 )
 from ringformer.data.loader import Parts
 from ringformer.hardware import chip_of
-from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
+from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.flops import model_flops_per_token
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
@@ -36,10 +36,11 @@ from ringformer.train.preemption import SaveClock, Terminated, Termination
 from ringformer.train.reporter import Reporter
 from ringformer.train.run_checks import (
     BatchWatch,
+    check_batch,
     check_folders,
     check_metrics_finite,
     check_state_finite,
-    rope_changes,
+    context_changes,
 )
 from ringformer.train.state import TrainState, decayed, first_state, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step
@@ -68,7 +69,7 @@ def prepare(config: Config) -> Run:
     run_dir = Path(config.run_dir or _new_run_dir())
     check_folders(run_dir, config)  # first: the rest may take hours
     mesh = make_mesh(config.mesh_dim)
-    check_model(config.model, mesh)
+    config.model.check_mesh(mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
@@ -110,7 +111,7 @@ def train(run: Run) -> TrainState:
     shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
     reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
                  f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
-    for change in rope_changes(config) if start == 0 else ():
+    for change in context_changes(config) if start == 0 else ():
         reporter.say(f"{change}, from that of {config.init_from}")
     lengths = run.train_data.document_lengths()
     for store in lengths:

@@ -18,7 +18,7 @@ from ringformer.estimate.compile_step import CompilerFailure, compile_step, comp
 from ringformer.estimate.report import as_json, as_text
 from ringformer.estimate.targets import target
 from ringformer.hardware import CHIPS
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from tests.hlo import on_tpu
 
 N, LAYERS = 8, 3
