@@ -25,13 +25,15 @@ from ringformer.data import (
     too_short,
 )
 from ringformer.data.loader import Parts
+from ringformer.hardware import chip_of
 from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.registry import flops_per_token
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches, make_evaluation
 from ringformer.train.optimizer import make_optimizer, schedule
 from ringformer.train.preemption import SaveClock, Terminated, Termination
-from ringformer.train.reporter import Reporter, model_flops_per_token, peak_flops
+from ringformer.train.reporter import Reporter
 from ringformer.train.run_checks import (
     BatchWatch,
     check_batch,
@@ -175,9 +177,9 @@ class _StepReports:
         self._chats, self._reporter = run.train_data.sequences.masked, reporter
         self._rate = schedule(config.optimizer, config.steps)
         self._tokens = config.batch_size * config.seq_len
-        peak = peak_flops(run.mesh.devices.flat[0])
-        flops = model_flops_per_token(config.model, config.seq_len)
-        self._mfu_per_rate = flops / (peak * run.mesh.size) if peak else None
+        chip = chip_of(run.mesh.devices.flat[0].device_kind)
+        flops = flops_per_token(config.model, config.seq_len)
+        self._mfu_per_rate = flops / (chip.bf16_flops * run.mesh.size) if chip and flops else None
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._last = time.perf_counter()
 
