@@ -15,7 +15,8 @@ from ringformer.data.stores.inspect_store import show_samples
 from ringformer.data.stores.preparation_report import as_text
 from ringformer.data.stores.prepare import open_or_build
 from ringformer.data.stores.token_store import TokenStore
-from ringformer.data.tokenizers.sentencepiece import load_tokenizer, train_sentencepiece
+from ringformer.data.tokenizers.load import load_tokenizer
+from ringformer.data.tokenizers.sentencepiece import train_sentencepiece
 
 TOKENIZER_HELP = "bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them"
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from ringformer.data.packing.document_lengths import DocumentLengths, document_lengths
 from ringformer.data.packing.mixture import Mixture
-from ringformer.data.packing.stream import Batch, PackedAttention, PackedSequences
+from ringformer.data.packing.sequences import Batch, PackedAttention
+from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
@@ -33,7 +34,7 @@ class Loader:
 
     Args:
       store: a store, or several with their shares.
-      packing: "stream", documents end to end (`PackedSequences`), or "whole", uncut (`WholeDocuments`).
+      packing: "stream", documents end to end (`DocumentStream`), or "whole", uncut (`WholeDocuments`).
       min_length, max_length: only documents of so many tokens, end token included; a max_length of 0 is no limit.
       packed_attention: does a token attend to its "document", or to the "sequence" before it?
     """
@@ -60,7 +61,7 @@ class Loader:
 
         def packed(store: TokenStore, rows: int):
             if packing == "stream":
-                return PackedSequences(store, seq_len, seed, **options)
+                return DocumentStream(store, seq_len, seed, **options)
             return WholeDocuments(store, seq_len, seed, batch_size=rows, **options)
 
         self.batch_size = batch_size

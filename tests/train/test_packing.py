@@ -16,7 +16,7 @@ from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_logits, make_train_step
-from tests.data.test_loader import build
+from tests.data.packing_samples import build
 from tests.helpers import relative_error
 
 T = 64

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ringformer.data.chats.conversations import Conversation, Message
+from ringformer.data.optional_packages import needed_for
 
 RULES = ("html", "merge", "unprintable", "latin", "short", "refusal", "duplicate")
 USUAL_RULES = "html,unprintable,duplicate"
@@ -127,8 +128,9 @@ def content_digest(messages: Iterable[Message]) -> bytes:
 
 def to_markdown(html: str) -> str:
     """Markdown of an answer's HTML; code blocks keep their text, and their language if a class names it."""
-    from bs4 import BeautifulSoup
-    from markdownify import MarkdownConverter
+    with needed_for("the cleaning rule html"):
+        from bs4 import BeautifulSoup
+        from markdownify import MarkdownConverter
 
     page = BeautifulSoup(html, "html.parser")
     for block in page.find_all("pre"):

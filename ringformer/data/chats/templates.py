@@ -13,7 +13,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from ringformer.data.chats.conversations import Message
-from ringformer.data.tokenizers.sentencepiece import Segment, Tokenizer
+from ringformer.data.optional_packages import needed_for
+from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 Template = Callable[[Sequence[Message]], list[Segment]]
 
@@ -94,7 +95,8 @@ def _llama3(tokenizer: Tokenizer) -> Template:
 
 
 def _of_the_tokenizer(tokenizer: Tokenizer) -> Template:
-    from ringformer.data.chats.tokenizer_template import jinja_template  # jinja2 is needed by this template only
+    with needed_for("the template tokenizer"):
+        from ringformer.data.chats.tokenizer_template import jinja_template
 
     return jinja_template(tokenizer)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringformer.data.packing.stream import PackedAttention, StoreSequences
+from ringformer.data.packing.sequences import PackedAttention, StoreSequences
 
 
 class DocumentLengths(NamedTuple):

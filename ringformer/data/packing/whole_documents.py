@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ringformer.data.packing.bin_packing import order_by_batch, pack
-from ringformer.data.packing.stream import Batch, StoreSequences
+from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.stores.token_store import TokenStore
 
 

@@ -32,7 +32,8 @@ from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encode
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
 from ringformer.data.stores.token_store import StoreWriter, TokenStore
-from ringformer.data.tokenizers.sentencepiece import Tokenizer, save_tokenizer
+from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.data.tokenizers.load import save_tokenizer
 
 ENCODE_CHARACTERS = 2**21
 """How much text is handed to the tokenizer at once: bounds the memory of a build."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringformer.data import Loader, too_short
-from tests.data.test_loader import MODES, build
+from tests.data.packing_samples import MODES, build
 
 LENGTHS = [*range(1, 101), 300]
 

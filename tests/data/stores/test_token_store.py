@@ -10,7 +10,7 @@ import pytest
 from ringformer.data import (
     ByteTokenizer,
     Document,
-    PackedSequences,
+    DocumentStream,
     TokenStore,
     WholeDocuments,
     build_stores,
@@ -95,9 +95,9 @@ def test_a_store_without_a_token_to_train_on_is_refused(tmp_path, name):
         with pytest.raises(ValueError, match=f"of the 4 tokens of the {name} store's conversations {what} would be"):
             writer.finish(skipped_empty=0, settings={})
     store = TokenStore(tmp_path / "1" / name)
-    assert PackedSequences(store, 3, 0).bytes_per_token == 1
+    assert DocumentStream(store, 3, 0).bytes_per_token == 1
     store.meta["trained_tokens"] = 0
-    for packed in (PackedSequences, partial(WholeDocuments, batch_size=1)):
+    for packed in (DocumentStream, partial(WholeDocuments, batch_size=1)):
         with pytest.raises(ValueError, match=f"{name} has no token to train on"):
             packed(store, 3, 0)
 
