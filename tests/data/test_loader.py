@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ringformer.data import Loader
+from ringformer.data.packing.options import PackingOptions
 from ringformer.ops.layouts import permutation
 from tests.data.packing_samples import LAYOUTS, LENGTHS, MODES, SEED, Watched, assert_equal, at, build, stream_reference
 
@@ -22,7 +23,7 @@ def store(request, tmp_path_factory):
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
 def test_a_batch_is_the_same_on_any_ring(store, layout, ring_size, packed_attention):
     loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
-                    packed_attention=packed_attention)  # fmt: skip
+                    packing=PackingOptions(packed_attention=packed_attention))  # fmt: skip
     order = permutation(layout, 64, ring_size)
     sequences = [s for epoch in (0, 1) for s in stream_reference(store, 64, epoch, packed_attention=packed_attention)]
     for step in (0, 1, 2):  # an epoch is 7 sequences: step 1 straddles two
@@ -35,7 +36,7 @@ def test_a_batch_is_the_same_on_any_ring(store, layout, ring_size, packed_attent
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
 def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, packed_attention):
     loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
-                    packed_attention=packed_attention)  # fmt: skip
+                    packing=PackingOptions(packed_attention=packed_attention))  # fmt: skip
     whole = loader.read(5)
     for rows, columns in itertools.product((slice(1, 3), slice(None)), (slice(0, 16), slice(48, 64), slice(5, 38))):
         assert_equal(loader.read(5, rows, columns), at(whole, (rows, columns)))
@@ -66,7 +67,7 @@ def test_a_sharded_batch_equals_the_plain_one(store, spec, layout, ring_size, pa
     mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "sp"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
     loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
-                    packed_attention=packed_attention)  # fmt: skip
+                    packing=PackingOptions(packed_attention=packed_attention))  # fmt: skip
     expected = loader.read(3)
     once = loader.sequences.bytes_read
     batch = loader.batch(3, sharding)
@@ -121,5 +122,4 @@ def test_a_batch_that_cannot_be_is_refused(store):
         Loader(store, batch_size=0, seq_len=8, seed=0, layout="contiguous", ring_size=1)
     with pytest.raises(ValueError, match=r"sequence length 60 is not divisible by 8"):
         Loader(store, batch_size=1, seq_len=60, seed=0, layout="zigzag", ring_size=4)
-    with pytest.raises(ValueError, match="unknown packing 'hole'; known: stream, whole"):
-        Loader(store, batch_size=1, seq_len=8, seed=0, layout="contiguous", ring_size=1, packing="hole")
+

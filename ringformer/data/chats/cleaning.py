@@ -110,6 +110,11 @@ class Cleaning:
         return None
 
 
+def parse_rules(text: str) -> frozenset[str]:
+    """The rules in a text such as "html,duplicate". Raises ValueError for an unknown one."""
+    return check_rules(rule.strip() for rule in text.split(",") if rule.strip())
+
+
 def check_rules(rules: Iterable[str]) -> frozenset[str]:
     """The rules as a set. Raises ValueError for an unknown one."""
     rules = frozenset(rules)

@@ -8,13 +8,12 @@ However it was packed, a token attends to its own document ("document") or to al
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringformer.data.packing.options import PackingOptions
 from ringformer.data.stores.token_store import TokenStore
-
-PackedAttention = Literal["document", "sequence"]
 
 
 class Batch(NamedTuple):
@@ -57,13 +56,8 @@ class StoreSequences(ABC):
         store: TokenStore,
         seq_len: int,
         seed: int,
-        *,
-        min_length: int = 0,
-        max_length: int = 0,
-        packed_attention: PackedAttention = "document",
+        options: PackingOptions = PackingOptions(),
     ):
-        if packed_attention not in ("document", "sequence"):
-            raise ValueError(f"unknown packed_attention {packed_attention!r}; known: document, sequence")
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:
@@ -73,6 +67,7 @@ class StoreSequences(ABC):
         lengths = np.diff(store.offsets)
         if (lengths <= 0).any():
             raise ValueError(f"{store.path} has documents without a token; rebuild it: each ends in its end token")
+        min_length, max_length = options.min_length, options.max_length
         self.documents = np.flatnonzero((lengths >= min_length) & (lengths <= (max_length or lengths.max())))
         if not len(self.documents):
             too_long = int((lengths > max_length).sum()) if max_length else 0
@@ -83,7 +78,7 @@ class StoreSequences(ABC):
             )
         self.store = store
         self.seq_len = seq_len
-        self.packed_attention = packed_attention
+        self.packed_attention = options.packed_attention
         self.bytes_read = 0
         self._seed = seed
 

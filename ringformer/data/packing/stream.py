@@ -6,10 +6,10 @@ document fill several steps one after the other. Targets are the stream's tokens
 """
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from ringformer.data.packing.options import PackingOptions
 from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.stores.token_store import TokenStore
 
@@ -17,9 +17,8 @@ from ringformer.data.stores.token_store import TokenStore
 class DocumentStream(StoreSequences):
     """Documents end to end, cut every `seq_len` tokens; no token of padding."""
 
-    def __init__(self, store: TokenStore, seq_len: int, seed: int, **options: Any):
-        """`options`: those of `StoreSequences`."""
-        super().__init__(store, seq_len, seed, **options)
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
+        super().__init__(store, seq_len, seed, options)
         self.has_segments = self.packed_attention == "document"
         self._lengths = np.diff(store.offsets)[self.documents]
         tokens = int(self._lengths.sum())

@@ -5,6 +5,7 @@ import pytest
 
 from ringformer.data import DocumentStream, Loader, Mixture, WholeDocuments, open_mixture, parse_mixture
 from ringformer.data.packing.mixture import schedule
+from ringformer.data.packing.options import PackingOptions
 from ringformer.ops.layouts import permutation
 from tests.data.packing_samples import MODES, assert_equal, at, build, pieces_of, stream_reference, whole_reference
 
@@ -35,7 +36,7 @@ def stores(tmp_path_factory):
     "packed", [DocumentStream, lambda *a, **k: WholeDocuments(*a, batch_size=4, **k)], ids=["stream", "whole"]
 )
 def test_each_sequence_is_one_store_in_order(stores, packed, packed_attention):
-    parts = [packed(store, 64, 5, packed_attention=packed_attention) for store in stores]
+    parts = [packed(store, 64, 5, PackingOptions(packed_attention=packed_attention)) for store in stores]
     mixture = Mixture(parts, [7, 3], seed=5)
     counts, everything = [0, 0], np.arange(64)
     for index in range(40):
@@ -62,7 +63,7 @@ def test_the_seed_says_where_the_period_begins(stores):
 def test_a_loader_mixes(stores, packing, packed_attention):
     """Token by token: each row is that of its store alone; with stream and sequence there are no segment ids."""
     loader = Loader(list(zip(stores, (7, 3), strict=True)), batch_size=10, seq_len=64, seed=1, layout="zigzag",
-                    ring_size=2, packing=packing, packed_attention=packed_attention)  # fmt: skip
+                    ring_size=2, packing=PackingOptions(packing, packed_attention))  # fmt: skip
     sources = [loader.sequences.source(i)[0] for i in range(30)]
     assert [sources[i : i + 10].count(0) for i in (0, 10, 20)] == [7, 7, 7]
     if packing == "whole":

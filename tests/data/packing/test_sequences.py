@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ringformer.data import DocumentStream, Loader, TokenStore, WholeDocuments
+from ringformer.data.packing.options import PackingOptions
 from tests.data.packing_samples import LENGTHS, SEED, Watched, build
 
 PACKINGS = pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_a_host_reads_its_share_and_two_tokens(tmp_path, packing, layout, ring_s
     store.tokens, store.mask = Watched(store.tokens), Watched(store.mask)
     local = 1024 // ring_size
     loader = Loader(store, batch_size=2, seq_len=1024, seed=SEED, layout=layout, ring_size=ring_size,
-                    packing=packing)  # fmt: skip
+                    packing=PackingOptions(packing))  # fmt: skip
     size = store.tokens.itemsize + store.mask.itemsize
     for step, row, host in itertools.product(range(2), range(2), range(ring_size)):
         tokens, mask, before = store.tokens.taken, store.mask.taken, loader.sequences.bytes_read
@@ -42,8 +43,8 @@ def test_a_host_reads_its_share_and_two_tokens(tmp_path, packing, layout, ring_s
 def test_lengths_choose_documents(store):
     store = TokenStore(store.path)
     for packing in ("stream", "whole"):
-        loader = Loader(store, batch_size=1, seq_len=20, seed=SEED, layout="contiguous", ring_size=1, packing=packing,
-                        min_length=6, max_length=16)  # fmt: skip
+        loader = Loader(store, batch_size=1, seq_len=20, seed=SEED, layout="contiguous", ring_size=1,
+                        packing=PackingOptions(packing, min_length=6, max_length=16))  # fmt: skip
         sequences = loader.sequences
         assert sorted(np.diff(store.offsets)[sequences.documents].tolist()) == [6, 6, 6, 8, 8, 8, 12, 12, 12, 15, 16]
         store.tokens = np.arange(len(store.tokens))  # a token is its own place
@@ -53,9 +54,9 @@ def test_lengths_choose_documents(store):
         assert set(np.concatenate(held)) <= set(allowed)
     with pytest.raises(ValueError, match=r"none of the 28 documents of .* has min_length=42 to max_length=100 tokens: "
                                          r"27 are shorter, 1 longer .* 1 to 200"):  # fmt: skip
-        WholeDocuments(store, 20, SEED, batch_size=1, min_length=42, max_length=100)
+        WholeDocuments(store, 20, SEED, PackingOptions(min_length=42, max_length=100), batch_size=1)
     with pytest.raises(ValueError, match="min_length=201 to max_length=any tokens: 28 are shorter, 0 longer"):
-        WholeDocuments(store, 20, SEED, batch_size=1, min_length=201)
+        WholeDocuments(store, 20, SEED, PackingOptions(min_length=201), batch_size=1)
 
 
 @PACKINGS
@@ -64,8 +65,6 @@ def test_what_cannot_be_packed_is_refused(store, packed):
         packed(store, 0, 0)
     with pytest.raises(ValueError, match="seed=-1 "):
         packed(store, 8, -1)
-    with pytest.raises(ValueError, match="unknown packed_attention 'all'; known: document, sequence"):
-        packed(store, 8, 0, packed_attention="all")
     sequences = packed(store, 8, 0)
     with pytest.raises(ValueError, match="positions 7 to 8 are not in a sequence of 8"):
         sequences.read(0, np.array([7, 8]))

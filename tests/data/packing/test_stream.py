@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ringformer.data import DocumentStream
+from ringformer.data.packing.options import PackingOptions
 from tests.data.packing_samples import LENGTHS, MODES, SEED, assert_equal, at, build, stream_reference
 
 
@@ -15,7 +16,7 @@ def store(request, tmp_path_factory):
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize("seq_len", [1, 2, 7, 16, 64, 100, sum(LENGTHS) - 1])
 def test_sequences_equal_the_reference(store, seq_len, packed_attention):
-    packed = DocumentStream(store, seq_len, SEED, packed_attention=packed_attention)
+    packed = DocumentStream(store, seq_len, SEED, PackingOptions(packed_attention=packed_attention))
     assert packed.has_segments == (packed_attention == "document")
     for epoch in range(2):
         expected = stream_reference(store, seq_len, epoch, packed_attention=packed_attention)
@@ -28,7 +29,7 @@ def test_sequences_equal_the_reference(store, seq_len, packed_attention):
 
 @pytest.mark.parametrize("packed_attention", MODES)
 def test_positions_are_read_in_any_order(store, packed_attention):
-    packed = DocumentStream(store, 100, SEED, packed_attention=packed_attention)
+    packed = DocumentStream(store, 100, SEED, PackingOptions(packed_attention=packed_attention))
     (expected, *_) = stream_reference(store, 100, 0, packed_attention=packed_attention)
     rng = np.random.default_rng(2)
     for positions in (rng.permutation(100), rng.integers(0, 100, 30), np.array([99]), np.arange(100)[::-1]):

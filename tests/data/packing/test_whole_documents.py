@@ -7,6 +7,7 @@ import pytest
 
 from ringformer.data import Loader, WholeDocuments
 from ringformer.data.packing.bin_packing import spread
+from ringformer.data.packing.options import PackingOptions
 from ringformer.ops.layouts import permutation
 from tests.data.packing_samples import (
     LAYOUTS,
@@ -29,7 +30,7 @@ def store(request, tmp_path_factory):
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize("seq_len", [1, 7, 64, 200, 1000])
 def test_sequences_are_their_pieces(store, seq_len, packed_attention):
-    packed = WholeDocuments(store, seq_len, SEED, batch_size=2, packed_attention=packed_attention)
+    packed = WholeDocuments(store, seq_len, SEED, PackingOptions(packed_attention=packed_attention), batch_size=2)
     index = 0
     for _ in range(2):
         covered = np.zeros(len(store.tokens), int)
@@ -60,7 +61,7 @@ def test_a_long_document_is_cut_into_sequences(tmp_path):
 
 @pytest.mark.parametrize("packed_attention", MODES)
 def test_padding_costs_one_token_each_and_ids_ascend(store, packed_attention):
-    packed = WholeDocuments(store, 100, SEED, batch_size=2, packed_attention=packed_attention)
+    packed = WholeDocuments(store, 100, SEED, PackingOptions(packed_attention=packed_attention), batch_size=2)
     padded = 0
     for index in range(packed.per_epoch):
         batch, lengths = packed.read(index, np.arange(100)), packed.lengths(index)
@@ -77,7 +78,8 @@ def test_padding_costs_one_token_each_and_ids_ascend(store, packed_attention):
 def test_an_index_means_the_same_in_any_order_of_reading(store, packed_attention):
     """Sequence i is a function of (seed, i): read backwards by a fresh object it is what it was."""
     everything = np.arange(64)
-    packed, fresh = (WholeDocuments(store, 64, SEED, batch_size=4, packed_attention=packed_attention) for _ in range(2))
+    options = PackingOptions(packed_attention=packed_attention)
+    packed, fresh = (WholeDocuments(store, 64, SEED, options, batch_size=4) for _ in range(2))
     forward = [packed.read(i, everything) for i in range(4 * packed.per_epoch)]
     for i in reversed(range(len(forward))):
         assert_equal(fresh.read(i, everything), forward[i])
@@ -114,7 +116,7 @@ def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attent
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.uniform(np.log(low), np.log(high), 1510)).astype(int)
     loader = Loader(build(tmp_path / "s", lengths), batch_size=8, seq_len=128, seed=0, layout="zigzag", ring_size=2,
-                    packing="whole", packed_attention=packed_attention)  # fmt: skip
+                    packing=PackingOptions("whole", packed_attention))  # fmt: skip
     packed = loader.sequences
     assert packed.per_epoch % 8
     steps = 3 * packed.per_epoch // 8
@@ -134,8 +136,8 @@ def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attent
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
 def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, packed_attention):
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size, packing="whole",
-                    packed_attention=packed_attention)  # fmt: skip
+    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
+                    packing=PackingOptions("whole", packed_attention))  # fmt: skip
     whole, order = loader.read(5), permutation(layout, 64, ring_size)
     rows = [loader.sequences.read(20 + row, np.arange(64)) for row in range(4)]
     assert_equal([field[:, np.argsort(order)] for field in whole], [np.stack(f) for f in zip(*rows, strict=True)])
