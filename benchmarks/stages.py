@@ -15,7 +15,7 @@ from pathlib import Path
 from ringformer.cli import load_config
 from ringformer.estimate.longest_context import compiled_by, run
 from ringformer.estimate.targets import GiB
-from ringformer.train.config import parse_stages
+from ringformer.train.config_files import parse_stages
 
 SHIPPED = {
     "llama_13b_512k_32xa100": "32xA100-80",

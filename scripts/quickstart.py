@@ -20,7 +20,8 @@ from ringformer.inference.load_model import load_model
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.ops.layouts import permutation
 from ringformer.train.checkpoints import restore_params
-from ringformer.train.config import Config, parse
+from ringformer.train.config import Config
+from ringformer.train.config_files import parse
 from ringformer.train.loop import Run, prepare, train
 from ringformer.train.state import weight_shardings
 from ringformer.train.step import make_eval_step, make_logits

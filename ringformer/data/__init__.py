@@ -1,10 +1,10 @@
 """Data: documents from a source, tokenized into a store, packed into sequences, loaded for the ring.
 
-Public names are imported from their modules when they are first used: `import ringformer.data` imports nothing else.
+Names are imported when they are first asked for (PEP 562): `import ringformer.data` alone loads none of its rooms.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringformer.data.loader import Loader as Loader
@@ -31,31 +31,41 @@ if TYPE_CHECKING:
     from ringformer.data.tokenizers.sentencepiece import SentencePieceTokenizer as SentencePieceTokenizer
     from ringformer.data.tokenizers.sentencepiece import train_sentencepiece as train_sentencepiece
 
-_NAMES = {
-    "loader": ("Loader",),
-    "packing.document_lengths": ("DocumentLengths", "too_short"),
-    "packing.mixture": ("Mixture", "open_mixture", "parse_mixture"),
-    "packing.sequences": ("Batch",),
-    "packing.stream": ("DocumentStream",),
-    "packing.whole_documents": ("WholeDocuments",),
-    "sources": ("Document", "Documents", "read_documents"),
-    "stores.prepare": ("build_stores", "open_or_build"),
-    "stores.token_store": ("TokenStore",),
-    "tokenizers.base": ("Segment", "Tokenizer", "check_vocabulary"),
-    "tokenizers.byte_level": ("ByteTokenizer",),
-    "tokenizers.load": ("load_tokenizer", "save_tokenizer"),
-    "tokenizers.sentencepiece": ("SentencePieceTokenizer", "train_sentencepiece"),
+_HOMES = {
+    "Batch": "packing.sequences",
+    "ByteTokenizer": "tokenizers.byte_level",
+    "Document": "sources",
+    "DocumentLengths": "packing.document_lengths",
+    "DocumentStream": "packing.stream",
+    "Documents": "sources",
+    "Loader": "loader",
+    "Mixture": "packing.mixture",
+    "Segment": "tokenizers.base",
+    "SentencePieceTokenizer": "tokenizers.sentencepiece",
+    "TokenStore": "stores.token_store",
+    "Tokenizer": "tokenizers.base",
+    "WholeDocuments": "packing.whole_documents",
+    "build_stores": "stores.prepare",
+    "check_vocabulary": "tokenizers.base",
+    "load_tokenizer": "tokenizers.load",
+    "open_mixture": "packing.mixture",
+    "open_or_build": "stores.prepare",
+    "parse_mixture": "packing.mixture",
+    "read_documents": "sources",
+    "save_tokenizer": "tokenizers.load",
+    "too_short": "packing.document_lengths",
+    "train_sentencepiece": "tokenizers.sentencepiece",
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+"""The public names, and the module of each."""
 
-__all__ = sorted(_MODULE_OF)
+__all__ = [*_HOMES]
 
 
-def __getattr__(name: str):
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ringformer.data' has no attribute {name!r}")
+    return getattr(import_module(f"ringformer.data.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

@@ -7,7 +7,8 @@ import jax
 from flax import nnx
 
 from ringformer.mesh import make_mesh
-from ringformer.models.llama import Llama, LlamaConfig
+from ringformer.models.llama import Llama
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.checkpoints import restore_params
 from ringformer.train.state import abstract_model, weight_shardings
 

@@ -25,7 +25,7 @@ from ringformer.data import (
     too_short,
 )
 from ringformer.data.loader import Parts
-from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
+from ringformer.mesh import BATCH, make_mesh
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches, make_evaluation
@@ -34,10 +34,11 @@ from ringformer.train.preemption import SaveClock, Terminated, Termination
 from ringformer.train.reporter import Reporter, model_flops_per_token, peak_flops
 from ringformer.train.run_checks import (
     BatchWatch,
+    check_batch,
     check_folders,
     check_metrics_finite,
     check_state_finite,
-    rope_changes,
+    context_changes,
 )
 from ringformer.train.state import TrainState, decayed, first_state, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step
@@ -66,7 +67,7 @@ def prepare(config: Config) -> Run:
     run_dir = Path(config.run_dir or _new_run_dir())
     check_folders(run_dir, config)  # first: the rest may take hours
     mesh = make_mesh(config.mesh_dim)
-    check_model(config.model, mesh)
+    config.model.check_mesh(mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
@@ -104,7 +105,7 @@ def train(run: Run) -> TrainState:
     shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
     reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
                  f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
-    for change in rope_changes(config) if start == 0 else ():
+    for change in context_changes(config) if start == 0 else ():
         reporter.say(f"{change}, from that of {config.init_from}")
     lengths = run.train_data.document_lengths()
     for store in lengths:
