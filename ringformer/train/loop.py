@@ -77,11 +77,7 @@ def prepare(config: Config) -> Run:
     if d.mixture:
         train_store, eval_store = open_mixture(d.mixture, tokenizer.name, held_out=d.held_out > 0)
     else:
-        train_store, eval_store = open_or_build(
-            d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
-            skip_empty=d.skip_empty, format=d.format, template=d.template, chat_length=d.chat_length, clean=d.clean,
-            skip_malformed=d.skip_malformed,
-        )  # fmt: skip
+        train_store, eval_store = open_or_build(d.store, d, tokenizer)
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     run = Run(
@@ -224,11 +220,9 @@ class _StepReports:
 
 
 def _loader(store: TokenStore | Parts, config: Config, mesh: Mesh, seed: int) -> Loader:
-    d = config.data
     return Loader(
         store, batch_size=config.batch_size, seq_len=config.seq_len, seed=seed, layout=config.model.layout,
-        ring_size=mesh.shape["sp"], packing=d.packing, min_length=d.min_length, max_length=d.max_length,
-        packed_attention=d.packed_attention,
+        ring_size=mesh.shape["sp"], packing=config.data,
     )  # fmt: skip
 
 
