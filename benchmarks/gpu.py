@@ -35,7 +35,7 @@ def parity(size: str) -> list[dict]:
     import jax
     import jax.numpy as jnp
 
-    from ringformer.ops import dense_reference
+    from ringformer.ops.dense_reference import dense_attention
     from ringformer.ops.ring_attention import ring_attention
 
     rows = []
@@ -47,7 +47,7 @@ def parity(size: str) -> list[dict]:
         ids = jnp.sort(jnp.arange(T) % segments)[None]
         with jax.default_matmul_precision("highest"):
             expected = _with_gradients(
-                lambda q, k, v, ids=ids: dense_reference.attention(q, k, v, segment_ids=ids), q, k, v, do
+                lambda q, k, v, ids=ids: dense_attention(q, k, v, segment_ids=ids), q, k, v, do
             )
             for dtype in ("float32", "bfloat16"):
                 ours = _with_gradients(
