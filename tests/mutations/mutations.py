@@ -190,7 +190,7 @@ MUTATIONS = [
     Mutation("evaluation in an order of the run's seed", "train/loop.py", "mesh, seed=0)", "mesh, seed=config.seed)",
              NUMBERS),
     Mutation(
-        "bytes per token over untrained tokens", "data/packing/stream.py",
+        "bytes per token over untrained tokens", "data/packing/sequences.py",
         'meta["utf8_bytes"] / self.store.meta["trained_tokens"]', 'meta["utf8_bytes"] / self.store.meta["tokens"]',
         NUMBERS,
     ),

@@ -1,0 +1,76 @@
+"""Command-line flags and help made from the fields of a dataclass: each option is declared once, where it is used."""
+
+import argparse
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable
+from dataclasses import MISSING, fields, is_dataclass
+from itertools import pairwise
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring of each field of a dataclass and of those that it inherits from: the string below it in the source,
+    on one line. Fields without one are left out."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not is_dataclass(base):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]  # a class
+        for field, below in pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    docs[name] = " ".join(text.split())
+    return docs
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type, names: Iterable[str] | None = None) -> None:
+    """Add a flag `--NAME` for each field of a dataclass, or for those named: its type, default, choices and docstring.
+
+    A boolean that is False is turned on by its flag alone; a field without a default is required.
+    """
+    docs, types = field_docs(cls), get_type_hints(cls)
+    wanted = None if names is None else set(names)
+    for field in fields(cls):
+        if wanted is not None and field.name not in wanted:
+            continue
+        kind, choices = _kind(types[field.name])
+        options: dict[str, Any] = {"help": docs.get(field.name, "").replace("%", "%%")}
+        if field.default is MISSING:
+            options["required"] = True
+        else:
+            options["default"] = field.default
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
+        else:
+            options |= {"type": kind, "choices": choices}
+        parser.add_argument(f"--{field.name}", **options)
+
+
+def from_flags(args: argparse.Namespace, cls: type):
+    """The dataclass of parsed flags; fields that have no flag keep their defaults."""
+    return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
+
+
+def describe_fields(cls: type, prefix: str, width: int = 100) -> str:
+    """A line for each field, `PREFIX.NAME = default`, and below it what its docstring says."""
+    docs, lines = field_docs(cls), []
+    for field in fields(cls):
+        default = "" if field.default is MISSING else f" = {field.default!r}"
+        if is_dataclass(field.type):
+            continue
+        lines.append(f"  {prefix}{field.name}{default}")
+        lines += textwrap.wrap(docs.get(field.name, ""), width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def _kind(annotation: Any) -> tuple[type, list[str] | None]:
+    """The type that a flag's text becomes, and the values that it may have; X of `X | None`."""
+    if get_origin(annotation) is Literal:
+        return str, list(get_args(annotation))
+    if NoneType in get_args(annotation):
+        (kind,) = set(get_args(annotation)) - {NoneType}
+        return _kind(kind)
+    return annotation, None
