@@ -9,7 +9,6 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import jax
-
 import jaxtyping
 import pytest
 
