@@ -20,7 +20,7 @@ import numpy as np
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import ShardWriter, TensorFolder
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
 

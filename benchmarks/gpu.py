@@ -93,7 +93,7 @@ def step(size: str, index: int) -> dict:
 
     from ringformer.data import Batch
     from ringformer.mesh import BATCH, make_mesh
-    from ringformer.models.llama import LlamaConfig
+    from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
     from ringformer.train.config import OptimizerConfig
     from ringformer.train.optimizer import make_optimizer

@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.compile_step import compile_step_apart
 from ringformer.estimate.targets import target
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 
 TARGETS = ("v4:2x2x2", "v5e:4x2", "v5p:2x2x2", "v6e:4x2")
 LENGTHS = (8192, 16384, 32768)

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import jax
 
+from ringformer.compiler_options import compiler_options
 from ringformer.estimate.compile_step import WITHOUT_DEVICES
 from ringformer.estimate.compiler_dump import compile_until_scheduled
 from ringformer.estimate.targets import only_compilers, target
-from ringformer.mesh import compiler_options, make_mesh
-from ringformer.models.llama import LlamaConfig
+from ringformer.mesh import make_mesh
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer

@@ -3,25 +3,53 @@
 Arrays at public boundaries are [B, T, H, d]. Shape letters, everywhere: B batch, T query length and S key length
 (local to a device unless said otherwise), D model width, H query heads, K key heads, d head dim, F feed-forward
 width, V vocabulary, L layers.
+
+Names are imported when they are first asked for (PEP 562): `import ringformer` alone loads no JAX.
 """
 
-from ringformer.models.llama import Axes, Llama, LlamaConfig
-from ringformer.models.llama_presets import preset
-from ringformer.ops.blockwise_feedforward import blockwise_feedforward
-from ringformer.ops.cross_entropy import cross_entropy
-from ringformer.ops.layouts import enter, leave, permutation
-from ringformer.ops.ring_attention import ring_attention, sharded_ring_attention
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Axes",
-    "Llama",
-    "LlamaConfig",
-    "blockwise_feedforward",
-    "cross_entropy",
-    "enter",
-    "leave",
-    "permutation",
-    "preset",
-    "ring_attention",
-    "sharded_ring_attention",
-]
+if TYPE_CHECKING:
+    from ringformer.models.interface import Axes as Axes
+    from ringformer.models.llama import Llama as Llama
+    from ringformer.models.llama_config import LlamaConfig as LlamaConfig
+    from ringformer.models.llama_presets import preset as preset
+    from ringformer.ops.blockwise_feedforward import blockwise_feedforward as blockwise_feedforward
+    from ringformer.ops.cross_entropy import cross_entropy as cross_entropy
+    from ringformer.ops.layouts import enter as enter
+    from ringformer.ops.layouts import leave as leave
+    from ringformer.ops.layouts import permutation as permutation
+    from ringformer.ops.ring_attention import ring_attention as ring_attention
+    from ringformer.ops.ring_attention import sharded_ring_attention as sharded_ring_attention
+
+    __version__: str
+
+_HOMES = {
+    "Axes": "models.interface",
+    "Llama": "models.llama",
+    "LlamaConfig": "models.llama_config",
+    "blockwise_feedforward": "ops.blockwise_feedforward",
+    "cross_entropy": "ops.cross_entropy",
+    "enter": "ops.layouts",
+    "leave": "ops.layouts",
+    "permutation": "ops.layouts",
+    "preset": "models.llama_presets",
+    "ring_attention": "ops.ring_attention",
+    "sharded_ring_attention": "ops.ring_attention",
+}
+"""The public names, and the module of each."""
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("ringformer")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ringformer' has no attribute {name!r}")
+    return getattr(import_module(f"ringformer.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

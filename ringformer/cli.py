@@ -31,7 +31,7 @@ USAGE = """usage: ringformer VERB [options]
 Each verb has --help."""
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """A mistake of the caller's, to be told in one line."""
 
 
@@ -65,27 +65,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def load_config(argv: list[str]):
     """The ConfigDict of `--config=FILE` with its `--config.key=value` overrides."""
-    from absl import flags
-    from ml_collections import config_flags
+    from ringformer.train import config_files
 
     path = next((a.split("=", 1)[1] for a in argv if a.startswith("--config=")), None)
     if path is None:
         raise UsageError("which config? --config=configs/NAME.py")
-    if not Path(path).is_file():
-        there = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py")))
-        raise UsageError(f"there is no config file {path}" + (f"; there are: {there}" if there else ""))
-    values = flags.FlagValues()
-    argv = ["ringformer", *argv]
-    config_flags.DEFINE_config_file("config", None, "the run", flag_values=values, sys_argv=argv)
     try:
-        rest = values(argv)[1:]
-    except (AttributeError, KeyError) as error:  # a key that the config does not have
-        raise UsageError(f"{path} has no key {error.args[0]}".replace("\n", ". ")) from None
-    except flags.Error as error:
+        return config_files.load_config(path, [a for a in argv if not a.startswith("--config=")])
+    except ValueError as error:
         raise UsageError(str(error)) from None
-    if rest:
-        raise UsageError(f"unexpected arguments: {' '.join(rest)}; overrides look like --config.steps=100")
-    return values.config
 
 
 def train(argv: list[str]) -> int:
@@ -107,7 +95,7 @@ def train(argv: list[str]) -> int:
         return 0
     args, rest = parser.parse_known_args(argv)
     values = load_config(rest)
-    from ringformer.train.config import parse_stages
+    from ringformer.train.config_files import parse_stages
 
     configs = parse_stages(values)
     if args.stage is not None and not values.stages:
@@ -173,9 +161,9 @@ def estimate(argv: list[str]) -> int:
     from ringformer.estimate.compile_step import CompilerFailure
     from ringformer.estimate.targets import only_compilers, target
     from ringformer.estimate.workload import Work, judge, row, table, work
-    from ringformer.models.llama import LlamaConfig
+    from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
-    from ringformer.train.config import parse_stages
+    from ringformer.train.config_files import parse_stages
 
     only_compilers()
     goal = target(args.target)

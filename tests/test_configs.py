@@ -13,7 +13,7 @@ from ringformer.estimate.closed_forms import hop
 from ringformer.estimate.targets import target
 from ringformer.estimate.workload import work
 from ringformer.mesh import mesh_shape
-from ringformer.train.config import parse_stages
+from ringformer.train.config_files import parse_stages
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(ROOT.glob("configs/*.py"))

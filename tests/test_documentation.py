@@ -1,6 +1,6 @@
 """Every block of code in README and docs is run here, or parsed and dry-run if it needs hardware or minutes.
 
-A block that no rule covers fails: give it a language, or a rule. Paths, links and modules that pages name are checked.
+A block that no rule covers fails: give it a language, or a rule. Paths, links and modules that a page names are there.
 """
 
 import ast

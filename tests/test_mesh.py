@@ -6,8 +6,8 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh
 
-from ringformer.mesh import AXIS_NAMES, check_model, make_mesh, mesh_shape, shard_weight
-from ringformer.models.llama import LlamaConfig
+from ringformer.mesh import AXIS_NAMES, make_mesh, mesh_shape, shard_weight
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import PRESETS
 from ringformer.train.state import weight_shardings
 
@@ -86,4 +86,4 @@ def test_heads_and_features_go_to_tp():
 def test_models_that_the_mesh_cannot_compute(change, shape, message):
     config = LlamaConfig(**PRESETS["tiny"] | change)
     with pytest.raises(ValueError, match=message):
-        check_model(config, AbstractMesh(shape, AXIS_NAMES))
+        config.check_mesh(AbstractMesh(shape, AXIS_NAMES))

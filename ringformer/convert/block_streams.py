@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from ringformer.convert.hf_weights import Weight, weights
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.checkpoint_arrays import PlainFiles, Restore, Save, array_metadata, location
 
 WRITES_AT_ONCE = 4

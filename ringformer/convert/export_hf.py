@@ -13,7 +13,7 @@ from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import DTYPES, NAMES, ShardWriter, cast
 from ringformer.data import load_tokenizer
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, latest_checkpoint
 from ringformer.untrusted_files import contained, contained_files, read_object
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.rope import OPTIONS, RopeScaling
 
 SIZES = {

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 from einops import rearrange
 
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 
 BLOCK_BYTES = 64 * 2**20
 """The largest piece that is read, turned and written at once, in float32; also a chunk on disk."""

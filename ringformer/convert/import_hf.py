@@ -12,7 +12,7 @@ from ringformer.convert.block_streams import Stream, nested, save_streams
 from ringformer.convert.hf_config import from_hf_config
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.safetensors_files import DTYPES, NAMES, TensorFolder, cast
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG
 from ringformer.untrusted_files import contained, contained_files, read_object
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ringformer.estimate.overlap import Schedule
 from ringformer.estimate.targets import Chip, Target
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 

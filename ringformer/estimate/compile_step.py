@@ -19,15 +19,17 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
+from ringformer.compiler_options import compiler_options
 from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
 from ringformer.estimate.compiler_dump import CompilerFailure, Memory, compile_until_scheduled
 from ringformer.estimate.overlap import Rates, Schedule, read_schedule
 from ringformer.estimate.targets import Target, only_compilers
-from ringformer.mesh import BATCH, check_batch, check_model, compiler_options, make_mesh
-from ringformer.models.llama import LlamaConfig
+from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
+from ringformer.train.run_checks import check_batch
 from ringformer.train.state import abstract_state, decayed, state_shardings, weight_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
@@ -209,7 +211,7 @@ def _checked_mesh(
     model: LlamaConfig, target: Target, mesh_dim: str, seq_len: int, batch_size: int, accumulate: int = 1
 ) -> Mesh:
     mesh = make_mesh(mesh_dim, target.devices())
-    check_model(model, mesh)
+    model.check_mesh(mesh)
     check_batch(model, mesh, seq_len, batch_size, accumulate)
     return mesh
 

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from ringformer.estimate.closed_forms import host_bytes, peak_bytes
 from ringformer.estimate.targets import Target, target
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
 

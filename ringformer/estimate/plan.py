@@ -20,7 +20,7 @@ from ringformer.estimate.closed_forms import (
 )
 from ringformer.estimate.longest_context import Case, Saving, savings
 from ringformer.estimate.targets import GiB, MissingCompiler, Target, target
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import VISIBLE
 from ringformer.ops.work_list import default_chunk

@@ -9,7 +9,7 @@ from ringformer.estimate.compile_step import Estimate, compile_step_apart
 from ringformer.estimate.longest_context import Saving, likely_savings
 from ringformer.estimate.targets import GiB, MissingCompiler, Target
 from ringformer.mesh import mesh_shape
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.config import Config
 
 

@@ -8,11 +8,8 @@ Shape letters: B batch, T local length, D model, H query heads, K key heads, d h
 vocabulary, L layers. Parameters of the layers are stacked, [L, ...].
 """
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +18,13 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from ringformer.models.interface import Axes
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops import dense_reference, layouts, rope
 from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.cross_entropy import cross_entropy, token_cross_entropy
 from ringformer.ops.embedding import embed
-from ringformer.ops.layouts import VISIBLE, Layout
 from ringformer.ops.ring_attention import SAVED_OUTPUT, SAVED_SOFTMAX, ring_attention
-from ringformer.ops.rope import RopeScaling
-
-ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
-"""The columns of the paper's Table 3. vanilla holds the [T, S] logits, memory_efficient attends chunk by chunk,
-blockwise computes the feed-forward chunk by chunk too, ring spreads blockwise over the mesh axis `sp`."""
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -51,93 +44,6 @@ OFFLOAD = {
     for name, saved in (("full", []), ("attention", [SAVED_OUTPUT, SAVED_SOFTMAX]))
 }  # fmt: skip
 """The same with the layer's input in host memory."""
-
-
-@dataclass(frozen=True)
-class LlamaConfig:
-    """Architecture, and how it is computed. Sizes in tokens, heads and features."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope_theta: float = 1e4
-    rope_scaling: RopeScaling = rope.UNSCALED
-    """Or a mapping of its fields, as a run's config.json has it."""
-    norm_eps: float = 1e-6
-    tie_embeddings: bool = False
-    init_std: float = 0.02
-
-    attention: Literal["vanilla", "memory_efficient", "blockwise", "ring"] = "ring"
-    layout: Layout = "zigzag"
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["full", "attention", "dots", "none"] = "full"
-    remat_group: int = 1
-    """Two-level rematerialisation: of this many layers only the first one's input is kept, the others are recomputed
-    together before the backward of the group. Costs one more forward, keeps L/g + g layer inputs instead of L. The
-    last L % g layers make no group: each keeps its input."""
-    offload: bool = False
-    """The kept layer inputs wait in host memory for their backward (accelerators; a CPU has no other memory)."""
-    head_groups: int = 1
-    """Attention runs over this many groups of heads, one after the other: q, k, v and their gradients exist for one
-    group at a time."""
-    q_chunk: int | None = None
-    k_chunk: int | None = None
-    ffn_chunk: int = 1024
-    loss_chunk: int = 1024
-
-    def __post_init__(self):
-        if isinstance(self.rope_scaling, Mapping):
-            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        choices = {"attention": ATTENTION, "layout": tuple(VISIBLE), "remat": tuple(REMAT),
-                   "compute_dtype": ("float32", "bfloat16")}  # fmt: skip
-        for field, known in choices.items():
-            if getattr(self, field) not in known:
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; known: {', '.join(known)}")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding turns pairs of features")
-        if not 1 < self.rope_theta < math.inf:
-            raise ValueError(f"rope_theta={self.rope_theta} must be above 1, 10000 for example")
-        if not 0 < self.norm_eps < 1:
-            raise ValueError(f"norm_eps={self.norm_eps} must be above 0 and below 1, 1e-6 for example")
-        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "ffn_chunk", "loss_chunk",
-                      "remat_group", "head_groups"):  # fmt: skip
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be positive")
-        if self.remat_group > self.num_layers:
-            raise ValueError(f"remat_group={self.remat_group} exceeds num_layers={self.num_layers}")
-        if self.num_kv_heads % self.head_groups:
-            raise ValueError(f"head_groups={self.head_groups} does not divide num_kv_heads={self.num_kv_heads}")
-        if self.offload and self.remat not in OFFLOAD:
-            raise ValueError(
-                f"offload keeps layer inputs alone: remat must be {' or '.join(OFFLOAD)}, not {self.remat}"
-            )
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The size of each shape letter of the parameters."""
-        return {"V": self.vocab_size, "D": self.hidden_size, "F": self.intermediate_size, "L": self.num_layers,
-                "H": self.num_heads, "K": self.num_kv_heads, "d": self.head_dim}  # fmt: skip
-
-    @property
-    def num_params(self) -> int:
-        """All parameters, the input embedding included."""
-        D, H, K, d, F = (self.sizes[letter] for letter in "DHKdF")
-        layer = D * d * (2 * H + 2 * K) + 3 * D * F + 2 * D
-        return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
-
-
-@dataclass(frozen=True)
-class Axes:
-    """The names, inside a `shard_map`, of the axes that the model itself communicates over. None: there is none."""
-
-    sp: str | None = None
-    tp: str | None = None
 
 
 class Attention(nnx.Module):

@@ -15,7 +15,7 @@ import numpy as np
 from ringformer.estimate.compile_step import compile_step, lower_evaluation
 from ringformer.estimate.longest_context import compiled_by
 from ringformer.estimate.targets import target
-from ringformer.models.llama import ATTENTION, LlamaConfig
+from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
 
 TARGET, DEVICES, LAYERS = "v5e-8", 8, 2

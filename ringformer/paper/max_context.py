@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ringformer.estimate.longest_context import Case, attempt, compiled_by, longest_start, next_length
 from ringformer.estimate.targets import MissingCompiler, target
-from ringformer.models.llama import ATTENTION
+from ringformer.models.llama_config import ATTENTION
 
 K = 1024
 

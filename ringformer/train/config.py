@@ -1,37 +1,20 @@
-"""The configuration of a run: `ml_collections` files outside, frozen and validated dataclasses inside.
+"""The configuration of a run: frozen dataclasses that check themselves, and the ConfigDict that a file begins with.
 
-A config file's `get_config()` starts from `base_config(model)`, which has every key there is, with its default.
-`parse_stages` turns the result into one `Config` for each stage at the door (`parse`: of a config without stages);
-nothing past it reads a ConfigDict.
-
-Three values of a model decide what its weights mean and not their shapes: rope theta and scaling, and the norm's
-epsilon (`INHERITED`). Where a config does not write them they are inherited: from the model that the run begins with,
-or else from the preset.
+The fields are the keys `--config.KEY=VALUE`, and their docstrings what `ringformer train --help` says of them.
+`config_files.py` makes the dataclasses of a file.
 """
 
 import dataclasses
-import difflib
 import math
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
 from ringformer.data import parse_mixture
 from ringformer.data.chats.cleaning import USUAL_RULES
-from ringformer.models.llama import LlamaConfig
-from ringformer.models.llama_presets import preset
-from ringformer.ops.rope import RopeScaling
-from ringformer.untrusted_files import read_object
-
-ARCHITECTURE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-                "tie_embeddings")  # fmt: skip
-"""The fields of a model that decide the shapes of its parameters."""
-
-INHERITED = ("rope_theta", "rope_scaling", "norm_eps")
-"""The fields of a model that a config need not write; None in a ConfigDict: inherited."""
+from ringformer.models.interface import ModelConfig
+from ringformer.models.registry import family_of
 
 
 @dataclass(frozen=True)
@@ -132,7 +115,7 @@ class OptimizerConfig:
 class Config:
     """One training run. Lengths in tokens, all of them global."""
 
-    model: LlamaConfig
+    model: ModelConfig
     data: DataConfig
     optimizer: OptimizerConfig
     run_dir: str = ""
@@ -167,10 +150,10 @@ class Config:
     """Also log to this Weights & Biases project (pip install wandb)."""
     stages: tuple = ()
     """Runs one after the other, each a dict of what differs from the other keys, e.g. {"seq_len": 131072,
-    "model.rope_theta": 1e7}; see `parse_stages`. Empty in the config of one run."""
+    "model.rope_theta": 1e7}; see docs/finetuning.md. Empty in the config of one run."""
     preset: str = ""
-    """The model that `base_config` was called with: without init_from, what the config does not write of its rope and
-    norm_eps is that model's."""
+    """The model that `base_config` was called with: without init_from, what the config does not write of the model's
+    rope and norm_eps is that model's."""
 
     def __post_init__(self):
         least = dict.fromkeys(("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"), 1)
@@ -194,146 +177,20 @@ def _check_local(field: str, path: str) -> None:
 def base_config(model: str) -> ConfigDict:
     """Every key of a run with its default, and the architecture of a preset; locked against new keys.
 
-    `model.rope_theta`, `model.rope_scaling` and `model.norm_eps` are unset (None): inherited.
+    The model's fields that are inherited (of LLaMA: rope_theta, rope_scaling, norm_eps) are unset, None.
     """
     config = ConfigDict(_defaults(Config, preset=model))
     for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig)):
         config[part] = ConfigDict(_defaults(cls))
-    config.model = ConfigDict(_defaults(LlamaConfig, **preset(model) | dict.fromkeys(("rope_theta", "norm_eps"))))
-    config.model.rope_scaling = ConfigDict(_defaults(RopeScaling, kind=None))
+    family = family_of(model)
+    unset = {name: _unset(getattr(family.config, name)) for name in family.config.INHERITED}
+    config.model = ConfigDict(_defaults(family.config, **dict(family.presets[model]) | unset))
     return config.lock()
 
 
-def parse(config: ConfigDict, *, inherit: bool = True) -> Config:
-    """The validated dataclass of a config without stages.
-
-    Args:
-      inherit: read what the config leaves open (`INHERITED`) from the run itself if it is to be resumed, else from
-        init_from. False: the checkpoint need not be here; it is the preset's, as without init_from.
-
-    Raises:
-      ValueError: for a value that cannot be.
-      FileNotFoundError: if init_from is no folder of a run or of a converted model.
-    """
-    return _parse(config, _begun(config.run_dir, config.init_from) if inherit else None)
-
-
-def model_of(run_dir: str | Path) -> LlamaConfig:
-    """The model of a run's folder, or of a converted model's. Raises FileNotFoundError, ValueError if it is neither."""
-    if not (Path(run_dir) / "config.json").is_file():
-        raise FileNotFoundError(f"{run_dir} has no config.json: name the folder of a run or of a converted model")
-    found = read_object(run_dir, "config.json")
-    if "model" not in found:
-        advice = "convert it first, with ringformer convert from-hf" if "model_type" in found else "name a run's folder"
-        raise ValueError(f"{run_dir}/config.json is not that of a run or of a converted model: {advice}")
-    return LlamaConfig(**found["model"])
-
-
-def _begun(run_dir: str, init_from: str, before: LlamaConfig | None = None) -> LlamaConfig | None:
-    """The model that a run goes on with: its own if it was begun, else `before`, else that of init_from."""
-    if run_dir and (Path(run_dir) / "metrics.jsonl").is_file() and (Path(run_dir) / "config.json").is_file():
-        return model_of(run_dir)
-    return before or (model_of(init_from) if init_from else None)
-
-
-def _parse(config: ConfigDict, base: LlamaConfig | None) -> Config:
-    """`base`: the model that the run begins with; None: begin with the preset's."""
-    values = config.to_dict()
-    if values["stages"]:
-        raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
-    known = preset(values["preset"])
-    given = values["model"] = _without_none(values["model"])
-    for field in INHERITED:
-        default = known.get(field, getattr(LlamaConfig, field)) if base is None else getattr(base, field)
-        if field != "rope_scaling":
-            given.setdefault(field, default)
-        elif "kind" not in given[field]:  # the fields that are written, in the scaling that is there
-            given[field] = dataclasses.replace(default, **given[field])
-    parts = {"model": LlamaConfig, "data": DataConfig, "optimizer": OptimizerConfig}
-    return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
-
-
-def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
-    """The runs that a config describes, in their order: one for each of its stages; itself if it has none.
-
-    Stage N is the config with the overrides of `config.stages[N - 1]` (dotted keys). It runs in
-    RUN_DIR/stage-N-CONTEXT and begins with the parameters of stage N-1, the first with those of `init_from`; optimizer
-    and schedule start anew. What it does not write of its rope is as in the stage before (`inherit`: see `parse`). Its
-    data come in an order of their own: its seed is the config's plus N-1, unless the stage names one.
-
-    Raises ValueError, naming the stage, for an unknown key, a value that cannot be, a context shorter than that of the
-    stage before, and a rope theta beside a scaling of it.
-    """
-    if not config.stages:
-        return [parse(config, inherit=inherit)]
-    runs = []
-    for number, overrides in enumerate(config.stages, 1):
-        values = config.copy_and_resolve_references()
-        values.stages = ()
-        values.seed += number - 1
-        try:
-            _override(values, overrides)
-            if config.run_dir:
-                values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
-            if runs:
-                values.init_from = runs[-1].run_dir
-            before = runs[-1].model if runs else None
-            base = _begun(values.run_dir, config.init_from, before) if inherit else before
-            runs.append(_parse(values, base))
-            _check_rope(runs[-1].model, overrides)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"stage {number}: {error}") from None
-    for number, (before, after) in enumerate(pairwise(runs), 2):
-        if after.seq_len < before.seq_len:
-            raise ValueError(
-                f"stage {number} shrinks the context, from {before.seq_len} to {after.seq_len} tokens: order the "
-                "stages by seq_len"
-            )
-    return runs
-
-
-def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
-    """Set dotted keys of a config. Raises ValueError for one that is not there or that all stages share."""
-    shared = {"stages", "run_dir", "init_from", "cpu_devices", "preset", "data.tokenizer", "model.norm_eps",
-              *(f"model.{f}" for f in ARCHITECTURE)}  # fmt: skip
-    known = _dotted(values)
-    for key, value in overrides.items():
-        if key in shared:
-            raise ValueError(f"{key} is the same in all stages: set it outside of them")
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            raise ValueError(f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        *folders, field = key.split(".")
-        place = values
-        for folder in folders:
-            place = place[folder]
-        try:
-            place[field] = value
-        except TypeError as error:
-            raise ValueError(f"{key}={value!r}: {error}") from None
-
-
-def _check_rope(model: LlamaConfig, overrides: dict[str, Any]) -> None:
-    """Raise ValueError for a stage that names a theta for a model with a scaling, written or inherited."""
-    kind = model.rope_scaling.kind
-    if "model.rope_theta" in overrides and kind != "none":
-        raise ValueError(
-            f"model.rope_theta={model.rope_theta:g} and model.rope_scaling.kind={kind!r} both say how far positions "
-            "reach: give the theta or the scaling (model.rope_scaling.kind='none' gives up one that is inherited)"
-        )
-
-
-def _dotted(values: ConfigDict, prefix: str = "") -> list[str]:
-    """The dotted keys of a config."""
-    found = []
-    for key in values:
-        place = values[key]
-        found += _dotted(place, f"{prefix}{key}.") if isinstance(place, ConfigDict) else [prefix + key]
-    return found
+def _unset(default: Any) -> ConfigDict | None:
+    """An inherited field: None, and of a dataclass its `kind`."""
+    return ConfigDict(_defaults(type(default), kind=None)) if dataclasses.is_dataclass(default) else None
 
 
 def _defaults(cls, **values) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ringformer.data import (
     too_short,
 )
 from ringformer.data.loader import Parts
-from ringformer.mesh import BATCH, check_batch, check_model, make_mesh
+from ringformer.mesh import BATCH, make_mesh
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches, make_evaluation
@@ -34,10 +34,11 @@ from ringformer.train.preemption import SaveClock, Terminated, Termination
 from ringformer.train.reporter import Reporter, model_flops_per_token, peak_flops
 from ringformer.train.run_checks import (
     BatchWatch,
+    check_batch,
     check_folders,
     check_metrics_finite,
     check_state_finite,
-    rope_changes,
+    context_changes,
 )
 from ringformer.train.state import TrainState, decayed, first_state, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step
@@ -66,7 +67,7 @@ def prepare(config: Config) -> Run:
     run_dir = Path(config.run_dir or _new_run_dir())
     check_folders(run_dir, config)  # first: the rest may take hours
     mesh = make_mesh(config.mesh_dim)
-    check_model(config.model, mesh)
+    config.model.check_mesh(mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
@@ -108,7 +109,7 @@ def train(run: Run) -> TrainState:
     shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
     reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
                  f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
-    for change in rope_changes(config) if start == 0 else ():
+    for change in context_changes(config) if start == 0 else ():
         reporter.say(f"{change}, from that of {config.init_from}")
     lengths = run.train_data.document_lengths()
     for store in lengths:
@@ -130,8 +131,7 @@ def train(run: Run) -> TrainState:
         check_state_finite(state, _origin(run, start))
 
         def evaluate(step):
-            values = evaluation(state.params, stop=lambda: termination.requested)
-            if values:
+            if evaluation and (values := evaluation(state.params, stop=lambda: termination.requested)):
                 reporter.evaluation(step, values)
 
         def check(step):
@@ -178,11 +178,11 @@ class _StepReports:
         peak = peak_flops(run.mesh.devices.flat[0])
         flops = model_flops_per_token(config.model, config.seq_len)
         self._mfu_per_rate = flops / (peak * run.mesh.size) if peak else None
-        self._pending = None
+        self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._last = time.perf_counter()
 
     def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Report the step before this one."""
+        """Report the step before this one, which is under way."""
         self.flush()
         self._pending = step, metrics
 
@@ -193,7 +193,7 @@ class _StepReports:
             self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
 
     def resume(self) -> None:
-        """After a pause, for an evaluation or a save: its time is no step's."""
+        """Begin the clock anew after a pause, for an evaluation or a save: its time is no step's."""
         if self._pending is None:
             self._last = time.perf_counter()
 
@@ -237,7 +237,7 @@ def _new_run_dir() -> str:
 
 
 def _first_state(run: Run) -> TrainState:
-    """Drawn from the seed; the parameters those of another run, if the config names one."""
+    """A state drawn from the seed; with the parameters of another run, if the config names one."""
     config = run.config
     if not config.init_from:
         return init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
@@ -266,7 +266,7 @@ def _write_config(run: Run) -> None:
 
 
 def write_json(path: Path, content) -> None:
-    """In one piece: another process may be reading it."""
+    """Write JSON in one piece: another process may be reading it."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)

@@ -1,16 +1,21 @@
 """What must be true of a run: of the folders it begins with, of its batches, of the state it keeps."""
 
 import math
+from collections.abc import Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from ringformer.models.llama import LlamaConfig
-from ringformer.ops.rope import RopeScaling
+from ringformer.mesh import AXIS_NAMES
+from ringformer.models.interface import ModelConfig
+from ringformer.ops.layouts import check_layout
 from ringformer.train.checkpoints import HF_CONFIG
-from ringformer.train.config import ARCHITECTURE, INHERITED, Config, model_of
+from ringformer.train.config import Config
+from ringformer.train.config_files import model_of
 
 PATIENCE = 100
 """So many batches in a row without a trained token, or without a masked one in chats, are no chance."""
@@ -28,31 +33,47 @@ def check_folders(run_dir: Path, config: Config) -> None:
         )
     if (run_dir / HF_CONFIG).exists() and not (run_dir / "metrics.jsonl").exists():
         raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
-    # A run goes on with its own rope; another run may take the parameters with a new one.
-    for folder, fields in ((run_dir, ARCHITECTURE + INHERITED), (config.init_from, (*ARCHITECTURE, "norm_eps"))):
-        if folder and (Path(folder) / "config.json").is_file():
-            clash = _differences(model_of(folder), config.model, fields, "{} there, {} here")
-            if clash:
-                raise ValueError(f"{folder} holds a run of another model ({'; '.join(clash)}): choose another folder")
+    here = config.model
+    for folder, free in ((run_dir, ()), (config.init_from, here.CONTEXT)):
+        fields = [name for name in (*here.ARCHITECTURE, *here.INHERITED) if name not in free]
+        begun = folder and (Path(folder) / "config.json").is_file()
+        if begun and (clash := _differences(model_of(folder), here, fields, "{} there, {} here")):
+            raise ValueError(f"{folder} holds a run of another model ({'; '.join(clash)}): choose another folder")
 
 
-def rope_changes(config: Config) -> list[str]:
-    """What of the rope is not as in the model that the run begins with, as "rope_theta 10000 -> 5e+07"."""
+def context_changes(config: Config) -> list[str]:
+    """What of the positions is not as in the model that the run begins with, as "rope_theta 10000 -> 5e+07"."""
     if not config.init_from:
         return []
-    return _differences(model_of(config.init_from), config.model, ("rope_theta", "rope_scaling"), "{} -> {}")
+    return _differences(model_of(config.init_from), config.model, config.model.CONTEXT, "{} -> {}")
 
 
-def _differences(there: LlamaConfig, here: LlamaConfig, fields: tuple[str, ...], form: str) -> list[str]:
+def _differences(there: ModelConfig, here: ModelConfig, fields: Iterable[str], form: str) -> list[str]:
     pairs = [(name, getattr(there, name), getattr(here, name)) for name in fields]
     return [f"{name} {form.format(_short(a), _short(b))}" for name, a, b in pairs if a != b]
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, RopeScaling):
-        given = {k: v for k, v in vars(value).items() if k != "kind" and v is not None}
-        return value.kind + (f"({', '.join(f'{k}={v:g}' for k, v in given.items())})" if given else "")
+    if is_dataclass(value):
+        (_, kind), *options = vars(value).items()
+        given = ", ".join(f"{k}={v:g}" for k, v in options if v is not None)
+        return kind + (f"({given})" if given else "")
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def check_batch(config: ModelConfig, mesh: Mesh, seq_len: int, batch_size: int, accumulate: int = 1) -> None:
+    """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be spread over the mesh."""
+    dp, fsdp, tp, sp = (mesh.shape[a] for a in AXIS_NAMES)
+    if seq_len < 1:
+        raise ValueError(f"seq_len={seq_len} must be at least 1")
+    rows = dp * fsdp * accumulate
+    if batch_size < 1 or batch_size % rows:
+        raise ValueError(
+            f"batch_size={batch_size} is not a multiple of {rows} = dp {dp} x fsdp {fsdp} x accumulate {accumulate}"
+        )
+    check_layout(config.layout, seq_len, sp)
+    if seq_len % (sp * tp):
+        raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
 
 
 class BatchWatch:

@@ -11,33 +11,37 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringformer.mesh import WeightSharding, shard_weight
-from ringformer.models.llama import Llama, LlamaConfig
+from ringformer.models.interface import ModelConfig
+from ringformer.models.registry import build
 
 REPLICATED = WeightSharding((), None, None, (), 1)
 
 
 class TrainState(NamedTuple):
-    """Global arrays, sharded and padded as `mesh` says; parameters are a nested dict, layers stacked [L, ...]."""
+    """Global arrays, sharded and padded as `mesh` says, or what stands for them: shapes, `WeightSharding`s.
 
-    step: jax.Array
+    The step is an int32 scalar; parameters are a nested dict, layers stacked [L, ...].
+    """
+
+    step: Any
     params: Any
     opt_state: Any
 
 
-def abstract_model(config: LlamaConfig) -> tuple[nnx.GraphDef, dict, dict]:
+def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict, dict]:
     """`(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
-    definition, state = nnx.split(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+    definition, state = nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))
     letters = jax.tree.map(lambda p: p.get_metadata()["letters"], state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return definition, nnx.to_pure_dict(state), nnx.to_pure_dict(letters)
 
 
-def weight_shardings(config: LlamaConfig, mesh: Mesh) -> dict:
+def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict:
     """A `WeightSharding` for each parameter."""
     _, shapes, letters = abstract_model(config)
     return jax.tree.map(lambda letter, x: shard_weight(letter, x.shape, mesh), letters, shapes)
 
 
-def decayed(config: LlamaConfig) -> dict:
+def decayed(config: ModelConfig) -> dict:
     """Which parameters weight decay applies to: all but the vectors."""
     return jax.tree.map(lambda letters: len(letters) > 1, abstract_model(config)[2])
 
@@ -61,21 +65,21 @@ def named(shardings, mesh: Mesh) -> Any:
     return jax.tree.map(lambda w: NamedSharding(mesh, w.spec), shardings)
 
 
-def make_init(config: LlamaConfig, weights: dict, mesh: Mesh, seed: int):
-    """The compiled `init() -> params`, born sharded; a seed gives those of `Llama(config, rngs=Rngs(seed))` everywhere.
+def make_init(config: ModelConfig, weights: dict, mesh: Mesh, seed: int):
+    """The compiled `init() -> params`, born sharded; a seed gives those of `build(config, Rngs(seed))` everywhere.
 
     A device draws its own shard alone: JAX's random bits are a function of the key and the place in the array.
     """
 
     @partial(jax.jit, out_shardings=named(weights, mesh))
     def init():
-        return jax.tree.map(_pad, weights, nnx.to_pure_dict(nnx.state(Llama(config, rngs=nnx.Rngs(seed)))))
+        return jax.tree.map(_pad, weights, nnx.to_pure_dict(nnx.state(build(config, nnx.Rngs(seed)))))
 
     return init
 
 
 def init_state(
-    config: LlamaConfig, optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh, seed: int
+    config: ModelConfig, optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh, seed: int
 ) -> TrainState:
     """A fresh state, drawn from the seed."""
     return first_state(make_init(config, shardings.params, mesh, seed)(), optimizer, shardings, mesh)

@@ -10,15 +10,16 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ringformer.mesh import AXIS_NAMES, BATCH, compiler_options
-from ringformer.models.llama import Axes, LlamaConfig
+from ringformer.compiler_options import compiler_options
+from ringformer.mesh import AXIS_NAMES, BATCH
+from ringformer.models.interface import Axes, ModelConfig
 from ringformer.ops.varying_axes import vary
 from ringformer.train.optimizer import clip, global_norm
 from ringformer.train.state import TrainState, abstract_model, specs
 
 
 def make_train_step(
-    config: LlamaConfig,
+    config: ModelConfig,
     optimizer: optax.GradientTransformation,
     shardings: TrainState,
     mesh: Mesh,
@@ -57,7 +58,7 @@ def make_train_step(
     return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh))
 
 
-def make_eval_step(config: LlamaConfig, weights: dict, mesh: Mesh, *, seq_len: int, accumulate: int = 1):
+def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: int, accumulate: int = 1):
     """`evaluate(params, batch) -> (nats, tokens)`, jitted: sums over the trained tokens, by their RoPE position.
 
     Both are [buckets], one for each power of two (`position_bucket`): the summed loss, float32, and the number of
@@ -84,13 +85,13 @@ def make_eval_step(config: LlamaConfig, weights: dict, mesh: Mesh, *, seq_len: i
 
 
 def position_bucket(position):
-    """0 for position 0, k for 2^(k-1) to 2^k - 1: an int, or int32 arrays."""
+    """The bucket of a position: 0 for 0, k for 2^(k-1) to 2^k - 1; of an int, or of int32 arrays."""
     if isinstance(position, int):
         return position.bit_length()
     return 32 - lax.clz(position)
 
 
-def make_loss_sum(config: LlamaConfig, weights: dict, mesh: Mesh):
+def make_loss_sum(config: ModelConfig, weights: dict, mesh: Mesh):
     """`loss_sum(params, batch)`, per device: the model's summed loss, from shards of the parameters."""
     definition, axes, gather = _per_device(config, weights, mesh)
 
@@ -101,11 +102,11 @@ def make_loss_sum(config: LlamaConfig, weights: dict, mesh: Mesh):
 
 
 def _microbatches(batch, accumulate: int):
-    """Per device: the batch's fields [accumulate, B / accumulate, T]."""
+    """The batch's fields as [accumulate, B / accumulate, T], on each device."""
     return jax.tree.map(lambda x: x.reshape(accumulate, -1, x.shape[1]), batch)
 
 
-def make_logits(config: LlamaConfig, weights: dict, mesh: Mesh):
+def make_logits(config: ModelConfig, weights: dict, mesh: Mesh):
     """`logits(params, batch)`: float32 [B, T, V], sharded like the batch and in its layout's order."""
     definition, axes, gather = _per_device(config, weights, mesh)
 

@@ -10,7 +10,7 @@ from ringformer.cli import main
 from ringformer.convert import from_hf
 from ringformer.convert.hf_config import from_hf_config, to_hf_config
 from ringformer.inference.load_model import load_model
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops.rope import RopeScaling
 from tests.convert.models import save_model

@@ -6,7 +6,7 @@ import pytest
 
 from ringformer.estimate import longest_context, targets
 from ringformer.estimate.longest_context import Case, Saving, next_length, savings
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.paper import max_context
 from ringformer.paper.max_context import ROWS, Cell, cells, fill, read

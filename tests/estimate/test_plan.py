@@ -17,7 +17,7 @@ from ringformer.estimate.longest_context import Saving
 from ringformer.estimate.overlap import Rates, Schedule
 from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
 from ringformer.estimate.targets import target
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import PARTS, VISIBLE
 from ringformer.ops.work_list import cut, visible_pairs

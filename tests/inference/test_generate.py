@@ -6,7 +6,8 @@ import pytest
 from flax import nnx
 
 from ringformer.inference.generate import generate
-from ringformer.models.llama import Llama, LlamaConfig
+from ringformer.models.llama import Llama
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
 

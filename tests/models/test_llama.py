@@ -12,7 +12,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
-from ringformer.models.llama import ATTENTION, REMAT, Axes, Llama, LlamaConfig
+from ringformer.models.interface import Axes
+from ringformer.models.llama import REMAT, Llama
+from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops import layouts
 from ringformer.ops.rope import RopeScaling

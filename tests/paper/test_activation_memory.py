@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringformer.models.llama import ATTENTION, LlamaConfig
+from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.paper import activation_memory
 from ringformer.paper.activation_memory import LENGTHS, grows_by, local_length, paper

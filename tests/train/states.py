@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringformer.mesh import make_mesh
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import TrainState, abstract_state, decayed, state_shardings, weight_shardings

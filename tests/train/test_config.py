@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from ringformer.cli import load_config
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.rope import RopeScaling
-from ringformer.train.config import base_config, parse, parse_stages
-from ringformer.train.run_checks import check_folders, rope_changes
+from ringformer.train.config import base_config
+from ringformer.train.config_files import parse, parse_stages
+from ringformer.train.run_checks import check_folders, context_changes
 
 YARN = {"kind": "yarn", "factor": 8.0, "original_max_position": 64}
 
@@ -37,7 +38,7 @@ def config(folder, **changes):
 def test_rope_and_norm_are_those_of_the_model_that_a_run_begins_with(checkpoint):
     model = parse(config(checkpoint)).model
     assert (model.rope_theta, model.rope_scaling, model.norm_eps) == (7e5, RopeScaling(**YARN), 3e-5)
-    assert rope_changes(parse(config(checkpoint))) == []
+    assert context_changes(parse(config(checkpoint))) == []
     alone = parse(config("")).model
     assert (alone.rope_theta, alone.rope_scaling, alone.norm_eps) == (1e4, RopeScaling(), 1e-6)
     elsewhere = parse(config("/nowhere"), inherit=False)  # an estimate needs no checkpoint
@@ -55,17 +56,17 @@ def test_what_is_written_wins_for_rope_and_is_said(checkpoint):
     """Even the preset's own value, written out; of a scaling, one field alone or another kind."""
     run = parse(config(checkpoint, rope_theta=1e4))
     assert (run.model.rope_theta, run.model.rope_scaling) == (1e4, RopeScaling(**YARN))
-    assert rope_changes(run) == ["rope_theta 700000 -> 10000"]
+    assert context_changes(run) == ["rope_theta 700000 -> 10000"]
     values = config(checkpoint)
     values.model.rope_scaling.factor = 16.0
     run = parse(values)
     assert run.model.rope_scaling == RopeScaling(**YARN | {"factor": 16.0})
-    assert rope_changes(run) == [
+    assert context_changes(run) == [
         "rope_scaling yarn(factor=8, original_max_position=64) -> yarn(factor=16, original_max_position=64)"
     ]
     values = config(checkpoint)
     values.model.rope_scaling.kind = "none"
-    assert rope_changes(parse(values)) == ["rope_scaling yarn(factor=8, original_max_position=64) -> none"]
+    assert context_changes(parse(values)) == ["rope_scaling yarn(factor=8, original_max_position=64) -> none"]
 
 
 def test_the_command_line_writes_too(checkpoint, tmp_path):

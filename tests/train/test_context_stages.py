@@ -15,7 +15,8 @@ from flax import nnx
 
 from ringformer.inference.load_model import load_model
 from ringformer.train.checkpoints import latest_step
-from ringformer.train.config import base_config, parse, parse_stages
+from ringformer.train.config import base_config
+from ringformer.train.config_files import parse, parse_stages
 from ringformer.train.context_stages import prepare_stages
 
 STAGES = (

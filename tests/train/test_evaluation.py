@@ -10,7 +10,7 @@ from jax.errors import JaxRuntimeError
 
 from ringformer.data import Batch
 from ringformer.mesh import make_mesh
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.train import evaluation, step
 from ringformer.train.config import Config, DataConfig, OptimizerConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringformer.data import load_tokenizer
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.loop import prepare, train

@@ -16,7 +16,8 @@ from ringformer.data import Batch, ByteTokenizer, Document, Loader, build_stores
 from ringformer.mesh import BATCH
 from ringformer.ops.layouts import permutation
 from ringformer.train.checkpoints import restore_params
-from ringformer.train.config import base_config, parse_stages
+from ringformer.train.config import base_config
+from ringformer.train.config_files import parse_stages
 from ringformer.train.context_stages import prepare_stages, train_stages
 from ringformer.train.step import make_logits
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from ringformer.data import Loader
 from ringformer.mesh import BATCH, make_mesh
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 
 from ringformer.data import Batch
 from ringformer.mesh import BATCH, make_mesh
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.train.state import TrainState, specs, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step

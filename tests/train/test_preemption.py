@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.train import loop, preemption
 from ringformer.train.checkpoints import latest_step
 from ringformer.train.config import Config, DataConfig, OptimizerConfig

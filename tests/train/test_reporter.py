@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from ringformer.models.llama import LlamaConfig
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.reporter import Reporter, model_flops_per_token, read_metrics

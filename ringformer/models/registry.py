@@ -1,0 +1,48 @@
+"""The families of models by name, and the presets of each."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from ringformer.models.interface import ModelConfig
+from ringformer.models.llama import Llama
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import PRESETS
+
+
+class Family(NamedTuple):
+    """A kind of model; see `interface.py` for what its two classes have."""
+
+    config: Any
+    model: Any
+    presets: Mapping[str, Mapping[str, Any]]
+    """Arguments of `config` by the name of a model."""
+
+
+FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS)}
+
+
+def register(name: str, family: Family) -> None:
+    """Add a family; raises ValueError if its name or that of a preset is taken."""
+    taken = {name} & set(FAMILIES) | set(family.presets) & {p for known in FAMILIES.values() for p in known.presets}
+    if taken:
+        raise ValueError(f"{', '.join(sorted(taken))} is registered already: choose another name")
+    FAMILIES[name] = family
+
+
+def family_of(preset: str) -> Family:
+    """The family that has this preset; raises ValueError with the presets there are."""
+    for family in FAMILIES.values():
+        if preset in family.presets:
+            return family
+    known = [name for family in FAMILIES.values() for name in family.presets]
+    raise ValueError(f"unknown model {preset!r}; known models: {', '.join(known)}")
+
+
+def build(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
+    """The model of a configuration, with parameters drawn from `rngs`; raises ValueError if no family has it."""
+    for family in FAMILIES.values():
+        if type(config) is family.config:
+            return family.model(config, rngs=rngs)
+    raise ValueError(f"{type(config).__name__} is the configuration of no registered family: register it")

@@ -1,0 +1,102 @@
+"""The seam for models: a toy that knows nothing of LLaMA trains over the ring, resumes, evaluates and is estimated."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from ringformer.data import Batch
+from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.registry import FAMILIES, Family, build, family_of, register
+from ringformer.ops.layouts import permutation
+from ringformer.train.config import OptimizerConfig, base_config
+from ringformer.train.config_files import model_of, parse
+from ringformer.train.loop import prepare, train
+from ringformer.train.optimizer import make_optimizer
+from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
+from ringformer.train.step import make_train_step
+from tests.helpers import relative_error
+from tests.models.toy import Toy, ToyConfig
+from tests.train.runs import read_metrics
+
+
+@pytest.fixture(autouse=True)
+def toys():
+    register("toy", Family(ToyConfig, Toy, {"toy": {}, "wide_toy": {"width": 48}}))
+    yield
+    del FAMILIES["toy"]
+
+
+def one_step(mesh_dim: str, devices: int):
+    """Loss and logical parameters after a step on the same batch, in the mesh's layout."""
+    mesh, config = make_mesh(mesh_dim, jax.devices()[:devices]), ToyConfig()
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), 10, decayed(config))
+    shardings = state_shardings(weight_shardings(config, mesh), optimizer)
+    state = init_state(config, optimizer, shardings, mesh, seed=1)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 257, (4, 65), np.int32)
+    ids = np.sort(rng.integers(1, 4, (4, 64)), axis=1).astype(np.int32)
+    places = np.broadcast_to(np.arange(64, dtype=np.int32), (4, 64))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], places, ids, ids < 3, ids > 3)
+    order = permutation(config.layout, 64, mesh.shape["sp"])
+    batch = jax.device_put(jax.tree.map(lambda x: x[:, order], batch), NamedSharding(mesh, BATCH))
+    state, metrics = make_train_step(config, optimizer, shardings, mesh, clip_norm=1.0)(state, batch)
+    cut = jax.tree.map(lambda w, x: np.asarray(x)[tuple(map(slice, w.shape))], shardings.params, state.params)
+    return float(metrics["loss"]), cut
+
+
+def test_a_step_is_that_of_one_device():
+    loss, params = one_step("1,1,1,1", 1)
+    for mesh_dim in ("1,1,1,4", "2,2,1,2"):
+        found, shards = one_step(mesh_dim, np.prod([int(n) for n in mesh_dim.split(",")]))
+        assert found == pytest.approx(loss, rel=1e-6)
+        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: relative_error(a, b) < 1e-5, shards, params)))
+
+
+def test_a_run_trains_resumes_and_lends_its_parameters(tmp_path):
+    (tmp_path / "text.txt").write_text("the ring carries blocks of keys and values around " * 200)
+    values = base_config("toy")
+    values.update({"seq_len": 64, "batch_size": 4, "steps": 30, "mesh_dim": "1,2,1,4", "run_dir": str(tmp_path / "a")})
+    values.data.update({"store": str(tmp_path / "store"), "source": f"text:{tmp_path}/text.txt", "held_out": 0.0})
+    values.optimizer.learning_rate = 1e-2
+    train(prepare(parse(values)))
+    losses = [row["loss"] for row in read_metrics(tmp_path / "a")]
+    assert losses[-1] < losses[0] - 1 and model_of(tmp_path / "a") == ToyConfig()
+    values.steps = 32
+    train(prepare(parse(values)))
+    assert len(read_metrics(tmp_path / "a")) == 32
+    values.update({"init_from": str(tmp_path / "a"), "run_dir": str(tmp_path / "b"), "seq_len": 128, "steps": 1})
+    train(prepare(parse(values)))
+    assert read_metrics(tmp_path / "b")[0]["loss"] < losses[0] - 1
+    values.model.width = 48
+    with pytest.raises(ValueError, match="holds a run of another model"):
+        prepare(parse(values))
+
+
+def test_what_a_family_cannot_do_is_its_own_word(tmp_path):
+    values = base_config("wide_toy")
+    assert values.model.width == 48
+    values.update({"mesh_dim": "1,1,2,4", "run_dir": str(tmp_path)})
+    values.data.store = str(tmp_path / "store")
+    with pytest.raises(ValueError, match="a toy has nothing to spread over tp"):
+        prepare(parse(values))
+
+
+def test_names_are_taken_once():
+    for name, presets in (("toy", {}), ("another", {"tiny": {}}), ("another", {"wide_toy": {}})):
+        with pytest.raises(ValueError, match="registered already"):
+            register(name, Family(ToyConfig, Toy, presets))
+    with pytest.raises(ValueError, match=r"unknown model 'giant'; known models: tiny, .*wide_toy"):
+        family_of("giant")
+
+
+def test_a_configuration_of_no_family_is_refused():
+    class Stranger(ToyConfig):
+        pass
+
+    with pytest.raises(ValueError, match="Stranger is the configuration of no registered family"):
+        build(replace(Stranger()), None)
+    assert family_of("llama_7b").config is LlamaConfig
