@@ -35,7 +35,7 @@ def parity(size: str) -> list[dict]:
     import jax
     import jax.numpy as jnp
 
-    from ringformer.ops import dense_reference
+    from ringformer.ops.dense_reference import dense_attention
     from ringformer.ops.ring_attention import ring_attention
 
     rows = []
@@ -47,7 +47,7 @@ def parity(size: str) -> list[dict]:
         ids = jnp.sort(jnp.arange(T) % segments)[None]
         with jax.default_matmul_precision("highest"):
             expected = _with_gradients(
-                lambda q, k, v, ids=ids: dense_reference.attention(q, k, v, segment_ids=ids), q, k, v, do
+                lambda q, k, v, ids=ids: dense_attention(q, k, v, segment_ids=ids), q, k, v, do
             )
             for dtype in ("float32", "bfloat16"):
                 ours = _with_gradients(
@@ -66,6 +66,7 @@ def attention(size: str) -> list[dict]:
     import jax
     import jax.numpy as jnp
 
+    from ringformer.models.flops import PAIR_BACKWARD, PAIR_FORWARD, PAIR_LOGITS_AGAIN
     from ringformer.ops.ring_attention import ring_attention
 
     rows = []
@@ -74,9 +75,10 @@ def attention(size: str) -> list[dict]:
         q, k, v, do = (jnp.ones(shape, jnp.bfloat16) for shape in shapes)
         op = partial(ring_attention, axis_name=None)
         runs = {
-            "forward": (jax.jit(op), (q, k, v), 4),
-            "both": (jax.jit(partial(_with_gradients, op)), (q, k, v, do), 14),
-        }
+            "forward": (jax.jit(op), (q, k, v), PAIR_FORWARD),
+            "both": (jax.jit(partial(_with_gradients, op)), (q, k, v, do),
+                     PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN),
+        }  # fmt: skip
         pairs = heads * T * T / 2
         row = {"T": T, "heads": heads, "key_heads": key_heads}
         for name, (run, arrays, flops) in runs.items():
@@ -92,12 +94,13 @@ def step(size: str, index: int) -> dict:
     from jax.sharding import NamedSharding
 
     from ringformer.data import Batch
+    from ringformer.hardware import chip_of
     from ringformer.mesh import BATCH, make_mesh
+    from ringformer.models.flops import model_flops_per_token
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
     from ringformer.train.config import OptimizerConfig
     from ringformer.train.optimizer import make_optimizer
-    from ringformer.train.reporter import model_flops_per_token, peak_flops
     from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
     from ringformer.train.step import make_train_step
 
@@ -118,11 +121,11 @@ def step(size: str, index: int) -> dict:
         loss = float(metrics["loss"])
         seconds.append(time.perf_counter() - start)
     device = jax.devices()[0]
-    median, peak = statistics.median(seconds[2:]), peak_flops(device)
+    median, chip = statistics.median(seconds[2:]), chip_of(device.device_kind)
     flops = model_flops_per_token(model, T) * T
     held = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return {"model": name, "tokens": T, **settings, "loss": loss, "step_seconds": median,
-            "mfu": flops / median / peak if peak else None, "peak_bytes_allocator": held}  # fmt: skip
+            "mfu": flops / median / chip.bf16_flops if chip else None, "peak_bytes_allocator": held}  # fmt: skip
 
 
 def predicted(size: str, index: int, target: str) -> dict:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ringformer.cli import load_config
 from ringformer.estimate.longest_context import compiled_by, run
-from ringformer.estimate.targets import GiB
+from ringformer.hardware import GiB
 from ringformer.train.config_files import parse_stages
 
 SHIPPED = {

@@ -12,7 +12,7 @@ usage: bash scripts/tpu_pod.sh --name=NAME --zone=ZONE --accelerator=v5litepod-2
 
   --name=NAME         of the slice and of its queued resource
   --zone=ZONE         where, e.g. us-central2-b (v4), us-west4-a (v5e)
-  --accelerator=TYPE  v4-512, v5litepod-256, ...
+  --accelerator=TYPE  v4-512, v5litepod-256, v5p-128, v6e-64, tpu7x-128, ...
   --project=PROJECT   without: gcloud's own
   --nfs=IP:/SHARE     a file system that all hosts mount at /mnt/share; without: they share one already
   --spot              cheaper, and taken away at any time: run the command again
@@ -35,11 +35,17 @@ for option in "${own[@]}"; do
     esac
 done
 [ -n "$name" ] && [ -n "$zone" ] || fail "which slice? --name=NAME --zone=ZONE"
-[[ "$accelerator" =~ ^(v4|v5litepod)-[1-9][0-9]*$ ]] || fail "--accelerator=$accelerator is neither v4-N nor v5litepod-N"
-case "$accelerator" in
-    v4-*) target=${target:-$accelerator} image=tpu-ubuntu2204-base ;;
-    *) target=${target:-v5e-${accelerator#*-}} image=v2-alpha-tpuv5-lite ;;
+# The table of ringformer/hardware.py: here, where ringformer may not be installed yet (tests/test_scripts.py compares).
+[[ "$accelerator" =~ ^([a-z0-9]+)-[1-9][0-9]*$ ]] && type=${BASH_REMATCH[1]} || type=unknown
+case "$type" in
+    v4) slice=v4 image=tpu-ubuntu2204-base ;;
+    v5litepod) slice=v5e image=v2-alpha-tpuv5-lite ;;
+    v5p) slice=v5p image=v2-alpha-tpuv5 ;;
+    v6e) slice=v6e image=v2-alpha-tpuv6e ;;
+    tpu7x) slice=tpu7x image=v2-alpha-tpu7-ubuntu2404 ;;
+    *) fail "--accelerator=$accelerator is none of v4-N, v5litepod-N, v5p-N, v6e-N and tpu7x-N" ;;
 esac
+target=${target:-$slice-${accelerator#*-}}
 if [ -n "$nfs" ] && ! [[ "$nfs" =~ ^[A-Za-z0-9][A-Za-z0-9.-]*:/ ]]; then
     fail "--nfs=$nfs is no IP:/SHARE"
 fi

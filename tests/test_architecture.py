@@ -23,7 +23,16 @@ FLOORS = (
     ("cli",),
 )
 """From the ground up: a module imports its own room and the floors below, of those on one floor none the other."""
-DATA_FLOORS = (("sources",), ("tokenizers",), ("chats",), ("stores",), ("packing",), ("loader",), ("commands",))
+DATA_FLOORS = (
+    ("optional_packages",),
+    ("sources",),
+    ("tokenizers",),
+    ("chats",),
+    ("stores",),
+    ("packing",),
+    ("loader",),
+    ("commands",),
+)
 PUBLIC = "__init__"
 
 LONG: dict[str, str] = {}

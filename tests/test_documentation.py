@@ -21,7 +21,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from ringformer.cli import make_parser
-from ringformer.train.config import base_config, parse_stages
+from ringformer.train.config import base_config
+from ringformer.train.config_files import load_config, parse_stages
 from tests import dense
 from tests.helpers import relative_error
 

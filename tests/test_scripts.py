@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ringformer.hardware import CLOUD_TPUS, SLICES
+
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(ROOT.glob("scripts/*.sh"))
 PATHS = ["--init_from=/share/llama 13b", "--store=/share/data", "--tokenizer=/share/t.model", "--run_dir=/share/run"]
@@ -75,13 +77,16 @@ def test_a_stage_is_passed_to_training_and_estimate(command):
     assert all(c.count("--stage=2") == 1 for c in verbs)
 
 
-@pytest.mark.parametrize(("accelerator", "target"), [("v5litepod-256", "v5e-256"), ("v4-512", "v4-512")])
-def test_one_command_on_a_pod(accelerator, target):
+@pytest.mark.parametrize("generation", CLOUD_TPUS)
+def test_one_command_on_a_pod(generation):
+    """Each generation under Google's name of its slices, with the image of its hosts, estimated for the same slice."""
+    cloud, size = CLOUD_TPUS[generation], max(SLICES[generation])
+    accelerator, target = f"{cloud.accelerator_type}-{size}", f"{generation}-{size}"
     found = dry_run(*POD, f"--accelerator={accelerator}", "--nfs=10.0.0.2:/share")
     estimate, create, *_ = found["this host"]
     assert f"--target={target}" in estimate
     assert create[:5] == ["gcloud", "compute", "tpus", "queued-resources", "create"]
-    assert f"--accelerator-type={accelerator}" in create
+    assert f"--accelerator-type={accelerator}" in create and f"--runtime-version={cloud.runtime_version}" in create
     mount, install, train = found["every host of pod"]
     assert "10.0.0.2:/share" in mount and "./ringformer[train,tpu]" in install
     hashed = install.index("--require-hashes")
@@ -119,15 +124,15 @@ def test_a_share_s_name_is_one_word_for_root(tmp_path):
         (["slurm.sh", "--target=32xA100-80", A100, *PATHS, "--stage=0"], "--stage=0: a stage is a number, 1 is the"),
         (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage=two"], "--stage=two: a stage is a number"),
         (["gpu_node.sh", "--target=8xH200", A100, *PATHS, "--stage"], "unknown option --stage"),
-        ([*POD, "--accelerator=v5litepod-0"], "neither v4-N nor v5litepod-N"),
-        ([*POD, "--accelerator=v4-512; reboot"], "neither v4-N nor v5litepod-N"),
+        ([*POD, "--accelerator=v5litepod-0"], "none of v4-N, v5litepod-N, v5p-N"),
+        ([*POD, "--accelerator=v4-512; reboot"], "none of v4-N, v5litepod-N, v5p-N"),
         ([*POD, "--accelerator=v4-512", "--nfs=-o:/share"], "--nfs=-o:/share is no IP:/SHARE"),
         ([*POD, "--accelerator=v4-512", "--nfs=/share"], "--nfs=/share is no IP:/SHARE"),
         (["slurm.sh", "--target=32xA100-80", *PATHS], "which config?"),
         (["gpu_node.sh", A100], "where to? --run_dir=DIR"),
         (["gpu_node.sh", A100, *PATHS], "which GPUs? --target=8xH200"),
         (["gpu_node.sh", A100, *PATHS, "--skip-estimat"], "unknown option --skip-estimat"),
-        ([*POD, "--accelerator=v2-8"], "neither v4-N nor v5litepod-N"),
+        ([*POD, "--accelerator=v2-8"], "none of v4-N, v5litepod-N, v5p-N"),
     ],
 )
 def test_mistakes_are_told(command, message):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ringformer.data.chats.cleaning import RULES, USUAL_RULES
-from ringformer.data.chats.conversations import FORMATS
-from ringformer.data.chats.templates import TEMPLATES
-from ringformer.data.sources import KINDS, read_documents
+from ringformer.data.sources import read_documents
 from ringformer.data.stores.inspect_store import show_samples
+from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.preparation_report import as_text
 from ringformer.data.stores.prepare import open_or_build
 from ringformer.data.stores.token_store import TokenStore
-from ringformer.data.tokenizers.sentencepiece import load_tokenizer, train_sentencepiece
+from ringformer.data.tokenizers.load import load_tokenizer
+from ringformer.data.tokenizers.sentencepiece import train_sentencepiece
+from ringformer.dataclass_flags import add_flags, from_flags
 
 TOKENIZER_HELP = "bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them"
 
@@ -24,19 +24,10 @@ def prepare(argv: list[str]) -> None:
     parser = argparse.ArgumentParser("ringformer data prepare", description=(
         "Tokenize documents or conversations once, into a store, and report what became of them."))  # fmt: skip
     parser.add_argument("--store", required=True, help="the folder to write (train/, eval/, report.json)")
-    _add_source(parser)
-    parser.add_argument("--tokenizer", default="bytes", help=TOKENIZER_HELP)
-    parser.add_argument("--held_out", type=float, default=0.05, help="share of documents for evaluation")
-    parser.add_argument("--format", default="documents", choices=("documents", *FORMATS))
-    parser.add_argument("--template", default="vicuna", choices=tuple(TEMPLATES), help="of conversations")
-    parser.add_argument("--chat_length", type=int, default=0, help="split longer conversations between turns; 0: never")
-    parser.add_argument("--clean", default=USUAL_RULES,
-                        help=f"rules for conversations: {', '.join(RULES)}")  # fmt: skip
-    parser.add_argument("--skip_malformed", action="store_true", help="leave out conversations that cannot be read")
-    settings = vars(parser.parse_args(argv))
-    settings["tokenizer"] = load_tokenizer(settings["tokenizer"])
-    store = Path(settings.pop("store"))
-    for part in open_or_build(store, **settings):
+    add_flags(parser, StoreOptions)
+    args = parser.parse_args(argv)
+    options, store = from_flags(args, StoreOptions), Path(args.store)
+    for part in open_or_build(store, options, load_tokenizer(options.tokenizer)):
         if part is not None:
             print(f"{part.path}: {part.meta['documents']:,} documents, {part.meta['tokens']:,} tokens, "
                   f"fingerprint {part.meta['fingerprint']}")  # fmt: skip
@@ -62,17 +53,10 @@ def inspect(argv: list[str]) -> None:
 
 def tokenizer(argv: list[str]) -> None:
     parser = argparse.ArgumentParser("ringformer data tokenizer", description="Train a SentencePiece tokenizer.")
-    _add_source(parser)
+    add_flags(parser, StoreOptions, ("source", "field", "split", "skip_empty"))
     parser.add_argument("--vocab_size", type=int, required=True)
     parser.add_argument("--out", required=True, help="the .model file to write")
     args = parser.parse_args(argv)
     documents = read_documents(args.source, field=args.field, split=args.split, skip_empty=args.skip_empty)
     train_sentencepiece((document.text for document in documents), args.out, args.vocab_size)
     print(f"wrote {args.out}")
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", required=True, help=", ".join(KINDS))
-    parser.add_argument("--field", default="text", help="the field with the text of documents (all but stdlib, text)")
-    parser.add_argument("--split", default="train", help="the split (datasets)")
-    parser.add_argument("--skip_empty", action="store_true", help="leave empty documents out")

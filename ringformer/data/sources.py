@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringformer.data.optional_packages import needed_for
+
 KINDS = ("stdlib", "text:PATTERN", "jsonl:PATTERN", "json:PATTERN", "parquet:PATTERN", "datasets:NAME_OR_PATH")
 
 ROWS = ("jsonl", "json", "parquet", "datasets")
@@ -199,8 +201,9 @@ def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
 
 
 def _parquet(paths: list[Path], only: str | None) -> Iterator[Row]:
-    import pyarrow  # needed by this source only
-    from pyarrow import parquet
+    with needed_for("a parquet: source"):
+        import pyarrow
+        from pyarrow import parquet
 
     for path in paths:
         try:
@@ -223,7 +226,8 @@ def _datasets(name: str, split: str, only: str | None) -> Iterator[Row]:
 
 
 def _load_dataset(name: str, split: str):
-    import datasets  # slow to import, and needed by this source only
+    with needed_for("a datasets: source"):
+        import datasets  # slow to import
 
     folder = Path(name)
     if (folder / "dataset_dict.json").is_file():

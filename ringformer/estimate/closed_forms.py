@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from ringformer.estimate.overlap import Schedule
-from ringformer.estimate.targets import Chip, Target
+from ringformer.estimate.targets import Target
+from ringformer.hardware import Chip
+from ringformer.models.flops import PAIR_BACKWARD, PAIR_FORWARD, PAIR_LOGITS_AGAIN
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
@@ -51,22 +53,6 @@ def step_time(schedule: Schedule, tokens: int) -> StepTime:
     return StepTime(compute_seconds(schedule.flops, schedule.rates.flops), schedule.exposed_seconds, tokens)
 
 
-def model_flops(model: LlamaConfig, tokens: int, forwards: int = 1) -> float:
-    """FLOPs of a step over one causal sequence: `forwards` forward passes and a backward of twice the weights' work.
-
-    2 a weight and token forward, 4 backward; attention 4 d and 10 d a visible pair and head. The input embedding does
-    no work.
-    """
-    weights = model.num_params - model.vocab_size * model.hidden_size * (not model.tie_embeddings)
-    return (2 * forwards + 4) * weights * tokens + attention_flops(model, tokens, forwards)
-
-
-def attention_flops(model: LlamaConfig, tokens: int, forwards: int = 1) -> float:
-    """Those of `model_flops` that are attention's."""
-    pairs = model.num_layers * model.num_heads * model.head_dim * tokens * tokens / 2
-    return (4 * forwards + 10) * pairs
-
-
 def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = None) -> float:
     """Pairs of a query and a key that a ring's busiest ranks compute, over those that a causal mask leaves a rank.
 
@@ -85,7 +71,8 @@ def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = 
     4 d per visible pair of a query and a key forward (two products), 10 d backward (five); a causal mask leaves half.
     """
     pairs = local * local * (0.5 if causal else 1.0)
-    return (10.0 if backward else 4.0) * model.head_dim * model.num_heads * pairs
+    each = PAIR_BACKWARD + PAIR_LOGITS_AGAIN if backward else PAIR_FORWARD
+    return float(each) * model.head_dim * model.num_heads * pairs
 
 
 def hop_bytes(model: LlamaConfig, local: int, *, backward: bool, itemsize: int = 2) -> float:

@@ -9,17 +9,17 @@ from typing import NamedTuple
 from ringformer.estimate import longest_context
 from ringformer.estimate.closed_forms import (
     assumption,
-    attention_flops,
     causal_excess,
     compute_seconds,
     hop,
     host_bytes,
     itemsize,
-    model_flops,
     peak_bytes,
 )
 from ringformer.estimate.longest_context import Case, Saving, savings
-from ringformer.estimate.targets import GiB, MissingCompiler, Target, target
+from ringformer.estimate.targets import MissingCompiler, Target, target
+from ringformer.hardware import GiB
+from ringformer.models.flops import executed_attention_flops, executed_flops
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import VISIBLE
@@ -79,7 +79,7 @@ def _candidate(case: Case, saving: Saving, goal: Target, seq_len: int, tp: int, 
     ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
     forwards = 2 + (saving.remat_group > 1)
     wasted = causal_excess(case.layout, ring, sp, saving.q_chunk) - 1
-    flops = model_flops(model, seq_len, forwards) + wasted * attention_flops(model, seq_len, forwards)
+    flops = executed_flops(model, seq_len, forwards) + wasted * executed_attention_flops(model, seq_len, forwards)
     compute = compute_seconds(flops / (sp * tp), goal.chip.flops(case.compute_dtype))
     exposed = 0.0
     for backward, times in ((False, forwards), (True, 1)):

@@ -3,7 +3,8 @@
 from ringformer.estimate.closed_forms import ADVICE, Hop, StepTime, assumption
 from ringformer.estimate.compile_step import Estimate
 from ringformer.estimate.overlap import Transfer
-from ringformer.estimate.targets import GiB, Target
+from ringformer.estimate.targets import Target
+from ringformer.hardware import GiB
 
 
 def as_json(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | None = None) -> dict:

@@ -2,7 +2,7 @@
 
     TPU     v3-512 (core devices), v4-1024 (cores; megacore makes 512 devices of them), v5e-256, v5p-1024 (cores),
             v6e-256, tpu7x-64, or any slice by its shape: v5e:4x8, v4:4x4x8
-    GPU     8xA100-80, 32xA100-80, 8xH100, 8xH200: any number of whole nodes of eight, or fewer GPUs of one node
+    GPU     8xA100-80, 32xA100-80, 8xH100, 8xH200, 8xB200: any number of whole nodes of eight, or fewer GPUs of one node
 
 The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks them for the topology.
 """
@@ -10,98 +10,14 @@ The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks
 import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 
 import jax
 from jax.experimental import topologies
 
-GiB = 2**30
-
-
-@dataclass(frozen=True)
-class Chip:
-    """One JAX device of a kind. FLOP/s dense, bytes per second one way."""
-
-    name: str
-    kind: str
-    bf16_flops: float
-    float32_flops: float
-    """Of matrix products of float32 arrays at JAX's default precision: one bf16 pass on TPU, TF32 on GPU."""
-    hbm_bytes: int
-    """What the compiler may use."""
-    link_bandwidth: float
-    """Of one link of the TPU interconnect in one direction; of a GPU's NVLink, all links together."""
-    node_bandwidth: float
-    """GPU: of its share of the network between nodes, in one direction."""
-    host_bytes: int
-    """Host memory per device, of a usual host."""
-    description: str = field(default="", repr=False)
-    """GPU: what the compiler wants to know of it (GpuTargetConfigProto)."""
-
-    def flops(self, dtype: str) -> float:
-        return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
-
-
-def _tpu(name, tflops, hbm_gib, link, host_gib) -> Chip:
-    return Chip(
-        name, "tpu", tflops * 1e12, tflops * 1e12, int(hbm_gib * GiB), link * 1e9, 0.0,
-        host_gib * GiB,
-    )  # fmt: skip
-
-
-def _gpu(name, tflops, tf32_tflops, hbm_bytes, bandwidth, link, network, *, sm, cores, fpus, shared, l2, ghz) -> Chip:
-    """`shared`: bytes of shared memory per multiprocessor, of which a block may have all but one KiB."""
-    description = f"""
-        gpu_device_info {{
-          threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
-          registers_per_core_limit: 65536 registers_per_block_limit: 65536
-          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-          shared_memory_per_block: 49152 shared_memory_per_core: {shared} shared_memory_per_block_optin: {shared - 1024}
-          core_count: {cores} fpus_per_core: {fpus} clock_rate_ghz: {ghz} l2_cache_size: {l2}
-          device_memory_size: {hbm_bytes} memory_bandwidth: {bandwidth * 10**9}
-          cuda_compute_capability {{ major: {sm} }}
-        }}
-        platform_name: "CUDA"
-        dnn_version_info {{ major: 9 minor: 8 }}
-        device_description_str: "{name}"
-    """
-    return Chip(
-        name, "gpu", tflops * 1e12, tf32_tflops * 1e12, hbm_bytes, link * 1e9, network * 1e9,
-        250 * GiB, description,
-    )  # fmt: skip
-
-
-_AMPERE = dict(sm=8, cores=108, fpus=64, shared=167936, l2=40 * 2**20, ghz=1.41)
-_HOPPER = dict(sm=9, cores=132, fpus=128, shared=233472, l2=50 * 2**20, ghz=1.98)
-# Vendors' data sheets. TPU link: one direction of one link. v3: a device is a core, half a chip. Host memory: what some
-# GiB for the system leave to a device of machine types with 340 (v3, 8 cores), 407 (v4, 4 chips), 192 (v5e, 4 chips:
-# cloud.google.com/tpu/docs/v5e), 448 (v5p, 4 chips), 720 (v6e, 8 chips), 960 GB (TPU7x, 8 cores) and 2 TB (8 GPUs).
-CHIPS = {
-    "v3": _tpu("TPU v3 core", 61.5, 16, 70, 38),
-    "v4": _tpu("TPU v4", 275, 32, 45, 90),
-    "v5e": _tpu("TPU v5e", 197, 15.75, 45, 42),
-    "v5p": _tpu("TPU v5p", 459, 95, 90, 100),
-    "v6e": _tpu("TPU v6e", 918, 31.25, 90, 80),
-    "tpu7x": _tpu("TPU7x core", 1153, 94.75, 90, 105),
-    "A100-80": _gpu("NVIDIA A100-SXM4-80GB", 312, 156, 85100068864, 2039, 300, 25, **_AMPERE),
-    "H100": _gpu("NVIDIA H100 80GB HBM3", 989, 494, 85029158912, 3350, 450, 50, **_HOPPER),
-    "H200": _gpu("NVIDIA H200", 989, 494, 150754820096, 4800, 450, 50, **_HOPPER),
-}
-
-SLICES = {
-    "v3": {512: "16x16"},
-    "v4": {8: "2x2x1", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8", 512: "4x8x8", 1024: "8x8x8"},
-    "v5e": {4: "2x2", 8: "4x2", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
-    "v5p": {8: "2x2x1", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8", 512: "4x8x8", 1024: "8x8x8"},
-    "v6e": {4: "2x2", 8: "4x2", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
-    "tpu7x": {8: "2x2x1", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8", 512: "4x8x8"},
-}
-"""Slices by the number in their product name: v3, v4, v5p and tpu7x count cores, the others chips."""
-
-
-GPUS_OF_A_NODE = 8
+from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, SLICES, Chip, Multiprocessors
 
 GPU_FRACTION = 0.92
 """Of a GPU's memory; the rest is taken by the CUDA context, the libraries and fragmentation."""
@@ -188,17 +104,38 @@ def target(name: str) -> Target:
             known = ", ".join(f"{generation}-{n}" for n in SLICES[generation])
             raise ValueError(f"unknown slice {name!r}; known: {known}, or any by its shape, e.g. {generation}:"
                              f"{next(iter(SLICES[generation].values()))}")  # fmt: skip
-    known = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["8xA100-80", "8xH100", "8xH200"]
+    known = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["8xA100-80", "8xH100", "8xH200", "8xB200"]
     raise ValueError(f"unknown target {name!r}; known: {', '.join(known)}, other sizes of these, "
                      "or a TPU slice by its shape, e.g. v5e:4x8")  # fmt: skip
 
 
+def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
+    """What the GPU compiler is told instead of a device (the text of a GpuTargetConfigProto)."""
+    return f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+          shared_memory_per_block: 49152 shared_memory_per_core: {cores.shared_bytes}
+          shared_memory_per_block_optin: {cores.shared_bytes - 1024}
+          core_count: {cores.count} fpus_per_core: {cores.fpus} clock_rate_ghz: {cores.clock_ghz}
+          l2_cache_size: {cores.l2_bytes}
+          device_memory_size: {chip.hbm_bytes} memory_bandwidth: {chip.hbm_bandwidth}
+          cuda_compute_capability {{ major: {cores.compute_capability} }}
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 minor: 8 }}
+        device_description_str: "{chip.name}"
+    """
+
+
 @lru_cache
-def _devices(chip: str, topology: str) -> tuple:
-    chip = CHIPS[chip]
-    if chip.kind == "gpu":
+def _devices(generation: str, topology: str) -> tuple:
+    chip = CHIPS[generation]
+    if chip.multiprocessors:
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of versions of drivers that are not here
-        more = dict(topology_name="", platform="cuda", target_config=chip.description, topology=topology)
+        config = _gpu_target_config(chip, chip.multiprocessors)
+        more = dict(topology_name="", platform="cuda", target_config=config, topology=topology)
     else:
         more = dict(topology_name=topology, platform="tpu")
         if topology.split(":")[0] in ("v4", "v5p"):  # both cores of a chip as one device

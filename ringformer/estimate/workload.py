@@ -7,8 +7,10 @@ from typing import NamedTuple
 from ringformer.estimate import closed_forms, report
 from ringformer.estimate.compile_step import Estimate, compile_step_apart
 from ringformer.estimate.longest_context import Saving, likely_savings
-from ringformer.estimate.targets import GiB, MissingCompiler, Target
+from ringformer.estimate.targets import MissingCompiler, Target
+from ringformer.hardware import GiB
 from ringformer.mesh import mesh_shape
+from ringformer.models.flops import executed_flops
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.config import Config
 
@@ -91,7 +93,7 @@ def row(one: Work, goal: Target, found: Estimate | None) -> dict:
         parts, host = one.memory(goal), closed_forms.host_bytes(one.model, one.local(goal))
         answer = report.closed_form_as_json(goal, parts, host)
         forwards = 2 + (one.model.remat_group > 1)
-        flops = one.batch_size * closed_forms.model_flops(one.model, one.seq_len, forwards) / goal.num_devices
+        flops = one.batch_size * executed_flops(one.model, one.seq_len, forwards) / goal.num_devices
         seconds = closed_forms.compute_seconds(flops, goal.chip.flops(one.model.compute_dtype))
         time = closed_forms.StepTime(seconds, 0.0, one.step_tokens)
         answer |= {"step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second}

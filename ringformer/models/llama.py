@@ -20,9 +20,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ringformer.models.interface import Axes
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops import dense_reference, layouts, rope
+from ringformer.ops import layouts, rope
 from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.cross_entropy import cross_entropy, token_cross_entropy
+from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.embedding import embed
 from ringformer.ops.ring_attention import SAVED_OUTPUT, SAVED_SOFTMAX, ring_attention
 
@@ -85,7 +86,7 @@ class Attention(nnx.Module):
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
         q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
         if c.attention == "vanilla":
-            return dense_reference.attention(q, k, v, segment_ids=segment_ids)
+            return dense_attention(q, k, v, segment_ids=segment_ids)
         ring = c.attention == "ring" and axes.sp is not None
         return ring_attention(
             q, k, v, axis_name=axes.sp if ring else None, layout=c.layout if ring else "contiguous",

@@ -54,7 +54,8 @@ def as_segment_ids(segment_ids) -> tuple[jax.Array | np.ndarray | None, jax.Arra
         wide = object if any(x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max for x in pair) else np.int64
         together = np.concatenate([x.ravel().astype(wide) for x in pair])
         ranks = np.unique(together, return_inverse=True)[1].astype(np.int32)
-        return tuple(x.reshape(ids.shape) for x, ids in zip(np.split(ranks, [pair[0].size]), pair, strict=True))
+        q_ranks, k_ranks = np.split(ranks, [pair[0].size])
+        return q_ranks.reshape(pair[0].shape), k_ranks.reshape(pair[1].shape)
     pair = tuple(
         x.astype(np.int32) if isinstance(x, np.ndarray) and not wide else x
         for x, wide in zip(pair, too_wide, strict=True)
@@ -65,7 +66,7 @@ def as_segment_ids(segment_ids) -> tuple[jax.Array | np.ndarray | None, jax.Arra
             f"segment ids of {pair[0].dtype} and {pair[1].dtype} do not fit 32 bits: number the documents anew as "
             "int32, or give both as numpy arrays, or as int64 under jax_enable_x64"
         )
-    return tuple(x.astype(dtype) for x in pair)
+    return pair[0].astype(dtype), pair[1].astype(dtype)
 
 
 def as_bias(bias) -> jax.Array | np.ndarray | None:

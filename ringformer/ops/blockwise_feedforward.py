@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 
@@ -33,7 +33,7 @@ def blockwise_feedforward(function: Callable, weights, x: jax.Array, chunk: int)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _blockwise(function, chunk, weights, x):
-    return scan_chunks(lambda _, x: (None, function(weights, x)), None, x, chunk)[1]
+    return scan_tokens(lambda _, x: (None, function(weights, x)), None, x, chunk)[1]
 
 
 def _forward(function, chunk, weights, x):
@@ -43,13 +43,13 @@ def _forward(function, chunk, weights, x):
 def _backward(function, chunk, residuals, dy):
     weights, x = residuals
 
-    def one(total, tokens):
+    def add_chunk(total, tokens):
         x, dy = tokens
         dweights, dx = jax.vjp(function, weights, x)[1](dy)
         return jax.tree.map(lambda t, d: t + d.astype(jnp.float32), total, dweights), dx
 
     total = jax.tree.map(lambda w: vary_like(jnp.zeros(w.shape, jnp.float32), w), weights)
-    total, dx = scan_chunks(one, total, (x, dy), chunk)
+    total, dx = scan_tokens(add_chunk, total, (x, dy), chunk)
     return jax.tree.map(lambda w, t: t.astype(w.dtype), weights, total), dx
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 
@@ -35,30 +35,30 @@ def token_cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, chunk
     """-log softmax(x head)[target] of each token: float32 [B, T]; arguments as in `cross_entropy`. To look at, not to
     train on: its gradient would keep the logits."""
 
-    def one(_, c):
-        return None, _token_losses(head, *c)[0]
+    def chunk_losses(_, chunk):
+        return None, _token_losses(head, *chunk)[0]
 
-    return scan_chunks(one, None, vary((x, targets), varying_axes(x, head, targets)), chunk)[1]
+    return scan_tokens(chunk_losses, None, vary((x, targets), varying_axes(x, head, targets)), chunk)[1]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(chunk, x, head, targets, mask):
-    def one(total, c):
-        return total + _chunk_loss(head, *c)[0], None
+    def add_chunk(total, chunk):
+        return total + _chunk_loss(head, *chunk)[0], None
 
-    return scan_chunks(one, _zero(head), (x, targets, mask), chunk)[0]
+    return scan_tokens(add_chunk, _zero(head), (x, targets, mask), chunk)[0]
 
 
 def _forward(chunk, x, head, targets, mask):
-    def one(carry, c):
+    def add_chunk(carry, chunk):
         total, dhead = carry
-        x = c[0]
-        loss, dlogits = _chunk_loss(head, *c)
+        x = chunk[0]
+        loss, dlogits = _chunk_loss(head, *chunk)
         dx = jnp.einsum("btv,dv->btd", dlogits, head, preferred_element_type=jnp.float32).astype(x.dtype)
         dhead += jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)
         return (total + loss, dhead), dx
 
-    (total, dhead), dx = scan_chunks(one, (_zero(head), _zero(head, head.shape)), (x, targets, mask), chunk)
+    (total, dhead), dx = scan_tokens(add_chunk, (_zero(head), _zero(head, head.shape)), (x, targets, mask), chunk)
     return total, (dx, dhead.astype(head.dtype))
 
 

@@ -1,14 +1,15 @@
-"""The oracle: dense attention, feed-forward and cross-entropy, as plain as they can be written.
+"""Dense attention and cross-entropy in JAX, as plain as they can be written: the paper's vanilla attention, and an oracle.
 
-Every optimised op of this package is tested against these. They materialise the [T, S] logits and the [T, V]
-logits, and compute in the dtype that they are given (float32 or float64 in tests).
+Every optimised op of this package, its gradients by autodiff included, is tested against them, and benchmarks compare
+with them. They hold the [T, S] and [T, V] logits, and compute in the dtype that they are given, at least float32. (The
+tests' second oracle, `tests/dense.py`, is numpy in float64, with its gradients written out.)
 """
 
 import jax
 import jax.numpy as jnp
 
 
-def attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, return_lse=False):
+def dense_attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, return_lse=False):
     """Softmax attention with whole logits (section 2 of the paper).
 
     Args:
@@ -50,12 +51,7 @@ def attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, 
     return (o, lse.reshape(B, H, T)) if return_lse else o
 
 
-def feedforward(x, w_gate, w_up, w_down):
-    """SwiGLU: `(silu(x w_gate) * (x w_up)) w_down`, x [B, T, D], weights [D, F], [D, F], [F, D]."""
-    return (jax.nn.silu(x @ w_gate) * (x @ w_up)) @ w_down
-
-
-def cross_entropy(x, head, targets, mask):
+def dense_cross_entropy(x, head, targets, mask):
     """Sum over the tokens with mask of -log softmax(x head)[target]; x [B, T, D], head [D, V]."""
     log_p = jax.nn.log_softmax(x @ head, axis=-1)
     return -jnp.where(mask, jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0], 0.0).sum()

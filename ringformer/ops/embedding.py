@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 CHUNK = 1024
@@ -28,12 +28,12 @@ def _forward(table, tokens):
 def _backward(residuals, dx):
     table, tokens = residuals
 
-    def one(total, chunk):
+    def add_chunk(total, chunk):
         tokens, dx = chunk
         return total.at[tokens].add(dx.astype(jnp.float32)), None
 
     total = vary_like(jnp.zeros(table.shape, jnp.float32), table)
-    return scan_chunks(one, total, (tokens, dx), CHUNK)[0].astype(table.dtype), None
+    return scan_tokens(add_chunk, total, (tokens, dx), CHUNK)[0].astype(table.dtype), None
 
 
 _embed.defvjp(_forward, _backward)

@@ -21,18 +21,17 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from einops import rearrange
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ringformer.ops import argument_checks, layouts, online_softmax
-from ringformer.ops.blockwise_attention import Cotangents, Keys, PairList, Queries, Work, block_backward, block_forward
+from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries, block_backward, block_forward
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.layouts import Layout
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
-from ringformer.ops.work_list import Pairs, cut, visible_pairs
+from ringformer.ops.work_list import WorkList, cut_axis, make_work_list
 
 SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
 """`checkpoint_name`s of o and of [m, l]: a remat policy that saves both runs no second forward ring."""
@@ -130,28 +129,28 @@ def sharded_ring_attention(
         layouts.check_layout(layout, x.shape[1], n)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
     rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
-    arrays, specs = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids), (heads, heads, heads, rows, rows, rows)
-
+    arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids)
+    specs = (heads, heads, heads, rows, rows, rows)
     if AxisType.Explicit in mesh.axis_types:
         arrays = tuple(
             None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
             for x, s in zip(arrays, specs, strict=True)
         )
-    options = tuple(sorted((options | {"axis_name": axis_name, "layout": layout, "causal": causal}).items()))
-    return _on_mesh(mesh, specs, options, *arrays)
+    options |= {"axis_name": axis_name, "layout": layout, "causal": causal}
+    return _on_mesh(mesh, specs, tuple(sorted(options.items())), *arrays)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _on_mesh(mesh, specs, options, *arrays):
+def _on_mesh(mesh, specs, sorted_options, *arrays):
     """`ring_attention` between `layouts.enter` and `leave`; jitted, or an eager call would run op by op."""
-    options = dict(options)
+    options = dict(sorted_options)
     layout, axis_name = options["layout"], options["axis_name"]
 
     def per_device(*arrays):
         arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
         q, k, v, bias, q_ids, k_ids = arrays
         out = ring_attention(q, k, v, bias=bias, segment_ids=None if q_ids is None else (q_ids, k_ids), **options)
-        if not options.get("return_lse"):
+        if not isinstance(out, tuple):
             return layouts.leave(out, layout, axis_name)
         o, lse = out
         return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
@@ -192,23 +191,11 @@ class _Ring:
         n = self.size
         return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
 
-    def own_work(self, T: int, S: int) -> Work:
-        """The chunk pairs of this rank's own block."""
-        q, k = self._cut(T, S)
-        pairs = visible_pairs(self.layout, "own", self.causal, q, k)
-        return Work(q, k, *(PairList(p, len(p.q)) for p in pairs))
-
-    def work(self, T: int, S: int, earlier: jax.Array) -> Work:
-        """The chunk pairs of a visiting block; `earlier`: whether it comes from an earlier rank."""
-        if not self.causal:
-            return self.own_work(T, S)
-        q, k = self._cut(T, S)
-        before, after = (visible_pairs(self.layout, source, True, q, k) for source in ("earlier", "later"))
-        return Work(q, k, *(_select(earlier, a, b) for a, b in zip(before, after, strict=True)))
-
-    def _cut(self, T, S):
+    def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
+        """The chunk pairs of a visiting block, given whether it comes from an earlier rank; None: the own block."""
         parts = layouts.PARTS[self.layout] if self.causal else 1
-        return cut(T, parts, self.q_chunk), cut(S, parts, self.k_chunk)
+        q, k = cut_axis(T, parts, self.q_chunk), cut_axis(S, parts, self.k_chunk)
+        return make_work_list(self.layout, self.causal, q, k, earlier)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -226,8 +213,8 @@ def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
     def step(t, carry, send):
         state, keys = carry
         arriving = ring.shift(keys) if send else None
-        work = ring.own_work(T, S) if t is None else ring.work(T, S, earlier=rank >= t)
-        return block_forward(state, queries, keys, work, ring.scale), arriving
+        work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
+        return block_forward(state, queries, keys, work_list, ring.scale), arriving
 
     carry = step(None, (state, keys), send=n > 1)
     if n > 1:
@@ -248,16 +235,16 @@ def _backward(ring: _Ring, residuals, cotangents):
     rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
     queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
     delta = jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse
-    rows = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
-    rows = Cotangents(_grouped(do, K, None).q, rearrange(rows, "three b (k g) t -> three b k g t", k=K))
+    numbers = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
+    rows = Cotangents(_grouped(do, K, None).q, rearrange(numbers, "three b (k g) t -> three b k g t", k=K))
 
     def step(t, carry, send):
         """Block t. The gradients of the keys now here are one hop behind: fetch them while it computes."""
         dq, dkeys, keys = carry
         arriving = ring.shift(keys) if send else None
         behind = None if dkeys is None else ring.shift(dkeys)
-        work = ring.own_work(T, S) if t is None else ring.work(T, S, earlier=rank >= t)
-        dq, dkeys = block_backward(dq, queries, keys, rows, work, ring.scale)
+        work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
+        dq, dkeys = block_backward(dq, queries, keys, rows, work_list, ring.scale)
         dkeys = dkeys if behind is None else jax.tree.map(jnp.add, behind, dkeys)
         return dq, dkeys, arriving
 
@@ -279,17 +266,6 @@ def _backward(ring: _Ring, residuals, cotangents):
 
 
 _ring_attention.defvjp(_forward, _backward)
-
-
-def _select(condition: jax.Array, a: Pairs, b: Pairs) -> PairList:
-    """`a` or `b`. Lists of one length, those of a balanced layout, keep a static count and need no branch."""
-    if len(a.q) == len(b.q):
-        count = len(a.q)
-    else:
-        count = jnp.where(condition, len(a.q), len(b.q))
-        longest = max(len(a.q), len(b.q))
-        a, b = (Pairs(*(np.pad(column, (0, longest - len(column))) for column in pairs)) for pairs in (a, b))
-    return PairList(Pairs(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True))), count)
 
 
 def _grouped(q, K, segment_ids) -> Queries:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def scan_chunks(one: Callable, carry, tokens, chunk: int) -> tuple:
-    """`lax.scan` of `one(carry, tokens) -> (carry, y)` over `chunk` tokens at a time; the last may be fewer.
+def scan_tokens(body: Callable, carry, tokens, chunk: int) -> tuple:
+    """`lax.scan` of `body(carry, tokens) -> (carry, y)` over `chunk` tokens at a time; the last may be fewer.
 
     Args:
-      one: sees of every array `chunk` tokens, or the rest; y is a pytree of arrays [B, t, ...] of that many tokens.
+      body: sees of every array `chunk` tokens, or the rest; y is a pytree of arrays [B, t, ...] of that many tokens.
       carry: a pytree.
       tokens: a pytree of arrays [B, T, ...].
 
@@ -22,10 +22,10 @@ def scan_chunks(one: Callable, carry, tokens, chunk: int) -> tuple:
     T = jax.tree.leaves(tokens)[0].shape[1]
     n, ys = T // chunk, []
     if n:
-        carry, y = lax.scan(one, carry, jax.tree.map(partial(_cut, n=n, chunk=chunk), tokens))
+        carry, y = lax.scan(body, carry, jax.tree.map(partial(_cut, n=n, chunk=chunk), tokens))
         ys.append(jax.tree.map(_join, y))
     if T % chunk:
-        carry, y = one(carry, jax.tree.map(lambda x: x[:, n * chunk :], tokens))
+        carry, y = body(carry, jax.tree.map(lambda x: x[:, n * chunk :], tokens))
         ys.append(y)
     return carry, ys[0] if len(ys) == 1 else jax.tree.map(lambda *y: jnp.concatenate(y, axis=1), *ys)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ringformer.estimate.closed_forms import smallest_local_length
-from ringformer.estimate.targets import CHIPS, GiB
+from ringformer.hardware import CHIPS, GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.paper import activation_memory

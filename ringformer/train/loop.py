@@ -25,13 +25,15 @@ from ringformer.data import (
     too_short,
 )
 from ringformer.data.loader import Parts
+from ringformer.hardware import chip_of
 from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.registry import flops_per_token
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches, make_evaluation
 from ringformer.train.optimizer import make_optimizer, schedule
 from ringformer.train.preemption import SaveClock, Terminated, Termination
-from ringformer.train.reporter import Reporter, model_flops_per_token, peak_flops
+from ringformer.train.reporter import Reporter
 from ringformer.train.run_checks import (
     BatchWatch,
     check_batch,
@@ -75,11 +77,7 @@ def prepare(config: Config) -> Run:
     if d.mixture:
         train_store, eval_store = open_mixture(d.mixture, tokenizer.name, held_out=d.held_out > 0)
     else:
-        train_store, eval_store = open_or_build(
-            d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
-            skip_empty=d.skip_empty, format=d.format, template=d.template, chat_length=d.chat_length, clean=d.clean,
-            skip_malformed=d.skip_malformed,
-        )  # fmt: skip
+        train_store, eval_store = open_or_build(d.store, d, tokenizer)
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     run = Run(
@@ -175,9 +173,9 @@ class _StepReports:
         self._chats, self._reporter = run.train_data.sequences.masked, reporter
         self._rate = schedule(config.optimizer, config.steps)
         self._tokens = config.batch_size * config.seq_len
-        peak = peak_flops(run.mesh.devices.flat[0])
-        flops = model_flops_per_token(config.model, config.seq_len)
-        self._mfu_per_rate = flops / (peak * run.mesh.size) if peak else None
+        chip = chip_of(run.mesh.devices.flat[0].device_kind)
+        flops = flops_per_token(config.model, config.seq_len)
+        self._mfu_per_rate = flops / (chip.bf16_flops * run.mesh.size) if chip and flops else None
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._last = time.perf_counter()
 
@@ -222,11 +220,9 @@ class _StepReports:
 
 
 def _loader(store: TokenStore | Parts, config: Config, mesh: Mesh, seed: int) -> Loader:
-    d = config.data
     return Loader(
         store, batch_size=config.batch_size, seq_len=config.seq_len, seed=seed, layout=config.model.layout,
-        ring_size=mesh.shape["sp"], packing=d.packing, min_length=d.min_length, max_length=d.max_length,
-        packed_attention=d.packed_attention,
+        ring_size=mesh.shape["sp"], packing=config.data,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a run reports: a progress bar, metrics.jsonl, TensorBoard and Weights & Biases if asked; and model FLOPs."""
+"""What a run reports: a progress bar, metrics.jsonl, TensorBoard and Weights & Biases if asked."""
 
 import json
 import sys
@@ -9,27 +9,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.config import Config
-
-PEAK_FLOPS = {
-    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12,
-    "NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12,
-}  # fmt: skip
-"""Dense bfloat16 FLOP/s of a device, by the beginning of its `device_kind` (vendors' data sheets)."""
-
-
-def model_flops_per_token(config: LlamaConfig, seq_len: int) -> float:
-    """Training FLOPs per token, `6 N + 12 L H d T` (PaLM, appendix B): attention not halved for causality, N without
-    the input embedding unless it is tied."""
-    N = config.num_params - (0 if config.tie_embeddings else config.vocab_size * config.hidden_size)
-    return 6.0 * N + 12.0 * config.num_layers * config.num_heads * config.head_dim * seq_len
-
-
-def peak_flops(device: jax.Device) -> float | None:
-    """The device's peak, or None where it is not known (a CPU has no meaningful one)."""
-    names = [name for name in PEAK_FLOPS if device.device_kind.startswith(name)]
-    return PEAK_FLOPS[max(names, key=len)] if names else None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ from ringformer.estimate import targets
 from ringformer.estimate.closed_forms import smallest_local_length, step_time
 from ringformer.estimate.compile_step import CompilerFailure, compile_step, compile_step_apart
 from ringformer.estimate.report import as_json, as_text
-from ringformer.estimate.targets import CHIPS, target
+from ringformer.estimate.targets import target
+from ringformer.hardware import CHIPS
 from ringformer.models.llama_config import LlamaConfig
 from tests.hlo import on_tpu
 

@@ -15,8 +15,9 @@ from tests.mutations.mutations import MUTATIONS, Mutation
 ROOT = Path(__file__).resolve().parents[2]
 
 WITH_THE_COPY = """
-import sys, pytest, ringformer
-assert ringformer.__file__.startswith(sys.argv[1]), ringformer.__file__
+import importlib.util, sys, pytest
+found = importlib.util.find_spec("ringformer").origin
+assert found.startswith(sys.argv[1]), found
 sys.exit(pytest.main(sys.argv[2:]))
 """
 

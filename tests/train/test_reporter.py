@@ -1,4 +1,4 @@
-"""Boards beside metrics.jsonl, and the model's FLOPs by hand."""
+"""Boards beside metrics.jsonl."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import pytest
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
-from ringformer.train.reporter import Reporter, model_flops_per_token, read_metrics
+from ringformer.train.reporter import Reporter, read_metrics
 
 EVALUATION = {
     "eval_loss": 2.0, "eval_tokens": 7,
@@ -82,11 +82,3 @@ def test_evaluations_that_are_there_are_known(config, tmp_path):
         reporter = Reporter(config.run_dir, step, plain)
         assert reporter.evaluated(2) == (step == 2), "at step 0 all begins anew"
         reporter.close()
-
-
-def test_model_flops_of_llama_7b():
-    """6 N + 12 L H d T with N without the input embedding."""
-    N = 6.738e9 - 32000 * 4096
-    assert model_flops_per_token(LlamaConfig(**preset("llama_7b")), 2048) == pytest.approx(
-        6 * N + 12 * 32 * 4096 * 2048, rel=1e-3
-    )

@@ -24,7 +24,7 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ringformer.data.chats.conversations import Message
-from ringformer.data.tokenizers.sentencepiece import Segment, Tokenizer
+from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 _NONCE = secrets.token_hex(8)
 BREAK, START, STOP = (f"\ufdd0{_NONCE}{letter}\ufdd1" for letter in "bse")

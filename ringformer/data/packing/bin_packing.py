@@ -11,7 +11,7 @@ from heapq import heapreplace
 
 import numpy as np
 
-from ringformer.data.packing.stream import PackedAttention
+from ringformer.data.packing.options import PackedAttention
 
 POOL = 2**14
 """Pieces packed together: they fill sequences as well as millions would, and the sorted lists stay short."""

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringformer.data.packing.stream import PackedAttention, StoreSequences
+from ringformer.data.packing.options import PackedAttention
+from ringformer.data.packing.sequences import StoreSequences
 
 
 class DocumentLengths(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringformer.data.packing.stream import Batch
+from ringformer.data.packing.sequences import Batch
 from ringformer.data.stores.token_store import TokenStore
 
 LONGEST_PERIOD = 10_000

@@ -12,12 +12,12 @@ they could do without, but batches with and without ids are two compiled program
 
 from bisect import bisect_right
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from ringformer.data.packing.bin_packing import order_by_batch, pack
-from ringformer.data.packing.stream import Batch, StoreSequences
+from ringformer.data.packing.options import PackingOptions
+from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.stores.token_store import TokenStore
 
 
@@ -29,9 +29,16 @@ class WholeDocuments(StoreSequences):
 
     has_segments = True
 
-    def __init__(self, store: TokenStore, seq_len: int, seed: int, *, batch_size: int, **options: Any):
-        """`options`: those of `StoreSequences`."""
-        super().__init__(store, seq_len, seed, **options)
+    def __init__(
+        self,
+        store: TokenStore,
+        seq_len: int,
+        seed: int,
+        options: PackingOptions = PackingOptions(),
+        *,
+        batch_size: int,
+    ):
+        super().__init__(store, seq_len, seed, options)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
         begins, ends = store.offsets[self.documents], store.offsets[self.documents + 1]

@@ -11,7 +11,7 @@ from ringformer.data.chats.cleaning import Cleaning, content_digest
 from ringformer.data.chats.conversations import Conversation
 from ringformer.data.chats.templates import Template
 from ringformer.data.sources import Document, Documents, Malformed
-from ringformer.data.tokenizers.sentencepiece import Segment, Tokenizer
+from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 
 class Encoded(NamedTuple):

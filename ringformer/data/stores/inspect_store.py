@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ringformer.data.stores.token_store import TokenStore
-from ringformer.data.tokenizers.sentencepiece import Tokenizer
+from ringformer.data.tokenizers.base import Tokenizer
 
 SHOWN = 2000
 """Tokens shown of a document."""

@@ -24,15 +24,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning, check_rules
+from ringformer.data.chats.cleaning import Cleaning, parse_rules
 from ringformer.data.chats.conversations import read_chats
 from ringformer.data.chats.templates import load_template, template_id
 from ringformer.data.sources import Document, Documents, Malformed, read_documents
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded
+from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
 from ringformer.data.stores.token_store import StoreWriter, TokenStore
-from ringformer.data.tokenizers.sentencepiece import Tokenizer, save_tokenizer
+from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.data.tokenizers.load import save_tokenizer
 
 ENCODE_CHARACTERS = 2**21
 """How much text is handed to the tokenizer at once: bounds the memory of a build."""
@@ -44,63 +46,45 @@ MAKING = ("held_out", "format", "template", "chat_length", "clean")
 
 def open_or_build(
     directory: str | Path,
-    *,
-    source: str,
+    options: StoreOptions,
     tokenizer: Tokenizer,
-    held_out: float,
-    field: str = "text",
-    split: str = "train",
-    skip_empty: bool = False,
-    format: str = "documents",
-    template: str = "vicuna",
-    chat_length: int = 0,
-    clean: str = USUAL_RULES,
-    skip_malformed: bool = False,
 ) -> tuple[TokenStore, TokenStore | None]:
-    """The train and eval stores in `directory`, built from `source` if they are not there.
+    """The train and eval stores in `directory`, built as `options` say if they are not there.
 
-    The eval store is None with held_out=0. See `read_documents` for source, field, split and skip_empty.
+    The eval store is None with held_out=0.
 
     Args:
-      format: documents, or how conversations are written: sharegpt or messages (`conversations.py`).
-      template: of conversations (`templates.py`).
-      chat_length: conversations with more tokens are split between turns; 0: never.
-      clean: rules for conversations, with commas (`cleaning.py`).
-      skip_malformed: leave conversations out that cannot be read, instead of raising ValueError.
+      tokenizer: what `load_tokenizer(options.tokenizer)` gives.
 
     Raises:
-      ValueError: if the stores there were built with other settings, or the source's files have changed since.
+      ValueError: if the stores there were built with other options, or the source's files have changed since.
     """
     directory = Path(directory)
-    asked = {"source": source, "field": field, "split": split, "skip_empty": skip_empty, "format": format}
-    if format != "documents":
-        asked |= {"template": template_id(template, tokenizer), "chat_length": chat_length}
-        asked |= {"clean": ",".join(sorted(_rules(clean))), "skip_malformed": skip_malformed}
-        del asked["field"], asked["skip_empty"]
+    asked = _settings(options, tokenizer)
     if not directory.is_dir() or not any(directory.iterdir()):
-        encoder = _encoder(asked, template, tokenizer)
+        encoder = _encoder(options, tokenizer)
         try:
-            return build_stores(directory, encoder, tokenizer, held_out=held_out, settings=asked)
+            return build_stores(directory, encoder, tokenizer, held_out=options.held_out, settings=asked)
         except OSError:
             if not (directory / "train" / "store.json").is_file():
                 raise
             # Another process building the same stores was faster: use its.
     train = TokenStore(directory / "train")
-    there, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": held_out}
+    there, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": options.held_out}
     differ = [f"{k} is {there.get(k)!r}, not {v!r}" for k, v in asked.items() if there.get(k) != v]
     if differ:
         raise ValueError(
             f"the token stores in {directory} were built otherwise: {'; '.join(differ)}. "
             "Use another directory, or delete this one to rebuild it"
         )
-    changed = changed_files(source, json.loads((directory / "source.json").read_text()))
+    changed = changed_files(options.source, json.loads((directory / "source.json").read_text()))
     if changed:
         raise ValueError(
-            f"{source} is not what the token stores in {directory} were built from: {changed[0]}"
+            f"{options.source} is not what the token stores in {directory} were built from: {changed[0]}"
             f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}. "
             "Use another directory, or delete this one to rebuild it"
         )
-    return train, TokenStore(directory / "eval") if held_out else None
+    return train, TokenStore(directory / "eval") if options.held_out else None
 
 
 def build_stores(
@@ -171,21 +155,33 @@ def build_stores(
     return TokenStore(directory / "train"), TokenStore(directory / "eval") if held_out else None
 
 
-def _encoder(settings: Mapping[str, Any], template: str, tokenizer: Tokenizer) -> Documents | ChatEncoder:
-    """What the settings name, ready for `build_stores`."""
-    if settings["format"] == "documents":
-        keys = ("field", "split", "skip_empty")
-        return read_documents(settings["source"], **{key: settings[key] for key in keys})
-    if settings["chat_length"] < 0:
-        raise ValueError(f"chat_length={settings['chat_length']} must be positive, or 0 for no limit")
-    malformed = Malformed(skip=settings["skip_malformed"])
-    read = read_chats(settings["source"], settings["format"], split=settings["split"], malformed=malformed)
-    cleaning = Cleaning(read, _rules(settings["clean"]))
-    return ChatEncoder(cleaning, tokenizer, load_template(template, tokenizer), settings["chat_length"], malformed)
+def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
+    """How the documents are chosen and rendered, for store.json: the options that their format has a use for."""
+    if options.format == "documents":
+        return _fields(options, "source", "field", "split", "skip_empty", "format")
+    return _fields(options, "source", "split", "format") | {
+        "template": template_id(options.template, tokenizer),
+        "chat_length": options.chat_length,
+        "clean": ",".join(sorted(parse_rules(options.clean))),
+        "skip_malformed": options.skip_malformed,
+    }
 
 
-def _rules(clean: str) -> frozenset[str]:
-    return check_rules(rule.strip() for rule in clean.split(",") if rule.strip())
+def _fields(options: StoreOptions, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
+
+
+def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEncoder:
+    """The documents or conversations that the options name, ready for `build_stores`."""
+    if options.format == "documents":
+        return read_documents(
+            options.source, field=options.field, split=options.split, skip_empty=options.skip_empty
+        )
+    malformed = Malformed(skip=options.skip_malformed)
+    chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
+    template = load_template(options.template, tokenizer)
+    cleaning = Cleaning(chats, parse_rules(options.clean))
+    return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed)
 
 
 def _advice(total: int, left_out: Counter[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ringformer.data.tokenizers.sentencepiece import Tokenizer
+from ringformer.data.tokenizers.base import Tokenizer
 
 FORMAT = 2
 

@@ -1,0 +1,136 @@
+"""Accelerators by their vendors' data sheets, each once: for MFU, for estimates, and for the launch scripts.
+
+Rates are dense; bandwidths are bytes per second in one direction. Nothing here is measured, and nothing is imported.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GiB = 2**30
+
+
+@dataclass(frozen=True)
+class Multiprocessors:
+    """What a GPU's compiler wants to know of it, beyond its memory."""
+
+    compute_capability: int
+    """The major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
+    count: int
+    fpus: int
+    """Float32 units of a multiprocessor."""
+    shared_bytes: int
+    """Shared memory of a multiprocessor, of which a block may have all but one KiB."""
+    l2_bytes: int
+    clock_ghz: float
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One JAX device of a kind: a core of a TPU v3 or TPU7x, a chip of the other TPUs, a GPU."""
+
+    name: str
+    kind: Literal["tpu", "gpu"]
+    device_kinds: tuple[str, ...]
+    """How `jax.Device.device_kind` begins."""
+    bf16_flops: float
+    float32_flops: float
+    """FLOP/s of matrix products of float32 arrays at JAX's default precision: one bf16 pass on TPU, TF32 on GPU."""
+    hbm_bytes: int
+    """What the compiler may use."""
+    link_bandwidth: float
+    """Of one link of the TPU interconnect; of a GPU's NVLink, all links together."""
+    host_bytes: int
+    """Host memory per device, of a usual host."""
+    node_bandwidth: float = 0.0
+    """Of a GPU's share of the network between nodes."""
+    hbm_bandwidth: int = 0
+    """Of a GPU's memory; the TPU compiler knows its own."""
+    multiprocessors: Multiprocessors | None = None
+    """None for a TPU."""
+
+    def flops(self, dtype: str) -> float:
+        """Peak FLOP/s of matrix products of arrays of this dtype."""
+        return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
+
+
+def _tpu(name: str, *device_kinds: str, tflops: float, hbm_gib: float, link_gb: float, host_gib: int) -> Chip:
+    return Chip(
+        name=name, kind="tpu", device_kinds=device_kinds, bf16_flops=tflops * 1e12, float32_flops=tflops * 1e12,
+        hbm_bytes=int(hbm_gib * GiB), link_bandwidth=link_gb * 1e9, host_bytes=host_gib * GiB,
+    )  # fmt: skip
+
+
+def _gpu(
+    name: str, device_kind: str, cores: Multiprocessors, *, tflops: float, tf32_tflops: float, hbm_bytes: int,
+    hbm_gb: int, link_gb: float, network_gb: float,
+) -> Chip:  # fmt: skip
+    return Chip(
+        name=name, kind="gpu", device_kinds=(device_kind,), bf16_flops=tflops * 1e12, float32_flops=tf32_tflops * 1e12,
+        hbm_bytes=hbm_bytes, link_bandwidth=link_gb * 1e9, host_bytes=250 * GiB, node_bandwidth=network_gb * 1e9,
+        hbm_bandwidth=hbm_gb * 10**9, multiprocessors=cores,
+    )  # fmt: skip
+
+
+_AMPERE = Multiprocessors(8, count=108, fpus=64, shared_bytes=167936, l2_bytes=40 * 2**20, clock_ghz=1.41)
+_HOPPER = Multiprocessors(9, count=132, fpus=128, shared_bytes=233472, l2_bytes=50 * 2**20, clock_ghz=1.98)
+_BLACKWELL = Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_bytes=132644864, clock_ghz=1.965)
+
+# Host memory: what some GiB for the system leave to a device of machine types with 340 (v3, 8 cores), 407 (v4, 4
+# chips), 192 (v5e, 4 chips: cloud.google.com/tpu/docs/v5e), 448 (v5p, 4 chips), 720 (v6e, 8 chips), 960 GB (TPU7x, 8
+# cores) and 2 TB (8 GPUs). GPU memory: what CUDA reports, less than the nominal size.
+CHIPS = {
+    "v3": _tpu("TPU v3 core", "TPU v3", tflops=61.5, hbm_gib=16, link_gb=70, host_gib=38),
+    "v4": _tpu("TPU v4", "TPU v4", tflops=275, hbm_gib=32, link_gb=45, host_gib=90),
+    "v5e": _tpu("TPU v5e", "TPU v5 lite", "TPU v5e", tflops=197, hbm_gib=15.75, link_gb=45, host_gib=42),
+    "v5p": _tpu("TPU v5p", "TPU v5", "TPU v5p", tflops=459, hbm_gib=95, link_gb=90, host_gib=100),
+    "v6e": _tpu("TPU v6e", "TPU v6 lite", "TPU v6e", tflops=918, hbm_gib=31.25, link_gb=90, host_gib=80),
+    "tpu7x": _tpu("TPU7x core", "TPU7x", tflops=1153, hbm_gib=94.75, link_gb=90, host_gib=105),
+    "A100-80": _gpu("NVIDIA A100-SXM4-80GB", "NVIDIA A100", _AMPERE, tflops=312, tf32_tflops=156,
+                    hbm_bytes=85100068864, hbm_gb=2039, link_gb=300, network_gb=25),
+    "H100": _gpu("NVIDIA H100 80GB HBM3", "NVIDIA H100", _HOPPER, tflops=989, tf32_tflops=494,
+                 hbm_bytes=85029158912, hbm_gb=3350, link_gb=450, network_gb=50),
+    "H200": _gpu("NVIDIA H200", "NVIDIA H200", _HOPPER, tflops=989, tf32_tflops=494,
+                 hbm_bytes=150754820096, hbm_gb=4800, link_gb=450, network_gb=50),
+    "B200": _gpu("NVIDIA B200", "NVIDIA B200", _BLACKWELL, tflops=2250, tf32_tflops=1125,
+                 hbm_bytes=191514411008, hbm_gb=8000, link_gb=900, network_gb=50),
+}  # fmt: skip
+"""By the name of a TPU's generation or of a GPU."""
+
+SLICES = {
+    "v3": {512: "16x16"},
+    "v4": {8: "2x2x1", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8", 512: "4x8x8", 1024: "8x8x8"},
+    "v5e": {4: "2x2", 8: "4x2", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
+    "v5p": {8: "2x2x1", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8", 512: "4x8x8", 1024: "8x8x8"},
+    "v6e": {4: "2x2", 8: "4x2", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
+    "tpu7x": {8: "2x2x1", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8", 512: "4x8x8"},
+}
+"""The shape of a TPU slice by its generation and the number in its name: v3, v4, v5p and tpu7x count cores, the others
+chips."""
+
+GPUS_OF_A_NODE = 8
+
+
+@dataclass(frozen=True)
+class CloudTpu:
+    """How Google Cloud calls the slices of a generation."""
+
+    accelerator_type: str
+    """What stands before "-N" in `--accelerator-type`, with the N of `SLICES`."""
+    runtime_version: str
+    """The image of its hosts."""
+
+
+CLOUD_TPUS = {
+    "v4": CloudTpu("v4", "tpu-ubuntu2204-base"),
+    "v5e": CloudTpu("v5litepod", "v2-alpha-tpuv5-lite"),
+    "v5p": CloudTpu("v5p", "v2-alpha-tpuv5"),
+    "v6e": CloudTpu("v6e", "v2-alpha-tpuv6e"),
+    "tpu7x": CloudTpu("tpu7x", "v2-alpha-tpu7-ubuntu2404"),
+}
+"""By generation, what `scripts/tpu_pod.sh` rents."""
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip that JAX calls so (`jax.Device.device_kind`), None if it is none of these: a CPU for example."""
+    names = {name: chip for chip in CHIPS.values() for name in chip.device_kinds if device_kind.startswith(name)}
+    return names[max(names, key=len)] if names else None

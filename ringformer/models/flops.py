@@ -1,0 +1,51 @@
+"""FLOPs of the matrix products of LLaMA, counted once for two conventions.
+
+A weight does 2 FLOPs a token forward, and 4 backward: the gradients of the activations and of the weight. A pair of a
+query and a key does, for each of the d features of a head, 4 FLOPs forward (the logit; its share of the output) and 8
+backward (gradients of v, p, q and k); blockwise attention kept no logits, and computes them again there: 2 more.
+
+The input embedding does no work unless it is the output head too.
+"""
+
+from ringformer.models.llama_config import LlamaConfig
+
+WEIGHT_FORWARD, WEIGHT_BACKWARD = 2, 4
+"""FLOPs a weight and token."""
+
+PAIR_FORWARD, PAIR_BACKWARD, PAIR_LOGITS_AGAIN = 4, 8, 2
+"""FLOPs a pair of a query and a key, head, and feature of the head."""
+
+
+def model_flops_per_token(config: LlamaConfig, seq_len: int) -> float:
+    """Training FLOPs per token by the convention of MFU, `6 N + 12 L H d T` (PaLM, appendix B).
+
+    What the mathematics needs, whatever the program does: nothing is recomputed, and attention is not halved for its
+    causal mask.
+    """
+    weights = (WEIGHT_FORWARD + WEIGHT_BACKWARD) * working_params(config)
+    return float(weights + (PAIR_FORWARD + PAIR_BACKWARD) * _pair_features(config) * seq_len)
+
+
+def executed_flops(config: LlamaConfig, seq_len: int, forwards: int = 1) -> float:
+    """FLOPs that a step executes on one causal sequence: half of the pairs, and what is recomputed.
+
+    `forwards`: how often the forward pass runs; 2 with full rematerialisation.
+    """
+    weights = (WEIGHT_FORWARD * forwards + WEIGHT_BACKWARD) * working_params(config) * seq_len
+    return weights + executed_attention_flops(config, seq_len, forwards)
+
+
+def executed_attention_flops(config: LlamaConfig, seq_len: int, forwards: int = 1) -> float:
+    """Those of `executed_flops` that are attention's."""
+    visible = _pair_features(config) * seq_len * seq_len / 2
+    return (PAIR_FORWARD * forwards + PAIR_BACKWARD + PAIR_LOGITS_AGAIN) * visible
+
+
+def working_params(config: LlamaConfig) -> int:
+    """The parameters that are multiplied with each token."""
+    return config.num_params - config.vocab_size * config.hidden_size * (not config.tie_embeddings)
+
+
+def _pair_features(config: LlamaConfig) -> int:
+    """Heads times features of all layers: what one pair of a query and a key is multiplied with."""
+    return config.num_layers * config.num_heads * config.head_dim

@@ -1,0 +1,59 @@
+"""FLOPs by both conventions, by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ringformer.estimate.compiled_program import Program
+from ringformer.models.flops import executed_attention_flops, executed_flops, model_flops_per_token, working_params
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+
+MODEL = LlamaConfig(**preset("llama_7b"))
+
+
+def test_the_convention_of_mfu():
+    """6 N + 12 L H d T with N without the input embedding."""
+    N = 6.738e9 - 32000 * 4096
+    assert model_flops_per_token(MODEL, 2048) == pytest.approx(6 * N + 12 * 32 * 4096 * 2048, rel=1e-3)
+
+
+def test_what_a_step_executes():
+    """6 a weight and token, and 14 d a visible pair and head; a second forward is 2 and 4 d more."""
+    weights, pairs = MODEL.num_params - 32000 * 4096, 32 * 32 * 128 * 4096**2 / 2
+    assert executed_flops(MODEL, 4096) == pytest.approx(6 * weights * 4096 + 14 * pairs)
+    assert executed_flops(MODEL, 4096, forwards=2) == pytest.approx(8 * weights * 4096 + 18 * pairs)
+
+
+def test_the_conventions_differ_by_the_mask_and_by_the_logits_computed_again():
+    """Of attention, by 12 whole pairs against 14 halves; of the weights, by nothing."""
+    T = 4096
+    attention = 12 * 32 * 4096 * T * T
+    assert executed_attention_flops(MODEL, T) == pytest.approx(attention * 14 / 24)
+    assert T * model_flops_per_token(MODEL, T) - attention == pytest.approx(
+        executed_flops(MODEL, T) - executed_attention_flops(MODEL, T)
+    )
+
+
+def test_an_embedding_works_only_if_it_is_the_head():
+    model = LlamaConfig(**preset("tiny"))
+    tied = LlamaConfig(**preset("tiny") | {"tie_embeddings": True})
+    assert working_params(tied) == tied.num_params and working_params(model) == working_params(tied)
+
+
+def flops(function, *shapes):
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    program = Program.parse(jax.jit(function).lower(*arrays).compile().as_text())
+    return program.flops(program.entry)
+
+
+@pytest.mark.parametrize(("differentiated", "each"), [(False, 4), (True, 4 + 8)])
+def test_a_pair_by_a_compiled_program(differentiated, each):
+    """Plain attention of one head, whose logits are kept: 4 d a pair forward, and 8 d more with its gradients."""
+    T, d = 64, 16
+
+    def attend(q, k, v):
+        return ((jax.nn.softmax(q @ k.T) @ v) ** 2).sum()
+
+    function = jax.grad(attend, argnums=(0, 1, 2)) if differentiated else attend
+    assert flops(function, (T, d), (T, d), (T, d)) == each * d * T * T

@@ -1,0 +1,37 @@
+"""The table of chips: found by the name that JAX gives a device, and once for each."""
+
+import pytest
+
+from ringformer.estimate.targets import target
+from ringformer.hardware import CHIPS, CLOUD_TPUS, SLICES, chip_of
+from tests.hlo import on_tpu
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "name"),
+    [
+        ("TPU v3", "v3"), ("TPU v4", "v4"), ("TPU v5 lite", "v5e"), ("TPU v5", "v5p"), ("TPU v5p", "v5p"),
+        ("TPU v6 lite", "v6e"), ("NVIDIA A100-SXM4-80GB", "A100-80"), ("NVIDIA A100-SXM4-40GB", "A100-80"),
+        ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA B200", "B200"),
+    ],
+)  # fmt: skip
+def test_a_device_is_known_by_its_kind(device_kind, name):
+    assert chip_of(device_kind) is CHIPS[name]
+
+
+@pytest.mark.parametrize("device_kind", ["cpu", "NVIDIA GeForce RTX 4090", "TPU v2"])
+def test_a_device_without_a_data_sheet_here_is_none(device_kind):
+    assert chip_of(device_kind) is None
+
+
+@on_tpu
+@pytest.mark.parametrize("name", ["v3-512", "v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"])
+def test_the_compiler_calls_a_target_s_devices_as_the_table_does(name):
+    goal = target(name)
+    assert {chip_of(device.device_kind) for device in goal.devices()} == {goal.chip}
+
+
+def test_slices_are_of_known_chips_and_rented_under_one_name():
+    assert set(SLICES) == {name for name, chip in CHIPS.items() if chip.kind == "tpu"}
+    assert set(CLOUD_TPUS) <= set(SLICES)
+    assert len({cloud.accelerator_type for cloud in CLOUD_TPUS.values()}) == len(CLOUD_TPUS)
