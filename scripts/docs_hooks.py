@@ -90,7 +90,7 @@ def api_page(room: str) -> str:
 
 
 def index_page() -> str:
-    """The public names, which are imported in ringformer/__init__.py, then a table of the rooms and of what their modules say they are."""
+    """The public names, imported in ringformer/__init__.py, then the rooms and what their modules say they are."""
     package = griffe.load("ringformer", search_paths=[ROOT], allow_inspection=False)
     lines = ["# API", "", "What `import ringformer` offers:", "", "| name | |", "|---|---|"]
     for name, member in package.members.items():
