@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringformer import shipped_configs
-from ringformer.models.llama import LlamaConfig
-from ringformer.models.presets import preset
+from ringformer import LlamaConfig, preset, shipped_configs
 from ringformer.shipped_configs import add_copy, add_list, copy, first_line, folder, shipped
 from ringformer.train.config import parse_stages
 
