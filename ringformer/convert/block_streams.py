@@ -15,9 +15,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
+from ringformer.checkpoint_arrays import PlainFiles, Restore, Save, array_metadata, location
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.checkpoint_arrays import PlainFiles, Restore, Save, array_metadata, location
 
 WRITES_AT_ONCE = 4
 CACHE_BYTES = 2**30
