@@ -40,24 +40,18 @@ class StoreSequences(ABC):
 
     Attributes:
       store: the TokenStore.
-      documents: int64, the numbers of its documents of min_length to max_length tokens, end token included; a
-        max_length of 0 is no limit.
+      documents: int64, the numbers of its documents that have the lengths that the options ask for.
       packed_attention: "document" or "sequence", what a token attends to.
       has_segments: has every sequence segment ids? Else none has: a step is compiled for one of the two.
       per_epoch: sequences in one pass over these documents, the first pass if not all are alike.
-      bytes_read: how much of the store's tokens and mask was read so far.
+      bytes_read: the bytes of the store's tokens and mask that were read so far.
     """
 
     has_segments: bool
     per_epoch: int
 
-    def __init__(
-        self,
-        store: TokenStore,
-        seq_len: int,
-        seed: int,
-        options: PackingOptions = PackingOptions(),
-    ):
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
+        """`options.packing` is what chose the subclass."""
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:

@@ -78,9 +78,10 @@ class WholeDocuments(StoreSequences):
             trained = goes_on.copy()
             trained[goes_on] = self._gather(self.store.mask, places[goes_on] + 1) != 0
 
-        segment, padding = slot + 1, 1 + len(pieces) + positions - starts[-1]
+        segment, segments = slot + 1, len(pieces)
         if self.packed_attention == "sequence":
-            within, segment, padding = positions[held], 1, 2 + positions - starts[-1]
+            within, segment, segments = positions[held], np.ones_like(slot), 1
+        padding = 1 + segments + positions - starts[-1]
 
         def full(values, where_padded=0):
             out = np.empty(len(positions), np.int32)
