@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 
 
 class Comparison(NamedTuple):
-    """How far two models' logits on the same tokens are apart; as a string a table and a verdict."""
+    """The difference of two models' logits on the same tokens; as a string a table and a verdict."""
 
     max_difference: float
     """The largest absolute difference of a logit."""

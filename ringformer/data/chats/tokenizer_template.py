@@ -193,7 +193,7 @@ def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], token
 
 
 def _runs(segments: list[Segment]) -> list[tuple[int, int]]:
-    """Where consecutive trained segments begin and end."""
+    """The begin and the end of each run of trained segments."""
     flags = [False, *(s.trained for s in segments), False]
     edges = [i for i in range(len(flags) - 1) if flags[i] != flags[i + 1]]
     return list(zip(edges[::2], edges[1::2], strict=True))

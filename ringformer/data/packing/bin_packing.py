@@ -124,13 +124,13 @@ def attention_work(lengths: np.ndarray, bins: np.ndarray, packed_attention: Pack
 
 
 def _load(lengths: np.ndarray, packed_attention: PackedAttention) -> tuple[np.ndarray, int]:
-    """What each piece adds to the load of its bin, float64, and the power of the load that is the bin's work."""
+    """The load that each piece adds to its bin, float64, and the power of the load that is the bin's work."""
     lengths = lengths.astype(np.float64)
     return (lengths**2, 1) if packed_attention == "document" else (lengths, 2)
 
 
 def spread(work: np.ndarray) -> np.ndarray:
-    """(max - min) / mean along the last axis."""
+    """The spread (max - min) / mean along the last axis."""
     return np.ptp(work, axis=-1) / work.mean(axis=-1)
 
 

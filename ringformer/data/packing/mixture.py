@@ -72,7 +72,7 @@ def open_mixture(
 
 
 def schedule(shares: Sequence[int]) -> np.ndarray:
-    """int64 [sum(shares)]: the part that each sequence of a period comes from."""
+    """The part that each sequence of a period comes from, int64 [sum(shares)]."""
     k, total = len(shares), sum(shares)
     slack = max(2 * k - 2, 1)
     counts, order = [0] * k, []
@@ -89,7 +89,7 @@ class Mixture:
     """Packed sequences of several parts in the given shares; a function of (seed, index) like each part's.
 
     Attributes:
-      parts: what is mixed: all `DocumentStream` or all `WholeDocuments`, of one packed_attention.
+      parts: the sequences that are mixed: all `DocumentStream` or all `WholeDocuments`, of one packed_attention.
       per_epoch: sequences before any part begins anew.
     """
 
@@ -127,7 +127,7 @@ class Mixture:
 
     @property
     def masked(self) -> bool:
-        """Have all parts tokens that are not trained on?"""
+        """Whether all parts have tokens that are not trained on."""
         return all(part.masked for part in self.parts)
 
     @property

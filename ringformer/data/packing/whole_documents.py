@@ -99,7 +99,7 @@ class WholeDocuments(StoreSequences):
         )
 
     def pieces(self, index: int) -> np.ndarray:
-        """int64: the pieces that sequence `index` holds, in order."""
+        """The pieces that sequence `index` holds, in order, int64."""
         while index >= self._first[-1]:
             self._begin(len(self._first))
         epoch = bisect_right(self._first, index) - 1
@@ -108,7 +108,7 @@ class WholeDocuments(StoreSequences):
         return by_bin[ends[bin_] : ends[bin_ + 1]]
 
     def lengths(self, index: int) -> np.ndarray:
-        """int64: the tokens of each piece in sequence `index`."""
+        """The tokens of each piece in sequence `index`, int64."""
         return self._lengths[self.pieces(index)]
 
     def _begin(self, epoch: int) -> int:

@@ -9,7 +9,7 @@ from ringformer.data.stores.token_store import TokenStore
 
 
 def make_report(stores: Mapping[str, TokenStore], left_out: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """For each store its documents, tokens, share of masked tokens and lengths; what was left out, by reason."""
+    """The report: documents, tokens, masked share and lengths of each store; what was left out, by reason."""
     report: dict[str, Any] = {name: _describe(store) for name, store in stores.items()}
     tokens = sum(store.meta["tokens"] for store in stores.values())
     report["left_out"] = {reason: count for reason, count in sorted(left_out.items()) if count}

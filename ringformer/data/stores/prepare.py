@@ -157,7 +157,7 @@ def build_stores(
 
 
 def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
-    """How the documents are chosen and rendered, for store.json: the options that their format has a use for."""
+    """The settings that store.json records: the options that the documents' format has a use for."""
     if options.format == "documents":
         return _fields(options, "source", "field", "split", "skip_empty", "format")
     return _fields(options, "source", "split", "format") | {
