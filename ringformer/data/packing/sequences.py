@@ -32,7 +32,8 @@ class Batch(NamedTuple):
     mask: Any
     """bool: whether the target is predicted: in the same document, and trained on according to the store."""
     ends: Any
-    """bool: whether the target is never predicted, whatever the store says: the token is its document's last, or padding."""
+    """bool: whether the target is never predicted, whatever the store says: the token is the last of its document, or
+    padding."""
 
 
 class StoreSequences(ABC):
