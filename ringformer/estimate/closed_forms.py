@@ -12,8 +12,11 @@ from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 
 MATMUL_EFFICIENCY = 0.6
-"""Of a device's dense peak, reached by large matrix multiplications (stated, not measured here). Every modelled time of
-a step counts on it; whether a transfer is hidden is judged at the peak itself, which is stricter."""
+"""The share of a device's dense peak that large matrix multiplications reach (stated, not measured here).
+
+Every modelled time of a step counts on it; whether a transfer is hidden is judged at the peak itself, which is
+stricter.
+"""
 
 
 def compute_seconds(flops: float, peak: float) -> float:

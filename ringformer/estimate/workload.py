@@ -34,7 +34,7 @@ class Workload:
     """Sequences of a step, in `accumulate` microbatches."""
     accumulate: int = 1
     tokens: float | None = None
-    """To train on in all; None: nobody said."""
+    """Tokens to train on in all; None: nobody said."""
     name: str = ""
     """A preset (`estimate_command` needs one), or the stage of a config."""
 
