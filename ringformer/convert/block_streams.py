@@ -75,9 +75,7 @@ def open_streams(folder: Path, config: LlamaConfig) -> dict[tuple[str, ...], ts.
     tree = {"params": nested({w.path: w for w in weights(config)})}
     kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=Stream), tree)
     with ocp.Checkpointer(PlainFiles(Stream, _StreamHandler())) as checkpointer:
-        found = checkpointer.restore(
-            folder.absolute(), Restore(tree, restore_args=kinds, partial_restore=True)
-        )
+        found = checkpointer.restore(folder.absolute(), Restore(tree, restore_args=kinds, partial_restore=True))
     return {w.path: _leaf(found["params"], w.path) for w in weights(config)}
 
 

@@ -8,32 +8,36 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 
-def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, chunk: int) -> jax.Array:
-    """The sum over the local tokens with mask of -log softmax(x head)[target].
+def cross_entropy(
+    x: Float[Array, "B T D"],
+    head: Float[Array, "D V"],
+    targets: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    chunk: int,
+) -> Float32[Array, ""]:
+    """The sum over the local tokens with mask of -log softmax(x head)[target], in nats, not divided by anything.
 
-    Args:
-      x: [B, T, D], float.
-      head: [D, V] of x's dtype.
-      targets: int32 [B, T], in [0, V).
-      mask: bool [B, T].
-      chunk: tokens per chunk; the last may be shorter.
-
-    Returns:
-      A float32 scalar: this device's sum, not divided by anything. Differentiable in x and head.
+    `head` has x's dtype, the targets lie in [0, V), and `chunk` tokens are computed at a time; the last may be fewer.
+    Differentiable in x and head, by reverse mode and by forward mode over it.
     """
     axes = varying_axes(x, head, targets, mask)
     return _cross_entropy(chunk, *reverse_mode_only(vary((x, head, targets, mask), axes), "cross_entropy"))
 
 
-def token_cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -> jax.Array:
-    """-log softmax(x head)[target] of each token: float32 [B, T]; arguments as in `cross_entropy`. To look at, not to
-    train on: its gradient would keep the logits."""
+def token_cross_entropy(
+    x: Float[Array, "B T D"], head: Float[Array, "D V"], targets: Int[Array, "B T"], chunk: int
+) -> Float32[Array, "B T"]:
+    """The loss of each token, -log softmax(x head)[target] in nats; arguments as in `cross_entropy`.
+
+    To look at, not to train on: its gradient would keep the logits.
+    """
 
     def chunk_losses(_, chunk):
         return None, _token_losses(head, *chunk)[0]

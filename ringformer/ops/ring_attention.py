@@ -25,8 +25,10 @@ from einops import rearrange
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Float32
 
 from ringformer.ops import argument_checks, layouts, online_softmax
+from ringformer.ops.argument_checks import AnyArray, SegmentIds
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries, block_backward, block_forward
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.layouts import Layout
@@ -41,20 +43,20 @@ LOOP = "ring"
 
 
 def ring_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Float[AnyArray, "B T H d"],
+    k: Float[AnyArray, "B S K d"],
+    v: Float[AnyArray, "B S K d"],
     *,
     axis_name: str | None,
     layout: Layout = "contiguous",
     causal: bool = True,
-    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-    bias: jax.Array | None = None,
+    segment_ids: SegmentIds = None,
+    bias: Float[AnyArray, "B S"] | None = None,
     scale: float | None = None,
     q_chunk: int | None = None,
     k_chunk: int | None = None,
     return_lse: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
     """Exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
 
     Call it inside `shard_map`, with the arrays of one device. Memory is linear in T: no logits beyond one pair of
@@ -62,21 +64,21 @@ def ring_attention(
     float32 softmax and gradient sums.
 
     Args:
-      q: [B, T, H, d], this rank's queries, float; float64 is computed to float32 accuracy.
-      k, v: [B, S, K, d] of q's dtype, this rank's keys and values; H a multiple of K (GQA, MQA), S = T if causal.
+      q: this rank's queries; float64 is computed to float32 accuracy.
+      k, v: this rank's keys and values, of q's dtype; H a multiple of K (GQA, MQA), S = T if causal.
       axis_name: the mesh axis that is the ring, of any size. None: one device, all keys at hand.
       layout: which tokens a rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
       causal: a query sees no later token. Otherwise the layout is of no consequence.
-      segment_ids: integers [B, T], or the pair ([B, T] of the queries, [B, S] of the keys): tokens see only their
-        own segment. Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
+      segment_ids: one array, or the pair of the queries' and the keys': tokens see only their own segment.
+        Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
         Numpy ids of 64 bits are exact, but not as an argument of a jit around: JAX cuts those to 32.
-      bias: float [B, S], added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
+      bias: added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
       scale: factor of the logits, default d**-0.5.
       q_chunk, k_chunk: tokens per chunk (default: 16 chunks a shard, 128 to 1024 tokens); they need not divide T.
-      return_lse: also return the log-sum-exp of each row, float32 [B, H, T].
+      return_lse: also return the log-sum-exp of each row.
 
     Returns:
-      o [B, T, H, d] in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf and no gradient.
+      o in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf and no gradient.
 
     Raises:
       ValueError: shapes, dtypes, layout or chunks that do not fit together, naming both sides.
@@ -93,9 +95,9 @@ def ring_attention(
 
 
 def sharded_ring_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Float[AnyArray, "B T H d"],
+    k: Float[AnyArray, "B S K d"],
+    v: Float[AnyArray, "B S K d"],
     *,
     mesh: Mesh,
     axis_name: str = "sp",
@@ -103,21 +105,24 @@ def sharded_ring_attention(
     head_axis: str | None = None,
     layout: Layout = "zigzag",
     causal: bool = True,
-    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-    bias: jax.Array | None = None,
+    segment_ids: SegmentIds = None,
+    bias: Float[AnyArray, "B S"] | None = None,
     **options,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
     """`ring_attention` on whole arrays in natural order: lays them out on the ring of `mesh` and back.
 
     Args:
-      q, k, v, segment_ids, bias, causal: as in `ring_attention`, but global: q [B, n*T, H, d] and so on.
+      q, k, v, segment_ids, bias, causal: as in `ring_attention`, but B, T, S, H and K are global.
       mesh: any mesh that has `axis_name`, its axes all automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: how the tokens are spread during the computation; the default balances causal work.
       **options: `scale`, `q_chunk`, `k_chunk`, `return_lse` of `ring_attention`.
 
     Returns:
-      o [B, n*T, H, d] in natural order, sharded over the named axes, or (o, lse [B, H, n*T]).
+      o in natural order, sharded over the named axes, or (o, lse).
+
+    Raises:
+      ValueError: as `ring_attention`; an axis that the mesh lacks; a T or S that the layout cannot cut.
     """
     if axis_name not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
@@ -165,6 +170,8 @@ def _on_mesh(mesh, specs, sorted_options, *arrays):
 
 @dataclass(frozen=True)
 class _Ring:
+    """The ring as a rank sees it, and the options of attention on it: static, hashable."""
+
     axis_name: str | None
     layout: Layout
     causal: bool

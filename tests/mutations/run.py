@@ -43,7 +43,8 @@ def try_tests(tests: list[str], folder: Path, mutation: Mutation | None = None) 
     if mutation:
         apply(mutation, folder)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    # A wrong dtype must fail what the test asserts, and not already the signature.
+    environment |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "JAXTYPING_DISABLE": "1"}
     arguments = ["-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "--junit-xml=junit.xml"]
     begun = time.perf_counter()
     process = subprocess.run(

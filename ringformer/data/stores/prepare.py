@@ -174,9 +174,7 @@ def _fields(options: StoreOptions, *names: str) -> dict[str, Any]:
 def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEncoder:
     """The documents or conversations that the options name, ready for `build_stores`."""
     if options.format == "documents":
-        return read_documents(
-            options.source, field=options.field, split=options.split, skip_empty=options.skip_empty
-        )
+        return read_documents(options.source, field=options.field, split=options.split, skip_empty=options.skip_empty)
     malformed = Malformed(skip=options.skip_malformed)
     chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
     template = load_template(options.template, tokenizer)

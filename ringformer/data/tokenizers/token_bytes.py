@@ -51,9 +51,7 @@ class TokenBytes:
                 masks += mask or [ask_library(i)]
         return masks
 
-    def _by_bytes(
-        self, encoded: Sequence[np.ndarray], texts: Sequence[Sequence[Piece]]
-    ) -> list[np.ndarray] | None:
+    def _by_bytes(self, encoded: Sequence[np.ndarray], texts: Sequence[Sequence[Piece]]) -> list[np.ndarray] | None:
         """`trained_tokens` of each text; None if the bytes of any one's ids are not those of its pieces."""
         if not encoded:
             return []
