@@ -18,6 +18,9 @@ LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)(\))")
 AS_TEXT = (".py", ".sh")
 """Suffixes of files that a browser would download instead of showing."""
 
+FAMILY = {"ringformer.models.interface.ModelConfig": "ringformer.models.llama_config.LlamaConfig"}
+"""Whose keys the page lists where a field may have those of any family of models."""
+
 ROOMS = {
     "ops": "Mathematics on arrays and axis names.",
     "models": "Models, and what training and estimates ask of one.",
@@ -121,7 +124,7 @@ def config_page() -> str:
         "",
         "A config is a Python file whose `get_config()` starts from `base_config(PRESET)`, which has every key below",
         "with its default, and the preset's model. Each can be overridden as `--config.KEY=VALUE`. A default of `None`",
-        "means unset: inherited from the model that the run begins with, or chosen.",
+        "means unset: inherited from the model that the run begins with, or chosen. The keys of `model` are LLaMA's.",
     ]
     sections: list[tuple[str, str, griffe.Class]] = []
     _collect(package["train.config"].members["Config"], "", sections, package)
@@ -143,16 +146,20 @@ def _collect(cls, prefix: str, sections: list, package) -> None:
 
 
 def _fields(cls) -> list:
-    """The fields of a dataclass, those of its bases first."""
-    attributes = [member for member in cls.members.values() if member.is_attribute]
-    own = [a for a in attributes if a.annotation is not None and "property" not in a.labels]
-    inherited = [field for base in reversed(cls.mro()) for field in _fields(base)]
-    return [*inherited, *own]
+    """The fields of a dataclass, those of its bases first; one that it has anew may leave its docstring to the base."""
+    fields = {field.name: field for base in reversed(cls.mro()) for field in _fields(base)}
+    for member in cls.members.values():
+        if member.is_attribute and member.annotation is not None and "instance-attribute" in member.labels:
+            if not member.docstring and member.name in fields:
+                member.docstring = fields[member.name].docstring
+            fields[member.name] = member
+    return list(fields.values())
 
 
 def _nested(attribute, package):
     """The dataclass that an annotation names, if it is one of the package's."""
     path = getattr(attribute.annotation, "canonical_path", "")
+    path = FAMILY.get(path, path)
     if not path.startswith("ringformer."):
         return None
     found = package[path.removeprefix("ringformer.")]
