@@ -31,8 +31,8 @@ GROUPS = {"data": "prepare and look at token stores", "convert": "Hugging Face c
 
 def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser of the whole command line, and that of `verb`, which alone has its options and `run`."""
-    top = Parser("ringformer", description="Long-context training in JAX over a ring of devices.",
-                  epilog='Each verb has --help. Completion: eval "$(register-python-argcomplete ringformer)"')  # fmt: skip
+    completion = 'Each verb has --help. Completion: eval "$(register-python-argcomplete ringformer)"'
+    top = Parser("ringformer", description="Long-context training in JAX over a ring of devices.", epilog=completion)
     top.add_argument("--version", action="version", version=f"ringformer {metadata.version('ringformer')}")
     places = {"": top.add_subparsers(metavar="VERB", title="verbs", required=True)}
     chosen: argparse.ArgumentParser = top

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ringformer.cli import make_parser
+from ringformer.cli import make_parsers
 from ringformer.train.config import base_config
 from ringformer.train.config_files import load_config, parse_stages
 from tests import dense
@@ -165,7 +165,7 @@ def check_verb(words: list[str]) -> None:
     if words == ["--help"]:
         return
     count = 2 if words[0] in ("data", "convert", "configs") else 1
-    args, overrides = make_parser(" ".join(words[:count])).parse_known_args(words[count:])
+    args, overrides = make_parsers(" ".join(words[:count]))[1].parse_known_args(words[count:])
     if overrides:
         assert getattr(args, "config", None), f"{overrides} are overrides of no config"
     if getattr(args, "config", None):

@@ -89,10 +89,11 @@ def _parse(config: ConfigDict, base: ModelConfig | None) -> Config:
     base = base or family.config(**family.presets[values["preset"]])
     for field in base.INHERITED:
         default: Any = getattr(base, field)
-        if not dataclasses.is_dataclass(default):
+        nested = dataclasses.is_dataclass(default)
+        if not nested:
             given.setdefault(field, default)
         elif "kind" not in given[field]:  # the fields that are written, in the scaling that is there
-            given[field] = type(default)(**dataclasses.asdict(default) | given[field])
+            given[field] = dataclasses.replace(default, **given[field])
     parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 
