@@ -1,4 +1,4 @@
-"""The run-time check of signatures in the tests: `conftest.py` has every function of ops and models go through it."""
+"""The run-time check of signatures in the tests: `conftest.py` has every function of ops and of LLaMA go through it."""
 
 from beartype import BeartypeConf, beartype
 
