@@ -27,11 +27,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ringformer.data import load_tokenizer, open_or_build, read_documents, train_sentencepiece
 from ringformer.data.chats.conversations import Message
-from ringformer.data.chats.templates import load_template
+from ringformer.data.chats.templates import TemplateName, load_template
+from ringformer.data.stores.options import StoreOptions
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-TEMPLATE = {"sentencepiece": "vicuna", "tokenizer.json": "llama3"}
-"""Of conversations, for each tokenizer the one that it is used with."""
+TEMPLATE: dict[str, TemplateName] = {"sentencepiece": "vicuna", "tokenizer.json": "llama3"}
+"""The chat template that each tokenizer is used with."""
 
 
 def write_texts(folder: Path, megabytes: float) -> list[str]:
@@ -96,25 +97,24 @@ def measure(megabytes: float, pairs: int) -> list[dict]:
             template = TEMPLATE[kind]
             render = load_template(template, tokenizer)
             written = ["".join(segment.text for segment in render(chat)) for chat in chats]
-            sources = {
-                "documents": (texts, {"source": f"text:{folder}/texts/*.py"}),
-                "messages": (written, {"source": f"jsonl:{folder}/chats.jsonl", "template": template}),
-            }
-            for form, (plain, settings) in sources.items():
-                settings |= {"format": form, "tokenizer": tokenizer, "held_out": 0.05}
-                row = {"tokenizer": kind, "format": form, "records": len(plain)}
+            for plain, options in (
+                (texts, StoreOptions(f"text:{folder}/texts/*.py")),
+                (written, StoreOptions(f"jsonl:{folder}/chats.jsonl", format="messages", template=template)),
+            ):
+                row = {"tokenizer": kind, "format": options.format, "records": len(plain)}
                 row |= {"megabytes": round(sum(map(len, plain)) / 1e6, 1)}
-                row |= compare(partial(encode, plain), folder / "store", settings, pairs)
+                prepare = partial(open_or_build, folder / "store", options, tokenizer)
+                row |= compare(partial(encode, plain), prepare, folder / "store", pairs)
                 rows.append(row)
                 print(row, flush=True)
     return rows
 
 
-def compare(bare, store: Path, settings: dict, pairs: int) -> dict:
+def compare(bare, prepare, store: Path, pairs: int) -> dict:
     """Seconds of the tokenizer alone and of a preparation, in turn."""
     seconds = {"bare": [], "prepare": []}
     for _ in range(pairs):
-        for label, run in (("bare", bare), ("prepare", partial(open_or_build, store, **settings))):
+        for label, run in (("bare", bare), ("prepare", prepare)):
             shutil.rmtree(store, ignore_errors=True)
             start = time.perf_counter()
             run()

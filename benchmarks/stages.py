@@ -22,6 +22,7 @@ from ringformer.train.config_files import load_config, parse_stages
 
 SHIPPED = {
     "llama_13b_512k_32xa100": "32xA100-80",
+    "llama3_8b_512k_8xh100": "8xH100",
     "llama3_8b_1m_8xh200": "8xH200",
     "llama_13b_512k_v5e_256": "v5e-256",
     "lwm_7b_1m": "v4-512",

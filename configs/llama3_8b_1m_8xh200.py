@@ -19,6 +19,7 @@ from ringformer.train.config import base_config
 
 def get_config():
     config = base_config("llama3_8b")
+    config.model.rope_scaling.kind = "none"  # also where the checkpoint has one
     config.run_dir = "runs/llama3_8b_1m_8xh200"
     config.data.store = "data/long"
     config.data.source = "jsonl:data/long/*.jsonl"

@@ -1,7 +1,7 @@
 """The argument parser of a verb: defaults in its help, and errors that are exceptions."""
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -16,8 +16,8 @@ class HelpFormatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Whole option names only; errors are a line; `more_help` is said below the help, and made only then."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, allow_abbrev=False, formatter_class=HelpFormatter, **kwargs)
+    def __init__(self, prog: str | None = None, **options: Any):
+        super().__init__(prog, allow_abbrev=False, formatter_class=HelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")

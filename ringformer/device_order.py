@@ -29,7 +29,8 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
         ordered = sorted(devices, key=lambda x: (x.process_index, x.id))
         return _as_array(ordered, (dp, fsdp, sp, tp)).swapaxes(2, 3)
     box, group = _boxes(grid.shape, sp, tp)
-    if box is None:
+    ring = None if box is None else hamiltonian_cycle(box)
+    if box is None or ring is None:
         warnings.warn(
             f"no order of a {'x'.join(map(str, grid.shape))} slice puts rings of sp={sp} on single links, so that "
             f"hops share links; sizes that can: {_sizes_of_rings(grid.shape)}",
@@ -39,7 +40,6 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
         path = _snake(grid.shape)
         pieces = [path[i : i + sp] for i in range(0, len(path), sp)]
         return _as_array([grid[p] for piece in pieces for p in piece[::2] + piece[1::2][::-1]], shape)
-    ring = hamiltonian_cycle(box)
     tiles = tuple(n // b for n, b in zip(grid.shape, box, strict=True))
     corners = _corners(tiles, group)
     rings = [[grid[tuple(c * b + o for c, b, o in zip(corner, box, offset, strict=True))] for offset in ring]

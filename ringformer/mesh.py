@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import jax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from ringformer.device_order import order_devices
 from ringformer.ops.gather_weight import gather_weight
@@ -27,8 +28,8 @@ TENSOR_PARALLEL = "HKF"
 """The shape letters that tp shards."""
 
 
-def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, ...]:
-    """The sizes of (dp, fsdp, tp, sp) from "dp,fsdp,tp,sp", where one of them may be -1: the rest."""
+def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
+    """The sizes of the axes from "dp,fsdp,tp,sp", where one of them may be -1: the rest. ValueError if none fit."""
     form = f'"{",".join(AXIS_NAMES)}", four integers of which one may be -1'
     try:
         sizes = [int(size) for size in mesh_dim.split(",")]
@@ -43,7 +44,8 @@ def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, ...]:
         sizes[sizes.index(-1)] = devices // known
     elif known != devices:
         raise ValueError(f"mesh_dim={mesh_dim!r} needs {known} devices, there are {devices}; write -1 for the rest")
-    return tuple(sizes)
+    dp, fsdp, tp, sp = sizes
+    return dp, fsdp, tp, sp
 
 
 def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
@@ -68,6 +70,7 @@ class WeightSharding:
 
     @property
     def spec(self) -> P:
+        """The axes of each dimension."""
         dims: list = [None] * len(self.shape)
         if self.tp_dim is not None:
             dims[self.tp_dim] = "tp"
@@ -83,8 +86,8 @@ class WeightSharding:
             shape[self.zero_dim] = -(-shape[self.zero_dim] // self.shards) * self.shards
         return tuple(shape)
 
-    def gather(self, w: jax.Array, dtype) -> jax.Array:
-        """Per device: the shard -> the weight in `dtype`, whole but for tp."""
+    def gather(self, w: jax.Array, dtype: DTypeLike) -> jax.Array:
+        """The weight in `dtype`, whole but for tp, from this device's shard (inside `shard_map`)."""
         if self.zero_dim is None:
             return w
         return gather_weight(w, self.zero_axes, self.zero_dim, self.shape[self.zero_dim], dtype)

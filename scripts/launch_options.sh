@@ -11,12 +11,17 @@ COMMON_OPTIONS="  --config=FILE       the config (configs/)
   --skip-estimate     do not ask the compiler first whether every stage fits
   --dry-run           print what each host would execute, and execute nothing
 
-  ringformer is that of .venv in the repository (scripts/setup_venv.sh makes it); RINGFORMER_PYTHON=/path/to/python
-  names another."
+  In a clone ringformer is that of its .venv (scripts/setup_venv.sh makes it), of a script from \`ringformer configs
+  copy\` that of the active environment; RINGFORMER_PYTHON=/path/to/python names another."
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# The command `ringformer`, whether an environment is active or not.
-ringformer=("${RINGFORMER_PYTHON:-$repository/.venv/bin/python}" -m ringformer.cli)
+if [ -f "$repository/setup.py" ]; then # a clone, whether an environment is active or not
+    python=$repository/.venv/bin/python
+else # inside a wheel, or copied from there
+    python=python
+fi
+# The command `ringformer`.
+ringformer=("${RINGFORMER_PYTHON:-$python}" -m ringformer.cli)
 
 # Sets config, target, run_dir, dry_run, skip_estimate and the arrays overrides (for train and estimate) and own (what
 # is left for the script).
@@ -70,12 +75,15 @@ become() {
     exec "$@"
 }
 
-# require_ringformer EXTRA: fail, with the command that makes it, if there is no .venv. A dry run needs none.
+# require_ringformer EXTRA: fail, with what makes it, if there is no Python with ringformer. A dry run needs none.
 require_ringformer() {
     [ -z "$dry_run" ] || return 0
-    local cure
-    cure="make it: bash $(printf %q "$repository")/scripts/setup_venv.sh $1 (or RINGFORMER_PYTHON=/path/to/python names \
-that of another environment)"
+    local cure="RINGFORMER_PYTHON=/path/to/python names that of another environment"
+    if [ -f "$repository/setup.py" ]; then
+        cure="make it: bash $(printf %q "$repository")/scripts/setup_venv.sh $1 (or $cure)"
+    else
+        cure="activate the environment that ringformer is installed in, with its extras train and $1 (or $cure)"
+    fi
     command -v "${ringformer[0]}" >/dev/null || fail "there is no ${ringformer[0]}; $cure"
     "${ringformer[0]}" -c 'import ringformer.cli' || fail "${ringformer[0]} has no ringformer; $cure"
 }

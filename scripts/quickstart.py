@@ -14,14 +14,14 @@ import matplotlib
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ringformer.cli import UsageError, load_config, simulate_cpu_devices
 from ringformer.inference.generate import generate
 from ringformer.inference.load_model import load_model
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.ops.layouts import permutation
 from ringformer.train.checkpoints import restore_params
+from ringformer.train.commands import simulate_cpu_devices
 from ringformer.train.config import Config
-from ringformer.train.config_files import parse
+from ringformer.train.config_files import load_config, parse
 from ringformer.train.loop import Run, prepare, train
 from ringformer.train.state import weight_shardings
 from ringformer.train.step import make_eval_step, make_logits
@@ -108,9 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, epilog="Other arguments, such as --config.steps=50, override "
                                      "configs/quickstart.py.")  # fmt: skip
     _, overrides = parser.parse_known_args()
-    config: Config = parse(load_config([
-        "--config=configs/quickstart.py", "--config.run_dir=runs/quickstart", *overrides,
-    ]))  # fmt: skip
+    config = parse(load_config("configs/quickstart.py", ["--config.run_dir=runs/quickstart", *overrides]))
     simulate_cpu_devices(config.cpu_devices)
     run_dir = Path(config.run_dir)
     shutil.rmtree(run_dir, ignore_errors=True)  # the quickstart always starts anew; the token store lies elsewhere
@@ -146,5 +144,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (UsageError, ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError) as error:
         sys.exit(f"quickstart: {error}")

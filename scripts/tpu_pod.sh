@@ -86,6 +86,7 @@ run "this host" "${tpus[@]}" tpu-vm scp "$archive" "$name:ringformer.tar.gz" "${
 # The image's Python is older than ringformer's 3.11.
 on_all_hosts "mkdir -p ringformer && tar -xzf ringformer.tar.gz -C ringformer && python3 -m pip install -q --user uv && \
 (test -x ringformer/.venv/bin/python || python3 -m uv venv -q --python 3.12 ringformer/.venv) && \
-python3 -m uv pip install -q --python ringformer/.venv/bin/python -e './ringformer[tpu]'"
+python3 -m uv pip install -q --python ringformer/.venv/bin/python --require-hashes -r ringformer/requirements/train.txt && \
+python3 -m uv pip install -q --python ringformer/.venv/bin/python -e './ringformer[train,tpu]'"
 # No environment flags: the trainer passes the compiler its options, the hosts find each other.
 on_all_hosts "cd ringformer && .venv/bin/python -m ringformer.cli train --distributed$(printf ' %q' "--config=$config" "${overrides[@]}")"

@@ -9,6 +9,13 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import jax
+import jaxtyping
+import pytest
+
+from tests.signatures import check
+
+# The shapes and dtypes in the signatures of these modules hold in every test; for users nothing checks them.
+jaxtyping.install_import_hook(["ringformer.ops", "ringformer.models.llama"], f"{check.__module__}.{check.__name__}")
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -16,3 +23,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 # JAX keeps millions of objects: Python's default would walk them again and again.
 gc.freeze()
 gc.set_threshold(100_000, 50, 50)
+
+
+@pytest.fixture
+def as_for_users(monkeypatch):
+    """Signatures are not checked: what does not fit meets the package's own errors, as it does outside the tests."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -1,4 +1,8 @@
-"""Softmax attention and its gradients in numpy, float64: an oracle that shares no line with the package."""
+"""Softmax attention and its gradients in numpy, float64: an oracle that shares no line and no library with the package.
+
+For errors of rounding, which an oracle in float32 could not measure, and for gradients that do not rest on autodiff.
+(`ringformer/ops/dense_reference.py` is JAX: it runs in a model, is differentiated, and takes rows without keys.)
+"""
 
 import numpy as np
 

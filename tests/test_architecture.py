@@ -10,7 +10,15 @@ import ringformer
 
 ROOT = Path(ringformer.__file__).parent
 FLOORS = (
-    ("untrusted_files", "argument_parser", "dataclass_flags", "compiler_options", "hardware", "shipped_configs"),
+    (
+        "untrusted_files",
+        "checkpoint_arrays",
+        "argument_parser",
+        "dataclass_flags",
+        "compiler_options",
+        "hardware",
+        "shipped_configs",
+    ),
     ("ops", "device_order"),
     ("mesh",),
     ("models",),
@@ -23,7 +31,16 @@ FLOORS = (
     ("cli",),
 )
 """From the ground up: a module imports its own room and the floors below, of those on one floor none the other."""
-DATA_FLOORS = (("sources",), ("tokenizers",), ("chats",), ("stores",), ("packing",), ("loader",), ("commands",))
+DATA_FLOORS = (
+    ("optional_packages",),
+    ("sources",),
+    ("tokenizers",),
+    ("chats",),
+    ("stores",),
+    ("packing",),
+    ("loader",),
+    ("commands",),
+)
 PUBLIC = "__init__"
 
 LONG: dict[str, str] = {}

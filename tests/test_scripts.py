@@ -1,5 +1,6 @@
 """The launch scripts: shellcheck has nothing to say, and a dry run shows what each host would execute."""
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -16,8 +17,7 @@ SCRIPTS = sorted(ROOT.glob("scripts/*.sh"))
 PATHS = ["--init_from=/share/llama 13b", "--store=/share/data", "--tokenizer=/share/t.model", "--run_dir=/share/run"]
 A100, V5E = (f"--config=configs/llama_13b_512k_{name}.py" for name in ("32xa100", "v5e_256"))
 POD = ["tpu_pod.sh", "--name=pod", "--zone=us-west4-a", V5E, *PATHS]
-
-
+LOCK = "requirements/train.txt"
 RINGFORMER = [str(ROOT / ".venv/bin/python"), "-m", "ringformer.cli"]
 
 
@@ -88,8 +88,10 @@ def test_one_command_on_a_pod(generation):
     assert create[:5] == ["gcloud", "compute", "tpus", "queued-resources", "create"]
     assert f"--accelerator-type={accelerator}" in create and f"--runtime-version={cloud.runtime_version}" in create
     mount, install, train = found["every host of pod"]
-    assert "10.0.0.2:/share" in mount and "./ringformer[tpu]" in install
-    assert install.count("ringformer/.venv/bin/python") == 2
+    assert "10.0.0.2:/share" in mount and "./ringformer[train,tpu]" in install
+    hashed = install.index("--require-hashes")
+    assert install[hashed + 1 : hashed + 3] == ["-r", f"ringformer/{LOCK}"]
+    assert (ROOT / LOCK).is_file() and install.count("ringformer/.venv/bin/python") == 3
     assert train[:7] == ["cd", "ringformer", "&&", ".venv/bin/python", "-m", "ringformer.cli", "train"]
     assert train[train.index("train") + 1] == "--distributed" and "--config.init_from=/share/llama 13b" in train
     sent = [c for c in found["this host"] if "ssh" in c]
@@ -154,6 +156,7 @@ def clone(tmp_path):
     (folder / "configs").mkdir(parents=True)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     shutil.copy(ROOT / A100.partition("=")[2], folder / "configs")
+    shutil.copy(ROOT / "setup.py", folder)
     return folder
 
 
@@ -228,3 +231,67 @@ def test_a_signal_to_the_launcher_reaches_the_run(tmp_path):
     process.terminate()
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 143 and "saved" in out
+
+
+@pytest.fixture
+def installing(tmp_path):
+    """A clone without .venv, and a python3 whose venv's pip only says what it was asked: (folder, run, asked)."""
+    folder, log = tmp_path / "clone", tmp_path / "log"
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    pip = f'#!/bin/bash\necho "${{@:6}}" >> {log}\n'
+    (tmp_path / "pip").write_text(pip)
+    (tmp_path / "pip").chmod(0o755)
+    made = f"mkdir -p .venv/bin && cp {tmp_path}/pip .venv/bin/python"
+    python = fake_python(tmp_path / "bin" / "python3", f'[ "$1 $2" != "-m venv" ] || {{ {made}; }}')
+
+    def run(*arguments, **env):
+        done = launch("setup_venv.sh", *arguments, cwd=folder, PATH=f"{python.parent}:/usr/bin:/bin", **env)
+        assert done.returncode == 0, done.stderr
+        asked = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return asked
+
+    return folder, run
+
+
+@pytest.mark.parametrize(
+    ("extra", "lock", "then"),
+    [
+        ([], "train", "--no-build-isolation --no-deps --editable ."),
+        (["train"], "train", "--no-build-isolation --no-deps --editable ."),
+        (["test"], "test", "--no-build-isolation --editable .[train,test]"),
+        (["cuda"], "train", "--no-build-isolation --editable .[train,cuda]"),
+    ],
+    ids=str,
+)
+def test_what_is_installed_is_what_is_locked(installing, extra, lock, then):
+    _, run = installing
+    locked, package = run(*extra)
+    assert locked == f"--require-hashes --no-deps --requirement requirements/{lock}.txt"
+    assert package == then
+
+
+def test_nothing_is_installed_twice_unless_something_changed(installing):
+    folder, run = installing
+    assert run() and not run() and not run("train")
+    assert run("test") and not run("test") and not run()
+    for name in ("setup.py", "pyproject.toml", LOCK):
+        later = time.time() + 60
+        os.utime(folder / name, (later, later))
+        assert run(), name
+        os.utime(folder / name, (0, 0))
+        assert not run()
+
+
+def test_the_python_that_is_named_makes_the_environment(installing, tmp_path):
+    folder, run = installing
+    other = fake_python(tmp_path / "other", f'echo "$@" >> {tmp_path}/other.log; exec {tmp_path}/bin/python3 "$@"')
+    assert run(PYTHON=str(other))
+    assert "-m venv .venv" in (tmp_path / "other.log").read_text()
+    shutil.rmtree(folder / ".venv")
+    old = fake_python(tmp_path / "old", '[ "$1" != --version ] || echo Python 3.9.2; exit 1')
+    done = launch("setup_venv.sh", cwd=folder, PYTHON=str(old))
+    assert done.returncode == 1 and "ringformer needs Python 3.11 or newer" in done.stderr

@@ -1,46 +1,71 @@
-"""Data: documents from a source, tokenized into a store, packed into sequences, loaded for the ring."""
+"""Data: documents from a source, tokenized into a store, packed into sequences, loaded for the ring.
 
-from ringformer.data.loader import Loader
-from ringformer.data.packing.document_lengths import DocumentLengths, too_short
-from ringformer.data.packing.mixture import Mixture, open_mixture, parse_mixture
-from ringformer.data.packing.stream import Batch, PackedSequences
-from ringformer.data.packing.whole_documents import WholeDocuments
-from ringformer.data.sources import Document, Documents, read_documents
-from ringformer.data.stores.prepare import build_stores, open_or_build
-from ringformer.data.stores.token_store import TokenStore
-from ringformer.data.tokenizers.sentencepiece import (
-    ByteTokenizer,
-    Segment,
-    SentencePieceTokenizer,
-    Tokenizer,
-    check_vocabulary,
-    load_tokenizer,
-    save_tokenizer,
-    train_sentencepiece,
-)
+Names are imported when they are first asked for (PEP 562): `import ringformer.data` alone loads none of its rooms.
+"""
 
-__all__ = [
-    "Batch",
-    "ByteTokenizer",
-    "Document",
-    "DocumentLengths",
-    "Documents",
-    "Loader",
-    "Mixture",
-    "PackedSequences",
-    "Segment",
-    "SentencePieceTokenizer",
-    "TokenStore",
-    "Tokenizer",
-    "WholeDocuments",
-    "build_stores",
-    "check_vocabulary",
-    "load_tokenizer",
-    "open_mixture",
-    "open_or_build",
-    "parse_mixture",
-    "read_documents",
-    "save_tokenizer",
-    "too_short",
-    "train_sentencepiece",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringformer.data.loader import Loader as Loader
+    from ringformer.data.packing.document_lengths import DocumentLengths as DocumentLengths
+    from ringformer.data.packing.document_lengths import too_short as too_short
+    from ringformer.data.packing.mixture import Mixture as Mixture
+    from ringformer.data.packing.mixture import open_mixture as open_mixture
+    from ringformer.data.packing.mixture import parse_mixture as parse_mixture
+    from ringformer.data.packing.sequences import Batch as Batch
+    from ringformer.data.packing.stream import DocumentStream as DocumentStream
+    from ringformer.data.packing.whole_documents import WholeDocuments as WholeDocuments
+    from ringformer.data.sources import Document as Document
+    from ringformer.data.sources import Documents as Documents
+    from ringformer.data.sources import read_documents as read_documents
+    from ringformer.data.stores.prepare import build_stores as build_stores
+    from ringformer.data.stores.prepare import open_or_build as open_or_build
+    from ringformer.data.stores.token_store import TokenStore as TokenStore
+    from ringformer.data.tokenizers.base import Segment as Segment
+    from ringformer.data.tokenizers.base import Tokenizer as Tokenizer
+    from ringformer.data.tokenizers.base import check_vocabulary as check_vocabulary
+    from ringformer.data.tokenizers.byte_level import ByteTokenizer as ByteTokenizer
+    from ringformer.data.tokenizers.load import load_tokenizer as load_tokenizer
+    from ringformer.data.tokenizers.load import save_tokenizer as save_tokenizer
+    from ringformer.data.tokenizers.sentencepiece import SentencePieceTokenizer as SentencePieceTokenizer
+    from ringformer.data.tokenizers.sentencepiece import train_sentencepiece as train_sentencepiece
+
+_HOMES = {
+    "Batch": "packing.sequences",
+    "ByteTokenizer": "tokenizers.byte_level",
+    "Document": "sources",
+    "DocumentLengths": "packing.document_lengths",
+    "DocumentStream": "packing.stream",
+    "Documents": "sources",
+    "Loader": "loader",
+    "Mixture": "packing.mixture",
+    "Segment": "tokenizers.base",
+    "SentencePieceTokenizer": "tokenizers.sentencepiece",
+    "TokenStore": "stores.token_store",
+    "Tokenizer": "tokenizers.base",
+    "WholeDocuments": "packing.whole_documents",
+    "build_stores": "stores.prepare",
+    "check_vocabulary": "tokenizers.base",
+    "load_tokenizer": "tokenizers.load",
+    "open_mixture": "packing.mixture",
+    "open_or_build": "stores.prepare",
+    "parse_mixture": "packing.mixture",
+    "read_documents": "sources",
+    "save_tokenizer": "tokenizers.load",
+    "too_short": "packing.document_lengths",
+    "train_sentencepiece": "tokenizers.sentencepiece",
+}
+"""The public names, and the module of each."""
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ringformer.data' has no attribute {name!r}")
+    return getattr(import_module(f"ringformer.data.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

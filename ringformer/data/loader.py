@@ -8,19 +8,20 @@ than any host could read; and a run resumes at any step, on any mesh, without lo
 import itertools
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Any
 
 import jax
 import numpy as np
 
 from ringformer.data.packing.document_lengths import DocumentLengths, document_lengths
 from ringformer.data.packing.mixture import Mixture
-from ringformer.data.packing.stream import Batch, PackedAttention, PackedSequences
+from ringformer.data.packing.options import PackingOptions
+from ringformer.data.packing.sequences import Batch, StoreSequences
+from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
 
-Packing = Literal["stream", "whole"]
 Parts = Sequence[tuple[TokenStore, int]]
 """Stores and their shares of the sequences, in whole numbers."""
 
@@ -33,9 +34,7 @@ class Loader:
 
     Args:
       store: a store, or several with their shares.
-      packing: "stream", documents end to end (`PackedSequences`), or "whole", uncut (`WholeDocuments`).
-      min_length, max_length: only documents of so many tokens, end token included; a max_length of 0 is no limit.
-      packed_attention: does a token attend to its "document", or to the "sequence" before it?
+      packing: which documents are packed, and whether as a `DocumentStream` or as `WholeDocuments`.
     """
 
     def __init__(
@@ -47,23 +46,18 @@ class Loader:
         seed: int,
         layout: Layout,
         ring_size: int,
-        packing: Packing = "stream",
-        min_length: int = 0,
-        max_length: int = 0,
-        packed_attention: PackedAttention = "document",
+        packing: PackingOptions = PackingOptions(),
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
-        if packing not in ("stream", "whole"):
-            raise ValueError(f"unknown packing {packing!r}; known: stream, whole")
-        options = {"min_length": min_length, "max_length": max_length, "packed_attention": packed_attention}
 
-        def packed(store: TokenStore, rows: int):
-            if packing == "stream":
-                return PackedSequences(store, seq_len, seed, **options)
-            return WholeDocuments(store, seq_len, seed, batch_size=rows, **options)
+        def packed(store: TokenStore, rows: int) -> StoreSequences:
+            if packing.packing == "stream":
+                return DocumentStream(store, seq_len, seed, packing)
+            return WholeDocuments(store, seq_len, seed, packing, batch_size=rows)
 
         self.batch_size = batch_size
+        self.sequences: StoreSequences | Mixture
         if isinstance(store, TokenStore):
             self.sequences = packed(store, batch_size)
         else:
@@ -73,7 +67,7 @@ class Loader:
         self._order = permutation(layout, seq_len, ring_size)
 
     def document_lengths(self) -> list[DocumentLengths]:
-        """Of each store; `too_short` of them is a warning for who trains on them."""
+        """The lengths of each store's documents; `too_short` makes a warning of them for who trains on them."""
         parts = self.sequences.parts if isinstance(self.sequences, Mixture) else [self.sequences]
         return [document_lengths(part) for part in parts]
 
@@ -88,7 +82,7 @@ class Loader:
         """A step's batch as global jax Arrays [batch_size, seq_len], on one process or as one of many."""
         parts: dict[tuple[int | None, ...], Batch] = {}
 
-        def part(index: tuple[slice, slice], field: int) -> np.ndarray:
+        def part(index: Any, field: int) -> np.ndarray:
             key = tuple(bound for s in index for bound in (s.start, s.stop))
             if key not in parts:
                 parts[key] = self.read(step, *index)

@@ -23,6 +23,7 @@ def load_model(run_dir: str | Path, **changes) -> Llama:
         raise FileNotFoundError(f"{run_dir} has no config.json: name the folder of a run or of a converted model")
     model = json.loads((Path(run_dir) / "config.json").read_text())["model"]
     config = LlamaConfig(**model | changes)
-    mesh = make_mesh("1,1,1,1", [jax.config.jax_default_device or jax.devices()[0]])
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]  # JAX makes it as it starts
+    mesh = make_mesh("1,1,1,1", [default or jax.devices()[0]])
     params = restore_params(run_dir, weight_shardings(config, mesh), mesh)
     return nnx.merge(abstract_model(config)[0], params)

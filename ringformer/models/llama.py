@@ -10,6 +10,7 @@ vocabulary, L layers. Parameters of the layers are stacked, [L, ...].
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,15 @@ from einops import rearrange
 from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Float32, Int
 
 from ringformer.models.interface import Axes
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops import dense_reference, layouts, rope
+from ringformer.ops import layouts, rope
+from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.cross_entropy import cross_entropy, token_cross_entropy
+from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.embedding import embed
 from ringformer.ops.ring_attention import SAVED_OUTPUT, SAVED_SOFTMAX, ring_attention
 
@@ -45,8 +49,35 @@ OFFLOAD = {
 }  # fmt: skip
 """The same with the layer's input in host memory."""
 
+Rotation = tuple[Float32[Array, "#B T half"], Float32[Array, "#B T half"]]
+"""(cos, sin) of the pairs of features of a head, at each token."""
+
+
+class RMSNorm(nnx.Module):
+    """`rms_norm` with a learnt scale (Zhang & Sennrich)."""
+
+    def __init__(self, config: LlamaConfig):
+        self.eps = config.norm_eps
+        self.scale = nnx.Param(jnp.ones(config.hidden_size, jnp.float32), letters="D")
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return rms_norm(x, self.scale[...], self.eps)
+
+
+def rms_norm(x: Float[Array, "*rows D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
+    """x over the root of its mean square, times the scale; float32 inside, x's dtype out."""
+    wide = x.astype(jnp.float32)
+    wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * scale).astype(x.dtype)
+
 
 class Attention(nnx.Module):
+    """Causal self-attention with rotary positions and grouped key heads, normed before.
+
+    The norm is taken anew for each group of heads: its output is never kept. With tp, x and the result are the
+    rank's part t of the local tokens T, and the rotation and ids those of all T; without, t is T.
+    """
+
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.config = config
         self.wq = _normal(config, rngs, "DHd")
@@ -54,12 +85,10 @@ class Attention(nnx.Module):
         self.wv = _normal(config, rngs, "DKd")
         self.wo = _normal(config, rngs, "HdD")
 
-    def __call__(self, x, norm, rotation, segment_ids, axes: Axes):
-        """x [B, T, D], rotation (cos, sin) [B, T, d/2], segment_ids [B, T] or None -> [B, T, D].
-
-        The norm is taken anew for each group of heads: its output is never kept. With tp, x and the result are the
-        rank's part of T, and the rotation and ids those of the whole T.
-        """
+    def __call__(
+        self, x: Float[Array, "B t D"], norm: RMSNorm, rotation: Rotation, segment_ids: Int[AnyArray, "B T"] | None,
+        axes: Axes,
+    ) -> Float[Array, "B t D"]:  # fmt: skip
         c, x = self.config, _enter_tp(x, axes)
         wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
         K = max(1, wq.shape[1] * c.num_kv_heads // c.num_heads)  # key heads that the queries here read
@@ -67,7 +96,7 @@ class Attention(nnx.Module):
             # Fewer key heads than tp ranks: their weights are not sharded over tp, and a rank reads one head.
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
             wk, wv = (lax.dynamic_slice_in_dim(w, head, 1, axis=1) for w in (wk, wv))
-        attend = partial(self._attend, x, norm.scale[...], rotation, segment_ids, axes)
+        attend: Callable = partial(self._attend, x, norm.scale[...], rotation, segment_ids, axes)
         if c.head_groups == 1:
             y = jnp.einsum("bthd,hdD->btD", attend(wq, wk, wv), wo)
         else:
@@ -79,13 +108,13 @@ class Attention(nnx.Module):
         return _leave_tp(y, axes)
 
     def _attend(self, x, scale, rotation, segment_ids, axes, wq, wk, wv):
-        """The heads of some columns of the weights: x [B, T, D] -> o [B, T, h, d]."""
+        """The outputs [B, T, h, d] of the heads of some columns of the weights, for x [B, T, D]."""
         c = self.config
         x = rms_norm(x, scale, c.norm_eps)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
         q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
         if c.attention == "vanilla":
-            return dense_reference.attention(q, k, v, segment_ids=segment_ids)
+            return dense_attention(q, k, v, segment_ids=segment_ids)
         ring = c.attention == "ring" and axes.sp is not None
         return ring_attention(
             q, k, v, axis_name=axes.sp if ring else None, layout=c.layout if ring else "contiguous",
@@ -94,17 +123,17 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
+    """SwiGLU, normed before; chunk by chunk, the norm too, like all that the paper's blockwise computation does."""
+
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.config = config
         self.w_gate = _normal(config, rngs, "DF")
         self.w_up = _normal(config, rngs, "DF")
         self.w_down = _normal(config, rngs, "FD")
 
-    def __call__(self, x, norm, axes: Axes):
-        """x [B, T, D] -> [B, T, D]; normed chunk by chunk, like all that the paper's blockwise computation does."""
+    def __call__(self, x: Float[Array, "B T D"], norm: RMSNorm, axes: Axes) -> Float[Array, "B T D"]:
         x = _enter_tp(x, axes)
-        weights = tuple(w[...].astype(x.dtype) for w in (self.w_gate, self.w_up, self.w_down))
-        weights = norm.scale[...], weights
+        weights = norm.scale[...], tuple(w[...].astype(x.dtype) for w in (self.w_gate, self.w_up, self.w_down))
 
         def function(weights, x):
             return swiglu(weights[1], rms_norm(x, weights[0], self.config.norm_eps))
@@ -116,30 +145,18 @@ class FeedForward(nnx.Module):
         return _leave_tp(y, axes)
 
 
-class RMSNorm(nnx.Module):
-    def __init__(self, config: LlamaConfig):
-        self.eps = config.norm_eps
-        self.scale = nnx.Param(jnp.ones(config.hidden_size, jnp.float32), letters="D")
-
-    def __call__(self, x):
-        return rms_norm(x, self.scale[...], self.eps)
-
-
-def rms_norm(x, scale, eps: float):
-    """x [..., D] over the root of its mean square, times scale [D]; float32 inside, x's dtype out."""
-    wide = x.astype(jnp.float32)
-    wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype)
-
-
 class Layer(nnx.Module):
+    """Attention and feed-forward, each added to the residual stream."""
+
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config)
         self.attention = Attention(config, rngs)
         self.feedforward_norm = RMSNorm(config)
         self.feedforward = FeedForward(config, rngs)
 
-    def __call__(self, x, rotation, segment_ids, axes: Axes):
+    def __call__(
+        self, x: Float[Array, "B t D"], rotation: Rotation, segment_ids: Int[AnyArray, "B T"] | None, axes: Axes
+    ) -> Float[Array, "B t D"]:
         x = x + self.attention(x, self.attention_norm, rotation, segment_ids, axes)
         return x + self.feedforward(x, self.feedforward_norm, axes)
 
@@ -147,7 +164,7 @@ class Layer(nnx.Module):
 class Llama(nnx.Module):
     """The decoder: embedding, L equal layers (one `lax.scan`), norm, output head.
 
-    On one device: `Llama(config, rngs=nnx.Rngs(0))(tokens)` gives logits [B, T, V]. Inside a `shard_map`, B, T are
+    On one device: `Llama(config, rngs=nnx.Rngs(0))(tokens)` gives logits. Inside a `shard_map`, B, T are
     the device's own, `axes` names the ring and tensor parallel axes, and `gather(name, weights)` makes the weights
     of "embed", "layers" (one layer's), "norm" or "head" whole.
     """
@@ -164,8 +181,11 @@ class Llama(nnx.Module):
         if not config.tie_embeddings:
             self.head = _normal(config, rngs, "DV")
 
-    def __call__(self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather: Callable | None = None):
-        """Logits of the next token, float32 [B, T, V]; int32 tokens, positions, segment_ids [B, T].
+    def __call__(
+        self, tokens: Int[AnyArray, "B T"], positions: Int[AnyArray, "#B T"] | None = None,
+        segment_ids: Int[AnyArray, "B T"] | None = None, *, axes: Axes = Axes(), gather: Callable | None = None,
+    ) -> Float32[Array, "B T V"]:  # fmt: skip
+        """The logits of the next token.
 
         Positions default to each token's place in the sequence, on a ring in the config's layout; without segment_ids
         there is one document.
@@ -173,18 +193,21 @@ class Llama(nnx.Module):
         x = self.hidden(tokens, positions, segment_ids, axes=axes, gather=gather)
         return jnp.einsum("btd,dv->btv", x, self._head(x.dtype, gather), preferred_element_type=jnp.float32)
 
-    def loss(self, batch, *, axes=Axes(), gather: Callable | None = None):
+    def loss(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, ""]:
         """The sum of -log p(target) over this device's tokens with mask; see `ringformer.data.Batch`."""
         x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
         return cross_entropy(x, self._head(x.dtype, gather), batch.targets, batch.mask, self.config.loss_chunk)
 
-    def token_losses(self, batch, *, axes=Axes(), gather: Callable | None = None):
-        """-log p(target) of each of this device's tokens, masked or not: float32 [B, T]; for evaluation."""
+    def token_losses(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, "B T"]:
+        """-log p(target) of each of this device's tokens, masked or not; for evaluation."""
         x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
         return token_cross_entropy(x, self._head(x.dtype, gather), batch.targets, self.config.loss_chunk)
 
-    def hidden(self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather: Callable | None = None):
-        """The normed output of the last layer, [B, T, D] in the compute dtype."""
+    def hidden(
+        self, tokens: Int[AnyArray, "B T"], positions: Int[AnyArray, "#B T"] | None = None,
+        segment_ids: Int[AnyArray, "B T"] | None = None, *, axes: Axes = Axes(), gather: Callable | None = None,
+    ) -> Float[Array, "B T D"]:  # fmt: skip
+        """The normed output of the last layer, in the compute dtype; arguments as in `__call__`."""
         c = self.config
         if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
             raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
@@ -212,13 +235,14 @@ class Llama(nnx.Module):
         return self.norm(x)
 
     def _places(self, length: int, axes: Axes):
-        """int32 [1, T]: the places in the sequence of this device's tokens, of which a tp rank holds `length`."""
+        """The places in the sequence of this device's tokens, int32 [1, T]; a tp rank holds `length` of them."""
         length *= 1 if axes.tp is None else lax.axis_size(axes.tp)
         if axes.sp is None or self.config.attention != "ring":
             return jnp.arange(length, dtype=jnp.int32)[None]
         return layouts.positions(self.config.layout, length, axes.sp)[None]
 
     def _head(self, dtype, gather):
+        """The output head [D, V] in the compute dtype."""
         gather = _no_gather if gather is None else gather
         if self.config.tie_embeddings:
             return gather("embed", self.embed[...]).astype(dtype).T

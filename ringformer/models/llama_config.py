@@ -59,10 +59,12 @@ class LlamaConfig:
     ffn_chunk: int = 1024
     loss_chunk: int = 1024
 
-    ARCHITECTURE: ClassVar = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
-                              "num_kv_heads", "head_dim", "tie_embeddings")  # fmt: skip
-    CONTEXT: ClassVar = ("rope_theta", "rope_scaling")
-    INHERITED: ClassVar = (*CONTEXT, "norm_eps")
+    ARCHITECTURE: ClassVar[tuple[str, ...]] = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+        "tie_embeddings",
+    )  # fmt: skip
+    CONTEXT: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
+    INHERITED: ClassVar[tuple[str, ...]] = (*CONTEXT, "norm_eps")
 
     def __post_init__(self):
         if isinstance(self.rope_scaling, Mapping):

@@ -1,10 +1,11 @@
 """The families of models by name, and the presets of each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
 
+from ringformer.models.flops import model_flops_per_token
 from ringformer.models.interface import ModelConfig
 from ringformer.models.llama import Llama
 from ringformer.models.llama_config import LlamaConfig
@@ -14,13 +15,15 @@ from ringformer.models.llama_presets import PRESETS
 class Family(NamedTuple):
     """A kind of model; see `interface.py` for what its two classes have."""
 
-    config: type
-    model: type
+    config: Any
+    model: Any
     presets: Mapping[str, Mapping[str, Any]]
     """Arguments of `config` by the name of a model."""
+    flops_per_token: Callable[[Any, int], float] | None = None
+    """Training FLOPs per token of a configuration at a sequence length, from which a run reports its MFU."""
 
 
-FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS)}
+FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS, model_flops_per_token)}
 
 
 def register(name: str, family: Family) -> None:
@@ -42,7 +45,17 @@ def family_of(preset: str) -> Family:
 
 def build(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     """The model of a configuration, with parameters drawn from `rngs`; raises ValueError if no family has it."""
+    return _family(config).model(config, rngs=rngs)
+
+
+def flops_per_token(config: ModelConfig, seq_len: int) -> float | None:
+    """Training FLOPs per token at a sequence length; None if the family has no closed form."""
+    closed_form = _family(config).flops_per_token
+    return closed_form(config, seq_len) if closed_form else None
+
+
+def _family(config: ModelConfig) -> Family:
     for family in FAMILIES.values():
         if type(config) is family.config:
-            return family.model(config, rngs=rngs)
+            return family
     raise ValueError(f"{type(config).__name__} is the configuration of no registered family: register it")

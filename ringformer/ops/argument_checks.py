@@ -1,10 +1,17 @@
-"""What attention accepts: arguments that do not fit are refused, and no cast changes what they mean."""
+"""Checks and casts of attention's arguments: what does not fit is refused, and no cast changes what is meant."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float32, Int, Integer
 
 from ringformer.ops import layouts
+
+AnyArray = jax.Array | np.ndarray
+"""An array of a device, or of the host."""
+
+SegmentIds = Integer[AnyArray, "B T"] | tuple[Integer[AnyArray, "B T"], Integer[AnyArray, "B S"]] | None
+"""The ids of all tokens, or of the queries and of the keys; None: one segment."""
 
 
 def check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk) -> None:
@@ -35,7 +42,9 @@ def check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk) -> None:
             raise ValueError(f"{name} must be positive; got {chunk}")
 
 
-def as_segment_ids(segment_ids) -> tuple[jax.Array | np.ndarray | None, jax.Array | np.ndarray | None]:
+def as_segment_ids(
+    segment_ids: AnyArray | tuple[AnyArray, AnyArray] | None,
+) -> tuple[Int[AnyArray, "B T"] | None, Int[AnyArray, "B S"] | None]:
     """The ids of queries and of keys, int32, equal and in the same order as the given ones.
 
     Host arrays beyond 32 bits are replaced by their ranks. Device arrays beyond them exist under `jax_enable_x64`
@@ -54,21 +63,22 @@ def as_segment_ids(segment_ids) -> tuple[jax.Array | np.ndarray | None, jax.Arra
         wide = object if any(x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max for x in pair) else np.int64
         together = np.concatenate([x.ravel().astype(wide) for x in pair])
         ranks = np.unique(together, return_inverse=True)[1].astype(np.int32)
-        return tuple(x.reshape(ids.shape) for x, ids in zip(np.split(ranks, [pair[0].size]), pair, strict=True))
-    pair = tuple(
+        q_ranks, k_ranks = np.split(ranks, [pair[0].size])
+        return q_ranks.reshape(pair[0].shape), k_ranks.reshape(pair[1].shape)
+    q_ids, k_ids = (
         x.astype(np.int32) if isinstance(x, np.ndarray) and not wide else x
         for x, wide in zip(pair, too_wide, strict=True)
     )
-    dtype = np.result_type(*(x.dtype for x in pair), np.int32)
+    dtype = np.result_type(q_ids.dtype, k_ids.dtype, np.int32)
     if dtype.kind != "i" or jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
-            f"segment ids of {pair[0].dtype} and {pair[1].dtype} do not fit 32 bits: number the documents anew as "
+            f"segment ids of {q_ids.dtype} and {k_ids.dtype} do not fit 32 bits: number the documents anew as "
             "int32, or give both as numpy arrays, or as int64 under jax_enable_x64"
         )
-    return tuple(x.astype(dtype) for x in pair)
+    return q_ids.astype(dtype), k_ids.astype(dtype)
 
 
-def as_bias(bias) -> jax.Array | np.ndarray | None:
+def as_bias(bias: AnyArray | None) -> Float32[AnyArray, "B S"] | None:
     """The bias in float32; what is finite stays so, such as float64's own least number."""
     if bias is None:
         return None

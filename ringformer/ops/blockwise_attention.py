@@ -11,88 +11,77 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
 from jax import lax
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from ringformer.ops import online_softmax
 from ringformer.ops.derivative_guards import once_reversible
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.varying_axes import vary_like
-from ringformer.ops.work_list import Chunks, Pairs
+from ringformer.ops.work_list import AxisChunks, ChunkPairs, WorkList
 
 
 class Queries(NamedTuple):
     """A shard of queries. Stays at home."""
 
-    q: jax.Array  # [B, K, G, T, d]
-    segment_ids: jax.Array | None  # int32 [B, T]
+    q: Float[Array, "B K G T d"]
+    segment_ids: Int[Array, "B T"] | None
 
 
 class Keys(NamedTuple):
     """A shard of keys and values, in the dtype and shape in which it travels the ring."""
 
-    kv: jax.Array  # [2, B, K, S, d]
-    segment_ids: jax.Array | None  # int32 [B, S]
-    bias: jax.Array | None  # float32 [B, S]
+    kv: Float[Array, "2 B K S d"]
+    segment_ids: Int[Array, "B S"] | None
+    bias: Float32[Array, "B S"] | None
 
 
 class KeyGradients(NamedTuple):
     """The gradients that follow a shard of keys round the ring."""
 
-    k: jax.Array  # float32 [B, K, S, d]
-    v: jax.Array  # float32 [B, K, S, d]
-    bias: jax.Array | None  # float32 [B, S]
+    k: Float32[Array, "B K S d"]
+    v: Float32[Array, "B K S d"]
+    bias: Float32[Array, "B S"] | None
 
 
 class Cotangents(NamedTuple):
-    """What the backward needs to know of the queries' rows."""
+    """What the backward needs to know of the queries' rows: the cotangents of the outputs, and three numbers each.
 
-    do: jax.Array  # [B, K, G, T, d]
-    rows: jax.Array  # float32 [3, B, K, G, T]: m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 of empty rows
+    These are m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 of empty rows.
+    """
 
-
-class PairList(NamedTuple):
-    """Chunk pairs of which the first `count` are wanted: a number, or a traced int32. The arrays may be traced."""
-
-    pairs: Pairs
-    count: int | jax.Array
+    do: Float[Array, "B K G T d"]
+    rows: Float32[Array, "3 B K G T"]
 
 
-class Work(NamedTuple):
-    """One block's chunk pairs, as `chunks.visible_pairs` lists them."""
-
-    q_chunks: Chunks
-    k_chunks: Chunks
-    whole: PairList
-    masked: PairList
-
-
-def block_forward(state: Softmax, queries: Queries, keys: Keys, work: Work, scale: float) -> Softmax:
+def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
     """Take every visible key of `keys` into the running softmax of every query."""
 
     def chunk_pair(state, pair, masked):
-        q, k = _take_q(queries, pair, work), _take_k(keys, pair, work)
-        start = _at(work.q_chunks.start, pair.q)
-        chunk = jax.tree.map(lambda x, axis: lax.dynamic_slice_in_dim(x, start, work.q_chunks.size, axis), state, _ROWS)
-        chunk = online_softmax.update(chunk, _logits(q, k, pair, work, scale, masked), k.kv[1])
-        return jax.tree.map(lambda x, c, axis: lax.dynamic_update_slice_in_dim(x, c, start, axis), state, chunk, _ROWS)
+        q, k = _take_q(queries, pair, work_list), _take_k(keys, pair, work_list)
+        start = _at(work_list.q_chunks.start, pair.q)
+        chunk = jax.tree.map(lambda x: _slice(x, _ROWS, start, work_list.q_chunks.size), state)
+        chunk = online_softmax.update(chunk, _logits(q, k, pair, work_list, scale, masked), k.kv[1])
+        return jax.tree.map(lambda x, c: lax.dynamic_update_slice_in_dim(x, c, start, _ROWS), state, chunk)
 
-    return _for_each_pair(chunk_pair, state, queries, keys, work)
+    return _for_each_pair(chunk_pair, state, queries, keys, work_list)
 
 
 def block_backward(
-    dq: jax.Array, queries: Queries, keys: Keys, cotangents: Cotangents, work: Work, scale: float
+    dq: jax.Array, queries: Queries, keys: Keys, cotangents: Cotangents, work_list: WorkList, scale: float
 ) -> tuple[jax.Array, KeyGradients]:
     """Add this block's share to `dq` [B, K, G, T, d] float32, and return the gradients of its keys."""
 
     def chunk_pair(carry, pair, masked):
         dq, dkeys = carry
-        q, k = _take_q(queries, pair, work), _take_k(keys, pair, work)
-        q_start, k_start = _at(work.q_chunks.start, pair.q), _at(work.k_chunks.start, pair.k)
-        do = _slice(cotangents.do, 3, q_start, work.q_chunks.size)
-        m, weight, delta = _slice(cotangents.rows, 4, q_start, work.q_chunks.size)
+        q, k = _take_q(queries, pair, work_list), _take_k(keys, pair, work_list)
+        q_start, k_start = _at(work_list.q_chunks.start, pair.q), _at(work_list.k_chunks.start, pair.k)
+        do = _slice(cotangents.do, _ROWS, q_start, work_list.q_chunks.size)
+        m, weight, delta = _slice(cotangents.rows, 4, q_start, work_list.q_chunks.size)
 
-        p = jnp.exp(_logits(q, k, pair, work, scale, masked) - m[..., None]) * weight[..., None]
+        p = jnp.exp(_logits(q, k, pair, work_list, scale, masked) - m[..., None]) * weight[..., None]
         dv = _einsum("bkgts,bkgtd->bksd", p.astype(do.dtype), do)
         dp = _einsum("bkgtd,bksd->bkgts", do, k.kv[1])
         ds = p * (dp - delta[..., None])
@@ -100,24 +89,18 @@ def block_backward(
         ds = (ds * scale).astype(q.q.dtype)
         dk = _einsum("bkgts,bkgtd->bksd", ds, q.q)
 
-        dq = _add_at(dq, _einsum("bkgts,bksd->bkgtd", ds, k.kv[0]), q_start, axis=3)
-        share = KeyGradients(dk, dv, dbias)
-        dkeys = jax.tree.map(lambda x, c, axis: _add_at(x, c, k_start, axis), dkeys, share, _key_axes(dkeys))
-        return dq, dkeys
+        dq = _add_at(dq, _einsum("bkgts,bksd->bkgtd", ds, k.kv[0]), q_start, _ROWS)
+        dk, dv = _add_at(dkeys.k, dk, k_start, axis=2), _add_at(dkeys.v, dv, k_start, axis=2)
+        return dq, KeyGradients(dk, dv, None if dbias is None else _add_at(dkeys.bias, dbias, k_start, axis=1))
 
-    dkeys = vary_like(zero_key_gradients(keys), queries, keys, cotangents)
-    return _for_each_pair(chunk_pair, (dq, dkeys), queries, keys, work)
-
-
-def zero_key_gradients(keys: Keys) -> KeyGradients:
-    return KeyGradients(*(None if x is None else jnp.zeros(x.shape, jnp.float32) for x in (*keys.kv, keys.bias)))
+    k, v = keys.kv
+    dkeys = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(k, v, keys.bias))
+    dkeys = vary_like(dkeys, queries, keys, cotangents)
+    return _for_each_pair(chunk_pair, (dq, dkeys), queries, keys, work_list)
 
 
-_ROWS = Softmax(o=3, m=3, l=3)  # the axis of the query rows
-
-
-def _key_axes(dkeys: KeyGradients) -> KeyGradients:
-    return KeyGradients(k=2, v=2, bias=None if dkeys.bias is None else 1)
+_ROWS = 3
+"""The axis of the query rows in q, o, m, l, do and dq."""
 
 
 def _einsum(spec, a, b):
@@ -137,76 +120,80 @@ def _slice(x, axis, start, size):
     return None if x is None else lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
-def _take_q(queries: Queries, pair: Pairs, work: Work) -> Queries:
-    start, size = _at(work.q_chunks.start, pair.q), work.q_chunks.size
-    return Queries(_slice(queries.q, 3, start, size), _slice(queries.segment_ids, 1, start, size))
+def _take_q(queries: Queries, pair: ChunkPairs, work_list: WorkList) -> Queries:
+    start, size = _at(work_list.q_chunks.start, pair.q), work_list.q_chunks.size
+    return Queries(_slice(queries.q, _ROWS, start, size), _slice(queries.segment_ids, 1, start, size))
 
 
-def _take_k(keys: Keys, pair: Pairs, work: Work) -> Keys:
-    start, size = _at(work.k_chunks.start, pair.k), work.k_chunks.size
+def _take_k(keys: Keys, pair: ChunkPairs, work_list: WorkList) -> Keys:
+    start, size = _at(work_list.k_chunks.start, pair.k), work_list.k_chunks.size
     return Keys(
         _slice(keys.kv, 3, start, size), _slice(keys.segment_ids, 1, start, size), _slice(keys.bias, 1, start, size)
     )
 
 
-def _logits(q: Queries, k: Keys, pair: Pairs, work: Work, scale: float, masked: bool) -> jax.Array:
+def _logits(q: Queries, k: Keys, pair: ChunkPairs, work_list: WorkList, scale: float, masked: bool) -> jax.Array:
     """Scaled logits of a chunk pair, [B, K, G, t, s] float32, -inf where the key is hidden."""
     s = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale
     if k.bias is not None:
         s += k.bias[:, None, None, None, :]
     if masked:
-        row, column = jnp.arange(work.q_chunks.size)[:, None], jnp.arange(work.k_chunks.size)
+        row, column = jnp.arange(work_list.q_chunks.size)[:, None], jnp.arange(work_list.k_chunks.size)
         mask = row + pair.offset >= column
-        if work.q_chunks.fresh.any():
-            mask &= row >= _at(work.q_chunks.fresh, pair.q)
-        if work.k_chunks.fresh.any():
-            mask &= column >= _at(work.k_chunks.fresh, pair.k)
+        if work_list.q_chunks.fresh.any():
+            mask &= row >= _at(work_list.q_chunks.fresh, pair.q)
+        if work_list.k_chunks.fresh.any():
+            mask &= column >= _at(work_list.k_chunks.fresh, pair.k)
         s = jnp.where(mask, s, -jnp.inf)
-    if q.segment_ids is not None:
+    if q.segment_ids is not None and k.segment_ids is not None:
         same = q.segment_ids[:, :, None] == k.segment_ids[:, None, :]
         s = jnp.where(same[:, None, None], s, -jnp.inf)
     return s
 
 
-def _for_each_pair(chunk_pair, carry, queries, keys, work):
+def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: WorkList):
     """Run `chunk_pair(carry, pair, masked)` over the pairs that have something to compute, and over no others."""
-    for (pairs, count), masked in ((work.whole, False), (work.masked, True)):
+    for (pairs, length), masked in ((work_list.unmasked, False), (work_list.masked, True)):
         if len(pairs.q) == 0:
             continue
         pairs = jax.tree.map(jnp.asarray, pairs)
-        if queries.segment_ids is not None:
-            live = _segments_overlap(queries, keys, pairs, work) & (jnp.arange(len(pairs.q)) < count)
+        if queries.segment_ids is not None and keys.segment_ids is not None:
+            live = _segments_overlap(queries.segment_ids, keys.segment_ids, pairs, work_list)
+            live &= jnp.arange(len(pairs.q)) < length
             # The sort carries the pairs along: a TPU gather of them would compile to hundreds of instructions.
             _, *sorted_pairs = lax.sort((~live, *pairs), num_keys=1, is_stable=True)
-            pairs, count = Pairs(*sorted_pairs), live.sum()
+            pairs, length = ChunkPairs(*sorted_pairs), live.sum()
 
         def body(i, carry, pairs=pairs, masked=masked):
             return chunk_pair(carry, jax.tree.map(lambda x: _at(x, i), pairs), masked)
 
-        # The count may be data: its bound, in the loop's name, is for who reads the compiled program.
+        # The length may be data: its bound, in the loop's name, is for who reads the compiled program.
         with jax.named_scope(f"at_most_{len(pairs.q)}_trips"):
-            carry = lax.fori_loop(0, count, body, carry)
-        if not isinstance(count, int):
+            carry = lax.fori_loop(0, length, body, carry)
+        if not isinstance(length, int):
             carry = once_reversible(carry, "ring_attention")
     return carry
 
 
-def _segments_overlap(queries: Queries, keys: Keys, pairs: Pairs, work: Work) -> jax.Array:
-    """bool [P]: might any query of the pair share a segment with any of its keys?
+def _segments_overlap(
+    q_ids: Int[Array, "B T"], k_ids: Int[Array, "B S"], pairs: ChunkPairs, work_list: WorkList
+) -> Bool[Array, " P"]:
+    """Whether any query of each pair might share a segment with any of its keys.
 
     Decided by the ranges of their ids: exact for packed documents, whose ids ascend without gaps.
     """
-
-    q_min, q_max = _ranges(queries.segment_ids, work.q_chunks, pairs.q)
-    k_min, k_max = _ranges(keys.segment_ids, work.k_chunks, pairs.k)
+    q_min, q_max = _id_ranges(q_ids, work_list.q_chunks, pairs.q)
+    k_min, k_max = _id_ranges(k_ids, work_list.k_chunks, pairs.k)
     return ((q_min <= k_max) & (k_min <= q_max)).any(axis=0)
 
 
-def _ranges(ids: jax.Array, chunks: Chunks, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The smallest and largest id [B, P] of the wanted chunks [P]; ids [B, T]. Without a gather, as above."""
+def _id_ranges(
+    ids: Int[Array, "B T"], chunks: AxisChunks, wanted: Int32[np.ndarray | Array, " P"]
+) -> tuple[Int[Array, "B P"], Int[Array, "B P"]]:
+    """The smallest and the largest id of each wanted chunk. Without a gather, as above."""
     size, parts = chunks.size, rearrange(ids, "b (p t) -> b p t", p=int(chunks.part[-1]) + 1)
-    aligned = len(chunks.part) // parts.shape[1] - 1  # the last chunk of a part may overlap its neighbour
-    aligned = rearrange(parts[:, :, : aligned * size], "b p (n t) -> b p n t", t=size)
+    n_aligned = len(chunks.part) // parts.shape[1] - 1  # the last chunk of a part may overlap its neighbour
+    aligned = rearrange(parts[:, :, : n_aligned * size], "b p (n t) -> b p n t", t=size)
     by_chunk = jnp.concatenate([aligned, parts[:, :, None, -size:]], axis=2)
     is_wanted = wanted[:, None] == jnp.arange(len(chunks.part))
 

@@ -9,22 +9,27 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 
-def swiglu(weights: tuple[jax.Array, jax.Array, jax.Array], x: jax.Array) -> jax.Array:
-    """`(silu(x w_gate) * (x w_up)) w_down`: x [B, T, D], weights [D, F], [D, F], [F, D]."""
+def swiglu(
+    weights: tuple[Float[Array, "D F"], Float[Array, "D F"], Float[Array, "F D"]], x: Float[Array, "B T D"]
+) -> Float[Array, "B T D"]:
+    """`(silu(x w_gate) * (x w_up)) w_down` (Shazeer, GLU variants), of the weights in this order."""
     w_gate, w_up, w_down = weights
     return (jax.nn.silu(x @ w_gate) * (x @ w_up)) @ w_down
 
 
-def blockwise_feedforward(function: Callable, weights, x: jax.Array, chunk: int) -> jax.Array:
-    """`function(weights, x)` for a function of each token alone, `chunk` tokens of x [B, T, ...] at a time.
+def blockwise_feedforward(
+    function: Callable, weights: PyTree[Float[Array, "..."]], x: Float[Array, "B T ..."], chunk: int
+) -> Float[Array, "B T ..."]:
+    """`function(weights, x)` for a function of each token alone, `chunk` tokens of x at a time.
 
-    The last chunk may be shorter. Differentiable in weights (a pytree) and x.
+    The last chunk may be shorter. Differentiable in weights and x, by reverse mode and by forward mode over it.
     """
     axes = varying_axes(weights, x)
     weights, x = reverse_mode_only(vary((weights, x), axes), "blockwise_feedforward")
@@ -33,7 +38,7 @@ def blockwise_feedforward(function: Callable, weights, x: jax.Array, chunk: int)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _blockwise(function, chunk, weights, x):
-    return scan_chunks(lambda _, x: (None, function(weights, x)), None, x, chunk)[1]
+    return scan_tokens(lambda _, x: (None, function(weights, x)), None, x, chunk)[1]
 
 
 def _forward(function, chunk, weights, x):
@@ -43,13 +48,13 @@ def _forward(function, chunk, weights, x):
 def _backward(function, chunk, residuals, dy):
     weights, x = residuals
 
-    def one(total, tokens):
+    def add_chunk(total, tokens):
         x, dy = tokens
         dweights, dx = jax.vjp(function, weights, x)[1](dy)
         return jax.tree.map(lambda t, d: t + d.astype(jnp.float32), total, dweights), dx
 
     total = jax.tree.map(lambda w: vary_like(jnp.zeros(w.shape, jnp.float32), w), weights)
-    total, dx = scan_chunks(one, total, (x, dy), chunk)
+    total, dx = scan_tokens(add_chunk, total, (x, dy), chunk)
     return jax.tree.map(lambda w, t: t.astype(w.dtype), weights, total), dx
 
 

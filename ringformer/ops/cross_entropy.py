@@ -8,57 +8,61 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 
-def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, chunk: int) -> jax.Array:
-    """The sum over the local tokens with mask of -log softmax(x head)[target].
+def cross_entropy(
+    x: Float[Array, "B T D"],
+    head: Float[Array, "D V"],
+    targets: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    chunk: int,
+) -> Float32[Array, ""]:
+    """The sum over the local tokens with mask of -log softmax(x head)[target], in nats, not divided by anything.
 
-    Args:
-      x: [B, T, D], float.
-      head: [D, V] of x's dtype.
-      targets: int32 [B, T], in [0, V).
-      mask: bool [B, T].
-      chunk: tokens per chunk; the last may be shorter.
-
-    Returns:
-      A float32 scalar: this device's sum, not divided by anything. Differentiable in x and head.
+    `head` has x's dtype, the targets lie in [0, V), and `chunk` tokens are computed at a time; the last may be fewer.
+    Differentiable in x and head, by reverse mode and by forward mode over it.
     """
     axes = varying_axes(x, head, targets, mask)
     return _cross_entropy(chunk, *reverse_mode_only(vary((x, head, targets, mask), axes), "cross_entropy"))
 
 
-def token_cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -> jax.Array:
-    """-log softmax(x head)[target] of each token: float32 [B, T]; arguments as in `cross_entropy`. To look at, not to
-    train on: its gradient would keep the logits."""
+def token_cross_entropy(
+    x: Float[Array, "B T D"], head: Float[Array, "D V"], targets: Int[Array, "B T"], chunk: int
+) -> Float32[Array, "B T"]:
+    """The loss of each token, -log softmax(x head)[target] in nats; arguments as in `cross_entropy`.
 
-    def one(_, c):
-        return None, _token_losses(head, *c)[0]
+    To look at, not to train on: its gradient would keep the logits.
+    """
 
-    return scan_chunks(one, None, vary((x, targets), varying_axes(x, head, targets)), chunk)[1]
+    def chunk_losses(_, chunk):
+        return None, _token_losses(head, *chunk)[0]
+
+    return scan_tokens(chunk_losses, None, vary((x, targets), varying_axes(x, head, targets)), chunk)[1]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cross_entropy(chunk, x, head, targets, mask):
-    def one(total, c):
-        return total + _chunk_loss(head, *c)[0], None
+    def add_chunk(total, chunk):
+        return total + _chunk_loss(head, *chunk)[0], None
 
-    return scan_chunks(one, _zero(head), (x, targets, mask), chunk)[0]
+    return scan_tokens(add_chunk, _zero(head), (x, targets, mask), chunk)[0]
 
 
 def _forward(chunk, x, head, targets, mask):
-    def one(carry, c):
+    def add_chunk(carry, chunk):
         total, dhead = carry
-        x = c[0]
-        loss, dlogits = _chunk_loss(head, *c)
+        x = chunk[0]
+        loss, dlogits = _chunk_loss(head, *chunk)
         dx = jnp.einsum("btv,dv->btd", dlogits, head, preferred_element_type=jnp.float32).astype(x.dtype)
         dhead += jnp.einsum("btd,btv->dv", x, dlogits, preferred_element_type=jnp.float32)
         return (total + loss, dhead), dx
 
-    (total, dhead), dx = scan_chunks(one, (_zero(head), _zero(head, head.shape)), (x, targets, mask), chunk)
+    (total, dhead), dx = scan_tokens(add_chunk, (_zero(head), _zero(head, head.shape)), (x, targets, mask), chunk)
     return total, (dx, dhead.astype(head.dtype))
 
 

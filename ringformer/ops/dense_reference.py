@@ -1,27 +1,31 @@
-"""The oracle: dense attention, feed-forward and cross-entropy, as plain as they can be written.
+"""Dense attention and cross-entropy in JAX, as plain as they can be written: vanilla attention, and an oracle.
 
-Every optimised op of this package is tested against these. They materialise the [T, S] logits and the [T, V]
-logits, and compute in the dtype that they are given (float32 or float64 in tests).
+Every optimised op of this package, its gradients by autodiff included, is tested against them, and benchmarks compare
+with them. They hold the [T, S] and [T, V] logits, and compute in the dtype that they are given, at least float32. (The
+tests' second oracle, `tests/dense.py`, is numpy in float64, with its gradients written out.)
 """
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from ringformer.ops.argument_checks import AnyArray, SegmentIds
 
 
-def attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, return_lse=False):
-    """Softmax attention with whole logits (section 2 of the paper).
+def dense_attention(
+    q: Float[AnyArray, "B T H d"],
+    k: Float[AnyArray, "B S K d"],
+    v: Float[AnyArray, "B S K d"],
+    *,
+    causal: bool = True,
+    segment_ids: SegmentIds = None,
+    bias: Float[AnyArray, "B S"] | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float[Array, "B H T"]]:
+    """Softmax attention with whole logits (section 2 of the paper), by the arguments of `ring_attention`.
 
-    Args:
-      q: [B, T, H, d].
-      k, v: [B, S, K, d]; query head h reads key head h // (H // K).
-      causal: query t sees keys s <= t; needs T == S.
-      segment_ids: int [B, T], or a pair ([B, T], [B, S]); a query sees only keys of its own segment.
-      bias: [B, S], added to the scaled logits of every query.
-      scale: factor of the logits, default 1/sqrt(d).
-      return_lse: also return the log-sum-exp of every row, [B, H, T].
-
-    Returns:
-      o [B, T, H, d] in q's dtype; a row that sees nothing is 0 (and its lse -inf).
+    Query head h reads key head h // (H // K). o is in q's dtype; a row that sees nothing is 0 (and its lse -inf).
     """
     B, T, H, d = q.shape
     S, K = k.shape[1:3]
@@ -50,12 +54,9 @@ def attention(q, k, v, *, causal=True, segment_ids=None, bias=None, scale=None, 
     return (o, lse.reshape(B, H, T)) if return_lse else o
 
 
-def feedforward(x, w_gate, w_up, w_down):
-    """SwiGLU: `(silu(x w_gate) * (x w_up)) w_down`, x [B, T, D], weights [D, F], [D, F], [F, D]."""
-    return (jax.nn.silu(x @ w_gate) * (x @ w_up)) @ w_down
-
-
-def cross_entropy(x, head, targets, mask):
-    """Sum over the tokens with mask of -log softmax(x head)[target]; x [B, T, D], head [D, V]."""
+def dense_cross_entropy(
+    x: Float[Array, "B T D"], head: Float[Array, "D V"], targets: Int[Array, "B T"], mask: Bool[Array, "B T"]
+) -> Float[Array, ""]:
+    """The sum over the tokens with mask of -log softmax(x head)[target], in nats."""
     log_p = jax.nn.log_softmax(x @ head, axis=-1)
     return -jnp.where(mask, jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0], 0.0).sum()

@@ -1,4 +1,4 @@
-"""Which derivatives an op with its own backward has, said where another one is asked for.
+"""Guards of the derivatives that an op with its own backward does not have: asked for, they are refused by name.
 
 A `custom_vjp` has reverse mode, and forward mode over it (its backward is differentiated like any program): that is
 `jax.grad`, `jax.hessian`, and Hessian-vector products, where the gradient is by every input that the outer tangent
@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import PyTree
 
 
-def reverse_mode_only(tree, name: str):
+def reverse_mode_only(tree: PyTree, name: str) -> PyTree:
     """`tree`, whose forward-mode derivatives raise a NotImplementedError that names the op and what it has."""
     return _guard(_no_evaluation, tree, name)
 
 
-def once_reversible(tree, name: str):
+def once_reversible(tree: PyTree, name: str) -> PyTree:
     """`tree`, through which a second reverse mode raises a NotImplementedError that says what to take instead."""
     return _guard(_no_transpose, tree, name)
 

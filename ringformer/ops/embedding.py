@@ -2,17 +2,19 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
+from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.scan_tokens import scan_chunks
+from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 CHUNK = 1024
 """Tokens of a sequence whose gradients are in float32, and sorted by the compiler's scatter, at once."""
 
 
-def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Rows of `table` [V, D] at int32 `tokens` [B, T] in [0, V): [B, T, D] in the table's dtype."""
+def embed(table: Float[Array, "V D"], tokens: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
+    """The rows of `table` at `tokens`, which lie in [0, V). Differentiable in the table."""
     return _embed(*reverse_mode_only(vary((table, tokens), varying_axes(table, tokens)), "embed"))
 
 
@@ -28,12 +30,12 @@ def _forward(table, tokens):
 def _backward(residuals, dx):
     table, tokens = residuals
 
-    def one(total, chunk):
+    def add_chunk(total, chunk):
         tokens, dx = chunk
         return total.at[tokens].add(dx.astype(jnp.float32)), None
 
     total = vary_like(jnp.zeros(table.shape, jnp.float32), table)
-    return scan_chunks(one, total, (tokens, dx), CHUNK)[0].astype(table.dtype), None
+    return scan_tokens(add_chunk, total, (tokens, dx), CHUNK)[0].astype(table.dtype), None
 
 
 _embed.defvjp(_forward, _backward)

@@ -5,16 +5,20 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Float32
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def gather_weight(w: jax.Array, axes: tuple[str, ...], dim: int, size: int, dtype) -> jax.Array:
-    """This device's shard of a weight -> the whole weight, in the compute dtype.
+def gather_weight(
+    w: Float32[Array, "..."], axes: tuple[str, ...], dim: int, size: int, dtype: DTypeLike
+) -> Float[Array, "..."]:
+    """The whole weight in the compute dtype `dtype`, from the shard that each device holds of it.
 
-    Gathered in `dtype`; its gradient is summed over the devices in float32 and scattered.
+    It travels in `dtype`; its gradient is summed over the devices in float32 and scattered.
 
     Args:
-      w: the shard, float32; `dim` holds 1/n of the padded size, n the product of the sizes of `axes`.
+      w: the shard; `dim` holds 1/n of the padded size, n the product of the sizes of `axes`.
       axes: mesh axes the weight is sharded over, major first; w varies over all of them.
       dim: the sharded dimension, negative.
       size: its logical size: padding beyond it is cut off.

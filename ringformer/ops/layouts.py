@@ -14,10 +14,10 @@ tables below are therefore all there is to know about a layout; kernels never se
 
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Int32, Int64, Shaped
 
 Layout = Literal["contiguous", "striped", "zigzag"]
 Source = Literal["own", "earlier", "later"]
@@ -66,8 +66,8 @@ def check_layout(layout: str, seq_len: int, ring_size: int) -> None:
         )
 
 
-def permutation(layout: Layout, seq_len: int, ring_size: int) -> np.ndarray:
-    """int64 [seq_len]: the token held at each index when the ranks' shards are put end to end.
+def permutation(layout: Layout, seq_len: int, ring_size: int) -> Int64[np.ndarray, " {seq_len}"]:
+    """The token held at each index when the ranks' shards are put end to end.
 
     `x[:, permutation(...)]` is a natural-order array brought into the layout.
     """
@@ -76,8 +76,8 @@ def permutation(layout: Layout, seq_len: int, ring_size: int) -> np.ndarray:
     return _tokens(layout, np.arange(ring_size)[:, None], index, ring_size).reshape(-1)
 
 
-def positions(layout: Layout, length: int, axis_name: str) -> jax.Array:
-    """Per device: int32 [length], the place in the sequence of each of its tokens."""
+def positions(layout: Layout, length: int, axis_name: str) -> Int32[Array, " {length}"]:
+    """The place in the sequence of each of this device's tokens (inside `shard_map`)."""
     check_layout(layout, length * lax.axis_size(axis_name), lax.axis_size(axis_name))
     return _tokens(layout, lax.axis_index(axis_name), np.arange(length, dtype=np.int32), lax.axis_size(axis_name))
 
@@ -92,16 +92,16 @@ def _tokens(layout, rank, index, n):
     return rank * len(index) + index
 
 
-def enter(x: jax.Array, layout: Layout, axis_name: str) -> jax.Array:
-    """Per device: natural-order shards [B, T, ...] to `layout`, without gathering the sequence.
+def enter(x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str) -> Shaped[Array, "B T *rest"]:
+    """Bring this device's shard from natural order into `layout` (inside `shard_map`), the sequence never gathered.
 
     Striped costs one all-to-all (T must divide by the ring size), zigzag two permutes of half a shard.
     """
     return _move(x, layout, axis_name, inverse=False)
 
 
-def leave(x: jax.Array, layout: Layout, axis_name: str) -> jax.Array:
-    """Per device: the inverse of `enter`."""
+def leave(x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str) -> Shaped[Array, "B T *rest"]:
+    """Bring this device's shard from `layout` back into natural order: the inverse of `enter`."""
     return _move(x, layout, axis_name, inverse=True)
 
 

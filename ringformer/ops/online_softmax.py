@@ -6,18 +6,20 @@ numerator `o = sum exp(s - m) v`, all float32. A row that has seen nothing holds
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
 
 
 class Softmax(NamedTuple):
-    o: jax.Array  # [..., T, d] float32, not yet divided by l
-    m: jax.Array  # [..., T] float32
-    l: jax.Array  # [..., T] float32  # noqa: E741 - the field's name for the denominator
+    """The state of the rows of queries."""
+
+    o: Float32[Array, "*rows d"]  # not yet divided by l
+    m: Float32[Array, "*rows"]
+    l: Float32[Array, "*rows"]  # noqa: E741 - the field's name for the denominator
 
 
 def init(rows: tuple[int, ...], d: int) -> Softmax:
-    """The state of rows of shape [..., T] that have seen no key."""
+    """The state of rows of this shape, with values of d features, that have seen no key."""
     return Softmax(
         o=jnp.zeros((*rows, d), jnp.float32),
         m=jnp.full(rows, -jnp.inf, jnp.float32),
@@ -25,8 +27,8 @@ def init(rows: tuple[int, ...], d: int) -> Softmax:
     )
 
 
-def update(state: Softmax, s: jax.Array, v: jax.Array) -> Softmax:
-    """Take in a block of logits `s` [B, K, G, T, S] float32 (-inf: hidden) and its values `v` [B, K, S, d]."""
+def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K S d"]) -> Softmax:
+    """Take in a block of logits `s` (-inf: hidden) of rows [B, K, G, T], and its values `v`."""
     m = jnp.maximum(state.m, s.max(axis=-1))
     # A row whose logits are all -inf so far must give exp(-inf - 0) = 0 and not exp(-inf + inf) = nan.
     shift = jnp.where(jnp.isneginf(m), 0.0, m)
@@ -40,21 +42,24 @@ def update(state: Softmax, s: jax.Array, v: jax.Array) -> Softmax:
     )
 
 
-def output(state: Softmax) -> jax.Array:
-    """The weighted mean of the values, [..., T, d] float32; 0 for rows that have seen nothing."""
+def output(state: Softmax) -> Float32[Array, "*rows d"]:
+    """The weighted mean of the values; 0 for rows that have seen nothing."""
     return state.o / jnp.where(state.l == 0.0, 1.0, state.l)[..., None]
 
 
-def log_sum_exp(m: jax.Array, l: jax.Array) -> jax.Array:  # noqa: E741
-    """lse = m + log l, [..., T] float32; -inf for rows that have seen nothing.
+def log_sum_exp(m: Float32[Array, "*rows"], l: Float32[Array, "*rows"]) -> Float32[Array, "*rows"]:  # noqa: E741
+    """The number lse = m + log l, for who wants it; -inf for rows that have seen nothing.
 
-    For who wants the number. Where |m| is large, float32 has no digits left for log l: probabilities are
+    Where |m| is large, float32 has no digits left for log l: probabilities are
     exp(s - m) / l (`shift_and_weight`), never exp(s - lse).
     """
     return jnp.where(l == 0.0, -jnp.inf, m + jnp.log(jnp.where(l == 0.0, 1.0, l)))
 
 
-def shift_and_weight(m: jax.Array, l: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: E741
+def shift_and_weight(
+    m: Float32[Array, "*rows"],
+    l: Float32[Array, "*rows"],  # noqa: E741
+) -> tuple[Float32[Array, "*rows"], Float32[Array, "*rows"]]:
     """`(shift, weight)` such that the final probabilities are exp(s - shift) * weight; 0 of rows without keys."""
     empty = l == 0.0
     return jnp.where(empty, 0.0, m), jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, l))

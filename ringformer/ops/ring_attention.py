@@ -21,18 +21,19 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from einops import rearrange
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Float32
 
 from ringformer.ops import argument_checks, layouts, online_softmax
-from ringformer.ops.blockwise_attention import Cotangents, Keys, PairList, Queries, Work, block_backward, block_forward
+from ringformer.ops.argument_checks import AnyArray, SegmentIds
+from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries, block_backward, block_forward
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.layouts import Layout
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
-from ringformer.ops.work_list import Pairs, cut, visible_pairs
+from ringformer.ops.work_list import WorkList, cut_axis, make_work_list
 
 SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
 """`checkpoint_name`s of o and of [m, l]: a remat policy that saves both runs no second forward ring."""
@@ -42,20 +43,20 @@ LOOP = "ring"
 
 
 def ring_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Float[AnyArray, "B T H d"],
+    k: Float[AnyArray, "B S K d"],
+    v: Float[AnyArray, "B S K d"],
     *,
     axis_name: str | None,
     layout: Layout = "contiguous",
     causal: bool = True,
-    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-    bias: jax.Array | None = None,
+    segment_ids: SegmentIds = None,
+    bias: Float[AnyArray, "B S"] | None = None,
     scale: float | None = None,
     q_chunk: int | None = None,
     k_chunk: int | None = None,
     return_lse: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
     """Exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
 
     Call it inside `shard_map`, with the arrays of one device. Memory is linear in T: no logits beyond one pair of
@@ -63,21 +64,21 @@ def ring_attention(
     float32 softmax and gradient sums.
 
     Args:
-      q: [B, T, H, d], this rank's queries, float; float64 is computed to float32 accuracy.
-      k, v: [B, S, K, d] of q's dtype, this rank's keys and values; H a multiple of K (GQA, MQA), S = T if causal.
+      q: this rank's queries; float64 is computed to float32 accuracy.
+      k, v: this rank's keys and values, of q's dtype; H a multiple of K (GQA, MQA), S = T if causal.
       axis_name: the mesh axis that is the ring, of any size. None: one device, all keys at hand.
       layout: which tokens a rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
       causal: a query sees no later token. Otherwise the layout is of no consequence.
-      segment_ids: integers [B, T], or the pair ([B, T] of the queries, [B, S] of the keys): tokens see only their
-        own segment. Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
+      segment_ids: one array, or the pair of the queries' and the keys': tokens see only their own segment.
+        Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
         Numpy ids of 64 bits are exact, but not as an argument of a jit around: JAX cuts those to 32.
-      bias: float [B, S], added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
+      bias: added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
       scale: factor of the logits, default d**-0.5.
       q_chunk, k_chunk: tokens per chunk (default: 16 chunks a shard, 128 to 1024 tokens); they need not divide T.
-      return_lse: also return the log-sum-exp of each row, float32 [B, H, T].
+      return_lse: also return the log-sum-exp of each row.
 
     Returns:
-      o [B, T, H, d] in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf and no gradient.
+      o in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf and no gradient.
 
     Raises:
       ValueError: shapes, dtypes, layout or chunks that do not fit together, naming both sides.
@@ -94,9 +95,9 @@ def ring_attention(
 
 
 def sharded_ring_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Float[AnyArray, "B T H d"],
+    k: Float[AnyArray, "B S K d"],
+    v: Float[AnyArray, "B S K d"],
     *,
     mesh: Mesh,
     axis_name: str = "sp",
@@ -104,21 +105,24 @@ def sharded_ring_attention(
     head_axis: str | None = None,
     layout: Layout = "zigzag",
     causal: bool = True,
-    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-    bias: jax.Array | None = None,
+    segment_ids: SegmentIds = None,
+    bias: Float[AnyArray, "B S"] | None = None,
     **options,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
     """`ring_attention` on whole arrays in natural order: lays them out on the ring of `mesh` and back.
 
     Args:
-      q, k, v, segment_ids, bias, causal: as in `ring_attention`, but global: q [B, n*T, H, d] and so on.
+      q, k, v, segment_ids, bias, causal: as in `ring_attention`, but B, T, S, H and K are global.
       mesh: any mesh that has `axis_name`, its axes all automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: how the tokens are spread during the computation; the default balances causal work.
       **options: `scale`, `q_chunk`, `k_chunk`, `return_lse` of `ring_attention`.
 
     Returns:
-      o [B, n*T, H, d] in natural order, sharded over the named axes, or (o, lse [B, H, n*T]).
+      o in natural order, sharded over the named axes, or (o, lse).
+
+    Raises:
+      ValueError: as `ring_attention`; an axis that the mesh lacks; a T or S that the layout cannot cut.
     """
     if axis_name not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
@@ -130,28 +134,28 @@ def sharded_ring_attention(
         layouts.check_layout(layout, x.shape[1], n)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
     rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
-    arrays, specs = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids), (heads, heads, heads, rows, rows, rows)
-
+    arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids)
+    specs = (heads, heads, heads, rows, rows, rows)
     if AxisType.Explicit in mesh.axis_types:
         arrays = tuple(
             None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
             for x, s in zip(arrays, specs, strict=True)
         )
-    options = tuple(sorted((options | {"axis_name": axis_name, "layout": layout, "causal": causal}).items()))
-    return _on_mesh(mesh, specs, options, *arrays)
+    options |= {"axis_name": axis_name, "layout": layout, "causal": causal}
+    return _on_mesh(mesh, specs, tuple(sorted(options.items())), *arrays)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _on_mesh(mesh, specs, options, *arrays):
+def _on_mesh(mesh, specs, sorted_options, *arrays):
     """`ring_attention` between `layouts.enter` and `leave`; jitted, or an eager call would run op by op."""
-    options = dict(options)
+    options = dict(sorted_options)
     layout, axis_name = options["layout"], options["axis_name"]
 
     def per_device(*arrays):
         arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
         q, k, v, bias, q_ids, k_ids = arrays
         out = ring_attention(q, k, v, bias=bias, segment_ids=None if q_ids is None else (q_ids, k_ids), **options)
-        if not options.get("return_lse"):
+        if not isinstance(out, tuple):
             return layouts.leave(out, layout, axis_name)
         o, lse = out
         return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
@@ -166,6 +170,8 @@ def _on_mesh(mesh, specs, options, *arrays):
 
 @dataclass(frozen=True)
 class _Ring:
+    """The ring as a rank sees it, and the options of attention on it: static, hashable."""
+
     axis_name: str | None
     layout: Layout
     causal: bool
@@ -192,23 +198,11 @@ class _Ring:
         n = self.size
         return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
 
-    def own_work(self, T: int, S: int) -> Work:
-        """The chunk pairs of this rank's own block."""
-        q, k = self._cut(T, S)
-        pairs = visible_pairs(self.layout, "own", self.causal, q, k)
-        return Work(q, k, *(PairList(p, len(p.q)) for p in pairs))
-
-    def work(self, T: int, S: int, earlier: jax.Array) -> Work:
-        """The chunk pairs of a visiting block; `earlier`: whether it comes from an earlier rank."""
-        if not self.causal:
-            return self.own_work(T, S)
-        q, k = self._cut(T, S)
-        before, after = (visible_pairs(self.layout, source, True, q, k) for source in ("earlier", "later"))
-        return Work(q, k, *(_select(earlier, a, b) for a, b in zip(before, after, strict=True)))
-
-    def _cut(self, T, S):
+    def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
+        """The chunk pairs of a visiting block, given whether it comes from an earlier rank; None: the own block."""
         parts = layouts.PARTS[self.layout] if self.causal else 1
-        return cut(T, parts, self.q_chunk), cut(S, parts, self.k_chunk)
+        q, k = cut_axis(T, parts, self.q_chunk), cut_axis(S, parts, self.k_chunk)
+        return make_work_list(self.layout, self.causal, q, k, earlier)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -226,8 +220,8 @@ def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
     def step(t, carry, send):
         state, keys = carry
         arriving = ring.shift(keys) if send else None
-        work = ring.own_work(T, S) if t is None else ring.work(T, S, earlier=rank >= t)
-        return block_forward(state, queries, keys, work, ring.scale), arriving
+        work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
+        return block_forward(state, queries, keys, work_list, ring.scale), arriving
 
     carry = step(None, (state, keys), send=n > 1)
     if n > 1:
@@ -248,16 +242,16 @@ def _backward(ring: _Ring, residuals, cotangents):
     rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
     queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
     delta = jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse
-    rows = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
-    rows = Cotangents(_grouped(do, K, None).q, rearrange(rows, "three b (k g) t -> three b k g t", k=K))
+    numbers = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
+    rows = Cotangents(_grouped(do, K, None).q, rearrange(numbers, "three b (k g) t -> three b k g t", k=K))
 
     def step(t, carry, send):
         """Block t. The gradients of the keys now here are one hop behind: fetch them while it computes."""
         dq, dkeys, keys = carry
         arriving = ring.shift(keys) if send else None
         behind = None if dkeys is None else ring.shift(dkeys)
-        work = ring.own_work(T, S) if t is None else ring.work(T, S, earlier=rank >= t)
-        dq, dkeys = block_backward(dq, queries, keys, rows, work, ring.scale)
+        work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
+        dq, dkeys = block_backward(dq, queries, keys, rows, work_list, ring.scale)
         dkeys = dkeys if behind is None else jax.tree.map(jnp.add, behind, dkeys)
         return dq, dkeys, arriving
 
@@ -279,17 +273,6 @@ def _backward(ring: _Ring, residuals, cotangents):
 
 
 _ring_attention.defvjp(_forward, _backward)
-
-
-def _select(condition: jax.Array, a: Pairs, b: Pairs) -> PairList:
-    """`a` or `b`. Lists of one length, those of a balanced layout, keep a static count and need no branch."""
-    if len(a.q) == len(b.q):
-        count = len(a.q)
-    else:
-        count = jnp.where(condition, len(a.q), len(b.q))
-        longest = max(len(a.q), len(b.q))
-        a, b = (Pairs(*(np.pad(column, (0, longest - len(column))) for column in pairs)) for pairs in (a, b))
-    return PairList(Pairs(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True))), count)
 
 
 def _grouped(q, K, segment_ids) -> Queries:

@@ -7,12 +7,15 @@ one unit (2^-32 turns), are the phase. Neighbouring and relative phases are ther
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float, Float32, Float64, Int, UInt32
+
+from ringformer.ops.argument_checks import AnyArray
 
 OPTIONS = {
     "none": (),
@@ -93,33 +96,35 @@ class RopeScaling:
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        factor = self.option("factor")
         if self.mscale and self.mscale_all_dim:
-            return _yarn_amplitude(self.factor, self.mscale) / _yarn_amplitude(self.factor, self.mscale_all_dim)
-        return _yarn_amplitude(self.factor, 1.0)
+            return _yarn_amplitude(factor, self.mscale) / _yarn_amplitude(factor, self.mscale_all_dim)
+        return _yarn_amplitude(factor, 1.0)
 
-    def option(self, name: str):
-        """A field's value, or its kind's default."""
+    def option(self, name: str) -> Any:
+        """The value of a field, or its kind's default. (None is left to fields of other kinds.)"""
         defaults = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_slow": 1.0, "beta_fast": 32.0,
                     "truncate": True}  # fmt: skip
         value = getattr(self, name)
-        return defaults[name] if value is None else value
+        return defaults.get(name) if value is None else value
 
     def _apply(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
-        """The scaled frequencies: float64 [d/2] -> [d/2]."""
+        """The scaled frequencies."""
         if self.kind == "none":
             return frequencies
+        factor, original = self.option("factor"), self.option("original_max_position")
         if self.kind == "linear":
             kept = np.zeros_like(frequencies)
         elif self.kind == "llama3":
             low, high = self.option("low_freq_factor"), self.option("high_freq_factor")
-            turns = self.original_max_position * frequencies / (2 * np.pi)
+            turns = original * frequencies / (2 * np.pi)
             kept = np.clip((turns - low) / (high - low), 0, 1)
         else:
             d = 2 * len(frequencies)
 
             def index(turns: float) -> float:
                 """The place of the frequency that turns so often in the original context."""
-                return d * math.log(self.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
+                return d * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
             first, last = index(self.option("beta_fast")), index(self.option("beta_slow"))
             if self.option("truncate"):
@@ -127,36 +132,35 @@ class RopeScaling:
             first, last = max(first, 0), min(last, d - 1)
             width = last - first or 0.001
             kept = 1 - np.clip((np.arange(d // 2) - first) / width, 0, 1)
-        return frequencies * (kept + (1 - kept) / self.factor)
+        return frequencies * (kept + (1 - kept) / factor)
 
 
 UNSCALED = RopeScaling()
 
 
-def frequencies(head_dim: int, theta: float, scaling: RopeScaling = UNSCALED) -> np.ndarray:
-    """float64 [d/2]: radians per position, theta^(-2i/d), scaled."""
+def frequencies(head_dim: int, theta: float, scaling: RopeScaling = UNSCALED) -> Float64[np.ndarray, " {head_dim}//2"]:
+    """The frequencies of the pairs of features, in radians per position: theta^(-2i/d), scaled."""
     plain = float(theta) ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     return scaling._apply(plain, float(theta))
 
 
-def phases(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """uint32 [..., d/2]: the phase of each position in units of 2^-32 turns.
-
-    Args:
-      positions: int32 [...], not negative.
-      frequencies: float64 [d/2], radians per position.
-    """
+def phases(
+    positions: Int[AnyArray, "*shape"], frequencies: Float64[np.ndarray, " pairs"]
+) -> UInt32[Array, "*shape pairs"]:
+    """The phase of each position, which is not negative, in units of 2^-32 turns."""
     if not jnp.issubdtype(positions.dtype, jnp.integer):
         raise ValueError(f"positions must be integers, int32; got {positions.dtype}: it does not hold every position")
     turns = frequencies / (2 * np.pi) % 1.0
     high = np.floor(turns * 2.0**32)
     low = np.floor((turns * 2.0**32 - high) * 2.0**32)
-    p = positions.astype(jnp.uint32)[..., None]
+    p = jnp.asarray(positions.astype(jnp.uint32))[..., None]
     return p * jnp.asarray(high, jnp.uint32) + _multiply_high(p, jnp.asarray(low, jnp.uint32))
 
 
-def rotations(positions: jax.Array, frequencies: np.ndarray, amplitude: float = 1.0) -> tuple[jax.Array, jax.Array]:
-    """`(cos, sin)`, float32 [..., d/2], of the phases, times `amplitude`."""
+def rotations(
+    positions: Int[AnyArray, "*shape"], frequencies: Float64[np.ndarray, " pairs"], amplitude: float = 1.0
+) -> tuple[Float32[Array, "*shape pairs"], Float32[Array, "*shape pairs"]]:
+    """`(cos, sin)` of the phases, times `amplitude`."""
     # Read as signed, a phase is within half a turn of zero: float32 then resolves it to 2^-25 turns or better.
     signed = lax.bitcast_convert_type(phases(positions, frequencies), jnp.int32)
     angle = signed.astype(jnp.float32) * np.float32(2 * np.pi / 2**32)
@@ -164,8 +168,10 @@ def rotations(positions: jax.Array, frequencies: np.ndarray, amplitude: float = 
     return (cos, sin) if amplitude == 1.0 else (amplitude * cos, amplitude * sin)
 
 
-def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotate the pairs (i, i + d/2) of x [B, T, H, d] by the angles of (cos, sin) [B, T, d/2] (Hugging Face order)."""
+def rotate(
+    x: Float[Array, "B T H d"], rotation: tuple[Float32[Array, "#B T d//2"], Float32[Array, "#B T d//2"]]
+) -> Float[Array, "B T H d"]:
+    """Rotate the pairs (i, i + d/2) of features (Hugging Face order) by the angles whose (cos, sin) are given."""
     cos, sin = (r[:, :, None, :] for r in rotation)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

@@ -6,26 +6,31 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import PyTree, Shaped
+
+from ringformer.ops.argument_checks import AnyArray
 
 
-def scan_chunks(one: Callable, carry, tokens, chunk: int) -> tuple:
-    """`lax.scan` of `one(carry, tokens) -> (carry, y)` over `chunk` tokens at a time; the last may be fewer.
+def scan_tokens(
+    body: Callable, carry: PyTree, tokens: PyTree[Shaped[AnyArray, "B T ..."]], chunk: int
+) -> tuple[PyTree, PyTree[Shaped[AnyArray, "B T ..."]]]:
+    """`lax.scan` of `body(carry, tokens) -> (carry, y)` over `chunk` tokens at a time; the last may be fewer.
 
     Args:
-      one: sees of every array `chunk` tokens, or the rest; y is a pytree of arrays [B, t, ...] of that many tokens.
-      carry: a pytree.
-      tokens: a pytree of arrays [B, T, ...].
+      body: sees `chunk` tokens of every array, or the rest; y holds arrays [B, t, ...] of as many tokens.
+      carry: what the first call of the body is given.
+      tokens: the arrays to walk along, as deep as you like.
 
     Returns:
-      The last carry, and the ys put together to [B, T, ...].
+      The last carry, and the ys put together.
     """
     T = jax.tree.leaves(tokens)[0].shape[1]
     n, ys = T // chunk, []
     if n:
-        carry, y = lax.scan(one, carry, jax.tree.map(partial(_cut, n=n, chunk=chunk), tokens))
+        carry, y = lax.scan(body, carry, jax.tree.map(partial(_cut, n=n, chunk=chunk), tokens))
         ys.append(jax.tree.map(_join, y))
     if T % chunk:
-        carry, y = one(carry, jax.tree.map(lambda x: x[:, n * chunk :], tokens))
+        carry, y = body(carry, jax.tree.map(lambda x: x[:, n * chunk :], tokens))
         ys.append(y)
     return carry, ys[0] if len(ys) == 1 else jax.tree.map(lambda *y: jnp.concatenate(y, axis=1), *ys)
 

@@ -1,19 +1,22 @@
-"""Varying manual axes: give arrays one common type before they meet inside `shard_map`.
+"""Varying manual axes: one common type for arrays before they meet inside `shard_map`.
 
 Under `check_vma=True` every array inside a `shard_map` carries the set of mesh axes it may differ along. Loop
 carries must keep that type, and a `custom_vjp` must return cotangents of the type of its inputs.
 """
 
+from collections.abc import Iterable
+
 import jax
 from jax import lax
+from jaxtyping import PyTree
 
 
-def varying_axes(*arrays) -> frozenset:
-    """The mesh axes that any of the arrays (pytrees, None allowed) varies over; empty outside `shard_map`."""
+def varying_axes(*arrays: PyTree) -> frozenset[str]:
+    """The mesh axes that any of the arrays varies over; empty outside `shard_map`."""
     return frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
 
 
-def vary(tree, axes):
+def vary(tree: PyTree, axes: Iterable[str]) -> PyTree:
     """`tree` with every leaf varying over at least `axes`; its transpose sums the gradient over what was added."""
 
     def cast(x):
@@ -23,10 +26,10 @@ def vary(tree, axes):
     return jax.tree.map(cast, tree)
 
 
-def vary_like(tree, *arrays):
+def vary_like(tree: PyTree, *arrays: PyTree) -> PyTree:
     """`tree` with every leaf varying over at least the axes that `arrays` vary over."""
     return vary(tree, varying_axes(*arrays))
 
 
-def _varying(x) -> frozenset:
+def _varying(x) -> frozenset[str]:
     return jax.typeof(x).manual_axis_type.varying

@@ -2,36 +2,55 @@
 
 A shard is cut into chunks that never straddle a part (see `layouts`). What a causal mask leaves of a block is
 known before the program runs, as a table of chunk pairs, so that the loop over it needs no branch and every trip
-does useful work.
+does useful work. On a ring the tables of earlier and later ranks are joined by a traced condition.
 """
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int32
 
-from ringformer.ops.layouts import FULL, PARTS, VISIBLE
+from ringformer.ops.layouts import FULL, PARTS, VISIBLE, Layout, Source
 
 
-class Chunks(NamedTuple):
-    """How one axis of a shard is cut. The last chunk of a part overlaps its neighbour rather than being ragged."""
+class AxisChunks(NamedTuple):
+    """The chunks of one axis of a shard. The last of a part overlaps its neighbour rather than being ragged."""
 
     size: int
-    start: np.ndarray  # int32 [n]: the first index of each chunk
-    fresh: np.ndarray  # int32 [n]: the chunk-local index before which its rows were in the previous chunk
-    part: np.ndarray  # int32 [n]: the part that each chunk belongs to
-    origin: np.ndarray  # int32 [n]: the first index of that part
+    start: Int32[np.ndarray, " n"]  # the first index of each chunk
+    fresh: Int32[np.ndarray, " n"]  # the chunk-local index before which its rows were in the previous chunk
+    part: Int32[np.ndarray, " n"]  # the part that each chunk belongs to
+    origin: Int32[np.ndarray, " n"]  # the first index of that part
 
 
-class Pairs(NamedTuple):
-    """Chunk pairs; local query row t sees local key column s where `t + offset >= s`. All int32 [P]."""
+class ChunkPairs(NamedTuple):
+    """Pairs of a query chunk and a key chunk; query row t sees key column s, chunk-local, where `t + offset >= s`."""
 
-    q: np.ndarray
-    k: np.ndarray
-    offset: np.ndarray
+    q: Int32[np.ndarray | Array, " P"]
+    k: Int32[np.ndarray | Array, " P"]
+    offset: Int32[np.ndarray | Array, " P"]
+
+
+class PairList(NamedTuple):
+    """Chunk pairs of which the first `length` are wanted: a number, or a traced int32. The arrays may be traced."""
+
+    pairs: ChunkPairs
+    length: int | Int32[Array, ""]
+
+
+class WorkList(NamedTuple):
+    """One block's chunk pairs: those that every query sees entirely, and those that need the offset mask."""
+
+    q_chunks: AxisChunks
+    k_chunks: AxisChunks
+    unmasked: PairList
+    masked: PairList
 
 
 def default_chunk(length: int) -> int:
-    """16 chunks a shard, of at least 128 and at most 1024 tokens.
+    """Tokens per chunk of a shard of `length`: a 16th, but at least 128 and at most 1024.
 
     Causal work exceeds the mask's need by 1/n with n chunks a shard, so that 16 keep it within 7%; the logits of
     a chunk pair take 4 B H chunk^2 bytes.
@@ -39,8 +58,8 @@ def default_chunk(length: int) -> int:
     return min(max(-(-length // 16), 128), 1024)
 
 
-def cut(length: int, parts: int, chunk: int | None) -> Chunks:
-    """Cut `parts` equal parts of an axis of `length` into chunks of at most `chunk`."""
+def cut_axis(length: int, parts: int, chunk: int | None) -> AxisChunks:
+    """Cut each of the `parts` equal parts of an axis of `length` into chunks of at most `chunk` (None: the default)."""
     part_length = length // parts
     size = min(default_chunk(length) if chunk is None else chunk, part_length)
     per_part = -(-part_length // size)
@@ -48,7 +67,7 @@ def cut(length: int, parts: int, chunk: int | None) -> Chunks:
     start = np.minimum(nominal, part_length - size)
     part = np.repeat(np.arange(parts), per_part)
     origin = part * part_length
-    return Chunks(
+    return AxisChunks(
         size,
         start=(np.tile(start, parts) + origin).astype(np.int32),
         fresh=np.tile(nominal - start, parts).astype(np.int32),
@@ -57,14 +76,15 @@ def cut(length: int, parts: int, chunk: int | None) -> Chunks:
     )
 
 
-def visible_pairs(layout: str, source: str, causal: bool, q: Chunks, k: Chunks) -> tuple[Pairs, Pairs]:
-    """`(whole, masked)`: the pairs that every query sees entirely, and those that need the offset mask."""
-    if causal:
-        parts = VISIBLE[layout][source]
-    else:
-        parts = [(a, b, FULL) for a in range(PARTS[layout]) for b in range(PARTS[layout])]
+def visible_pairs(
+    layout: Layout, source: Source, causal: bool, q: AxisChunks, k: AxisChunks
+) -> tuple[ChunkPairs, ChunkPairs]:
+    """`(unmasked, masked)`: the pairs that every query sees entirely, and those that need the offset mask."""
+    visible = VISIBLE[layout][source]
+    if not causal:
+        visible = tuple((a, b, FULL) for a in range(PARTS[layout]) for b in range(PARTS[layout]))
     rows = [np.zeros((4, 0), np.int64)]
-    for q_part, k_part, part_offset in parts:
+    for q_part, k_part, part_offset in visible:
         i, j = np.flatnonzero(q.part == q_part)[:, None], np.flatnonzero(k.part == k_part)
         offset = part_offset + (q.start - q.origin).astype(np.int64)[i] - (k.start - k.origin)[j]
         offset = np.minimum(offset, FULL)
@@ -73,4 +93,25 @@ def visible_pairs(layout: str, source: str, causal: bool, q: Chunks, k: Chunks) 
         row, column = np.nonzero(sees_any)
         rows.append(np.stack([i[row, 0], j[column], offset[row, column], sees_all[row, column]]))
     *pairs, sees_all = np.concatenate(rows, axis=1).astype(np.int32)
-    return tuple(Pairs(*(x[sees_all == wanted] for x in pairs)) for wanted in (1, 0))
+    return ChunkPairs(*(x[sees_all == 1] for x in pairs)), ChunkPairs(*(x[sees_all == 0] for x in pairs))
+
+
+def make_work_list(
+    layout: Layout, causal: bool, q: AxisChunks, k: AxisChunks, earlier: Bool[Array, ""] | None
+) -> WorkList:
+    """The chunk pairs of a visiting block, `earlier` if it comes from an earlier rank; of the own block if None."""
+    if earlier is None or not causal:
+        own = visible_pairs(layout, "own", causal, q, k)
+        return WorkList(q, k, *(PairList(pairs, len(pairs.q)) for pairs in own))
+    before, after = visible_pairs(layout, "earlier", True, q, k), visible_pairs(layout, "later", True, q, k)
+    return WorkList(q, k, *(_select(earlier, a, b) for a, b in zip(before, after, strict=True)))
+
+
+def _select(condition: jax.Array, a: ChunkPairs, b: ChunkPairs) -> PairList:
+    """`a` or `b`. Lists of one length, those of a balanced layout, keep a static length and need no branch."""
+    length: int | jax.Array = len(a.q)
+    if len(a.q) != len(b.q):
+        length = jnp.where(condition, len(a.q), len(b.q))
+        longest = max(len(a.q), len(b.q))
+        a, b = (ChunkPairs(*(np.pad(column, (0, longest - len(column))) for column in pairs)) for pairs in (a, b))
+    return PairList(ChunkPairs(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True))), length)

@@ -7,15 +7,17 @@ from ringformer.hardware import CHIPS, GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.paper import activation_memory
+from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, read
 
 
 def write_tables(results: Path, held: Path, folder: Path) -> None:
-    """`folder`/tables.md, figure1.png and figure5.png from the attempts in `results`, and of Table 1 in `held`."""
+    """`folder`/tables.md and its pictures in `folder`/figures, from the attempts in `results`, of Table 1 in `held`."""
     attempts = read(results)
-    folder.mkdir(parents=True, exist_ok=True)
-    figure1(attempts, folder / "figure1.png")
-    figure5(folder / "figure5.png")
+    pictures = folder / "figures"
+    pictures.mkdir(parents=True, exist_ok=True)
+    draw_longest_contexts(contexts(attempts), path=pictures / "longest_contexts.svg")
+    draw_training_cost(path=pictures / "training_cost.svg")
     sections = [HEAD, table3(attempts), details(attempts), scaling(attempts), table1(activation_memory.read(held)),
                 table2(), FIGURES]  # fmt: skip
     (folder / "tables.md").write_text("\n".join(sections))
@@ -82,11 +84,11 @@ node of GPUs.
 FIGURES = """
 ## Figures
 
-![Longest context by hardware](figure1.png)
+![Longest contexts by hardware and model, and how many times the paper's they are](figures/longest_contexts.svg)
 
-Figure 1: longest context of a 7B model, compiled, beside the paper's.
+Table 3 drawn: the paper's context (open), and ours in its three regimes, each with its multiple of the paper's.
 
-![FLOPs per token sequence](figure5.png)
+![FLOPs of a pass over the same data at a longer context](figures/training_cost.svg)
 
 Figure 5 (closed form): FLOPs of one pass over the same data at a longer context, relative to a context of 4K,
 (6 h + s) / (6 h + 4096).
@@ -204,62 +206,15 @@ def table2() -> str:
     return "\n".join(rows) + "\n"
 
 
-def figure1(attempts: dict, path: Path) -> None:
-    """Longest context of 7B on each hardware: the paper's columns and ours."""
-    plt = _pyplot()
-    rows = [row for row in ROWS if row.model == "llama_7b"]
-    series = [(f"{kind} (paper)", [K * row.paper[i] for row in rows]) for i, kind in enumerate(ATTENTION)]
-    for regime, label in zip(REGIMES, ("ring, float32", "ring, bf16", "ring, bf16 + offload"), strict=True):
-        best = [longest(attempts.get(Cell(row, "ring", regime, row.sequences).name, [])) for row in rows]
-        series.append((f"{label} (compiled)", [b["seq_len"] if b else 0 for b in best]))
-    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
-    width = 0.8 / len(series)
-    for i, (label, lengths) in enumerate(series):
-        color = f"C{i - len(ATTENTION)}" if "compiled" in label else str(0.85 - 0.15 * i)
-        places = [x + (i - len(series) / 2 + 0.5) * width for x in range(len(rows))]
-        axes.bar(places, lengths, width, label=label, color=color)
-    ticks = [2**i for i in range(10, 28, 2)]
-    axes.set_yscale("log", base=2)
-    axes.set_yticks(ticks, [f"{t // K}K" if t < 2**20 else f"{t // 2**20}M" for t in ticks])
-    axes.set_xticks(range(len(rows)), [row.target for row in rows])
-    axes.set(ylabel="tokens", title="Longest context of a 7B model", ylim=(2**9, 2**31))  # room for the legend
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def figure5(path: Path) -> None:
-    """FLOPs per pass over a dataset against context, relative to 4096 (paper, appendix D)."""
-    plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    lengths = [4096 * 2**i for i in range(12)]
-    for name, h in (("7B", 4096), ("13B", 5120), ("33B", 6656), ("65B", 8192), ("175B", 12288), ("1T", 36864)):
-        axes.plot(lengths, [flops_ratio(h, s) for s in lengths], "o-", markersize=3, label=f"{name} (h={h})")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    ticks = lengths[::2]
-    axes.set_xticks(ticks, [f"{t // K}K" if t < 2**20 else f"{t // 2**20}M" for t in ticks])
-    axes.set(xlabel="context", ylabel="FLOPs relative to 4K", title="Cost of training on the same tokens")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def flops_ratio(hidden_size: int, context: int, baseline: int = 4096) -> float:
-    """FLOPs of a dataset at a context over those at the baseline: (6 h + s2) / (6 h + s1), attention not halved."""
-    return (6 * hidden_size + context) / (6 * hidden_size + baseline)
+def contexts(attempts: dict) -> list[Contexts]:
+    """The ring columns of Table 3 with the paper's number of sequences, for the picture."""
+    found = []
+    for row in ROWS:
+        best = [longest(attempts.get(Cell(row, "ring", regime, row.sequences).name, [])) for regime in REGIMES]
+        lengths = [attempt["seq_len"] if attempt else None for attempt in best]
+        found.append(Contexts(row.target, _size(row), K * row.paper[ATTENTION.index("ring")], tuple(lengths)))
+    return found
 
 
 def _size(row: Row) -> str:
     return row.model.removeprefix("llama_").upper()
-
-
-def _pyplot():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt

@@ -7,51 +7,28 @@ The fields are the keys `--config.KEY=VALUE`, and their docstrings what `ringfor
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
 from ringformer.data import parse_mixture
-from ringformer.data.chats.cleaning import USUAL_RULES
+from ringformer.data.packing.options import PackingOptions
+from ringformer.data.stores.options import StoreOptions
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """Where documents come from; see `ringformer.data`."""
+class DataConfig(StoreOptions, PackingOptions):
+    """The data of a run: a store, built by the first run if it is not there, or several; and how they are packed."""
 
+    key_prefix: ClassVar[str] = "data."
+
+    source: str = "stdlib"
     store: str = ""
     """The folder of the token stores; built from `source` by the first run."""
-    source: str = "stdlib"
-    """stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN or datasets:NAME_OR_PATH."""
-    field: str = "text"
-    split: str = "train"
-    tokenizer: str = "bytes"
-    """bytes, or the path of a SentencePiece .model file, a tokenizer.json or a folder with one of them."""
-    held_out: float = 0.05
-    """The share of documents kept for evaluation."""
-    skip_empty: bool = False
     mixture: str = ""
     """Instead of one store several that are already built, with weights: "stores/chat:7,stores/long:3"."""
-    packing: Literal["stream", "whole"] = "stream"
-    """stream: documents end to end, cut every seq_len tokens. whole: uncut, with padding. See docs/data.md."""
-    packed_attention: Literal["document", "sequence"] = "document"
-    """document: a token sees its own document, at positions from the document's start. sequence: all of the packed
-    sequence before it, at positions from the sequence's start."""
-    min_length: int = 0
-    max_length: int = 0
-    """Only documents of min_length to max_length tokens; 0: no limit."""
-    format: str = "documents"
-    """documents, or conversations as sharegpt or messages: then only answers are trained on."""
-    template: str = "vicuna"
-    """Of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
-    chat_length: int = 0
-    """Conversations of more tokens are split between turns; 0: never."""
-    clean: str = USUAL_RULES
-    """Rules for conversations (ringformer/data/chats/cleaning.py)."""
-    skip_malformed: bool = False
-    """Leave conversations out that cannot be read, and count them."""
 
     def __post_init__(self):
         if not self.store and not self.mixture:
@@ -61,15 +38,8 @@ class DataConfig:
                              "store in the mixture, with a weight, or leave the mixture out")  # fmt: skip
         if self.mixture:
             parse_mixture(self.mixture)
-        if self.packing not in ("stream", "whole"):
-            raise ValueError(f"unknown data.packing {self.packing!r}; known: stream, whole")
-        if self.packed_attention not in ("document", "sequence"):
-            raise ValueError(f"unknown data.packed_attention {self.packed_attention!r}; known: document, sequence")
-        if self.min_length < 0 or self.max_length < 0 or 0 < self.max_length < self.min_length:
-            raise ValueError(f"data.min_length={self.min_length} and data.max_length={self.max_length} leave no "
-                             "length; both are at least 0, and max_length, unless 0, not below min_length")  # fmt: skip
-        if not 0.0 <= self.held_out < 1.0:
-            raise ValueError(f"data.held_out={self.held_out} must be in [0, 1)")
+        PackingOptions.__post_init__(self)
+        StoreOptions.__post_init__(self)
         _check_local("data.store", self.store)
 
 

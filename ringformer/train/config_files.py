@@ -80,7 +80,7 @@ def _begun(run_dir: str, init_from: str, before: ModelConfig | None = None) -> M
 
 
 def _parse(config: ConfigDict, base: ModelConfig | None) -> Config:
-    """`base`: the model that the run begins with; None: begin with the preset's."""
+    """The dataclass of a config; what it leaves open of the model is that of `base`, None: the preset's."""
     values = config.to_dict()
     if values["stages"]:
         raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
@@ -88,11 +88,11 @@ def _parse(config: ConfigDict, base: ModelConfig | None) -> Config:
     given = values["model"] = _without_none(values["model"])
     base = base or family.config(**family.presets[values["preset"]])
     for field in base.INHERITED:
-        default = getattr(base, field)
+        default: Any = getattr(base, field)
         if not dataclasses.is_dataclass(default):
             given.setdefault(field, default)
         elif "kind" not in given[field]:  # the fields that are written, in the scaling that is there
-            given[field] = dataclasses.replace(default, **given[field])
+            given[field] = type(default)(**dataclasses.asdict(default) | given[field])
     parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 

@@ -8,6 +8,7 @@ Only parameters go from stage to stage (each has a fresh optimizer and schedule)
 an unfinished one resumed, so that the same command goes on wherever it was interrupted.
 """
 
+from math import nan
 from pathlib import Path
 
 import jax
@@ -53,23 +54,23 @@ def train_stages(configs: list[Config], runs: list[Run]) -> None:
             train(run)
     _write_record(configs)
     if jax.process_index() == 0:
-        print(as_text(_record(configs)))
+        print(record_table(_record(configs)))
 
 
 def finished(config: Config) -> bool:
-    """Does the checkpoint of the stage's last step exist, and its evaluation if there are held-out data?"""
+    """Whether the checkpoint of the stage's last step exists, and its evaluation if there are held-out data."""
     rows = read_metrics(Path(config.run_dir, "metrics.jsonl"))
     evaluated = any(row["step"] == config.steps and "eval_tokens" in row for row in rows)
     return (latest_step(config.run_dir) or 0) >= config.steps and (evaluated or not config.data.held_out)
 
 
-def as_text(record: list[dict]) -> str:
+def record_table(record: list[dict]) -> str:
     """The record as a table."""
     lines = [f"{'stage':>5} {'context':>10} {'theta':>9} {'steps':>7} {'tokens':>15} {'held-out loss':>18}  state"]
     for row in record:
         first, last = row["eval_loss_first"], row["eval_loss_last"]
         losses = f"{first:.4f} -> {last:.4f}" if first is not None else "-"
-        lines.append(f"{row['stage']:>5} {row['seq_len']:>10,} {row['rope_theta']:>9.3g} {row['steps']:>7,} "
+        lines.append(f"{row['stage']:>5} {row['seq_len']:>10,} {row.get('rope_theta', nan):>9.3g} {row['steps']:>7,} "
                      f"{row['tokens']:>15,} {losses:>18}  {row['state']}")  # fmt: skip
     return "\n".join(lines)
 
@@ -86,16 +87,16 @@ def _record(configs: list[Config]) -> list[dict]:
 
 
 def _row(number: int, config: Config) -> dict:
-    """Losses are nats a token on held-out data at the stage's own context: with the parameters that it began with, and
-    at its latest evaluation."""
+    """The record of a stage. Losses are nats a token on held-out data at the stage's own context: with the parameters
+    that it began with, and at its latest evaluation."""
     rows = read_metrics(Path(config.run_dir, "metrics.jsonl"))
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
-    step = latest_step(config.run_dir) or 0
+    step, model = latest_step(config.run_dir) or 0, config.model
     return {
         "stage": number,
         "run_dir": Path(config.run_dir).name,
         "seq_len": config.seq_len,
-        "rope_theta": config.model.rope_theta,
+        **{name: x for name in model.CONTEXT if isinstance(x := getattr(model, name), float)},
         "mesh_dim": config.mesh_dim,
         "steps": config.steps,
         "tokens": config.steps * config.batch_size * config.seq_len,

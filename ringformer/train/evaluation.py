@@ -57,14 +57,14 @@ def make_evaluation(
                 sums.append(jax.device_get(pending))
             pending = enqueued
         sums.append(jax.device_get(pending))
-        nats, tokens = (np.sum(column, axis=0, dtype=np.float64) for column in zip(*sums, strict=True))
+        nats, tokens = (np.stack(column).sum(axis=0, dtype=np.float64) for column in zip(*sums, strict=True))
         return _metrics(nats, tokens, data.sequences.bytes_per_token)
 
     return evaluate
 
 
 def _metrics(nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float) -> dict[str, Any]:
-    """Of the sums in each position bucket."""
+    """The metrics of an evaluation, from its sums in each position bucket."""
     if not tokens.sum():
         return {"eval_tokens": 0}
     loss = float(nats.sum() / tokens.sum())

@@ -27,7 +27,7 @@ from ringformer.data import (
 from ringformer.data.loader import Parts
 from ringformer.hardware import chip_of
 from ringformer.mesh import BATCH, make_mesh
-from ringformer.models.flops import model_flops_per_token
+from ringformer.models.registry import flops_per_token
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches, make_evaluation
@@ -74,14 +74,12 @@ def prepare(config: Config) -> Run:
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
     d = config.data
+    train_store: TokenStore | Parts
+    eval_store: TokenStore | Parts | None
     if d.mixture:
         train_store, eval_store = open_mixture(d.mixture, tokenizer.name, held_out=d.held_out > 0)
     else:
-        train_store, eval_store = open_or_build(
-            d.store, source=d.source, field=d.field, split=d.split, tokenizer=tokenizer, held_out=d.held_out,
-            skip_empty=d.skip_empty, format=d.format, template=d.template, chat_length=d.chat_length, clean=d.clean,
-            skip_malformed=d.skip_malformed,
-        )  # fmt: skip
+        train_store, eval_store = open_or_build(d.store, d, tokenizer)
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     run = Run(
@@ -133,8 +131,7 @@ def train(run: Run) -> TrainState:
         check_state_finite(state, _origin(run, start))
 
         def evaluate(step):
-            values = evaluation(state.params, stop=lambda: termination.requested)
-            if values:
+            if evaluation and (values := evaluation(state.params, stop=lambda: termination.requested)):
                 reporter.evaluation(step, values)
 
         def check(step):
@@ -179,13 +176,13 @@ class _StepReports:
         self._rate = schedule(config.optimizer, config.steps)
         self._tokens = config.batch_size * config.seq_len
         chip = chip_of(run.mesh.devices.flat[0].device_kind)
-        flops = model_flops_per_token(config.model, config.seq_len)
-        self._mfu_per_rate = flops / (chip.bf16_flops * run.mesh.size) if chip else None
-        self._pending = None
+        flops = flops_per_token(config.model, config.seq_len)
+        self._mfu_per_rate = flops / (chip.bf16_flops * run.mesh.size) if chip and flops else None
+        self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._last = time.perf_counter()
 
     def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Report the step before this one."""
+        """Report the step before this one, which is under way."""
         self.flush()
         self._pending = step, metrics
 
@@ -196,7 +193,7 @@ class _StepReports:
             self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
 
     def resume(self) -> None:
-        """After a pause, for an evaluation or a save: its time is no step's."""
+        """Begin the clock anew after a pause, for an evaluation or a save: its time is no step's."""
         if self._pending is None:
             self._last = time.perf_counter()
 
@@ -225,11 +222,9 @@ class _StepReports:
 
 
 def _loader(store: TokenStore | Parts, config: Config, mesh: Mesh, seed: int) -> Loader:
-    d = config.data
     return Loader(
         store, batch_size=config.batch_size, seq_len=config.seq_len, seed=seed, layout=config.model.layout,
-        ring_size=mesh.shape["sp"], packing=d.packing, min_length=d.min_length, max_length=d.max_length,
-        packed_attention=d.packed_attention,
+        ring_size=mesh.shape["sp"], packing=config.data,
     )  # fmt: skip
 
 
@@ -240,7 +235,7 @@ def _new_run_dir() -> str:
 
 
 def _first_state(run: Run) -> TrainState:
-    """Drawn from the seed; the parameters those of another run, if the config names one."""
+    """A state drawn from the seed; with the parameters of another run, if the config names one."""
     config = run.config
     if not config.init_from:
         return init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
@@ -269,7 +264,7 @@ def _write_config(run: Run) -> None:
 
 
 def write_json(path: Path, content) -> None:
-    """In one piece: another process may be reading it."""
+    """Write JSON in one piece: another process may be reading it."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)

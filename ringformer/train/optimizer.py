@@ -29,7 +29,7 @@ def make_optimizer(config: OptimizerConfig, steps: int, decayed) -> optax.Gradie
 
 
 def global_norm(tree) -> jax.Array:
-    """Per device: the norm of the whole gradient.
+    """The norm of the whole gradient, on each device.
 
     A leaf varies over just the axes that it is sharded over: summed over these, every element counts once,
     replicated ones too. (optax's `global_norm` would be that of the local shards.)

@@ -51,11 +51,11 @@ class SaveClock:
         self.saved(step)
 
     def saved(self, step: int) -> None:
-        """The state of `step` was saved."""
+        """Note that the state of `step` was saved."""
         self._saved, self._ask_at = time.monotonic(), step + 1
 
     def due(self, step: int) -> bool:
-        """Is it time to save the state of `step`? To be asked at every step."""
+        """Whether it is time to save the state of `step`; to be asked at every step."""
         if not self._seconds or step < self._ask_at:
             return False
         now = time.monotonic()

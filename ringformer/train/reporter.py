@@ -42,7 +42,7 @@ class Reporter:
     def __init__(self, run_dir: Path, step: int, config: Config):
         self._active = jax.process_index() == 0
         self._steps = config.steps
-        self._boards = []  # first: they may refuse
+        self._boards: list[WeightsAndBiases | TensorBoard] = []  # first: they may refuse
         if self._active and config.wandb:
             self._boards.append(WeightsAndBiases(config.wandb, run_dir))
         if self._active and config.tensorboard:
@@ -74,7 +74,7 @@ class Reporter:
             self.say(f"step {step}/{self._steps}  {text}")
 
     def evaluation(self, step: int, values: dict[str, Any]) -> None:
-        """Values as of `ringformer.train.evaluation`."""
+        """Report what `evaluation.make_evaluation` found."""
         self._write(step, values)
         if not values["eval_tokens"]:
             self.say(f"step {step}  no token of the held-out batches is trained on: raise eval_batches, or look at the "

@@ -18,9 +18,12 @@ REPLICATED = WeightSharding((), None, None, (), 1)
 
 
 class TrainState(NamedTuple):
-    """Global arrays, sharded and padded as `mesh` says; parameters are a nested dict, layers stacked [L, ...]."""
+    """Global arrays, sharded and padded as `mesh` says, or what stands for them: shapes, `WeightSharding`s.
 
-    step: jax.Array
+    The step is an int32 scalar; parameters are a nested dict, layers stacked [L, ...].
+    """
+
+    step: Any
     params: Any
     opt_state: Any
 

@@ -85,7 +85,7 @@ def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: i
 
 
 def position_bucket(position):
-    """0 for position 0, k for 2^(k-1) to 2^k - 1: an int, or int32 arrays."""
+    """The bucket of a position: 0 for 0, k for 2^(k-1) to 2^k - 1; of an int, or of int32 arrays."""
     if isinstance(position, int):
         return position.bit_length()
     return 32 - lax.clz(position)
@@ -102,7 +102,7 @@ def make_loss_sum(config: ModelConfig, weights: dict, mesh: Mesh):
 
 
 def _microbatches(batch, accumulate: int):
-    """Per device: the batch's fields [accumulate, B / accumulate, T]."""
+    """The batch's fields as [accumulate, B / accumulate, T], on each device."""
     return jax.tree.map(lambda x: x.reshape(accumulate, -1, x.shape[1]), batch)
 
 

@@ -12,7 +12,7 @@ from ringformer.hardware import GiB
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import PARTS, VISIBLE
-from ringformer.ops.work_list import cut, visible_pairs
+from ringformer.ops.work_list import cut_axis, visible_pairs
 
 
 def test_memory_falls():
@@ -44,7 +44,7 @@ def test_days():
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_what_a_layout_costs_is_the_work_list_of_the_busiest_rank(layout, ranks):
     T, chunk = 512, 64
-    cuts = cut(T, PARTS[layout], chunk), cut(T, PARTS[layout], chunk)
+    cuts = cut_axis(T, PARTS[layout], chunk), cut_axis(T, PARTS[layout], chunk)
 
     def executed(source):
         return sum(len(pairs.q) for pairs in visible_pairs(layout, source, True, *cuts)) * chunk**2

@@ -15,8 +15,9 @@ from tests.mutations.mutations import MUTATIONS, Mutation
 ROOT = Path(__file__).resolve().parents[2]
 
 WITH_THE_COPY = """
-import sys, pytest, ringformer
-assert ringformer.__file__.startswith(sys.argv[1]), ringformer.__file__
+import importlib.util, sys, pytest
+found = importlib.util.find_spec("ringformer").origin
+assert found.startswith(sys.argv[1]), found
 sys.exit(pytest.main(sys.argv[2:]))
 """
 
@@ -42,7 +43,8 @@ def try_tests(tests: list[str], folder: Path, mutation: Mutation | None = None) 
     if mutation:
         apply(mutation, folder)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    # A wrong dtype must fail what the test asserts, and not already the signature.
+    environment |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "JAXTYPING_DISABLE": "1"}
     arguments = ["-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "--junit-xml=junit.xml"]
     begun = time.perf_counter()
     process = subprocess.run(

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -28,7 +29,7 @@ from tests.ops.rings import B, arrays
         (dict(q=(8, 4, 8)), r"\(8, 4, 8\)"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_with_both_numbers(change, message):
+def test_arrays_that_do_not_fit_are_refused_with_both_numbers(change, message, as_for_users):
     """Every ValueError names what it got and what it wanted."""
     shapes = dict(q=(2, 8, 4, 8), k=(2, 8, 2, 8), v=(2, 8, 2, 8)) | change
     call = {
@@ -37,6 +38,23 @@ def test_arrays_that_do_not_fit_are_refused_with_both_numbers(change, message):
     }
     with pytest.raises(ValueError, match=message):
         ring_attention(**call, axis_name=None)
+
+
+@pytest.mark.parametrize(
+    "argument, array",
+    [("bias", np.zeros((2, 7), np.float32)), ("bias", np.zeros((2, 8), np.int32)),
+     ("segment_ids", np.zeros((2, 8), np.float32)), ("k", np.zeros((2, 8, 2, 4), np.float32))],
+)  # fmt: skip
+def test_signatures_are_checked_in_tests(argument, array):
+    """The shapes and dtypes that a signature names hold wherever a test calls, inside transformations too."""
+    q, k = np.zeros((2, 8, 4, 8), np.float32), np.zeros((2, 8, 2, 8), np.float32)
+
+    def attend(array):
+        return ring_attention(**dict(q=q, k=k, v=k) | {argument: array}, axis_name=None)
+
+    for transformed in (attend, jax.jit(attend), partial(jax.eval_shape, attend)):
+        with pytest.raises(jaxtyping.TypeCheckError, match=f"parameter '{argument}'"):
+            transformed(array)
 
 
 def test_mixed_dtypes_are_refused():
@@ -88,7 +106,7 @@ def test_wide_ids_keep_equality_and_order_across_queries_and_keys():
         (jnp.zeros((1, 4), jnp.uint32), "uint32 and uint32 do not fit 32 bits"),
     ],
 )
-def test_ids_without_an_exact_answer_are_refused(ids, message):
+def test_ids_without_an_exact_answer_are_refused(ids, message, as_for_users):
     q = np.zeros((1, 4, 1, 2), np.float32)
     with pytest.raises(ValueError, match=message):
         ring_attention(q, q, q, axis_name=None, segment_ids=ids)
@@ -113,7 +131,7 @@ def test_the_least_float64_as_a_mask_is_a_number_and_not_infinity(x64):
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int32])
-def test_a_boolean_mask_is_no_bias(dtype):
+def test_a_boolean_mask_is_no_bias(dtype, as_for_users):
     q = np.zeros((1, 4, 1, 2), np.float32)
     with pytest.raises(ValueError, match=r"be float; got (bool|int32): make a mask jnp.where\(mask, 0.0, -jnp.inf"):
         ring_attention(q, q, q, axis_name=None, bias=np.ones((1, 4), dtype))

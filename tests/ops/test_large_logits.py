@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.ops import dense_reference
+from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.ring_attention import ring_attention
 from tests import dense
 from tests.helpers import errors, normal, values_and_gradients
@@ -74,7 +74,7 @@ def test_masks_by_a_large_bias(layout, n, causal, packed):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("attention", [dense_reference.attention, partial(ring_attention, axis_name=None)])
+@pytest.mark.parametrize("attention", [dense_attention, partial(ring_attention, axis_name=None)])
 def test_masks_by_a_large_bias_on_one_device(attention, causal, packed):
     """The oracle itself, which is also `attention="vanilla"`; and the op without an axis and in one chunk."""
     inputs, cotangents, ids = masked_by_bias()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from ringformer.ops import dense_reference
+from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.ring_attention import SAVED_OUTPUT, SAVED_SOFTMAX, ring_attention
 from tests.helpers import assert_close, normal, packed_segments, ring_mesh, values_and_gradients
 from tests.hlo import executed_collectives
@@ -227,7 +227,7 @@ def test_rematerialised_layers_in_a_scan(policy):
 
     @jit
     def expected(x, w, do):
-        y, vjp = jax.vjp(layers(dense_reference.attention, remat=False), x, w)
+        y, vjp = jax.vjp(layers(dense_attention, remat=False), x, w)
         return y, *vjp(do)
 
     run = jax.shard_map(per_device, mesh=ring_mesh(n), in_specs=(ROWS, P(), ROWS), out_specs=(ROWS, ROWS, P()))

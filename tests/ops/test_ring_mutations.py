@@ -28,9 +28,9 @@ def drop_hops(which):
 def merge_normalised_blocks():
     """Sum outputs that were each divided by their own block's denominator."""
 
-    def forward(state, queries, keys, work, scale):
+    def forward(state, queries, keys, work_list, scale):
         empty = vary_like(online_softmax.init(state.m.shape, state.o.shape[-1]), queries, keys)
-        o = online_softmax.output(block_forward(empty, queries, keys, work, scale))
+        o = online_softmax.output(block_forward(empty, queries, keys, work_list, scale))
         return Softmax(state.o + o, jnp.zeros_like(state.m), jnp.ones_like(state.l))
 
     return {"block_forward": forward}
@@ -47,11 +47,11 @@ def swap_dk_and_dv():
 def probabilities_of_the_block():
     """Take the block's own maximum and denominator in the backward, not the row's final ones."""
 
-    def backward(dq, queries, keys, rows, work, scale):
+    def backward(dq, queries, keys, rows, work_list, scale):
         empty = vary_like(online_softmax.init(rows.rows.shape[1:], queries.q.shape[-1]), queries, keys)
-        block = block_forward(empty, queries, keys, work, scale)
+        block = block_forward(empty, queries, keys, work_list, scale)
         own = jnp.stack([*online_softmax.shift_and_weight(block.m, block.l), rows.rows[2]])
-        return block_backward(dq, queries, keys, rows._replace(rows=own), work, scale)
+        return block_backward(dq, queries, keys, rows._replace(rows=own), work_list, scale)
 
     return {"block_backward": backward}
 

@@ -70,7 +70,7 @@ def test_rotation_pairs_are_half_a_head_apart():
     np.testing.assert_allclose(y[0, 0, 0], [np.cos(1), 0, np.sin(1), 0], atol=1e-6)
 
 
-def test_positions_that_are_no_integers_are_refused():
+def test_positions_that_are_no_integers_are_refused(as_for_users):
     """A float32 position is rounded above 16M, and its fraction would be cut off."""
     with pytest.raises(ValueError, match="must be integers, int32; got float32"):
         rope.rotations(jnp.arange(4.0), rope.frequencies(8, 1e4))

@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from ringformer.ops import blockwise_attention, layouts, online_softmax, ring_attention
-from ringformer.ops.work_list import cut
+from ringformer.ops.work_list import cut_axis
 from tests.helpers import normal, packed_segments, ring_mesh
 
 N, d = 8, 8
@@ -53,7 +53,11 @@ def executed(monkeypatch):
 
         def per_device(q, k, v, do, ids=None):
             attention = partial(
-                ring_attention.ring_attention, axis_name="sp", layout=layout, segment_ids=ids, q_chunk=chunk,
+                ring_attention.ring_attention,
+                axis_name="sp",
+                layout=layout,
+                segment_ids=ids,
+                q_chunk=chunk,
                 k_chunk=chunk,
             )
             o, vjp = jax.vjp(attention, q, k, v)
@@ -110,7 +114,7 @@ def interleaved(q_ids, k_ids):
 def pairs_with_work(T, layout, chunk, ids, common=in_common):
     """Brute force, int [rank]: chunk pairs that hold a visible element, and keys of a segment of the queries."""
     positions = layouts.permutation(layout, N * T, N).reshape(N, T)
-    chunks = cut(T, layouts.PARTS[layout], chunk)
+    chunks = cut_axis(T, layouts.PARTS[layout], chunk)
     slices = [slice(start, start + chunks.size) for start in chunks.start]
     count = np.zeros(N, int)
     for rank in range(N):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringformer.ops.layouts import PARTS, VISIBLE
-from ringformer.ops.work_list import cut, default_chunk, visible_pairs
+from ringformer.ops.work_list import cut_axis, default_chunk, visible_pairs
 
 LENGTHS_AND_CHUNKS = [
     (12, 4, 4), (12, 12, 12), (12, 1, 1), (10, 4, 4), (10, 3, 4), (14, 4, 5), (10, 5, 2), (2, 1, 1), (12, 7, 7),
@@ -12,16 +12,15 @@ LENGTHS_AND_CHUNKS = [
 ]  # fmt: skip
 
 
-def elements(work, q, k):
+def elements(unmasked_and_masked, q, k):
     """Times each (query, key) of the block is computed, and the mask `row + offset >= column` of each pair."""
-    whole, masked = work
     seen = np.zeros((q.start.max() + q.size, k.start.max() + k.size), int)
-    for pairs, is_whole in ((whole, True), (masked, False)):
+    for pairs, masked in zip(unmasked_and_masked, (False, True), strict=True):
         for i, j, offset in zip(*pairs, strict=True):
             row, column = np.arange(q.size)[:, None], np.arange(k.size)
             visible = (row + offset >= column) & (row >= q.fresh[i]) & (column >= k.fresh[j])
-            if is_whole:
-                assert visible.all(), "a whole pair holds a hidden element"
+            if not masked:
+                assert visible.all(), "an unmasked pair holds a hidden element"
             assert visible.any(), "a pair with nothing to compute"
             seen[q.start[i] : q.start[i] + q.size, k.start[j] : k.start[j] + k.size] += visible
     return seen
@@ -39,7 +38,7 @@ def visible_of_tables(layout, source, T):
 @pytest.mark.parametrize("T, q_chunk, k_chunk", LENGTHS_AND_CHUNKS)
 def test_pairs_cover_every_visible_element_exactly_once(layout, source, T, q_chunk, k_chunk):
     """Ragged chunks, unequal chunks and zigzag's parts included."""
-    q, k = (cut(T, PARTS[layout], chunk) for chunk in (q_chunk, k_chunk))
+    q, k = (cut_axis(T, PARTS[layout], chunk) for chunk in (q_chunk, k_chunk))
     seen = elements(visible_pairs(layout, source, True, q, k), q, k)
     assert (seen == visible_of_tables(layout, source, T)).all()
 
@@ -47,7 +46,7 @@ def test_pairs_cover_every_visible_element_exactly_once(layout, source, T, q_chu
 @pytest.mark.parametrize("T, S, q_chunk, k_chunk", [(10, 7, 4, 3), (3, 11, 8, 4), (8, 8, 4, 4), (1, 5, 1, 2)])
 def test_without_a_causal_mask_every_element_is_covered_once(T, S, q_chunk, k_chunk):
     """Cross attention: as many queries and keys as you like."""
-    q, k = cut(T, 1, q_chunk), cut(S, 1, k_chunk)
+    q, k = cut_axis(T, 1, q_chunk), cut_axis(S, 1, k_chunk)
     assert (elements(visible_pairs("contiguous", "own", False, q, k), q, k) == 1).all()
 
 
@@ -55,7 +54,7 @@ def test_without_a_causal_mask_every_element_is_covered_once(T, S, q_chunk, k_ch
 @pytest.mark.parametrize("length, chunk", [(12, 4), (14, 4), (10, 4), (6, 100), (2, 1), (4096, None)])
 def test_chunks_cover_the_axis_and_never_straddle_a_part(length, chunk, parts):
     """The fresh rows of the chunks are each index of the axis once, in order; no chunk crosses into another part."""
-    c = cut(length, parts, chunk)
+    c = cut_axis(length, parts, chunk)
     fresh = [s + i for s, f in zip(c.start, c.fresh, strict=True) for i in range(f, c.size)]
     assert fresh == list(range(length))
     part = length // parts

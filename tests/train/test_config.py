@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.cli import load_config
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.rope import RopeScaling
 from ringformer.train.config import base_config
-from ringformer.train.config_files import parse, parse_stages
+from ringformer.train.config_files import load_config, parse, parse_stages
 from ringformer.train.run_checks import check_folders, context_changes
 
 YARN = {"kind": "yarn", "factor": 8.0, "original_max_position": 64}
@@ -75,11 +74,11 @@ def test_the_command_line_writes_too(checkpoint, tmp_path):
         "from ringformer.train.config import base_config\n\n\ndef get_config():\n    config = base_config('tiny')\n"
         "    config.data.store = 'store'\n    return config\n"
     )
-    flags = [f"--config={path}", f"--config.init_from={checkpoint}"]
-    assert parse(load_config(flags)).model.rope_theta == 7e5
-    assert parse(load_config([*flags, "--config.model.rope_theta=5e6"])).model.rope_theta == 5e6
+    begin = f"--config.init_from={checkpoint}"
+    assert parse(load_config(path, [begin])).model.rope_theta == 7e5
+    assert parse(load_config(path, [begin, "--config.model.rope_theta=5e6"])).model.rope_theta == 5e6
     linear = ["--config.model.rope_scaling.kind=linear", "--config.model.rope_scaling.factor=2"]
-    assert parse(load_config([*flags, *linear])).model.rope_scaling == RopeScaling("linear", 2.0)
+    assert parse(load_config(path, [begin, *linear])).model.rope_scaling == RopeScaling("linear", 2.0)
 
 
 def test_another_norm_is_refused(checkpoint, tmp_path):
@@ -159,7 +158,7 @@ def test_values_that_cannot_be(tmp_path, key, value):
         "    config.data.store = 'store'\n    return config\n"
     )
     with pytest.raises(ValueError, match=key.rsplit(".")[-1]):
-        parse(load_config([f"--config={path}", f"--config.{key}={value}"]))
+        parse(load_config(path, [f"--config.{key}={value}"]))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from ringformer.data import Batch, ByteTokenizer, Document, Loader, build_stores
+from ringformer.data.packing.options import PackingOptions
 from ringformer.mesh import BATCH
 from ringformer.ops.layouts import permutation
 from ringformer.train.checkpoints import restore_params
@@ -81,8 +82,8 @@ def twins(run, folder, packed_attention, count=16):
     T, rows = run.config.seq_len, []
     for number, half in enumerate(halves(5, T // 2 - 1, count)):
         store, _ = build_stores(folder / str(number), [Document(half, "twin")] * 2, ByteTokenizer(), held_out=0)
-        loader = Loader(store, batch_size=1, seq_len=T, seed=0, layout=run.config.model.layout, packing="whole",
-                        ring_size=run.mesh.shape["sp"], packed_attention=packed_attention)  # fmt: skip
+        loader = Loader(store, batch_size=1, seq_len=T, seed=0, layout=run.config.model.layout,
+                        ring_size=run.mesh.shape["sp"], packing=PackingOptions("whole", packed_attention))  # fmt: skip
         rows.append(loader.read(0))
     return Batch(*map(np.concatenate, zip(*rows, strict=True)))
 

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from ringformer.data import Loader
+from ringformer.data.packing.options import PackingOptions
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
@@ -16,7 +17,7 @@ from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_logits, make_train_step
-from tests.data.test_loader import build
+from tests.data.packing_samples import build
 from tests.helpers import relative_error
 
 T = 64
@@ -70,7 +71,8 @@ def test_documents_and_padding_do_not_leak(store, layout, ring_size):
         before = logits(first.params, batch)
         return jax.device_get((before, *train_step(jax.tree.map(lambda x: x.copy(), first), batch)))
 
-    loader = Loader(store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size, packing="whole")
+    loader = Loader(store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size,
+                    packing=PackingOptions("whole"))  # fmt: skip
     batch = loader.read(0)
     ids = batch.segment_ids
     documents = np.array([[len(loader.sequences.pieces(row))] for row in range(2)])
@@ -117,8 +119,8 @@ def test_a_packed_sequence_is_one_text(store, layout, ring_size):
     ring, one = (make_mesh(f"1,1,1,{n}", jax.devices()[:n]) for n in (ring_size, 1))
     of_ring, of_dense = logits(config, ring), logits(dataclasses.replace(config, attention="vanilla"), one)
     for packing in ("stream", "whole"):
-        loader = Loader(store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size, packing=packing,
-                        packed_attention="sequence")  # fmt: skip
+        loader = Loader(store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size,
+                        packing=PackingOptions(packing, "sequence"))  # fmt: skip
         batch, order = loader.read(0), permutation(layout, T, ring_size)
         text = jax.tree.map(lambda x, order=order: x[:, np.argsort(order)], batch)
         if packing == "stream":

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ringformer.data.chats.conversations import Conversation, Message
+from ringformer.data.optional_packages import needed_for
 
 RULES = ("html", "merge", "unprintable", "latin", "short", "refusal", "duplicate")
 USUAL_RULES = "html,unprintable,duplicate"
@@ -109,6 +110,11 @@ class Cleaning:
         return None
 
 
+def parse_rules(text: str) -> frozenset[str]:
+    """The rules in a text such as "html,duplicate". Raises ValueError for an unknown one."""
+    return check_rules(rule.strip() for rule in text.split(",") if rule.strip())
+
+
 def check_rules(rules: Iterable[str]) -> frozenset[str]:
     """The rules as a set. Raises ValueError for an unknown one."""
     rules = frozenset(rules)
@@ -127,8 +133,9 @@ def content_digest(messages: Iterable[Message]) -> bytes:
 
 def to_markdown(html: str) -> str:
     """Markdown of an answer's HTML; code blocks keep their text, and their language if a class names it."""
-    from bs4 import BeautifulSoup
-    from markdownify import MarkdownConverter
+    with needed_for("the cleaning rule html"):
+        from bs4 import BeautifulSoup
+        from markdownify import MarkdownConverter
 
     page = BeautifulSoup(html, "html.parser")
     for block in page.find_all("pre"):
@@ -146,15 +153,17 @@ def to_markdown(html: str) -> str:
 
 
 def _language(code) -> str:
-    found = _LANGUAGE.search(" ".join(code.get("class") or []))
-    return found[1] if found else ""
+    """The language that a class of a `code` element names, or nothing."""
+    language = _LANGUAGE.search(" ".join(code.get("class") or []))
+    return language[1] if language else ""
 
 
 def _unprintable(text: str) -> float:
+    """The share of characters that nothing prints."""
     if text.isascii():
         return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
-    odd = _NOT_PLAIN.findall(text)
-    bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in odd)
+    candidates = _NOT_PLAIN.findall(text)
+    bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in candidates)
     return bad / max(len(text), 1)
 
 

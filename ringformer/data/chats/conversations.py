@@ -5,7 +5,7 @@ messages   {"messages": [{"role": "user", "content": ...}, {"role": "assistant",
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ringformer.data.sources import Malformed, read_rows
 
@@ -19,7 +19,11 @@ ROLES = {
     "bard": "assistant",
     "assistant": "assistant",
 }
-FORMATS = {"sharegpt": ("conversations", "from", "value"), "messages": ("messages", "role", "content")}
+ChatFormat = Literal["sharegpt", "messages"]
+FORMATS: dict[ChatFormat, tuple[str, str, str]] = {
+    "sharegpt": ("conversations", "from", "value"),
+    "messages": ("messages", "role", "content"),
+}
 """The keys of a record's turns, and of a turn's speaker and text."""
 
 
@@ -31,21 +35,21 @@ class Message(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """The turns of a record, and the name to use for it in messages: a path and line."""
+    """The turns of a record, and the name to use for it in errors: a path and line."""
 
     messages: tuple[Message, ...]
     name: str
 
 
-def read_chats(source: str, form: str, *, split: str, malformed: Malformed) -> Iterator[Conversation]:
-    """The conversations of `source` in the format `form`; what cannot be read goes to `malformed`.
+def read_chats(source: str, chat_format: ChatFormat, *, split: str, malformed: Malformed) -> Iterator[Conversation]:
+    """The conversations of `source`; what cannot be read goes to `malformed`.
 
     Raises:
       ValueError: for an unknown format.
     """
-    if form not in FORMATS:
-        raise ValueError(f"unknown chat format {form!r}; known: {', '.join(FORMATS)}")
-    return _conversations(source, FORMATS[form], split, malformed)
+    if chat_format not in FORMATS:
+        raise ValueError(f"unknown chat format {chat_format!r}; known: {', '.join(FORMATS)}")
+    return _conversations(source, FORMATS[chat_format], split, malformed)
 
 
 def _conversations(source: str, keys: tuple[str, str, str], split: str, malformed: Malformed) -> Iterator[Conversation]:

@@ -11,11 +11,14 @@ the space between them. Conversations are questions and answers in turn, after a
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from ringformer.data.chats.conversations import Message
-from ringformer.data.tokenizers.sentencepiece import Segment, Tokenizer
+from ringformer.data.optional_packages import needed_for
+from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 Template = Callable[[Sequence[Message]], list[Segment]]
+TemplateName = Literal["vicuna", "llama2", "llama3", "tokenizer"]
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -23,14 +26,14 @@ VICUNA_SYSTEM = (
 )
 
 
-def load_template(name: str, tokenizer: Tokenizer) -> Template:
+def load_template(name: TemplateName, tokenizer: Tokenizer) -> Template:
     """The template `name` for a tokenizer. Raises ValueError if it is unknown or needs tokens that are not there."""
     if name not in TEMPLATES:
         raise ValueError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
     return TEMPLATES[name](tokenizer)
 
 
-def template_id(name: str, tokenizer: Tokenizer) -> str:
+def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
     """Name and content of a template, for a store's settings: a tokenizer's own may change under its name."""
     if name != "tokenizer":
         return name
@@ -60,7 +63,7 @@ def _llama2(tokenizer: Tokenizer) -> Template:
     def render(messages: Sequence[Message]) -> list[Segment]:
         system, turns = _split_system(messages)
         before = "" if system is None else f"<<SYS>>\n{system}\n<</SYS>>\n\n"
-        segments = []
+        segments: list[Segment] = []
         for role, content in turns:
             if role == "user":
                 segments += [*begin, Segment(f"[INST] {before}{content} [/INST] ")]
@@ -93,17 +96,18 @@ def _llama3(tokenizer: Tokenizer) -> Template:
     return render
 
 
-def _of_the_tokenizer(tokenizer: Tokenizer) -> Template:
-    from ringformer.data.chats.tokenizer_template import jinja_template  # jinja2 is needed by this template only
+def _from_tokenizer(tokenizer: Tokenizer) -> Template:
+    with needed_for("the template tokenizer"):
+        from ringformer.data.chats.tokenizer_template import jinja_template
 
     return jinja_template(tokenizer)
 
 
-TEMPLATES: dict[str, Callable[[Tokenizer], Template]] = {
+TEMPLATES: dict[TemplateName, Callable[[Tokenizer], Template]] = {
     "vicuna": _vicuna,
     "llama2": _llama2,
     "llama3": _llama3,
-    "tokenizer": _of_the_tokenizer,
+    "tokenizer": _from_tokenizer,
 }
 
 

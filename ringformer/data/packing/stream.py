@@ -1,144 +1,24 @@
-"""Packing: the documents of a store, shuffled anew for every epoch, as sequences of equal length.
+"""Packing "stream": the documents of a store end to end, cut every T tokens.
 
-What sequence `index` holds is a function of (seed, index): there is no iterator state to save, and any part of it can
-be read without the rest.
-
-Here they are packed as one stream. In epoch e the documents, permuted by a counter-based generator keyed with
-(seed, e), lie end to end. The stream is cut every T tokens, a tail that does not fill a sequence is dropped, and the
-pieces are permuted in their turn, lest a long document fill several steps one after the other. Targets are the stream's
-tokens one further. `ringformer.data.packing.whole_documents` packs documents uncut.
-
-However it was packed, a token attends to its own document ("document") or to all of the sequence before it
-("sequence"). That decides positions and segments alone: a document's last token predicts nothing either way.
+In epoch e the documents, permuted by a counter-based generator keyed with (seed, e), lie end to end. The stream is cut
+every T tokens, a tail that does not fill a sequence is dropped, and the pieces are permuted in their turn, lest a long
+document fill several steps one after the other. Targets are the stream's tokens one further.
 """
 
-from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ringformer.data.packing.options import PackingOptions
+from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.stores.token_store import TokenStore
 
-PackedAttention = Literal["document", "sequence"]
 
+class DocumentStream(StoreSequences):
+    """Documents end to end, cut every `seq_len` tokens; no token of padding."""
 
-class Batch(NamedTuple):
-    """Packed tokens and what a model needs beside them; numpy or jax arrays, [B, T] from a loader."""
-
-    tokens: Any
-    """int32: the inputs."""
-    targets: Any
-    """int32: the next token; anything where the mask is False."""
-    positions: Any
-    """int32: index in the document, counted from the sequence's start if the document began before it. With packed
-    attention "sequence" the index in the sequence. Padding: 0."""
-    segment_ids: Any
-    """int32: 1, 2, ... for the documents of the sequence, in order, then a number for each token of padding. With
-    packed attention "sequence" all documents are 1, and where a packing never pads (stream) this is None."""
-    mask: Any
-    """bool: is the target predicted: is it in the same document, and trained on according to the store."""
-    ends: Any
-    """bool: is the target never predicted, whatever the store says: the token is its document's last, or padding."""
-
-
-class StoreSequences(ABC):
-    """The endless sequence of packed sequences that a store makes, epoch after epoch; see the subclasses.
-
-    Attributes:
-      store: the TokenStore.
-      documents: int64, the numbers of its documents of min_length to max_length tokens, end token included; a
-        max_length of 0 is no limit.
-      packed_attention: "document" or "sequence", what a token attends to.
-      has_segments: has every sequence segment ids? Else none has: a step is compiled for one of the two.
-      per_epoch: sequences in one pass over these documents, the first pass if not all are alike.
-      bytes_read: how much of the store's tokens and mask was read so far.
-    """
-
-    has_segments: bool
-    per_epoch: int
-
-    def __init__(
-        self,
-        store: TokenStore,
-        seq_len: int,
-        seed: int,
-        *,
-        min_length: int = 0,
-        max_length: int = 0,
-        packed_attention: PackedAttention = "document",
-    ):
-        if packed_attention not in ("document", "sequence"):
-            raise ValueError(f"unknown packed_attention {packed_attention!r}; known: document, sequence")
-        if seq_len < 1:
-            raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
-        if seed < 0:
-            raise ValueError(f"seed={seed} is negative; it must be at least 0")
-        if not store.meta["trained_tokens"]:
-            raise ValueError(f"{store.path} has no token to train on; rebuild it: its masks should show the answers")
-        lengths = np.diff(store.offsets)
-        if (lengths <= 0).any():
-            raise ValueError(f"{store.path} has documents without a token; rebuild it: each ends in its end token")
-        self.documents = np.flatnonzero((lengths >= min_length) & (lengths <= (max_length or lengths.max())))
-        if not len(self.documents):
-            too_long = int((lengths > max_length).sum()) if max_length else 0
-            raise ValueError(
-                f"none of the {len(lengths)} documents of {store.path} has min_length={min_length} to max_length="
-                f"{max_length or 'any'} tokens: {(lengths < min_length).sum()} are shorter, {too_long} longer (they "
-                f"have {lengths.min()} to {lengths.max()}); widen the range"
-            )
-        self.store = store
-        self.seq_len = seq_len
-        self.packed_attention = packed_attention
-        self.bytes_read = 0
-        self._seed = seed
-
-    @property
-    def bytes_per_token(self) -> float:
-        """Bytes of text that a trained token of the store stands for."""
-        return self.store.meta["utf8_bytes"] / self.store.meta["trained_tokens"]
-
-    @property
-    def masked(self) -> bool:
-        """Are some of the store's tokens not to be trained on, as in chats?"""
-        return self.store.mask is not None
-
-    @property
-    @abstractmethod
-    def fullest(self) -> int:
-        """Tokens of text, not padding, in the fullest sequence of the first epoch."""
-
-    @abstractmethod
-    def read(self, index: int, positions: np.ndarray) -> Batch:
-        """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
-
-        Only these tokens are read from the store, and the targets that are not among them.
-        """
-
-    def _check(self, index: int, positions: np.ndarray) -> None:
-        if index < 0:
-            raise ValueError(f"sequence {index} does not exist; they are counted from 0")
-        if positions.size and not 0 <= positions.min() <= positions.max() < self.seq_len:
-            raise ValueError(
-                f"positions {positions.min()} to {positions.max()} are not in a sequence of {self.seq_len} tokens"
-            )
-
-    def _random(self, epoch: int, stream: int = 0) -> np.random.Generator:
-        """The epoch's generator; its streams are independent."""
-        bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
-        return np.random.Generator(bits.jumped(stream))
-
-    def _gather(self, array: np.ndarray, places: np.ndarray) -> np.ndarray:
-        self.bytes_read += places.size * array.itemsize
-        return np.asarray(array[places])
-
-
-class PackedSequences(StoreSequences):
-    """Packing "stream": documents end to end, cut every `seq_len` tokens; no token of padding."""
-
-    def __init__(self, store: TokenStore, seq_len: int, seed: int, **options: Any):
-        """`options`: those of `StoreSequences`."""
-        super().__init__(store, seq_len, seed, **options)
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
+        super().__init__(store, seq_len, seed, options)
         self.has_segments = self.packed_attention == "document"
         self._lengths = np.diff(store.offsets)[self.documents]
         tokens = int(self._lengths.sum())

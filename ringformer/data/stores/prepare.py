@@ -1,4 +1,4 @@
-"""From a source to token stores: read, tokenize in parallel, split, write, report.
+"""Preparation of token stores from a source: read, tokenize in parallel, split, write, report.
 
     DIR/train, DIR/eval   the stores (`token_store.py`)
     DIR/report.json       what went in and what was left out
@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -24,83 +24,67 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning, check_rules
+from ringformer.data.chats.cleaning import Cleaning, parse_rules
 from ringformer.data.chats.conversations import read_chats
 from ringformer.data.chats.templates import load_template, template_id
 from ringformer.data.sources import Document, Documents, Malformed, read_documents
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded
+from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
 from ringformer.data.stores.token_store import StoreWriter, TokenStore
-from ringformer.data.tokenizers.sentencepiece import Tokenizer, save_tokenizer
+from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.data.tokenizers.load import save_tokenizer
 
 ENCODE_CHARACTERS = 2**21
-"""How much text is handed to the tokenizer at once: bounds the memory of a build."""
+"""Characters of text handed to the tokenizer at once: they bound the memory of a build."""
 IN_FLIGHT = 3
 """Groups handed to the tokenizer and not yet written: it never waits for reading, hashing and writing."""
-MAKING = ("held_out", "format", "template", "chat_length", "clean")
+FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
 """The settings that belong to a store's fingerprint; the others only say where the documents are."""
 
 
 def open_or_build(
     directory: str | Path,
-    *,
-    source: str,
+    options: StoreOptions,
     tokenizer: Tokenizer,
-    held_out: float,
-    field: str = "text",
-    split: str = "train",
-    skip_empty: bool = False,
-    format: str = "documents",
-    template: str = "vicuna",
-    chat_length: int = 0,
-    clean: str = USUAL_RULES,
-    skip_malformed: bool = False,
 ) -> tuple[TokenStore, TokenStore | None]:
-    """The train and eval stores in `directory`, built from `source` if they are not there.
+    """The train and eval stores in `directory`, built as `options` say if they are not there.
 
-    The eval store is None with held_out=0. See `read_documents` for source, field, split and skip_empty.
+    The eval store is None with held_out=0.
 
     Args:
-      format: documents, or how conversations are written: sharegpt or messages (`conversations.py`).
-      template: of conversations (`templates.py`).
-      chat_length: conversations with more tokens are split between turns; 0: never.
-      clean: rules for conversations, with commas (`cleaning.py`).
-      skip_malformed: leave conversations out that cannot be read, instead of raising ValueError.
+      tokenizer: what `load_tokenizer(options.tokenizer)` gives.
 
     Raises:
-      ValueError: if the stores there were built with other settings, or the source's files have changed since.
+      ValueError: if the stores there were built with other options, or the source's files have changed since.
     """
     directory = Path(directory)
-    asked = {"source": source, "field": field, "split": split, "skip_empty": skip_empty, "format": format}
-    if format != "documents":
-        asked |= {"template": template_id(template, tokenizer), "chat_length": chat_length}
-        asked |= {"clean": ",".join(sorted(_rules(clean))), "skip_malformed": skip_malformed}
-        del asked["field"], asked["skip_empty"]
+    asked = _settings(options, tokenizer)
     if not directory.is_dir() or not any(directory.iterdir()):
-        encoder = _encoder(asked, template, tokenizer)
+        encoder = _encoder(options, tokenizer)
         try:
-            return build_stores(directory, encoder, tokenizer, held_out=held_out, settings=asked)
+            return build_stores(directory, encoder, tokenizer, held_out=options.held_out, settings=asked)
         except OSError:
             if not (directory / "train" / "store.json").is_file():
                 raise
             # Another process building the same stores was faster: use its.
     train = TokenStore(directory / "train")
-    there, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": held_out}
-    differ = [f"{k} is {there.get(k)!r}, not {v!r}" for k, v in asked.items() if there.get(k) != v]
+    built, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": options.held_out}
+    differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
     if differ:
         raise ValueError(
             f"the token stores in {directory} were built otherwise: {'; '.join(differ)}. "
             "Use another directory, or delete this one to rebuild it"
         )
-    changed = changed_files(source, json.loads((directory / "source.json").read_text()))
+    changed = changed_files(options.source, json.loads((directory / "source.json").read_text()))
     if changed:
         raise ValueError(
-            f"{source} is not what the token stores in {directory} were built from: {changed[0]}"
+            f"{options.source} is not what the token stores in {directory} were built from: {changed[0]}"
             f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}. "
             "Use another directory, or delete this one to rebuild it"
         )
-    return train, TokenStore(directory / "eval") if held_out else None
+    return train, TokenStore(directory / "eval") if options.held_out else None
 
 
 def build_stores(
@@ -129,13 +113,14 @@ def build_stores(
         raise ValueError(f"held_out={held_out} is not in [0, 1): it is the share of documents kept for evaluation")
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty; build the stores in another directory, or delete this one")
+    encoder: DocumentEncoder | ChatEncoder
     if isinstance(documents, ChatEncoder):
         encoder = documents
     else:
         documents = documents if isinstance(documents, Documents) else Documents(documents)
         encoder = DocumentEncoder(documents, tokenizer)
     settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
-    making = {key: settings[key] for key in MAKING if key in settings}
+    fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
     directory.parent.mkdir(parents=True, exist_ok=True)
     building = directory.parent / f"{directory.name}.building-{uuid.uuid4().hex[:8]}"
     start = time.perf_counter()
@@ -144,7 +129,7 @@ def build_stores(
         files = source_state(settings["source"]) if "source" in settings else {}
         with ExitStack() as stack:
             writers = {
-                name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, making)))
+                name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, fingerprinted)))
                 for name in (("train", "eval") if held_out else ("train",))
             }
             counts = _write(encoder, held_out, writers)
@@ -171,21 +156,31 @@ def build_stores(
     return TokenStore(directory / "train"), TokenStore(directory / "eval") if held_out else None
 
 
-def _encoder(settings: Mapping[str, Any], template: str, tokenizer: Tokenizer) -> Documents | ChatEncoder:
-    """What the settings name, ready for `build_stores`."""
-    if settings["format"] == "documents":
-        keys = ("field", "split", "skip_empty")
-        return read_documents(settings["source"], **{key: settings[key] for key in keys})
-    if settings["chat_length"] < 0:
-        raise ValueError(f"chat_length={settings['chat_length']} must be positive, or 0 for no limit")
-    malformed = Malformed(skip=settings["skip_malformed"])
-    read = read_chats(settings["source"], settings["format"], split=settings["split"], malformed=malformed)
-    cleaning = Cleaning(read, _rules(settings["clean"]))
-    return ChatEncoder(cleaning, tokenizer, load_template(template, tokenizer), settings["chat_length"], malformed)
+def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The settings that store.json records: the options that the documents' format has a use for."""
+    if options.format == "documents":
+        return _fields(options, "source", "field", "split", "skip_empty", "format")
+    return _fields(options, "source", "split", "format") | {
+        "template": template_id(options.template, tokenizer),
+        "chat_length": options.chat_length,
+        "clean": ",".join(sorted(parse_rules(options.clean))),
+        "skip_malformed": options.skip_malformed,
+    }
 
 
-def _rules(clean: str) -> frozenset[str]:
-    return check_rules(rule.strip() for rule in clean.split(",") if rule.strip())
+def _fields(options: StoreOptions, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
+
+
+def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEncoder:
+    """The documents or conversations that the options name, ready for `build_stores`."""
+    if options.format == "documents":
+        return read_documents(options.source, field=options.field, split=options.split, skip_empty=options.skip_empty)
+    malformed = Malformed(skip=options.skip_malformed)
+    chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
+    template = load_template(options.template, tokenizer)
+    cleaning = Cleaning(chats, parse_rules(options.clean))
+    return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed)
 
 
 def _advice(total: int, left_out: Counter[str]) -> str:
@@ -213,10 +208,13 @@ def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dic
 
 
 def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[Encoded], Counter[str]]]:
-    """Groups in order. Two threads: while one turns results into arrays, the other's text is being tokenized, by the
-    tokenizer's own threads."""
+    """Encoded groups, in order, and what each counted.
+
+    Two threads: while one turns results into arrays, the other's text is being tokenized, by the tokenizer's own
+    threads.
+    """
     with ThreadPoolExecutor(2, thread_name_prefix="encode") as threads:
-        coming = deque()
+        coming: deque[Future[tuple[list[Encoded], Counter[str]]]] = deque()
         try:
             for group in _groups(encoder):
                 coming.append(threads.submit(encoder.encode, group))
@@ -230,6 +228,7 @@ def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[
 
 
 def _groups(encoder: DocumentEncoder | ChatEncoder) -> Iterator[list[Any]]:
+    """The encoder's items in groups of at least ENCODE_CHARACTERS, but the last."""
     group, characters = [], 0
     for length, item in encoder:
         group.append(item)

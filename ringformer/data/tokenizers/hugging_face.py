@@ -17,36 +17,44 @@ from typing import Any
 
 import numpy as np
 
-from ringformer.data.tokenizers.sentencepiece import Segment, existing_file, read_config, stretches
-from ringformer.data.tokenizers.token_bytes import Piece, Spelling, Text, prefixed, spell_byte_level, spell_metaspace
+from ringformer.data.optional_packages import needed_for
+from ringformer.data.tokenizers.base import Segment, Tokenizer, existing_file, read_config, split_at_controls
+from ringformer.data.tokenizers.token_bytes import (
+    Piece,
+    TokenBytes,
+    byte_level_bytes,
+    metaspace_bytes,
+    with_dummy_prefix,
+)
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
 BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
-"""Who ends and begins a text, where no tokenizer_config.json says so."""
+"""The tokens that begin a text (END_TOKENS: that end one), where no tokenizer_config.json says which."""
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NONCE = secrets.token_hex(8)
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(Tokenizer):
     """A `tokenizer.json`; `tokenizer_config.json` beside it names `eos_token` and `bos_token`."""
 
     def __init__(self, path: str | Path):
-        from tokenizers import Tokenizer
+        with needed_for("a tokenizer.json"):
+            import tokenizers
 
         path = existing_file(path)
         source = path.read_text(encoding="utf-8")
         try:
             description = json.loads(source)
-            self._original = Tokenizer.from_str(source)
+            self._original = tokenizers.Tokenizer.from_str(source)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
         self.config, self.files = read_config(path)
         special = [token for token in description.get("added_tokens") or () if token["special"]]
         self.controls = {token["content"]: token["id"] for token in special}
-        self._encoder = Tokenizer.from_str(json.dumps(_with_private_names(description, special)))
+        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_with_private_names(description, special)))
         self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
-        self._spelling = _spelling(self._encoder, description, self.vocab_size)
+        self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
         self.bos_id = self._named("bos_token", BEGIN_TOKENS, path)
         eos_id = self._named("eos_token", END_TOKENS, path)
         if eos_id is None:
@@ -88,10 +96,10 @@ class HuggingFaceTokenizer:
         encoded = [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
 
         def by_offsets(i: int) -> np.ndarray:
-            return _touched_characters(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
+            return _trained_by_offsets(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
 
-        trained = self._spelling.trained(
-            encoded, pieces, lambda: [_pieces(chat, prefixed) for chat in chats], by_offsets
+        trained = self._token_bytes.trained(
+            encoded, pieces, lambda: [_pieces(chat, with_dummy_prefix) for chat in chats], by_offsets
         )
         return list(zip(encoded, trained, strict=True))
 
@@ -100,7 +108,7 @@ class HuggingFaceTokenizer:
 
 
 def _private_name(token: int) -> str:
-    """Between Unicode noncharacters, and new in every process."""
+    """A name for a special token that no text contains: between Unicode noncharacters, and new in every process."""
     return f"\ufdd0{_NONCE}:{token}\ufdd1"
 
 
@@ -123,39 +131,40 @@ def _with_private_names(description: dict[str, Any], special: list[dict[str, Any
     return description | unused | {"added_tokens": added, "model": model}
 
 
-def _spelling(encoder, description: dict[str, Any], vocab_size: int) -> Spelling:
-    """What the encoder's tokens stand for, in whichever of the two notations the file's model has."""
+def _token_bytes(encoder, description: dict[str, Any], vocab_size: int) -> TokenBytes:
+    """The bytes that the encoder's tokens stand for, in whichever of the two notations the file's model has."""
     byte_level = "ByteLevel" in json.dumps([description.get("pre_tokenizer"), description.get("decoder")])
     byte_fallback = bool(description["model"].get("byte_fallback"))
     tokens = [b""] * vocab_size
     for piece, i in encoder.get_vocab(with_added_tokens=False).items():
         if byte_level:
-            tokens[i] = spell_byte_level(piece) or b""
+            tokens[i] = byte_level_bytes(piece) or b""
         else:
-            tokens[i] = spell_metaspace(piece, is_byte=byte_fallback and bool(_BYTE_PIECE.fullmatch(piece)))
+            tokens[i] = metaspace_bytes(piece, is_byte=byte_fallback and bool(_BYTE_PIECE.fullmatch(piece)))
     for i, token in encoder.get_added_tokens_decoder().items():
         tokens[i] = token.content.encode()
-    return Spelling(tokens)
+    return TokenBytes(tokens)
 
 
-def _pieces(chat: Sequence[Segment], begin: Callable[[Text], Text] = list) -> list[Piece]:
+def _pieces(chat: Sequence[Segment], begin: Callable[[Sequence[Piece]], Sequence[Piece]] = list) -> list[Piece]:
     """The chat in pieces, control tokens by their private names; `begin` is applied to each text between them."""
     pieces: list[Piece] = []
-    for part in stretches(chat):
+    for part in split_at_controls(chat):
         if isinstance(part, Segment):
+            assert part.control is not None, "a segment of text"
             pieces.append((_private_name(part.control).encode(), part.trained))
         else:
             pieces += begin(part)
     return pieces
 
 
-def _touched_characters(encoding, pieces: Text) -> np.ndarray:
-    """bool [tokens]: has the token a character of a trained piece? By bisection in the encoding's offsets."""
+def _trained_by_offsets(encoding, pieces: Sequence[Piece]) -> np.ndarray:
+    """Whether each token has a character of a trained piece, by bisection in the encoding's offsets; bool [tokens]."""
     trained, place = np.zeros(len(encoding), bool), 0
     tokens = range(len(encoding))
-    for piece, wanted in pieces:
+    for piece, is_trained in pieces:
         end = place + len(piece.decode())
-        if wanted and piece:
+        if is_trained and piece:
             first = bisect_right(tokens, place, key=lambda i: encoding.token_to_chars(i)[1])
             # The first bytes of a character in byte tokens are said to be empty: they belong to it.
             while first and encoding.token_to_chars(first - 1)[0] == place:

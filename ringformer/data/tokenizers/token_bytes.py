@@ -1,4 +1,5 @@
-"""Which bytes of a text its tokens stand for, from their spelling: a tokenizer takes half as long again for offsets."""
+"""The bytes that tokens stand for, and by them which tokens of a text are trained on: asking a tokenizer's library for
+offsets takes it half as long again."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -7,11 +8,10 @@ import numpy as np
 
 Piece = tuple[bytes, bool]
 """UTF-8 of a piece of a text, and whether it is trained on."""
-Text = Sequence[Piece]
 
 
-class Spelling:
-    """The bytes of every token.
+class TokenBytes:
+    """The bytes of every token of a vocabulary.
 
     Args:
       tokens: for each id the bytes it stands for; b"" for one that stands for none.
@@ -25,33 +25,34 @@ class Spelling:
     def trained(
         self,
         encoded: Sequence[np.ndarray],
-        texts: Sequence[Text],
-        behind_prefix: Callable[[], Sequence[Text]],
+        texts: Sequence[Sequence[Piece]],
+        behind_prefix: Callable[[], Sequence[Sequence[Piece]]],
         ask_library: Callable[[int], np.ndarray],
     ) -> list[np.ndarray]:
-        """bool [tokens] for each text: has the token a byte of a trained piece?
+        """For each text bool [tokens]: whether the token has a byte of a trained piece.
 
         Args:
           encoded: the ids of each text.
           texts: the pieces of each.
           behind_prefix: gives the texts with a space before each stretch that the tokenizer may put one before.
-          ask_library: the answer for text i by the library's own offsets, for ids that do not spell it: a normalizer
-            changed the text, or characters are unknown.
+          ask_library: the answer for text i by the library's own offsets, for ids whose bytes are not the text's: a
+            normalizer changed it, or characters are unknown.
         """
         ways = [texts]
-        masks = self.touched(encoded, texts)
+        masks = self._by_bytes(encoded, texts)
         if masks is None:
             ways.append(behind_prefix())
-            masks = self.touched(encoded, ways[1])
+            masks = self._by_bytes(encoded, ways[1])
         if masks is None:  # not all of them: each in turn
             masks = []
             for i, ids in enumerate(encoded):
-                found = (self.touched([ids], [way[i]]) for way in ways)
-                masks += next((mask for mask in found if mask), None) or [ask_library(i)]
+                tried = (self._by_bytes([ids], [way[i]]) for way in ways)
+                mask = next((mask for mask in tried if mask), None)
+                masks += mask or [ask_library(i)]
         return masks
 
-    def touched(self, encoded: Sequence[np.ndarray], texts: Sequence[Text]) -> list[np.ndarray] | None:
-        """`touched` for ids that spell each text to the byte; None if any do not."""
+    def _by_bytes(self, encoded: Sequence[np.ndarray], texts: Sequence[Sequence[Piece]]) -> list[np.ndarray] | None:
+        """`trained_tokens` of each text; None if the bytes of any one's ids are not those of its pieces."""
         if not encoded:
             return []
         ids, pieces = np.concatenate(encoded), list(chain.from_iterable(texts))
@@ -62,25 +63,42 @@ class Spelling:
         if not np.array_equal(np.concatenate([[0], ends])[borders], np.cumsum(sizes)):
             return None
         starts = ends - lengths
-        spelled = self._bytes[np.repeat(self._begins[ids] - starts, lengths) + np.arange(sum(sizes))]
-        if spelled.tobytes() != b"".join(piece for piece, _ in pieces):
+        of_ids = self._bytes[np.repeat(self._begins[ids] - starts, lengths) + np.arange(sum(sizes))]
+        if of_ids.tobytes() != b"".join(piece for piece, _ in pieces):
             return None
-        return np.split(touched(starts, ends, pieces), borders[:-1])
+        return np.split(trained_tokens(starts, ends, pieces), borders[:-1])
 
 
-def prefixed(pieces: Text) -> Text:
+def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
+    """Whether each token, at bytes [starts[i], ends[i]), in order, has a byte of a trained piece; bool [tokens]."""
+    # Some libraries call the first bytes of a character in byte tokens empty; they end where the character does.
+    ends = ends.copy()
+    for i in np.flatnonzero(starts == ends)[::-1]:
+        ends[i] = ends[i + 1] if i + 1 < len(ends) else ends[i]
+    lengths = np.array([len(piece) for piece, _ in pieces], np.int64)
+    trained = np.array([trained for _, trained in pieces], bool) & (lengths > 0)
+    piece_ends = np.cumsum(lengths)
+    first = np.searchsorted(ends, (piece_ends - lengths)[trained], side="right")
+    last = np.searchsorted(starts, piece_ends[trained], side="left")
+    # Neighbours may share a token: count the pieces that a token overlaps.
+    change = np.bincount(first, minlength=len(starts) + 1) - np.bincount(last, minlength=len(starts) + 1)
+    return np.cumsum(change[:-1]) > 0
+
+
+def with_dummy_prefix(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """The pieces behind the space that SentencePiece models put before a text, their "dummy prefix"."""
-    (first, wanted), *others = [piece for piece in pieces if piece[0]]
-    return [(b" " + first, wanted), *others]
+    (first, trained), *others = [piece for piece in pieces if piece[0]]
+    return [(b" " + first, trained), *others]
 
 
-def spell_metaspace(piece: str, *, is_byte: bool) -> bytes:
-    """The bytes of a piece in SentencePiece's notation: U+2581 for a space, and <0x0A> for a byte."""
+def metaspace_bytes(piece: str, *, is_byte: bool) -> bytes:
+    """The bytes of a vocabulary's piece in SentencePiece's notation: U+2581 for a space, and <0x0A> for a byte."""
     return bytes([int(piece[1:-1], 16)]) if is_byte else piece.replace("\u2581", " ").encode()
 
 
-def spell_byte_level(piece: str) -> bytes | None:
-    """The bytes of a piece in GPT-2's notation, a printable character for each byte; None if it is not in it."""
+def byte_level_bytes(piece: str) -> bytes | None:
+    """The bytes of a vocabulary's piece in GPT-2's notation, a printable character for each byte; None if it is not in
+    it."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, piece))
     except KeyError:
@@ -95,19 +113,3 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_characters()
-
-
-def touched(starts: np.ndarray, ends: np.ndarray, pieces: Text) -> np.ndarray:
-    """bool [tokens]: has the token, at bytes [starts[i], ends[i]), in order, a byte of a trained piece?"""
-    # Some libraries call the first bytes of a character in byte tokens empty; they end where the character does.
-    ends = ends.copy()
-    for i in np.flatnonzero(starts == ends)[::-1]:
-        ends[i] = ends[i + 1] if i + 1 < len(ends) else ends[i]
-    lengths = np.array([len(piece) for piece, _ in pieces], np.int64)
-    wanted = np.array([trained for _, trained in pieces], bool) & (lengths > 0)
-    places = np.cumsum(lengths)
-    first = np.searchsorted(ends, (places - lengths)[wanted], side="right")
-    last = np.searchsorted(starts, places[wanted], side="left")
-    # Neighbours may share a token: count the pieces that a token touches.
-    change = np.bincount(first, minlength=len(starts) + 1) - np.bincount(last, minlength=len(starts) + 1)
-    return np.cumsum(change[:-1]) > 0

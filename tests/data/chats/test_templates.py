@@ -1,15 +1,11 @@
 """What is trained on is each answer and its end token, by every template, with real tokenizers."""
 
-import json
-
 import numpy as np
 import pytest
 
 from ringformer.data import load_tokenizer
 from ringformer.data.chats.templates import load_template, template_id
-from ringformer.data.tokenizers.sentencepiece import Segment
-from ringformer.data.tokenizers.token_bytes import Spelling
-from tests.data.chat_samples import CHATS, LLAMA3_JINJA, SPECIAL, UNMARKED_JINJA, chat, llama2, llama3, sentencepiece
+from tests.data.chat_samples import CHATS, LLAMA3_JINJA, UNMARKED_JINJA, chat, llama3, sentencepiece
 
 
 @pytest.fixture(scope="module")
@@ -160,48 +156,3 @@ def test_templates_that_cannot_be(tokenizers, tmp_path):
         load_template("tokenizer", tokenizers["bytes"])
     with pytest.raises(ValueError, match="cannot be read"):
         load_template("tokenizer", load_tokenizer(str(llama3(tmp_path / "t", "{% for %}"))))
-
-
-def test_text_makes_no_control_tokens(tokenizers):
-    for tokenizer in tokenizers.values():
-        text = "".join([*SPECIAL, "<s></s><unk>"]) + "end"
-        for ids in (tokenizer.encode(text), tokenizer.encode_batch([text])[0]):
-            assert not set(ids) & set(tokenizer.controls.values())
-            assert tokenizer.decode(ids) == text
-
-
-TRICKY = ("naïve 日本語 🙂 ring", "  two  spaces\n\n", "a ▁ b", "a ring of keys", " <0x0A>")
-
-
-@pytest.mark.parametrize("kind", [sentencepiece, llama2, llama3])
-def test_masks_spelled_equal_those_by_the_library_s_offsets(tmp_path, kind, monkeypatch):
-    """Text cut everywhere: byte tokens, a literal U+2581, dummy prefixes. A whole chat and every stretch of it."""
-    tokenizer = load_tokenizer(str(kind(tmp_path)))
-    end = Segment("", trained=True, control=tokenizer.eos_id)
-    chats = [
-        [end, Segment(text[:cut]), Segment(text[cut:], trained=True), end, Segment("a ring"), end]
-        for text in TRICKY
-        for cut in range(len(text) + 1)
-    ]
-    asked = []
-    trained = Spelling.trained
-    monkeypatch.setattr(
-        Spelling, "trained", lambda *args: trained(*args[:4], lambda i: (asked.append(i), args[4](i))[1])
-    )
-    spelled = tokenizer.encode_chats(chats)
-    assert len(asked) <= 0.3 * len(chats)  # a literal U+2581 cannot be spelled
-    monkeypatch.setattr(Spelling, "touched", lambda *args: None)
-    for quick, library, pieces in zip(spelled, tokenizer.encode_chats(chats), chats, strict=True):
-        assert np.array_equal(quick[0], library[0])
-        assert np.array_equal(quick[1], library[1]), pieces
-    assert len(asked) >= len(chats)
-
-
-def test_masks_of_a_tokenizer_that_rewrites_the_text(tmp_path):
-    """It spells another text; the library's offsets say what stood where."""
-    folder = llama3(tmp_path)
-    description = json.loads((folder / "tokenizer.json").read_text()) | {"normalizer": {"type": "Lowercase"}}
-    (folder / "tokenizer.json").write_text(json.dumps(description))
-    tokenizer = load_tokenizer(str(folder))
-    ((ids, trained),) = tokenizer.encode_chats([[Segment("What "), Segment("A Ring", trained=True)]])
-    assert tokenizer.decode(ids[trained]).strip() == "a ring"

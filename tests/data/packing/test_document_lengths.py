@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ringformer.data import Loader, too_short
-from tests.data.test_loader import MODES, build
+from ringformer.data.packing.options import PackingOptions
+from tests.data.packing_samples import MODES, build
 
 LENGTHS = [*range(1, 101), 300]
 
@@ -16,8 +17,8 @@ def stores(tmp_path_factory):
 
 
 def loader(store, seq_len, packed_attention="document", packing="whole", **limits):
-    return Loader(store, batch_size=2, seq_len=seq_len, seed=0, layout="zigzag", ring_size=2, packing=packing,
-                  packed_attention=packed_attention, **limits)  # fmt: skip
+    return Loader(store, batch_size=2, seq_len=seq_len, seed=0, layout="zigzag", ring_size=2,
+                  packing=PackingOptions(packing, packed_attention, **limits))  # fmt: skip
 
 
 def met(loader):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ringformer.data import Loader, Mixture, PackedSequences, WholeDocuments, open_mixture, parse_mixture
+from ringformer.data import DocumentStream, Loader, Mixture, WholeDocuments, open_mixture, parse_mixture
 from ringformer.data.packing.mixture import schedule
+from ringformer.data.packing.options import PackingOptions
 from ringformer.ops.layouts import permutation
-from tests.data.packing.test_whole_documents import expected_sequence, held
-from tests.data.test_loader import MODES, assert_equal, at, build, reference
+from tests.data.packing_samples import MODES, assert_equal, at, build, pieces_of, stream_reference, whole_reference
 
 SHARES = [[7, 3], [1, 1], [1, 99], [5], [2, 3, 5], [1, 1, 1], [9, 4, 2, 1], [50, 17, 13, 11, 7, 2]]
 
@@ -33,10 +33,10 @@ def stores(tmp_path_factory):
 
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(
-    "packed", [PackedSequences, lambda *a, **k: WholeDocuments(*a, batch_size=4, **k)], ids=["stream", "whole"]
+    "packed", [DocumentStream, lambda *a, **k: WholeDocuments(*a, batch_size=4, **k)], ids=["stream", "whole"]
 )
 def test_each_sequence_is_one_store_in_order(stores, packed, packed_attention):
-    parts = [packed(store, 64, 5, packed_attention=packed_attention) for store in stores]
+    parts = [packed(store, 64, 5, PackingOptions(packed_attention=packed_attention)) for store in stores]
     mixture = Mixture(parts, [7, 3], seed=5)
     counts, everything = [0, 0], np.arange(64)
     for index in range(40):
@@ -53,7 +53,7 @@ def test_each_sequence_is_one_store_in_order(stores, packed, packed_attention):
 
 
 def test_the_seed_says_where_the_period_begins(stores):
-    parts = [PackedSequences(store, 64, 5) for store in stores]
+    parts = [DocumentStream(store, 64, 5) for store in stores]
     begins = {tuple(Mixture(parts, [7, 3], seed).source(i)[0] for i in range(10)) for seed in range(20)}
     assert len(begins) > 3
 
@@ -63,7 +63,7 @@ def test_the_seed_says_where_the_period_begins(stores):
 def test_a_loader_mixes(stores, packing, packed_attention):
     """Token by token: each row is that of its store alone; with stream and sequence there are no segment ids."""
     loader = Loader(list(zip(stores, (7, 3), strict=True)), batch_size=10, seq_len=64, seed=1, layout="zigzag",
-                    ring_size=2, packing=packing, packed_attention=packed_attention)  # fmt: skip
+                    ring_size=2, packing=PackingOptions(packing, packed_attention))  # fmt: skip
     sources = [loader.sequences.source(i)[0] for i in range(30)]
     assert [sources[i : i + 10].count(0) for i in (0, 10, 20)] == [7, 7, 7]
     if packing == "whole":
@@ -74,10 +74,10 @@ def test_a_loader_mixes(stores, packing, packed_attention):
         store, number = loader.sequences.source(20 + row)
         sequences = loader.sequences.parts[store]
         if packing == "whole":
-            expected = expected_sequence(stores[store], held(sequences, number), 64, packed_attention)
+            expected = whole_reference(stores[store], pieces_of(sequences, number), 64, packed_attention)
         else:
             epoch, number = divmod(number, sequences.per_epoch)
-            expected = reference(stores[store], 64, epoch, seed=1, packed_attention=packed_attention)[number]
+            expected = stream_reference(stores[store], 64, epoch, seed=1, packed_attention=packed_attention)[number]
         assert_equal(at(batch, (row, order)), expected)
     assert_equal(loader.read(2, slice(4, 6), slice(16, 48)), at(batch, (slice(4, 6), slice(16, 48))))
     a, b = (part.bytes_per_token for part in loader.sequences.parts)

@@ -5,10 +5,21 @@ import itertools
 import numpy as np
 import pytest
 
-from ringformer.data import Loader, TokenStore, WholeDocuments
+from ringformer.data import Loader, WholeDocuments
 from ringformer.data.packing.bin_packing import spread
+from ringformer.data.packing.options import PackingOptions
 from ringformer.ops.layouts import permutation
-from tests.data.test_loader import LAYOUTS, LENGTHS, MODES, SEED, Watched, assert_equal, at, build
+from tests.data.packing_samples import (
+    LAYOUTS,
+    LENGTHS,
+    MODES,
+    SEED,
+    assert_equal,
+    at,
+    build,
+    pieces_of,
+    whole_reference,
+)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["no mask", "mask"])
@@ -16,64 +27,41 @@ def store(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("store") / "s", LENGTHS, request.param)
 
 
-def expected_sequence(store, pieces, seq_len, packed_attention="document"):
-    """Token by token from (first place in the store, length) of each piece."""
-    one = packed_attention == "sequence"
-    ends = set(store.offsets[1:].tolist())
-    rows = []
-    for segment, (begin, length) in enumerate(pieces, start=1):
-        for position in range(length):
-            place = begin + position
-            predicted = place + 1 not in ends
-            target = int(store.tokens[place + 1]) if predicted else 0
-            trained = predicted and (store.mask is None or bool(store.mask[place + 1]))
-            where = (len(rows), 1) if one else (position, segment)
-            rows.append((int(store.tokens[place]), target, *where, trained, not predicted))
-    for number in itertools.count(2 if one else len(pieces) + 1):
-        if len(rows) == seq_len:
-            return [np.array(column) for column in zip(*rows, strict=True)]
-        rows.append((0, 0, 0, number, False, True))
-
-
-def held(packed, index):
-    return [(int(packed._begins[piece]), int(packed._lengths[piece])) for piece in packed.pieces(index)]
-
-
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize("seq_len", [1, 7, 64, 200, 1000])
 def test_sequences_are_their_pieces(store, seq_len, packed_attention):
-    packed = WholeDocuments(store, seq_len, SEED, batch_size=2, packed_attention=packed_attention)
+    packed = WholeDocuments(store, seq_len, SEED, PackingOptions(packed_attention=packed_attention), batch_size=2)
     index = 0
     for _ in range(2):
         covered = np.zeros(len(store.tokens), int)
         while covered.sum() < len(store.tokens):
-            pieces = held(packed, index)
+            pieces = pieces_of(packed, index)
             for begin, length in pieces:
                 covered[begin : begin + length] += 1
             batch = packed.read(index, np.arange(seq_len))
-            assert_equal(batch, expected_sequence(store, pieces, seq_len, packed_attention))
+            assert_equal(batch, whole_reference(store, pieces, seq_len, packed_attention))
             index += 1
         np.testing.assert_array_equal(covered, 1)  # every epoch has every token once
     assert [field.dtype for field in batch] == [np.int32] * 4 + [np.bool_] * 2
     # No document that fits into a sequence is cut.
     whole = {(int(a), int(b - a)) for a, b in itertools.pairwise(store.offsets) if b - a <= seq_len}
-    assert whole <= {piece for i in range(packed.per_epoch) for piece in held(packed, i)}
+    assert whole <= {piece for i in range(packed.per_epoch) for piece in pieces_of(packed, i)}
 
 
 def test_a_long_document_is_cut_into_sequences(tmp_path):
     store = build(tmp_path / "s", [25])
     packed = WholeDocuments(store, 10, SEED, batch_size=1)
     assert packed.per_epoch == 3
-    assert sorted(held(packed, i) for i in range(3)) == [[(0, 10)], [(10, 10)], [(20, 5)]]
+    assert sorted(pieces_of(packed, i) for i in range(3)) == [[(0, 10)], [(10, 10)], [(20, 5)]]
     for i in range(3):
-        batch, ((begin, length),) = packed.read(i, np.arange(10)), held(packed, i)
+        batch, ((begin, length),) = packed.read(i, np.arange(10)), pieces_of(packed, i)
         assert batch.mask.tolist() == [begin + j < 24 for j in range(length)] + [False] * (10 - length)
         assert batch.positions.tolist() == [*range(length)] + [0] * (10 - length)
 
 
 @pytest.mark.parametrize("packed_attention", MODES)
 def test_padding_costs_one_token_each_and_ids_ascend(store, packed_attention):
-    packed = WholeDocuments(store, 100, SEED, batch_size=2, packed_attention=packed_attention)
+    packed = WholeDocuments(store, 100, SEED, PackingOptions(packed_attention=packed_attention), batch_size=2)
     padded = 0
     for index in range(packed.per_epoch):
         batch, lengths = packed.read(index, np.arange(100)), packed.lengths(index)
@@ -90,7 +78,8 @@ def test_padding_costs_one_token_each_and_ids_ascend(store, packed_attention):
 def test_an_index_means_the_same_in_any_order_of_reading(store, packed_attention):
     """Sequence i is a function of (seed, i): read backwards by a fresh object it is what it was."""
     everything = np.arange(64)
-    packed, fresh = (WholeDocuments(store, 64, SEED, batch_size=4, packed_attention=packed_attention) for _ in range(2))
+    options = PackingOptions(packed_attention=packed_attention)
+    packed, fresh = (WholeDocuments(store, 64, SEED, options, batch_size=4) for _ in range(2))
     forward = [packed.read(i, everything) for i in range(4 * packed.per_epoch)]
     for i in reversed(range(len(forward))):
         assert_equal(fresh.read(i, everything), forward[i])
@@ -127,7 +116,7 @@ def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attent
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.uniform(np.log(low), np.log(high), 1510)).astype(int)
     loader = Loader(build(tmp_path / "s", lengths), batch_size=8, seq_len=128, seed=0, layout="zigzag", ring_size=2,
-                    packing="whole", packed_attention=packed_attention)  # fmt: skip
+                    packing=PackingOptions("whole", packed_attention))  # fmt: skip
     packed = loader.sequences
     assert packed.per_epoch % 8
     steps = 3 * packed.per_epoch // 8
@@ -147,8 +136,8 @@ def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attent
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
 def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, packed_attention):
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size, packing="whole",
-                    packed_attention=packed_attention)  # fmt: skip
+    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
+                    packing=PackingOptions("whole", packed_attention))  # fmt: skip
     whole, order = loader.read(5), permutation(layout, 64, ring_size)
     rows = [loader.sequences.read(20 + row, np.arange(64)) for row in range(4)]
     assert_equal([field[:, np.argsort(order)] for field in whole], [np.stack(f) for f in zip(*rows, strict=True)])
@@ -156,52 +145,6 @@ def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, pack
         assert_equal(loader.read(5, rows, columns), [field[rows, columns] for field in whole])
 
 
-@pytest.mark.parametrize("ring_size", [2, 4, 8])
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-@pytest.mark.parametrize("packing", ["stream", "whole"])
-def test_a_host_reads_its_share_and_two_tokens(tmp_path, packing, layout, ring_size):
-    """In bytes, each host's columns of a sequence; a run of columns costs one target more."""
-    store = build(tmp_path / "s", [300, 200, 12, 500, 4000, 700, 30, 90, 800], masked=True)
-    store.tokens, store.mask = Watched(store.tokens), Watched(store.mask)
-    local = 1024 // ring_size
-    loader = Loader(store, batch_size=2, seq_len=1024, seed=SEED, layout=layout, ring_size=ring_size,
-                    packing=packing)  # fmt: skip
-    size = store.tokens.itemsize + store.mask.itemsize
-    for step, row, host in itertools.product(range(2), range(2), range(ring_size)):
-        tokens, mask, before = store.tokens.taken, store.mask.taken, loader.sequences.bytes_read
-        part = loader.read(step, slice(row, row + 1), slice(host * local, (host + 1) * local))
-        read = loader.sequences.bytes_read - before
-        assert read == (store.tokens.taken - tokens) * store.tokens.itemsize + (store.mask.taken - mask)
-        assert read <= local * size + 2 * store.tokens.itemsize
-        assert read >= part.mask.sum() * size
-
-
-def test_lengths_choose_documents(store):
-    store = TokenStore(store.path)
-    for packing in ("stream", "whole"):
-        loader = Loader(store, batch_size=1, seq_len=20, seed=SEED, layout="contiguous", ring_size=1, packing=packing,
-                        min_length=6, max_length=16)  # fmt: skip
-        sequences = loader.sequences
-        assert sorted(np.diff(store.offsets)[sequences.documents].tolist()) == [6, 6, 6, 8, 8, 8, 12, 12, 12, 15, 16]
-        store.tokens = np.arange(len(store.tokens))  # a token is its own place
-        allowed = np.concatenate([store.tokens[slice(*store.offsets[i : i + 2])] for i in sequences.documents])
-        batches = [sequences.read(index, np.arange(20)) for index in range(sequences.per_epoch)]
-        held = [batch.tokens[batch.segment_ids <= batch.segment_ids[batch.mask].max()] for batch in batches]
-        assert set(np.concatenate(held)) <= set(allowed)
-    with pytest.raises(ValueError, match=r"none of the 28 documents of .* has min_length=42 to max_length=100 tokens: "
-                                         r"27 are shorter, 1 longer .* 1 to 200"):  # fmt: skip
-        WholeDocuments(store, 20, SEED, batch_size=1, min_length=42, max_length=100)
-    with pytest.raises(ValueError, match="min_length=201 to max_length=any tokens: 28 are shorter, 0 longer"):
-        WholeDocuments(store, 20, SEED, batch_size=1, min_length=201)
-
-
-def test_what_cannot_be_packed_is_refused(store):
-    packed = WholeDocuments(store, 8, 0, batch_size=1)
-    with pytest.raises(ValueError, match="positions 7 to 8 are not in a sequence of 8"):
-        packed.read(0, np.array([7, 8]))
-    with pytest.raises(ValueError, match="sequence -1 "):
-        packed.read(-1, np.arange(8))
+def test_an_empty_batch_is_refused(store):
     with pytest.raises(ValueError, match="batch_size=0 "):
         WholeDocuments(store, 8, 0, batch_size=0)
-    with pytest.raises(ValueError, match="unknown packing 'hole'; known: stream, whole"):
-        Loader(store, batch_size=1, seq_len=8, seed=0, layout="contiguous", ring_size=1, packing="hole")

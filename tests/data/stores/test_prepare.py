@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ringformer.cli import main
 from ringformer.data import TokenStore, load_tokenizer, open_or_build
 from ringformer.data.chats.templates import load_template
 from ringformer.data.stores.inspect_store import show_samples
+from ringformer.data.stores.options import StoreOptions
 from tests.data.chat_samples import CHATS, chat, llama3, sentencepiece
 
 
@@ -36,9 +38,9 @@ def tokenizer(tmp_path_factory):
 
 
 @pytest.fixture
-def settings(tmp_path, tokenizer):
-    return {"source": write(tmp_path / "chats.jsonl", MANY), "tokenizer": tokenizer, "held_out": 0.2,
-            "format": "sharegpt", "template": "llama3"}  # fmt: skip
+def options(tmp_path):
+    source = write(tmp_path / "chats.jsonl", MANY)
+    return StoreOptions(source, held_out=0.2, format="sharegpt", template="llama3")
 
 
 def documents(store):
@@ -47,9 +49,9 @@ def documents(store):
 
 
 @pytest.mark.parametrize("group", [2**21, 50])
-def test_stores_hold_ids_and_masks_of_every_chat(tmp_path, settings, tokenizer, monkeypatch, group):
+def test_stores_hold_ids_and_masks_of_every_chat(tmp_path, options, tokenizer, monkeypatch, group):
     monkeypatch.setattr("ringformer.data.stores.prepare.ENCODE_CHARACTERS", group)
-    stores = open_or_build(tmp_path / "s", **settings)
+    stores = open_or_build(tmp_path / "s", options, tokenizer)
     template = load_template("llama3", tokenizer)
     expected = [(ids.tolist(), t.tolist()) for ids, t in tokenizer.encode_chats([template(m) for m in MANY])]
     assert sorted(documents(stores[0]) + documents(stores[1])) == sorted(expected)
@@ -60,12 +62,13 @@ def test_stores_hold_ids_and_masks_of_every_chat(tmp_path, settings, tokenizer, 
     assert sum(store.meta["utf8_bytes"] for store in stores) == answers
 
 
-def test_the_report_counts_what_was_made_and_left_out(tmp_path, settings):
+def test_the_report_counts_what_was_made_and_left_out(tmp_path, options, tokenizer):
     path = tmp_path / "chats.jsonl"
     path.write_text(path.read_text() + "{}\n" + path.read_text().splitlines()[0] + "\n")
     with pytest.raises(ValueError, match=rf"chats\.jsonl:{len(MANY) + 1}: no list 'conversations'.*--skip_malformed"):
-        open_or_build(tmp_path / "s", **settings)
-    stores = open_or_build(tmp_path / "s", **settings, skip_malformed=True, clean="duplicate,short")
+        open_or_build(tmp_path / "s", options, tokenizer)
+    options = replace(options, skip_malformed=True, clean="duplicate,short")
+    stores = open_or_build(tmp_path / "s", options, tokenizer)
     report = json.loads((tmp_path / "s" / "report.json").read_text())
     lengths = np.concatenate([np.diff(store.offsets) for store in stores])
     for name, store in zip(("train", "eval"), stores, strict=True):
@@ -82,11 +85,11 @@ def test_the_report_counts_what_was_made_and_left_out(tmp_path, settings):
 
 
 @pytest.mark.parametrize("limit", [40, 100])
-def test_long_conversations_are_split_between_turns(tmp_path, settings, tokenizer, limit):
+def test_long_conversations_are_split_between_turns(tmp_path, options, tokenizer, limit):
     """Parts fit, begin with the system message, hold every answer once in order, and stay on one side."""
     long = [chat(*map(str, range(40)), system="be a ring"), chat("x", "word " * 300, "y", "z", system="be a ring")]
     write(tmp_path / "chats.jsonl", long)
-    store, _ = open_or_build(tmp_path / "s", **settings | {"held_out": 0.0}, chat_length=limit)
+    store, _ = open_or_build(tmp_path / "s", replace(options, held_out=0.0, chat_length=limit), tokenizer)
     parts = documents(store)
     assert all(len(ids) <= limit for ids, _ in parts)
     assert len(parts) > 3
@@ -100,16 +103,16 @@ def test_long_conversations_are_split_between_turns(tmp_path, settings, tokenize
     assert json.loads((tmp_path / "s" / "report.json").read_text())["left_out"]["answers cut at chat_length"] == 1
 
 
-def test_stores_that_train_on_nothing_or_everything_are_refused(tmp_path, settings, monkeypatch):
+def test_stores_that_train_on_nothing_or_everything_are_refused(tmp_path, options, tokenizer, monkeypatch):
     with pytest.raises(ValueError, match=r"of 0 documents.*no answer within chat_length"):
-        open_or_build(tmp_path / "s", **settings, chat_length=4)
+        open_or_build(tmp_path / "s", replace(options, chat_length=4), tokenizer)
 
     def everything(self, chats):
         return [(np.arange(3), np.ones(3, bool)) for _ in chats]
 
     monkeypatch.setattr("ringformer.data.tokenizers.hugging_face.HuggingFaceTokenizer.encode_chats", everything)
     with pytest.raises(ValueError, match=r"tokens of the train store's conversations all would be trained on"):
-        open_or_build(tmp_path / "s", **settings)
+        open_or_build(tmp_path / "s", options, tokenizer)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("s")]
 
 
@@ -123,40 +126,40 @@ def test_stores_that_train_on_nothing_or_everything_are_refused(tmp_path, settin
         ({"skip_malformed": True}, "skip_malformed is False, not True"),
     ],
 )
-def test_other_settings_are_refused(tmp_path, settings, change, message):
-    train, _ = open_or_build(tmp_path / "s", **settings)
+def test_other_options_are_refused(tmp_path, options, tokenizer, change, message):
+    train, _ = open_or_build(tmp_path / "s", options, tokenizer)
     with pytest.raises(ValueError, match=message):
-        open_or_build(tmp_path / "s", **settings | change)
+        open_or_build(tmp_path / "s", replace(options, **change), tokenizer)
     if change.keys() & {"template", "clean"}:
-        other, _ = open_or_build(tmp_path / "t", **settings | change)
+        other, _ = open_or_build(tmp_path / "t", replace(options, **change), tokenizer)
         assert other.meta["fingerprint"] != train.meta["fingerprint"]
 
 
-def test_another_chat_template_of_the_tokenizer_is_refused(tmp_path, settings):
-    settings["template"] = "tokenizer"
-    open_or_build(tmp_path / "s", **settings)
-    settings["tokenizer"].config["chat_template"] += " "
+def test_another_chat_template_of_the_tokenizer_is_refused(tmp_path, options):
+    options, tokenizer = replace(options, template="tokenizer"), load_tokenizer(str(llama3(tmp_path / "l3")))
+    open_or_build(tmp_path / "s", options, tokenizer)
+    tokenizer.config["chat_template"] += " "
     with pytest.raises(ValueError, match=r"template is 'tokenizer-.*', not 'tokenizer-"):
-        open_or_build(tmp_path / "s", **settings)
+        open_or_build(tmp_path / "s", options, tokenizer)
 
 
 def test_changed_source_files_are_noticed(tmp_path):
     (tmp_path / "texts").mkdir()
     for i in range(9):
         (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i}")
-    settings = {"source": f"text:{tmp_path}/texts/*.txt", "tokenizer": load_tokenizer("bytes"), "held_out": 0}
-    open_or_build(tmp_path / "s", **settings)
+    options, tokenizer = StoreOptions(f"text:{tmp_path}/texts/*.txt", held_out=0), load_tokenizer("bytes")
+    open_or_build(tmp_path / "s", options, tokenizer)
     first, second = tmp_path / "texts" / "0.txt", tmp_path / "texts" / "1.txt"
     os.utime(first, (1, 1))
-    open_or_build(tmp_path / "s", **settings)  # touched, and the same
+    open_or_build(tmp_path / "s", options, tokenizer)  # touched, and the same
     first.write_text("TEXT 0")
     with pytest.raises(ValueError, match=r"0\.txt has changed\. Use another directory, or delete this one"):
-        open_or_build(tmp_path / "s", **settings)
+        open_or_build(tmp_path / "s", options, tokenizer)
     first.write_text("text 0")
-    open_or_build(tmp_path / "s", **settings)
+    open_or_build(tmp_path / "s", options, tokenizer)
     second.rename(tmp_path / "texts" / "new.txt")
     with pytest.raises(ValueError, match=r"new\.txt is new, and 1 more"):
-        open_or_build(tmp_path / "s", **settings)
+        open_or_build(tmp_path / "s", options, tokenizer)
 
 
 def test_prepare_and_inspect_from_the_command_line(tmp_path, capsys):
@@ -174,9 +177,9 @@ def test_prepare_and_inspect_from_the_command_line(tmp_path, capsys):
     assert "was made with tokenizer sentencepiece-" in capsys.readouterr().err
 
 
-def test_inspection_colours_what_is_trained_on(tmp_path, settings, tokenizer):
+def test_inspection_colours_what_is_trained_on(tmp_path, options, tokenizer):
     write(tmp_path / "chats.jsonl", [chat("the question", "the answer")])
-    store, _ = open_or_build(tmp_path / "s", **settings | {"held_out": 0.0})
+    store, _ = open_or_build(tmp_path / "s", replace(options, held_out=0.0), tokenizer)
     console = Console(record=True, force_terminal=True, width=200, file=io.StringIO(), highlight=False)
     show_samples(TokenStore(store.path), tokenizer, 5, console)
     ansi = console.export_text(styles=True)
@@ -190,3 +193,26 @@ def test_preparation_keeps_up_with_the_bare_tokenizer():
     """Tolerant, for machines that do other things as well; benchmarks/prepare.py measures."""
     for row in measure(megabytes=3, pairs=3):
         assert row["rate_over_bare"] > (0.75 if row["format"] == "documents" else 0.5), row
+
+
+def test_fingerprints_stay_what_they_were(tmp_path):
+    """Runs of earlier versions name them, and go on with the stores that have them."""
+    texts = [{"text": "é" * (i % 7 + 1) + str(i)} for i in range(200)]
+    chats = [
+        {"messages": [{"role": "user", "content": f"question {i}"},
+                      {"role": "assistant", "content": "so " * (i % 30) + str(i)}]}
+        for i in range(60)
+    ]  # fmt: skip
+    for name, records in (("texts", texts), ("chats", chats)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    conversations = StoreOptions(f"jsonl:{tmp_path}/chats.jsonl", format="messages", held_out=0.2)
+    for options, fingerprints in (
+        (StoreOptions(f"jsonl:{tmp_path}/texts.jsonl", held_out=0.2),
+         ["32082bbfe8293cbbe711e5ca33fc84fd", "2cb7e9eac40f5c418ccc457d8d7ba719"]),
+        (replace(conversations, chat_length=200),
+         ["82564b0dc0b099e581161fa4e26ec4e7", "cb1d8da1d75b49816ce353fa6c22bdc0"]),
+        (replace(conversations, template="llama2", clean="merge, short,html", held_out=0.0),
+         ["b5c5d3fd5b1b6fcd0909d0c99b0060c2"]),
+    ):  # fmt: skip
+        stores = open_or_build(tmp_path / fingerprints[0], options, load_tokenizer("bytes"))
+        assert [store.meta["fingerprint"] for store in stores if store] == fingerprints

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from ringformer.data import (
     ByteTokenizer,
     Document,
-    PackedSequences,
+    DocumentStream,
     TokenStore,
     WholeDocuments,
     build_stores,
@@ -18,6 +19,7 @@ from ringformer.data import (
     open_or_build,
     train_sentencepiece,
 )
+from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.token_store import StoreWriter
 
 TEXTS = ["é" * (i % 7 + 1) + str(i) for i in range(200)]
@@ -95,9 +97,9 @@ def test_a_store_without_a_token_to_train_on_is_refused(tmp_path, name):
         with pytest.raises(ValueError, match=f"of the 4 tokens of the {name} store's conversations {what} would be"):
             writer.finish(skipped_empty=0, settings={})
     store = TokenStore(tmp_path / "1" / name)
-    assert PackedSequences(store, 3, 0).bytes_per_token == 1
+    assert DocumentStream(store, 3, 0).bytes_per_token == 1
     store.meta["trained_tokens"] = 0
-    for packed in (PackedSequences, partial(WholeDocuments, batch_size=1)):
+    for packed in (DocumentStream, partial(WholeDocuments, batch_size=1)):
         with pytest.raises(ValueError, match=f"{name} has no token to train on"):
             packed(store, 3, 0)
 
@@ -222,35 +224,30 @@ def test_a_directory_in_use_is_not_touched(tmp_path):
 
 
 @pytest.fixture
-def settings(tmp_path):
+def options(tmp_path):
     with (tmp_path / "d.jsonl").open("w") as lines:
         for text in [*TEXTS, "", ""]:
             lines.write(json.dumps({"body": text}) + "\n")
-    source = f"jsonl:{tmp_path}/d.jsonl"
-    return {
-        "source": source,
-        "field": "body",
-        "split": "train",
-        "tokenizer": ByteTokenizer(),
-        "held_out": 0.2,
-        "skip_empty": True,
-    }
+    return StoreOptions(f"jsonl:{tmp_path}/d.jsonl", field="body", held_out=0.2, skip_empty=True)
 
 
-def test_open_or_build_builds_once(tmp_path, settings):
-    built = open_or_build(tmp_path / "s", **settings)
+def test_open_or_build_builds_once(tmp_path, options):
+    built = open_or_build(tmp_path / "s", options, ByteTokenizer())
     assert built[0].meta["skipped_empty"] == 2
-    assert built[0].meta["settings"] == settings | {"tokenizer": "bytes", "format": "documents"}
+    assert built[0].meta["settings"] == {
+        "source": options.source, "field": "body", "split": "train", "skip_empty": True, "format": "documents",
+        "tokenizer": "bytes", "held_out": 0.2,
+    }  # fmt: skip
     (tmp_path / "d.jsonl").unlink()
-    opened = open_or_build(tmp_path / "s", **settings)
+    opened = open_or_build(tmp_path / "s", options, ByteTokenizer())
     for a, b in zip(built, opened, strict=True):
         assert a.meta == b.meta
         assert np.array_equal(a.tokens, b.tokens)
 
 
-def test_open_or_build_without_held_out_documents(tmp_path, settings):
+def test_open_or_build_without_held_out_documents(tmp_path, options):
     for _ in range(2):
-        train, held = open_or_build(tmp_path / "s", **settings | {"held_out": 0.0})
+        train, held = open_or_build(tmp_path / "s", replace(options, held_out=0.0), ByteTokenizer())
         assert train.meta["documents"] == len(TEXTS)
         assert held is None
 
@@ -263,27 +260,28 @@ def test_open_or_build_without_held_out_documents(tmp_path, settings):
         ("split", "test", "split is 'train', not 'test'"),
         ("held_out", 0.1, "held_out is 0.2, not 0.1"),
         ("skip_empty", False, "skip_empty is True, not False"),
-        ("tokenizer", LargeVocabulary(), "tokenizer is 'bytes', not 'large'"),
+        ("tokenizer", "large", "tokenizer is 'bytes', not 'large'"),
     ],
 )
-def test_other_settings_are_refused(tmp_path, settings, key, other, message):
-    open_or_build(tmp_path / "s", **settings)
+def test_other_options_are_refused(tmp_path, options, key, other, message):
+    open_or_build(tmp_path / "s", options, ByteTokenizer())
+    tokenizer = LargeVocabulary() if other == "large" else ByteTokenizer()
     with pytest.raises(ValueError, match=f"{message}. Use another directory, or delete this one") as caught:
-        open_or_build(tmp_path / "s", **settings | {key: other})
+        open_or_build(tmp_path / "s", replace(options, **{key: other}), tokenizer)
     assert str(caught.value).count(", not ") == 1, "only what differs is named"
 
 
-def test_a_source_without_files_is_not_mistaken_for_a_faster_process(tmp_path, settings):
+def test_a_source_without_files_is_not_mistaken_for_a_faster_process(tmp_path, options):
     with pytest.raises(FileNotFoundError, match="no file matches"):
-        open_or_build(tmp_path / "s", **settings | {"source": f"text:{tmp_path}/none/*"})
+        open_or_build(tmp_path / "s", replace(options, source=f"text:{tmp_path}/none/*"), ByteTokenizer())
 
 
-def test_of_two_processes_building_the_same_the_faster_is_used(tmp_path, settings, monkeypatch):
+def test_of_two_processes_building_the_same_the_faster_is_used(tmp_path, options, monkeypatch):
     def overtaken(directory, *args, **kwargs):
         build_stores(directory, *args, **kwargs)
         return build_stores(directory, *args, **kwargs)
 
     monkeypatch.setattr("ringformer.data.stores.prepare.build_stores", overtaken)
-    train, _ = open_or_build(tmp_path / "s", **settings)
+    train, _ = open_or_build(tmp_path / "s", options, ByteTokenizer())
     assert train.meta["documents"] > 100
     assert not [path for path in tmp_path.iterdir() if "building" in path.name]

@@ -33,7 +33,7 @@ class Restored(ocp.RestoreArgs):
     """A leaf to restore: shape with padding, dtype and sharding of the array, and the shape without."""
 
     restore_type: Any = Saved
-    array: jax.ShapeDtypeStruct | None = None
+    array: Any = None  # a jax.ShapeDtypeStruct; the base class makes a default necessary
     logical_shape: tuple[int, ...] = ()
 
 
@@ -46,7 +46,7 @@ class _Writing:
 
 
 class _Handler(ocp.type_handlers.TypeHandler):
-    """Saves `Saved` and restores `jax.Array`s, whoever wrote them: this handler, Orbax's own, `convert.streams`."""
+    """Saves `Saved` and restores `jax.Array`s, whoever wrote them: this handler, Orbax's own, `convert/`."""
 
     def typestr(self) -> str:
         return "jax.Array"  # what others will restore it as
@@ -71,7 +71,7 @@ class _Handler(ocp.type_handlers.TypeHandler):
 
 
 class PlainFiles(ocp.PyTreeCheckpointHandler):
-    """Of a tree with leaves of one kind, each a folder of plain zarr files."""
+    """A handler of trees with leaves of one kind, each a folder of plain zarr files."""
 
     def __init__(self, kind: type, handler: ocp.type_handlers.TypeHandler):
         array = jax.Array, ocp.type_handlers.ArrayHandler()  # or Orbax warns that there is none
@@ -79,21 +79,21 @@ class PlainFiles(ocp.PyTreeCheckpointHandler):
         super().__init__(use_ocdbt=False, type_handler_registry=kinds)
 
     def finalize(self, directory) -> None:
-        """Nothing: what Orbax would do here is to merge the databases of processes, and to warn that there are none."""
+        """Do nothing: Orbax would merge the databases of processes, and warn that there are none."""
 
 
 @ocp.args.register_with_handler(PlainFiles, for_save=True)
 class Save(ocp.args.PyTreeSave):
-    """What `PlainFiles` is to save."""
+    """The arguments with which `PlainFiles` saves."""
 
 
 @ocp.args.register_with_handler(PlainFiles, for_restore=True)
 class Restore(ocp.args.PyTreeRestore):
-    """What it is to restore."""
+    """The arguments with which `PlainFiles` restores."""
 
 
 def checkpoint_handler() -> PlainFiles:
-    """Of trees whose leaves are `Saved`, and `Restored` in the arguments of a restore."""
+    """The handler of trees whose leaves are `Saved`, and `Restored` in the arguments of a restore."""
     return PlainFiles(Saved, _Handler())
 
 

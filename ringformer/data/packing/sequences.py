@@ -1,0 +1,117 @@
+"""Packed sequences: what every packing of a store's documents shares.
+
+What sequence `index` holds is a function of (seed, index): there is no iterator state to save, and any part of it can
+be read without the rest.
+
+However it was packed, a token attends to its own document ("document") or to all of the sequence before it
+("sequence"). That decides positions and segments alone: a document's last token predicts nothing either way.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringformer.data.packing.options import PackingOptions
+from ringformer.data.stores.token_store import TokenStore
+
+
+class Batch(NamedTuple):
+    """Packed tokens and what a model needs beside them; numpy or jax arrays, [B, T] from a loader."""
+
+    tokens: Any
+    """int32: the inputs."""
+    targets: Any
+    """int32: the next token; anything where the mask is False."""
+    positions: Any
+    """int32: index in the document, counted from the sequence's start if the document began before it. With packed
+    attention "sequence" the index in the sequence. Padding: 0."""
+    segment_ids: Any
+    """int32: 1, 2, ... for the documents of the sequence, in order, then a number for each token of padding. With
+    packed attention "sequence" all documents are 1, and where a packing never pads (stream) this is None."""
+    mask: Any
+    """bool: whether the target is predicted: in the same document, and trained on according to the store."""
+    ends: Any
+    """bool: whether the target is never predicted, whatever the store says: the token is the last of its document, or
+    padding."""
+
+
+class StoreSequences(ABC):
+    """The endless sequence of packed sequences that a store makes, epoch after epoch; see the subclasses.
+
+    Attributes:
+      store: the TokenStore.
+      documents: int64, the numbers of its documents that have the lengths that the options ask for.
+      packed_attention: "document" or "sequence", what a token attends to.
+      has_segments: whether every sequence has segment ids. Else none has: a step is compiled for one of the two.
+      per_epoch: sequences in one pass over these documents, the first pass if not all are alike.
+      bytes_read: the bytes of the store's tokens and mask that were read so far.
+    """
+
+    has_segments: bool
+    per_epoch: int
+
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
+        """`options.packing` is what chose the subclass."""
+        if seq_len < 1:
+            raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
+        if seed < 0:
+            raise ValueError(f"seed={seed} is negative; it must be at least 0")
+        if not store.meta["trained_tokens"]:
+            raise ValueError(f"{store.path} has no token to train on; rebuild it: its masks should show the answers")
+        lengths = np.diff(store.offsets)
+        if (lengths <= 0).any():
+            raise ValueError(f"{store.path} has documents without a token; rebuild it: each ends in its end token")
+        min_length, max_length = options.min_length, options.max_length
+        self.documents = np.flatnonzero((lengths >= min_length) & (lengths <= (max_length or lengths.max())))
+        if not len(self.documents):
+            too_long = int((lengths > max_length).sum()) if max_length else 0
+            raise ValueError(
+                f"none of the {len(lengths)} documents of {store.path} has min_length={min_length} to max_length="
+                f"{max_length or 'any'} tokens: {(lengths < min_length).sum()} are shorter, {too_long} longer (they "
+                f"have {lengths.min()} to {lengths.max()}); widen the range"
+            )
+        self.store = store
+        self.seq_len = seq_len
+        self.packed_attention = options.packed_attention
+        self.bytes_read = 0
+        self._seed = seed
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of text that a trained token of the store stands for."""
+        return self.store.meta["utf8_bytes"] / self.store.meta["trained_tokens"]
+
+    @property
+    def masked(self) -> bool:
+        """Whether some of the store's tokens are not to be trained on, as in chats."""
+        return self.store.mask is not None
+
+    @property
+    @abstractmethod
+    def fullest(self) -> int:
+        """Tokens of text, not padding, in the fullest sequence of the first epoch."""
+
+    @abstractmethod
+    def read(self, index: int, positions: np.ndarray) -> Batch:
+        """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
+
+        Only these tokens are read from the store, and the targets that are not among them.
+        """
+
+    def _check(self, index: int, positions: np.ndarray) -> None:
+        if index < 0:
+            raise ValueError(f"sequence {index} does not exist; they are counted from 0")
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.seq_len:
+            raise ValueError(
+                f"positions {positions.min()} to {positions.max()} are not in a sequence of {self.seq_len} tokens"
+            )
+
+    def _random(self, epoch: int, stream: int = 0) -> np.random.Generator:
+        """The epoch's generator; its streams are independent."""
+        bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
+        return np.random.Generator(bits.jumped(stream))
+
+    def _gather(self, array: np.ndarray, places: np.ndarray) -> np.ndarray:
+        self.bytes_read += places.size * array.itemsize
+        return np.asarray(array[places])

@@ -1,0 +1,53 @@
+"""Options of a store: flags of `ringformer data prepare`, and keys of a run's `data`."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from ringformer.data.chats.cleaning import USUAL_RULES, parse_rules
+from ringformer.data.chats.conversations import ChatFormat
+from ringformer.data.chats.templates import TemplateName
+
+Format = Literal["documents", ChatFormat]
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """The making of a store: where documents or conversations come from, and what becomes of them."""
+
+    key_prefix: ClassVar[str] = ""
+    """The text before a field\'s name in errors; a config has keys such as data.held_out."""
+
+    source: str
+    """Where documents are: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN or
+    datasets:NAME_OR_PATH."""
+    field: str = "text"
+    """The field with the text of documents (all sources but stdlib and text)."""
+    split: str = "train"
+    """The split of a dataset (datasets)."""
+    skip_empty: bool = False
+    """Leave empty documents out, and count them."""
+    tokenizer: str = "bytes"
+    """bytes, or the path of a SentencePiece .model file, a tokenizer.json or a folder with one of them."""
+    held_out: float = 0.05
+    """The share of documents kept for evaluation."""
+    format: Format = "documents"
+    """documents, or conversations as sharegpt or messages: then only answers are trained on."""
+    template: TemplateName = "vicuna"
+    """The chat template of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
+    chat_length: int = 0
+    """Conversations of more tokens are split between turns; 0: never."""
+    clean: str = USUAL_RULES
+    """Rules for conversations, with commas: html, merge, unprintable, latin, short, refusal, duplicate."""
+    skip_malformed: bool = False
+    """Leave conversations out that cannot be read, and count them."""
+
+    def __post_init__(self):
+        key = self.key_prefix
+        if not 0.0 <= self.held_out < 1.0:
+            raise ValueError(f"{key}held_out={self.held_out} must be in [0, 1)")
+        for field, known in (("format", get_args(Format)), ("template", get_args(TemplateName))):
+            if getattr(self, field) not in known:
+                raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(known)}")
+        if self.chat_length < 0:
+            raise ValueError(f"{key}chat_length={self.chat_length} must be positive, or 0 for no limit")
+        parse_rules(self.clean)

@@ -1,0 +1,46 @@
+"""The tokenizer `bytes`: UTF-8 bytes are the tokens."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringformer.data.tokenizers.base import Segment, Tokenizer
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes are tokens 0-255, and 256 ends a document.
+
+    Bytes that are not UTF-8 pass through as Python's `surrogateescape` characters: `decode` never fails on the
+    bytes that a model made up, and `encode` gives the same bytes back.
+    """
+
+    name = "bytes"
+    vocab_size = 257
+    eos_id = 256
+    bos_id = None
+    controls: Mapping[str, int] = {"</s>": 256}
+    config: Mapping[str, Any] = {}
+    files: Sequence[Path] = ()
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "surrogateescape"))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
+
+    def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [self._encode_chat(chat) for chat in chats]
+
+    def _encode_chat(self, chat: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+        pieces = [self.encode(s.text) if s.control is None else [s.control] for s in chat]
+        trained = np.repeat([s.trained for s in chat], [len(piece) for piece in pieces])
+        return np.array([i for piece in pieces for i in piece], np.int32), trained
+
+    def decode(self, ids: Iterable[int]) -> str:
+        values = np.fromiter(ids, np.int64)
+        outside = values[(values < 0) | (values >= self.vocab_size)]
+        if outside.size:
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self.vocab_size} tokens")
+        return values[values != self.eos_id].astype(np.uint8).tobytes().decode("utf-8", "surrogateescape")

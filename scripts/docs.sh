@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Build the documentation site into build/site; warnings are errors. Makes .venv-docs from requirements/docs.txt, whose
+# versions and hashes are locked. Pages open from disk, build/site/index.html, and need no network; their search needs a
+# server: python3 -m http.server --directory build/site
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=.venv-docs/bin/python
+lock=requirements/docs.txt
+if [ ! -e .venv-docs/.installed ] || [ "$lock" -nt .venv-docs/.installed ]; then
+    "${PYTHON:-python3}" -m venv .venv-docs
+    "$python" -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --requirement "$lock"
+    touch .venv-docs/.installed
+fi
+# The theme's own advertisement is no warning of ours.
+NO_MKDOCS_2_WARNING=1 "$python" -m mkdocs build --strict

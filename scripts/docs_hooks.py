@@ -1,0 +1,175 @@
+"""What MkDocs makes of the repository besides docs/: the API pages, the config keys, and files that pages link to.
+
+Everything is read, nothing of ringformer is imported: the site is built where JAX is not installed.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ringformer"
+LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)(\))")
+AS_TEXT = (".py", ".sh")
+"""Suffixes of files that a browser would download instead of showing."""
+
+FAMILY = {"ringformer.models.interface.ModelConfig": "ringformer.models.llama_config.LlamaConfig"}
+"""Whose keys the page lists where a field may have those of any family of models."""
+
+ROOMS = {
+    "ops": "Mathematics on arrays and axis names.",
+    "models": "Models, and what training and estimates ask of one.",
+    "data": "From sources through stores and packing to batches in layout order.",
+    "train": "Configs, the train step, checkpoints, the loop, stages.",
+    "inference": "A trained model on one device.",
+    "convert": "Hugging Face checkpoints in and out.",
+    "estimate": "The train step compiled for hardware that is not here.",
+    "paper": "The paper's tables and figures.",
+    "ground": "What the rooms stand on, and the command line.",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages, and every file outside docs/ that a page links to."""
+    pages = {"reference/config.md": config_page(), "reference/api/index.md": index_page()}
+    pages |= {f"reference/api/{room}.md": api_page(room) for room in ROOMS}
+    for path, content in pages.items():
+        files.append(File.generated(config, path, content=content))
+    linked = {}
+    for file in files.documentation_pages():
+        for _, target, _ in LINK.findall(file.content_string):
+            if outside := _outside(file.src_uri, target):
+                linked[_site_path(outside)] = outside
+    for path, source in linked.items():
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page, **_) -> str:
+    """Turn links that leave docs/ into links to the copies of those files in the site."""
+
+    def local(match: re.Match) -> str:
+        outside = _outside(page.file.src_uri, match[2])
+        if outside is None:
+            return match[0]
+        return match[1] + posixpath.relpath(_site_path(outside), posixpath.dirname(page.file.src_uri)) + match[3]
+
+    return LINK.sub(local, markdown)
+
+
+def _outside(page: str, target: str) -> str | None:
+    """The path in the repository that a page's link leads to, None inside docs/. PluginError if nothing is there."""
+    path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target))
+    if path.startswith("docs/"):
+        return None
+    if not (ROOT / path).is_file():
+        raise PluginError(f"docs/{page} links to {target}, and there is no file {path}")
+    return path
+
+
+def _site_path(path: str) -> str:
+    return f"repository/{path}" + (".txt" if path.endswith(AS_TEXT) else "")
+
+
+def modules(room: str) -> list[str]:
+    """The dotted names of a room's modules that have a docstring; of "ground" those that stand in no room."""
+    paths = sorted(PACKAGE.glob("*.py") if room == "ground" else (PACKAGE / room).rglob("*.py"))
+    names = []
+    for path in paths:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if path.read_text().lstrip().startswith('"""') and parts != ("ringformer", "__init__"):
+            names.append(".".join(parts).removesuffix(".__init__"))
+    return names
+
+
+def api_page(room: str) -> str:
+    title = "The ground floor" if room == "ground" else f"ringformer.{room}"
+    return f"# {title}\n\n{ROOMS[room]}\n\n" + "\n\n".join(f"::: {name}" for name in modules(room)) + "\n"
+
+
+def index_page() -> str:
+    """The public names, imported in ringformer/__init__.py, then the rooms and what their modules say they are."""
+    package = griffe.load("ringformer", search_paths=[ROOT], allow_inspection=False)
+    lines = ["# API", "", "What `import ringformer` offers:", "", "| name | |", "|---|---|"]
+    for name, member in package.members.items():
+        if member.is_alias and member.target_path.startswith("ringformer."):
+            target = member.final_target
+            lines.append(f"| [`{name}`][{target.path}] | {_first_line(target)} |")
+    for room in ROOMS:
+        lines += ["", f"## [{room}]({room}.md)", "", ROOMS[room], "", "| module | |", "|---|---|"]
+        for name in modules(room):
+            lines.append(f"| [`{name.removeprefix('ringformer.')}`][{name}] | {_first_line(package[_within(name)])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _within(name: str) -> str:
+    return name.removeprefix("ringformer.")
+
+
+def _first_line(thing) -> str:
+    text = thing.docstring.value if thing.docstring else ""
+    return " ".join(text.split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def config_page() -> str:
+    """Every key of a config, from the fields of the dataclasses: default and docstring."""
+    package = griffe.load("ringformer", search_paths=[ROOT], allow_inspection=False)
+    lines = [
+        "# Config keys",
+        "",
+        "A config is a Python file whose `get_config()` starts from `base_config(PRESET)`, which has every key below",
+        "with its default, and the preset's model. Each can be overridden as `--config.KEY=VALUE`. A default of `None`",
+        "means unset: inherited from the model that the run begins with, or chosen. The keys of `model` are LLaMA's.",
+    ]
+    sections: list[tuple[str, str, griffe.Class]] = []
+    _collect(package["train.config"].members["Config"], "", sections, package)
+    for prefix, about, cls in sections:
+        lines += ["", f"## {prefix or 'The run'}", "", about, "", "| key | default | |", "|---|---|---|"]
+        for attribute in _fields(cls):
+            if _nested(attribute, package) is None:
+                default = "the&nbsp;preset's" if attribute.value is None else f"`{attribute.value}`"
+                lines.append(f"| `{prefix}{attribute.name}` | {default} | {_meaning(attribute)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _collect(cls, prefix: str, sections: list, package) -> None:
+    sections.append((prefix, _first_line(cls), cls))
+    for attribute in _fields(cls):
+        nested = _nested(attribute, package)
+        if nested is not None:
+            _collect(nested, f"{prefix}{attribute.name}.", sections, package)
+
+
+def _fields(cls) -> list:
+    """The fields of a dataclass, those of its bases first; one that it has anew may leave its docstring to the base."""
+    fields = {field.name: field for base in reversed(cls.mro()) for field in _fields(base)}
+    for member in cls.members.values():
+        if member.is_attribute and member.annotation is not None and "instance-attribute" in member.labels:
+            if not member.docstring and member.name in fields:
+                member.docstring = fields[member.name].docstring
+            fields[member.name] = member
+    return list(fields.values())
+
+
+def _nested(attribute, package):
+    """The dataclass that an annotation names, if it is one of the package's."""
+    path = getattr(attribute.annotation, "canonical_path", "")
+    path = FAMILY.get(path, path)
+    if not path.startswith("ringformer."):
+        return None
+    found = package[path.removeprefix("ringformer.")]
+    found = found.final_target if found.is_alias else found
+    return found if found.is_class else None
+
+
+def _meaning(attribute) -> str:
+    """The docstring of a field, or the choices that its type has."""
+    text = _first_line(attribute)
+    choices = re.findall(r"'([^']+)'", str(attribute.annotation)) if "Literal" in str(attribute.annotation) else []
+    named = [choice for choice in choices if choice not in text]
+    return ". ".join(filter(None, [text.rstrip("."), "one of " + ", ".join(choices) if named else ""]))

@@ -1,0 +1,44 @@
+"""Options of stores: what cannot be is refused, under the names that a config has for it; help names all there is."""
+
+from typing import get_args
+
+import pytest
+
+from ringformer.data.chats.cleaning import RULES
+from ringformer.data.chats.conversations import FORMATS
+from ringformer.data.chats.templates import TEMPLATES, TemplateName
+from ringformer.data.sources import KINDS
+from ringformer.data.stores.options import Format, StoreOptions
+from ringformer.dataclass_flags import field_docs
+from ringformer.train.config import DataConfig
+
+WRONG = [
+    ({"held_out": 1.0}, r"{}held_out=1.0 must be in \[0, 1\)"),
+    ({"held_out": -0.1}, r"{}held_out=-0.1 must be in \[0, 1\)"),
+    ({"format": "alpaca"}, "unknown {}format 'alpaca'; known: documents, sharegpt, messages"),
+    ({"template": "chatml"}, "unknown {}template 'chatml'; known: vicuna, llama2, llama3, tokenizer"),
+    ({"chat_length": -1}, "{}chat_length=-1 must be positive, or 0 for no limit"),
+    ({"clean": "html,all"}, "unknown cleaning rule 'all'; known: html, "),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
+def test_wrong_options_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=f"^{message.format('')}"):
+        StoreOptions("stdlib", **wrong)
+    with pytest.raises(ValueError, match=f"^{message.format('data.')}"):
+        DataConfig(store="s", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("source", KINDS), ("format", ("documents", *FORMATS)), ("template", TEMPLATES), ("clean", RULES)],
+)
+def test_the_help_of_a_field_names_its_values(field, values):
+    help_text = field_docs(StoreOptions)[field]
+    assert [value for value in values if value not in help_text] == []
+
+
+def test_types_name_the_same_values_as_tables():
+    assert get_args(Format) == ("documents", *FORMATS)
+    assert get_args(TemplateName) == tuple(TEMPLATES)

@@ -1,0 +1,229 @@
+"""Every block of code in README and docs is run here, or parsed and dry-run if it needs hardware or minutes.
+
+A block that no rule covers fails: give it a language, or a rule. Paths, links and modules that a page names are there.
+"""
+
+import ast
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from ringformer.cli import make_parser
+from ringformer.train.config import base_config
+from ringformer.train.config_files import load_config, parse_stages
+from tests import dense
+from tests.helpers import relative_error
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OPTIONAL = {"equinox"}
+"""Libraries that a program may need and the test environment may lack."""
+
+
+class Block(NamedTuple):
+    where: str
+    language: str
+    text: str
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """The code blocks of a page; an indented one has no language."""
+    found, lines = [], path.read_text().splitlines()
+    i = 0
+    while i < len(lines):
+        start = i
+        if fence := re.match(r"( *)```(.*)", lines[i]):
+            while not lines[i := i + 1].startswith(f"{fence[1]}```"):
+                pass
+            body = [line.removeprefix(fence[1]) for line in lines[start + 1 : i]]
+            found.append(Block(f"{path.relative_to(ROOT)}:{start + 1}", fence[2], "\n".join(body) + "\n"))
+        elif lines[i].startswith("    ") and lines[i].strip() and not lines[i - 1].strip():
+            before = next((line for line in reversed(lines[:i]) if line.strip()), "")
+            if not re.match(r" *([-*]|\d+\.) ", before):  # the next paragraph of a list's item
+                found.append(Block(f"{path.relative_to(ROOT)}:{i + 1}", "", lines[i]))
+        i += 1
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+FRAGMENTS = [block for block in PYTHON if re.search(r"^config\.|^def get_config", block.text, re.MULTILINE)]
+OF_A_RUN = [block for block in PYTHON if "load_model(" in block.text]
+PROGRAMS = [block for block in PYTHON if block not in FRAGMENTS + OF_A_RUN]
+
+
+def commands() -> list:
+    """Each command of the shell blocks, as words without comments and environment, and where it stands."""
+    found = []
+    for block in BLOCKS:
+        if block.language == "bash":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                for command in " ".join(shlex.split(line, comments=True, posix=False)).split(" && "):
+                    words = shlex.split(command)
+                    while words and re.match(r"[A-Z_]+=", words[0]):
+                        words = words[1:]
+                    if words:
+                        found.append(pytest.param(words, id=f"{block.where} {' '.join(words[:3])}"))
+    return found
+
+
+def test_every_block_has_a_rule():
+    assert len(BLOCKS) > 40 and len(PROGRAMS) >= 6
+    unknown = [block.where for block in BLOCKS if block.language not in ("python", "bash", "text")]
+    assert not unknown, "give these blocks a language: python, bash, or text for what is only read"
+    hidden = [b.where for b in BLOCKS if b.language == "text" and re.search(r"^(ringformer|bash|pip) ", b.text, re.M)]
+    assert not hidden, "these look like commands, and text is not checked"
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.where)
+def test_a_program_runs_and_is_exact(block, tmp_path):
+    """In a fresh interpreter on a machine with one CPU device; what it computes is dense attention, by its own word (a
+    line "relative error ...: X") or, if it prints nothing, by its o to its q, k and v."""
+    imported = {name.split(".")[0] for name in imports(block.text)}
+    if missing := [name for name in OPTIONAL & imported if find_spec(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
+    own = "print(" not in block.text
+    save = f"\nimport numpy\nnumpy.savez('o.npz', n=mesh.shape['sp'], {', '.join(f'{x}={x}' for x in 'qkvo')})\n"
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path,
+                                "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # fmt: skip
+    command = [sys.executable, "-W", "error", "-c", block.text + (save if own else "")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if own:
+        found = np.load(tmp_path / "o.npz")
+        assert found["n"] == 8
+        errors = [relative_error(found["o"], dense.attention(found)["o"])]
+    else:
+        errors = [float(x) for x in re.findall(r"(?:relative error.*: |^)(\d\S*e-\d+)$", done.stdout, re.MULTILINE)]
+    assert len(errors) == 1 and max(errors) < 1e-5, done.stdout
+
+
+@pytest.mark.parametrize("block", FRAGMENTS, ids=lambda block: block.where)
+def test_a_config_is_one(block):
+    config = base_config("tiny")
+    config.data.store = "runs/data"
+    names = {"config": config}
+    exec(block.text, names)
+    runs = parse_stages(names["get_config"]() if "get_config" in names else config, inherit=False)
+    assert len(runs) == max(1, len(config.stages))
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if "import " in b.text], ids=lambda block: block.where)
+def test_what_is_imported_from_ringformer_is_there(block):
+    names = [name for name in imports(block.text) if name.split(".")[0] == "ringformer" and "." in name]
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), f"{module} has no {attribute}"
+    assert names
+
+
+def imports(text: str) -> list[str]:
+    """The dotted names that a program imports."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("words", commands())
+def test_a_command_is_one(words):
+    program, *rest = words
+    if program == "ringformer":
+        check_verb(rest)
+    elif program.startswith("--config."):
+        load_config(ROOT / "configs" / "quickstart.py", words)
+    elif program in ("bash", "sbatch"):
+        check_script(rest)
+    elif program in ("pip", ".venv/bin/pip"):
+        check_pip(rest)
+    elif program == "python":
+        check_options_of_a_file(rest)
+    elif program == ".venv/bin/pre-commit":
+        assert rest == ["install"] and (ROOT / ".pre-commit-config.yaml").is_file()
+    elif program == "source":
+        assert rest == [".venv/bin/activate"]
+    else:
+        assert program == "ls", f"no rule for {program}"
+
+
+def check_verb(words: list[str]) -> None:
+    """The verb's own parser takes the options, and what it leaves are overrides of keys that there are."""
+    if words == ["--help"]:
+        return
+    count = 2 if words[0] in ("data", "convert", "configs") else 1
+    args, overrides = make_parser(" ".join(words[:count])).parse_known_args(words[count:])
+    if overrides:
+        assert getattr(args, "config", None), f"{overrides} are overrides of no config"
+    if getattr(args, "config", None):
+        load_config(ROOT / args.config, overrides)
+
+
+def check_script(words: list[str]) -> None:
+    """The script is there; a launch script is asked what it would execute."""
+    script = next(i for i, word in enumerate(words) if not word.startswith("-"))
+    path, options = ROOT / words[script], words[script + 1 :]
+    assert path.is_file(), f"there is no {path}"
+    if "parse_options" in path.read_text():  # of launch_options.sh, which has --dry-run
+        if "..." in options:
+            return
+        command = ["bash", str(path), *options, "--dry-run"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+        assert done.returncode == 0 and "train" in done.stdout, done.stderr
+    else:
+        subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def check_pip(words: list[str]) -> None:
+    """What is installed is this repository, with extras that it has; or tools that CONTRIBUTING names."""
+    assert words[0] == "install"
+    if words[1] == "-e":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        named = re.fullmatch(r"\.(?:\[([\w,]+)\])?", words[2])
+        assert named and {*(named[1] or "").split(",")} - {""} <= extras.keys(), words
+    else:
+        assert words[1:] == ["pre-commit"]
+
+
+def check_options_of_a_file(words: list[str]) -> None:
+    path = ROOT / words[0]
+    assert path.is_file(), f"there is no {path}"
+    named = {word.split("=")[0] for word in words[1:] if word.startswith("-")}
+    declared = {node.value for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Constant) and str(node.value).startswith("--")}  # fmt: skip
+    assert named <= declared, f"{path} has no option {named - declared}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_is_there(page):
+    """Links lead somewhere, and every path of a source file in the text is one: whole, or as it ends."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    generated = ("reference/config.md", "reference/api/")
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    dead = [link for link in links if not (page.parent / link).exists() and not any(g in link for g in generated)]
+    assert not dead
+    files = ["/" + str(path.relative_to(ROOT)) for folder in ("ringformer", "tests", "scripts", "benchmarks", "configs")
+             for path in (ROOT / folder).rglob("*.*")]  # fmt: skip
+    paths = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|sh))`", text) + re.findall(r"`(tests/[\w/]+/?)`", text)
+    missing = [path for path in paths if not any(f.endswith("/" + path) or f.startswith(f"/{path}") for f in files)]
+    assert not missing
+
+
+def test_the_design_names_every_module():
+    text = (ROOT / "docs" / "design.md").read_text()
+    tree = re.search(r"^```text\n(ops/.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    modules = {path.stem for path in (ROOT / "ringformer").rglob("*.py")} - {"__init__", "commands"}
+    assert sorted(m for m in modules if not re.search(rf"\b{m}\b", tree)) == []

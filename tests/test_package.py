@@ -1,0 +1,164 @@
+"""The package as it is built and installed: what it needs is declared and locked, what it ships is inside."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+LOCKS = {"train": ["train", "plot"], "test": ["test"], "docs": ["docs"], "dev": ["dev"]}
+"""The lock files of scripts/lock.sh, with the extras that they hold; docs.txt holds that extra alone."""
+
+UNLOCKED = {"torch"}
+"""The machine decides which build it gets."""
+
+ENDS = {"3.11": "0.10.2", "3.12": "0.12.0.1"}
+"""Python, and the JAX that is tested with it."""
+
+MODULES = {"absl-py": "absl", "beautifulsoup4": "bs4", "orbax-checkpoint": "orbax", "ringformer": "ringformer"}
+"""Of distributions whose module has another name."""
+
+
+def requirements(extra, *, base=True):
+    """What an extra asks for, extras of ringformer itself resolved, and the base with it."""
+    found, todo, seen = [Requirement(r) for r in PROJECT["dependencies"] if base], [extra], set()
+    while todo:
+        if (name := todo.pop()) not in seen:
+            seen.add(name)
+            for wanted in map(Requirement, EXTRAS[name]):
+                if wanted.name == "ringformer":
+                    todo += sorted(wanted.extras)
+                else:
+                    found.append(wanted)
+    return found
+
+
+def pins(lock, python):
+    """The versions that pip would take from a lock file on linux x86_64."""
+    machine = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux",
+               "platform_machine": "x86_64", "platform_system": "Linux", "os_name": "posix",
+               "implementation_name": "cpython", "platform_python_implementation": "CPython"}  # fmt: skip
+    found = {}
+    for line in (ROOT / f"requirements/{lock}.txt").read_text().splitlines():
+        if line[:1].isalnum():
+            pin = Requirement(line.rstrip(" \\"))
+            if pin.marker is None or pin.marker.evaluate(machine):
+                ((operator, version),) = [(s.operator, s.version) for s in pin.specifier]
+                assert operator == "==" and pin.name not in found, line
+                found[pin.name] = version
+    return found
+
+
+@pytest.mark.parametrize("python", ENDS)
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_file_holds_what_its_extras_ask_for(lock, python):
+    found = pins(lock, python)
+    own = lock == "docs"
+    wanted = [r for extra in LOCKS[lock] for r in requirements(extra, base=not own) if r.name not in UNLOCKED]
+    missing = [str(r) for r in wanted if not r.specifier.contains(found.get(canonicalize_name(r.name), "0"))]
+    assert not missing, "bash scripts/lock.sh"
+    assert own or (found["jax"] == found["jaxlib"] == ENDS[python] and "setuptools" in found)
+    assert ("jax" in found) != own, "the site is made from sources"
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_everything_locked_has_hashes_and_nothing_is_of_gigabytes(lock):
+    text = (ROOT / f"requirements/{lock}.txt").read_text()
+    entries = re.split(r"\n(?=[a-z])", text[text.index("\n", text.index("lock.sh")) :].strip())
+    assert len(entries) > 20 and all("--hash=sha256:" in entry for entry in entries)
+    assert not re.search(r"^(nvidia|cuda|triton|torch|jax-cuda)", text, re.MULTILINE)
+    assert "://" not in text and "file:" not in text, "any index will do: the hashes say which files"
+
+
+def test_lock_files_agree():
+    for python in ENDS:
+        everything = pins("dev", python)
+        for lock in LOCKS:
+            assert pins(lock, python).items() <= everything.items()
+
+
+def test_both_ends_of_the_range_are_allowed():
+    (jax,) = [r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "jax"]
+    assert all(version in jax.specifier for version in ENDS.values()) and "0.13.0" not in jax.specifier
+
+
+def imported(path):
+    """The top-level names that a file imports from outside the standard library."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        yield from {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+
+
+def modules(wanted):
+    return {MODULES.get(r.name, r.name.replace("-", "_")) for r in wanted} | {"ringformer"}
+
+
+def test_the_op_and_the_model_need_the_base_alone():
+    base = modules(map(Requirement, PROJECT["dependencies"]))
+    for room in ("ops", "models"):
+        files = list((ROOT / "ringformer" / room).rglob("*.py"))
+        assert files
+        assert {name for path in files for name in imported(path)} <= base | {"jaxlib"}
+    assert not base & {"datasets", "pyarrow", "matplotlib", "torch", "transformers"}
+
+
+def test_every_import_is_declared():
+    """In the base or an extra; `data` needs no more than base and its own."""
+    known = {name for extra in EXTRAS for name in modules(requirements(extra))}
+    found = {name for path in (ROOT / "ringformer").rglob("*.py") for name in imported(path)}
+    assert found <= known and {"optax", "absl", "bs4", "tensorstore", "ml_dtypes"} <= found
+    data = {name for path in (ROOT / "ringformer/data").rglob("*.py") for name in imported(path)}
+    assert data <= modules(requirements("data"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, since setuptools leaves its folders beside setup.py."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for name in ("ringformer", "configs", "scripts"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = "from setuptools.build_meta import build_wheel; build_wheel('.')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = tree.glob("*.whl")
+    with zipfile.ZipFile(path) as opened:
+        yield opened
+
+
+def test_a_wheel_ships_the_configs_and_the_scripts_that_need_no_clone(wheel):
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "ringformer").rglob("*.py")}
+    configs = {f"ringformer/configs/{path.name}" for path in ROOT.glob("configs/*.py")}
+    scripts = {f"ringformer/scripts/{name}" for name in ("gpu_node.sh", "launch_options.sh", "slurm.sh")}
+    assert len(configs) >= 8
+    assert names == modules | configs | scripts | {"ringformer/py.typed"}
+
+
+def test_a_wheel_s_metadata(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    assert (metadata["Name"], metadata["Version"]) == ("ringformer", PROJECT["version"])
+    assert metadata["License-Expression"] == "Apache-2.0" and metadata["Requires-Python"] == ">=3.11"
+    assert set(metadata.get_all("Provides-Extra")) == set(EXTRAS)
+    (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    assert b"ringformer = ringformer.cli:main" in wheel.read(entry)
+
+
+def test_the_version_stands_once():
+    pattern = re.compile(rf"['\"]{re.escape(PROJECT['version'])}['\"]")
+    files = [ROOT / "setup.py", *(ROOT / "ringformer").rglob("*.py"), *ROOT.glob("docs/*.md")]
+    assert [str(path) for path in files if pattern.search(path.read_text())] == []

@@ -1,0 +1,43 @@
+"""Config files with the overrides of a command line."""
+
+from pathlib import Path
+
+import pytest
+
+from ringformer.ops.rope import RopeScaling
+from ringformer.train.config_files import load_config, parse
+
+QUICKSTART = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
+
+
+def test_overrides_reach_the_config():
+    config = load_config(QUICKSTART, ["--config.mesh_dim=1,2,2,2", "--config.model.q_chunk=64"])
+    assert (config.mesh_dim, config.model.q_chunk, config.model.k_chunk) == ("1,2,2,2", 64, None)
+    assert load_config(QUICKSTART, ["--config.steps", "7"]).steps == 7
+
+
+def test_overrides_reach_the_rope_scaling():
+    change = ["kind=yarn", "factor=8", "original_max_position=512", "truncate=false"]
+    config = load_config(QUICKSTART, [f"--config.model.rope_scaling.{c}" for c in change])
+    scaling = RopeScaling("yarn", 8.0, original_max_position=512, truncate=False)
+    assert parse(config).model.rope_scaling == scaling
+    assert hash(parse(config).model)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--config.stepz=3"], r"has no key 'stepz'\. Did you mean \"steps\""),
+        (["--config.model.num_head=3"], 'Did you mean "num_heads"'),
+        (["--config.steps=many"], "many"),
+        (["steps=3"], "unexpected arguments: steps=3"),
+    ],
+)
+def test_mistakes_are_told(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        load_config(QUICKSTART, overrides)
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(FileNotFoundError, match=r"there is no config file configs/none\.py; there are: configs/"):
+        load_config("configs/none.py", [])
