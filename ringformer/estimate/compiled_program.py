@@ -81,7 +81,8 @@ class Program:
 
     @staticmethod
     def parse(text: str) -> "Program":
-        computations, entry, current = {}, None, None
+        computations: dict[str, dict[str, Instruction]] = {}
+        entry, current = None, None
         for line in text.splitlines():
             header = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
             if header:
@@ -113,9 +114,9 @@ class Program:
         visit(self.entry, 1)
         return counts
 
-    def executed_collectives(self) -> dict[Collective, int]:
+    def executed_collectives(self) -> dict[Collective, float]:
         """How often one run executes each collective."""
-        counts: dict[Collective, int] = {}
+        counts: dict[Collective, float] = {}
         for name, times in self.executed.items():
             for instruction in self.computations[name].values():
                 if kind := instruction.collective:
@@ -151,21 +152,29 @@ class Program:
             return int(stated[1])
         if bound := re.search(r"at_most_(\d+)_trips/while", loop.text):
             return int(bound[1])
-        condition = self.computations[re.search(r"condition=%?([\w.\-]+)", loop.text)[1]]
+        condition = self.computations[_stated(r"condition=%?([\w.\-]+)", loop)]
         root = next(i for i in condition.values() if i.is_root)
         if root.opcode != "compare" or "direction=LT" not in root.text:
             return 1
         counter, limit = root.operands
         if condition[counter].opcode != "get-tuple-element":
             return 1
-        index = int(re.search(r"index=(\d+)", condition[counter].text)[1])
+        index = int(_stated(r"index=(\d+)", condition[counter]))
         here = self.computations[computation]
         carry = here[loop.operands[0]]
-        ends = _constant(condition, limit), _constant(here, carry.operands[index]) if carry.operands else None
-        return 1 if None in ends else ends[0] - ends[1]
+        start = _constant(here, carry.operands[index]) if carry.operands else None
+        end = _constant(condition, limit)
+        return 1 if start is None or end is None else end - start
 
 
-def _constant(computation, name) -> int | None:
+def _stated(pattern: str, instruction: Instruction) -> str:
+    """The first group of a pattern in an instruction's text; raises ValueError if the compiler left it out."""
+    if match := re.search(pattern, instruction.text):
+        return match[1]
+    raise ValueError(f"this compiler's text has no {pattern}: {instruction.text.strip()[:200]}")
+
+
+def _constant(computation: dict[str, Instruction], name: str) -> int | None:
     """The number that an instruction holds, seen through copies; None if it is not a constant."""
     instruction = computation[name]
     while instruction.opcode in ("copy", "bitcast", "convert", "copy-start", "copy-done"):
@@ -174,26 +183,26 @@ def _constant(computation, name) -> int | None:
     return int(number[1]) if instruction.opcode == "constant" and number else None
 
 
-def _dot_flops(computation, dot) -> float:
-    contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.text)[1]
+def _dot_flops(computation: dict[str, Instruction], dot: Instruction) -> float:
+    contracted = _stated(r"lhs_contracting_dims=\{([\d,]*)\}", dot)
     lhs = computation[dot.operands[0]].arrays[0].shape
     return 2.0 * math.prod(dot.arrays[0].shape) * math.prod(lhs[int(i)] for i in contracted.split(",") if i)
 
 
-def _cublas_flops(computation, gemm) -> float:
-    contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', gemm.text)[1]
+def _cublas_flops(computation: dict[str, Instruction], gemm: Instruction) -> float:
+    contracted = _stated(r'"lhs_contracting_dimensions":\[([^\]]*)\]', gemm)
     lhs = computation[gemm.operands[0]].arrays[0].shape
     return 2.0 * math.prod(gemm.arrays[0].shape) * math.prod(lhs[int(i)] for i in re.findall(r"\d+", contracted))
 
 
-def _convolution_flops(computation, convolution) -> float:
+def _convolution_flops(computation: dict[str, Instruction], convolution: Instruction) -> float:
     """The TPU compiler writes every matmul as a convolution, batch dimensions as dilated or padded windows: count the
     pairs of an output and a kernel place that meet an element of the input."""
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.text)
+    labels = re.split("_|->", _stated(r"dim_labels=(\w+_\w+->\w+)", convolution))
     lhs, rhs = (computation[name].arrays[0].shape for name in convolution.operands[:2])
     out = convolution.arrays[0].shape
     lhs_size, rhs_size, out_size = (
-        dict(zip(label, shape, strict=True)) for label, shape in zip(labels.groups(), (lhs, rhs, out), strict=True)
+        dict(zip(label, shape, strict=True)) for label, shape in zip(labels, (lhs, rhs, out), strict=True)
     )
     window = dict(re.findall(r"(\w+)=([\w\-]+)", (re.search(r"window=\{([^}]*)\}", convolution.text) or ["", ""])[1]))
     spatial = sorted(x for x in out_size if x.isdigit())
