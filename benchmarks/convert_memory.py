@@ -55,14 +55,14 @@ def main() -> None:
     try:
         theirs.mkdir()
         ids = {"bos_token_id": 1, "eos_token_id": 2}
-        described = to_hf_config(config, max_position=2048, dtype="float16", token_ids=ids)
-        (theirs / "config.json").write_text(json.dumps(described))
+        hf_config = to_hf_config(config, max_position=2048, dtype="float16", token_ids=ids)
+        (theirs / "config.json").write_text(json.dumps(hf_config))
         ShardWriter(theirs, plan, np.dtype(np.float16), 5 * 10**9).write(lambda name: rows(name, plan[name]))
-        found = {"model": args.model, "parameters": config.num_params,
+        result = {"model": args.model, "parameters": config.num_params,
                  "from_hf": measured("from-hf", str(theirs), str(ours))}  # fmt: skip
         shutil.rmtree(theirs)
-        found["stored_bytes"] = sum(f.stat().st_size for f in ours.rglob("*") if f.is_file())
-        found["to_hf"] = measured("to-hf", str(ours), str(back), "--dtype=float16")
+        result["stored_bytes"] = sum(f.stat().st_size for f in ours.rglob("*") if f.is_file())
+        result["to_hf"] = measured("to-hf", str(ours), str(back), "--dtype=float16")
         shutil.rmtree(ours)
         tensors = TensorFolder(back)
         assert tensors.shapes == plan
@@ -70,11 +70,11 @@ def main() -> None:
             parts = [slice(i, min(i + 4096, shape[0])) for i in range(0, shape[0], 4096)]
             pairs = zip(tensors.blocks(name, parts), rows(name, shape), strict=True)
             assert all(np.array_equal(a, b) for a, b in pairs), name
-        found["bit_exact"] = True
+        result["bit_exact"] = True
     finally:
         shutil.rmtree(args.folder)
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

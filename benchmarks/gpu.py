@@ -11,7 +11,6 @@ and is compared with the most that the allocator held during three steps. On a C
 import argparse
 import datetime
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -46,9 +45,7 @@ def parity(size: str) -> list[dict]:
         q, k, v, do = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
         ids = jnp.sort(jnp.arange(T) % segments)[None]
         with jax.default_matmul_precision("highest"):
-            expected = _with_gradients(
-                lambda q, k, v, ids=ids: dense_attention(q, k, v, segment_ids=ids), q, k, v, do
-            )
+            expected = _with_gradients(lambda q, k, v, ids=ids: dense_attention(q, k, v, segment_ids=ids), q, k, v, do)
             for dtype in ("float32", "bfloat16"):
                 ours = _with_gradients(
                     lambda q, k, v, ids=ids: ring_attention(q, k, v, axis_name=None, segment_ids=ids),
@@ -130,14 +127,15 @@ def step(size: str, index: int) -> dict:
 
 def predicted(size: str, index: int, target: str) -> dict:
     """What `ringformer estimate` says of the same configuration, with no device."""
+    from ringformer.estimate.compiler_process import compile_step_apart
+    from ringformer.estimate.targets import find_target
+    from ringformer.estimate.workload import Workload, estimate_command
+    from ringformer.models.llama_config import LlamaConfig
+    from ringformer.models.llama_presets import preset
+
     name, T, settings = STEPS[size][index]
-    words = [f"--{k}={v}" for k, v in ({"head_groups": 1} | settings).items()]
-    command = ["estimate", f"--model={name}", f"--target={target}", "--mesh_dim=1,1,1,1", f"--seq_len={T}", *words]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-m", "ringformer.cli", *command, "--json"], env=environment,
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {"peak_bytes_estimate": found["peak_bytes"], "command": "ringformer " + " ".join(command)}
+    workload = Workload(LlamaConfig(**preset(name) | settings), find_target(target), "1,1,1,1", T, name=name)
+    return {"peak_bytes_estimate": compile_step_apart(workload).peak_bytes, "command": estimate_command(workload)}
 
 
 def _with_gradients(run, q, k, v, do):

@@ -24,8 +24,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from ringformer.estimate.closed_forms import smallest_local_length
-from ringformer.estimate.compile_step import compile_step_apart
-from ringformer.estimate.targets import target
+from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig
 
 TARGETS = ("v4:2x2x2", "v5e:4x2", "v5p:2x2x2", "v6e:4x2")
@@ -39,9 +40,9 @@ PASSES = ("forward", "backward")
 def compile_rows(lengths: tuple[int, ...]) -> list[dict]:
     rows = []
     for name in TARGETS:
-        goal = target(name)
+        target = find_target(name)
         for local in lengths:
-            estimate = compile_step_apart(MODEL, goal, "1,1,1,-1", seq_len=local * goal.num_devices)
+            estimate = compile_step_apart(Workload(MODEL, target, "1,1,1,-1", local * target.num_devices))
             hops = [
                 t for t in estimate.schedule.transfers if t.in_ring_loop and t.dtype != "s32"
             ]  # not the segment ids
@@ -62,7 +63,7 @@ def draw(rows: list[dict], path: Path) -> None:
     for ax, label in zip(axes, PASSES, strict=True):
         for i, name in enumerate(TARGETS):
             mine = [r for r in rows if r["target"] == name]
-            limit = smallest_local_length(MODEL, target(name).chip, backward=label == "backward")
+            limit = smallest_local_length(MODEL, find_target(name).chip, backward=label == "backward")
             lengths = [r["local"] for r in mine]
             ax.plot(lengths, [x / limit for x in lengths], "-", color=f"C{i}", alpha=0.4)
             ax.plot(lengths, [r[f"{label}_cover_over_link"] for r in mine], "o", color=f"C{i}", label=name)

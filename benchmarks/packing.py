@@ -42,10 +42,10 @@ def rows(name, lengths, capacity, mode):
     count = int(bins.max()) + 1
     as_packed = np.random.default_rng(1).permutation(attention_work(lengths, bins, mode))
     for size in (4, 8, 16, 32):
-        whole = count // size * size
+        in_batches = count // size * size  # bins; the last batch may be unfinished
         traded, order = order_by_batch(lengths, bins, capacity, size, 0, np.random.default_rng(1), mode)
-        random = as_packed[:whole].reshape(-1, size)
-        work = attention_work(lengths, traded, mode)[order][:whole].reshape(-1, size)
+        random = as_packed[:in_batches].reshape(-1, size)
+        work = attention_work(lengths, traded, mode)[order][:in_batches].reshape(-1, size)
         s = spread(work)
         yield (f"| {name} | {capacity // 1024}K | {lengths.sum() / (count * capacity):.1%} | {size} "
                f"| {np.median(spread(random)):.0%} | {np.median(s):.1%} | {(s > 0.1).sum()} of {len(s)} "

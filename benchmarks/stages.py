@@ -3,8 +3,8 @@
     python benchmarks/stages.py                                        # all: minutes for each stage
     python benchmarks/stages.py --only=llama3_8b_1m_8xh200/stage-1     # one
 
-Each stage is a `ringformer estimate` in a process of its own; what is in --out already is not compiled again (delete
-its entry to have it again). The table in --docs, between its two marks, is written anew each time.
+A row is what `ringformer estimate` says of the stage, and holds that command; what is in --out already is not compiled
+again (delete its entry to have it again). The table in --docs, between its two marks, is written anew each time.
 """
 
 import argparse
@@ -12,10 +12,13 @@ import datetime
 import json
 from pathlib import Path
 
-from ringformer.cli import load_config
-from ringformer.estimate.longest_context import compiled_by, run
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.report import stage_json
+from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
+from ringformer.estimate.workload import Workload, stage_workloads
 from ringformer.hardware import GiB
-from ringformer.train.config_files import parse_stages
+from ringformer.train.config_files import load_config, parse_stages
 
 SHIPPED = {
     "llama_13b_512k_32xa100": "32xA100-80",
@@ -29,26 +32,24 @@ SHIPPED = {
 BEGIN, END = "<!-- stages: written by benchmarks/stages.py -->", "<!-- end of stages -->"
 
 
-def cases() -> list[tuple[str, list[str]]]:
-    """The name and the command of every stage."""
-    found = []
+def stages() -> dict[str, tuple[Workload, str]]:
+    """Every stage by its name, with the command that estimates it."""
+    named = {}
     for name, target in SHIPPED.items():
         path = f"configs/{name}.py"
-        for n in range(1, len(parse_stages(load_config([f"--config={path}"]), inherit=False)) + 1):
-            command = ["ringformer", "estimate", f"--config={path}", f"--target={target}", f"--stage={n}", "--json"]
-            found.append((f"{name}/stage-{n}", command))
-    return found
+        configs = parse_stages(load_config(path, []), inherit=False)
+        for n, workload in enumerate(stage_workloads(configs, find_target(target)), 1):
+            command = f"ringformer estimate --config={path} --target={target} --stage={n} --json"
+            named[f"{name}/stage-{n}"] = workload, command
+    return named
 
 
-def compile_stage(command: list[str]) -> dict:
-    """The row of a stage; raises RuntimeError if the compiler is missing or broke down."""
-    row = run(command)
-    if row["closed_form"]:
-        raise RuntimeError(f"{' '.join(command)}: no compiler, closed forms alone; pip install what the target needs: "
-                           "libtpu for TPUs, 'jax[cuda13]' for GPUs")  # fmt: skip
+def compile_stage(workload: Workload, command: str) -> dict:
+    """The row of a stage; raises MissingCompiler, and CompilerFailure if the compiler broke down."""
+    row = stage_json(workload, compile_step_apart(workload))
     del row["hops_model"]
-    return row | {"command": " ".join(command), "date": datetime.date.today().isoformat(),
-                  "compiled_by": compiled_by(" ".join(command))}  # fmt: skip
+    return row | {"command": command, "date": datetime.date.today().isoformat(),
+                  "compiled_by": compiled_by(workload.target)}  # fmt: skip
 
 
 def read(path: Path) -> dict[str, dict]:
@@ -69,7 +70,7 @@ def table(rows: dict[str, dict]) -> str:
     """The rows in markdown, those that are not compiled yet left empty."""
     lines = ["| config, stage | context | sequences | mesh | tokens | peak GiB | of | host GiB | s/step | days | "
              "device-hours | compiled |", "|---|" + "---|" * 11]  # fmt: skip
-    for name, _ in cases():
+    for name in stages():
         r = rows.get(name)
         if r is None:
             lines.append(f"| {name} " + "| " * 10 + "| not compiled yet |")
@@ -99,12 +100,12 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs/finetuning.md"))
     parser.add_argument("--only", default="", help="stages with this in their name; none writes the table alone")
     args = parser.parse_args()
-    for name, command in cases():
+    for name, (workload, command) in stages().items():
         if args.only in name and name not in read(args.out):
-            print(" ".join(command), flush=True)
+            print(command, flush=True)
             try:
-                row = compile_stage(command)
-            except RuntimeError as error:  # said, and not taken for an answer
+                row = compile_stage(workload, command)
+            except (MissingCompiler, CompilerFailure) as error:  # said, and not taken for an answer
                 print(f"  {error}", flush=True)
                 continue
             print(f"  {'fits' if row['fits'] else 'does not fit'}: {row['peak_bytes'] / GiB:.1f} GiB", flush=True)

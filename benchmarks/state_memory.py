@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
@@ -23,7 +22,7 @@ import jax
 from ringformer.compiler_options import compiler_options
 from ringformer.estimate.compile_step import WITHOUT_DEVICES
 from ringformer.estimate.compiler_dump import compile_until_scheduled
-from ringformer.estimate.targets import only_compilers, target
+from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
@@ -49,8 +48,8 @@ CASES = [
 
 def compile_case(model: str, target_name: str, mesh_dim: str) -> dict:
     """Bytes of one device: of the state, what it may hold while it begins, and what it holds. Takes this process."""
-    config, goal = LlamaConfig(**preset(model)), target(target_name)
-    mesh = make_mesh(mesh_dim, goal.devices())
+    config, target = LlamaConfig(**preset(model)), find_target(target_name)
+    mesh = make_mesh(mesh_dim, target.devices())
     optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(config))
     weights = weight_shardings(config, mesh)
     shardings = state_shardings(weights, optimizer)
@@ -59,22 +58,21 @@ def compile_case(model: str, target_name: str, mesh_dim: str) -> dict:
     layer = sum(4 * math.prod(w.shape[1:]) for w in jax.tree.leaves(weights["layers"]))
     largest = max(4 * math.prod(w.shape) for w in jax.tree.leaves(weights))
 
-    options = compiler_options(mesh) | WITHOUT_DEVICES[goal.chip.kind]
+    options = compiler_options(mesh) | WITHOUT_DEVICES[target.chip.kind]
     init = make_init(config, weights, mesh, seed=0).lower()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        _, drawn = compile_until_scheduled(init, options, goal.chip.kind, Path(folder))
+        _, drawn = compile_until_scheduled(init, options, target.chip.kind, Path(folder))
     first = make_first_state(optimizer, shardings, mesh).lower(abstract_params(weights, mesh)).compile(options)
     m = first.memory_analysis()
     # The parameters lie there though the program, which makes zeros, does not read them.
     begun = drawn.outputs + m.output_size_in_bytes + m.temp_size_in_bytes
-    compiler = "libtpu" if goal.chip.kind == "tpu" else "jax-cuda13-pjrt"
     return {
         "model": model, "target": target_name, "mesh_dim": mesh_dim,
         "padded_weights": sum(w.shape != w.padded_shape for w in jax.tree.leaves(weights)),
         "state_bytes": state_bytes, "two_layers_bytes": 2 * layer, "largest_array_bytes": largest,
         "allowed_bytes": state_bytes + max(2 * layer, largest),
         "init_peak_bytes": sum(drawn), "first_state_peak_bytes": begun,
-        "compiled_by": f"jax {jax.__version__}, {compiler} {version(compiler)}",
+        "compiled_by": compiled_by(target),
         "date": str(datetime.date.today()),
     }  # fmt: skip
 

@@ -38,13 +38,13 @@ class Chip:
     hbm_bytes: int
     """What the compiler may use."""
     link_bandwidth: float
-    """Of one link of the TPU interconnect; of a GPU's NVLink, all links together."""
+    """The rate of one link of the TPU interconnect; of a GPU's NVLink, all links together."""
     host_bytes: int
     """Host memory per device, of a usual host."""
     node_bandwidth: float = 0.0
-    """Of a GPU's share of the network between nodes."""
+    """The rate of a GPU's share of the network between nodes."""
     hbm_bandwidth: int = 0
-    """Of a GPU's memory; the TPU compiler knows its own."""
+    """The rate of a GPU's memory; the TPU compiler knows its own."""
     multiprocessors: Multiprocessors | None = None
     """None for a TPU."""
 

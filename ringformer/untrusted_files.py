@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 CACHED = ("models--", "datasets--", "spaces--")
-"""How the folder of a repository in the Hugging Face cache begins; its snapshots are links into its blobs."""
+"""The beginnings of a repository's folder in the Hugging Face cache; its snapshots are links into its blobs."""
 
 
 def contained(folder: str | Path, name: str) -> Path:
@@ -45,15 +45,15 @@ def read_object(folder: str | Path, name: str) -> dict[str, Any]:
     """The JSON object in the file `name` of `folder`. Raises ValueError if it is none, and as `contained` does."""
     path = contained(folder, name)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}; download it again") from None
-    if type(found) is not dict:
-        raise ValueError(f"{path} holds a JSON {type(found).__name__}, not an object")
-    return found
+    if type(value) is not dict:
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}, not an object")
+    return value
 
 
 def _blobs(root: Path) -> list[Path]:
-    """Where the links of a snapshot lead, REPOSITORY/snapshots/REVISION/... being in REPOSITORY/blobs."""
+    """The folders that links of a snapshot lead to: of REPOSITORY/snapshots/REVISION/... REPOSITORY/blobs."""
     snapshots = (path for path in root.parents if path.name == "snapshots")
     return [path.parent / "blobs" for path in snapshots if path.parent.name.startswith(CACHED)]

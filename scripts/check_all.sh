@@ -42,23 +42,12 @@ schemas() {
     .venv/bin/just --summary >/dev/null
 }
 
-# tried NAME FILE: install a wheel or an sdist as a stranger would, by the locked versions, and use it far from the clone
-tried() {
-    local folder=$work/$1 file=$2 python=$work/$1/venv/bin/python
-    say "$1: $(basename "$file")"
-    rm -rf "$folder"
-    mkdir -p "$folder/home"
-    "$oldest" -m venv "$folder/venv"
-    "$python" -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps -r requirements/train.txt
-    "$python" -m pip --disable-pip-version-check install --quiet --no-build-isolation "${file}[train,plot]"
-    "$python" -m pip check
-    (
-        cd "$folder/home"
-        export JAX_PLATFORMS=cpu PATH="$folder/venv/bin:$PATH" PYTHONPATH=
-        python -W error - "$repository" <<'END'
+op_alone=$(
+    cat <<'END'
 import re
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import ringformer
@@ -69,8 +58,32 @@ assert f'version = "{version("ringformer")}"' in (repository / "pyproject.toml")
 snippets = re.findall(r"^```python\n(.*?)^```$", (repository / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 assert snippets, "the README shows the op"
 exec(compile(snippets[0], "README.md", "exec"), {})
-print("the README's op runs")
+import ringformer.models.llama
+
+extra = [name for name in ("datasets", "pyarrow", "matplotlib", "sentencepiece", "torch") if find_spec(name)]
+assert not extra, f"the op and the model need no {extra}"
+print("the README's op runs, with the base alone")
 END
+)
+
+# tried NAME FILE: install a wheel or an sdist as a stranger would, by the locked versions, and use it far from the clone
+tried() {
+    local folder=$work/$1 file=$2 python=$work/$1/venv/bin/python
+    say "$1: $(basename "$file")"
+    rm -rf "$folder"
+    mkdir -p "$folder/home"
+    "$oldest" -m venv "$folder/venv"
+    sed -n 's/^\([a-z].*\) \\$/\1/p' requirements/train.txt >"$folder/versions.txt" # pip takes no hashes there
+    "$python" -m pip --disable-pip-version-check install --quiet --constraint "$folder/versions.txt" setuptools
+    "$python" -m pip --disable-pip-version-check install --quiet --constraint "$folder/versions.txt" \
+        --no-build-isolation "$file"
+    (cd "$folder/home" && JAX_PLATFORMS=cpu PYTHONPATH='' "$python" -W error - "$repository" <<<"$op_alone")
+    "$python" -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps -r requirements/train.txt
+    "$python" -m pip --disable-pip-version-check install --quiet --no-build-isolation "${file}[train,plot]"
+    "$python" -m pip check
+    (
+        cd "$folder/home"
+        export JAX_PLATFORMS=cpu PATH="$folder/venv/bin:$PATH" PYTHONPATH=
         ringformer --version
         ringformer configs list
         ringformer configs copy quickstart

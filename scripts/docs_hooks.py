@@ -90,13 +90,13 @@ def api_page(room: str) -> str:
 
 
 def index_page() -> str:
-    """The public names, then a table of the rooms and of what their modules say they are."""
+    """The public names, imported in ringformer/__init__.py, then the rooms and what their modules say they are."""
     package = griffe.load("ringformer", search_paths=[ROOT], allow_inspection=False)
     lines = ["# API", "", "What `import ringformer` offers:", "", "| name | |", "|---|---|"]
-    for name in package.exports or ():
-        member = package.members[str(name)]
-        target = member.final_target if member.is_alias else member
-        lines.append(f"| [`{name}`][{target.path}] | {_first_line(target)} |")
+    for name, member in package.members.items():
+        if member.is_alias and member.target_path.startswith("ringformer."):
+            target = member.final_target
+            lines.append(f"| [`{name}`][{target.path}] | {_first_line(target)} |")
     for room in ROOMS:
         lines += ["", f"## [{room}]({room}.md)", "", ROOMS[room], "", "| module | |", "|---|---|"]
         for name in modules(room):

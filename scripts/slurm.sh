@@ -5,14 +5,14 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --exclusive
 #SBATCH --requeue
-# Train on nodes of eight GPUs under SLURM, one process a GPU; submitted from the repository's root. A requeued job
-# resumes.
+# Train on nodes of eight GPUs under SLURM, one process a GPU; a requeued job resumes.
+# Submitted from the repository's root, or from the folder that holds a copied scripts/.
 set -euo pipefail
 if [ -n "${SLURM_JOB_ID:-}" ]; then # sbatch runs a copy of this file from elsewhere
     cd "$SLURM_SUBMIT_DIR"
     here=scripts
     if [ ! -f scripts/launch_options.sh ]; then
-        echo "slurm.sh: $PWD is not the repository: submit from its root" >&2
+        echo "slurm.sh: $PWD is not the repository: submit from its root, or from the folder that holds scripts/" >&2
         exit 2
     fi
 else

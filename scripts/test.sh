@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv if there is none, install with the test extra, run the suite. --slow also runs the long proofs;
+# Make .venv if there is none, install with the test extra, check format and types, run the suite. --slow also runs the long proofs;
 # other arguments go to pytest: bash scripts/test.sh tests/ops -k zigzag
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,6 +9,8 @@ if [ "${1:-}" = "--slow" ]; then
     marker="not gpu"
     shift
 fi
+.venv/bin/python -m ruff format --check --quiet . || { echo "not formatted: .venv/bin/python -m ruff format ." >&2 && exit 1; }
 .venv/bin/python -m ruff check .
+.venv/bin/python -m mypy
 # Most of the time is compilation, on one core a process: two processes.
 exec .venv/bin/python -m pytest -n 2 -m "$marker" "$@"

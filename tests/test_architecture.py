@@ -10,7 +10,15 @@ import ringformer
 
 ROOT = Path(ringformer.__file__).parent
 FLOORS = (
-    ("untrusted_files", "argument_parser", "dataclass_flags", "compiler_options", "hardware", "shipped_configs"),
+    (
+        "untrusted_files",
+        "checkpoint_arrays",
+        "argument_parser",
+        "dataclass_flags",
+        "compiler_options",
+        "hardware",
+        "shipped_configs",
+    ),
     ("ops", "device_order"),
     ("mesh",),
     ("models",),

@@ -7,7 +7,6 @@ import ast
 import importlib
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -18,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from ringformer.cli import make_parser
-from ringformer.train.config import base_config, parse_stages
+from ringformer.train.config import base_config
+from ringformer.train.config_files import load_config, parse_stages
 from tests import dense
 from tests.helpers import relative_error
 
@@ -146,7 +145,7 @@ def test_a_command_is_one(words):
     if program == "ringformer":
         check_verb(rest)
     elif program.startswith("--config."):
-        check_overrides(words, base_config("tiny"))
+        load_config(ROOT / "configs" / "quickstart.py", words)
     elif program in ("bash", "sbatch"):
         check_script(rest)
     elif program in ("pip", ".venv/bin/pip"):
@@ -167,27 +166,10 @@ def check_verb(words: list[str]) -> None:
         return
     count = 2 if words[0] in ("data", "convert", "configs") else 1
     args, overrides = make_parser(" ".join(words[:count])).parse_known_args(words[count:])
-    path = getattr(args, "config", None)
-    if path in (None, "CONFIG.py"):
-        config = base_config(getattr(args, "model", None) or "tiny")
-    else:
-        assert (ROOT / path).is_file(), f"there is no {path}"
-        config = runpy.run_path(str(ROOT / path))["get_config"]()
-    check_overrides(overrides, config)
-
-
-def check_overrides(overrides: list[str], config: ConfigDict) -> None:
-    for override in overrides:
-        key, equals, value = override.removeprefix("--config.").partition("=")
-        assert override.startswith("--config.") and equals, f"{override} is no option and no override"
-        *folders, field = key.split(".")
-        place = config
-        for folder in folders:
-            place = place[folder]
-        assert field in place, f"there is no key {key}"
-        kind = place.get_type(field)
-        if kind in (int, float):
-            kind(value)
+    if overrides:
+        assert getattr(args, "config", None), f"{overrides} are overrides of no config"
+    if getattr(args, "config", None):
+        load_config(ROOT / args.config, overrides)
 
 
 def check_script(words: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringformer.estimate.targets import target
+from ringformer.estimate.targets import find_target
 from ringformer.hardware import CHIPS, CLOUD_TPUS, SLICES, chip_of
 from tests.hlo import on_tpu
 
@@ -27,8 +27,8 @@ def test_a_device_without_a_data_sheet_here_is_none(device_kind):
 @on_tpu
 @pytest.mark.parametrize("name", ["v3-512", "v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"])
 def test_the_compiler_calls_a_target_s_devices_as_the_table_does(name):
-    goal = target(name)
-    assert {chip_of(device.device_kind) for device in goal.devices()} == {goal.chip}
+    target = find_target(name)
+    assert {chip_of(device.device_kind) for device in target.devices()} == {target.chip}
 
 
 def test_slices_are_of_known_chips_and_rented_under_one_name():

@@ -1,6 +1,8 @@
-"""The notebooks run, cell by cell, in one fresh interpreter."""
+"""The notebooks run, cell by cell, in one fresh interpreter, and are committed as they ran."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +10,33 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+ERROR = re.compile(r"^relative error .*?(\d\S*)$", re.MULTILINE)
+
+
+def code(path: Path) -> list[dict]:
+    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_runs(path):
-    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
-    source = "\n".join("".join(cell["source"]) for cell in cells)
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+def test_notebook_runs(path, tmp_path):
+    source = "\n".join("".join(cell["source"]) for cell in code(path))
+    environment = os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": "--xla_backend_optimization_level=0",
+                                "PYTHONPATH": str(path.parents[1])}  # fmt: skip
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    errors = [float(line.split()[-1]) for line in done.stdout.splitlines() if "relative error" in line]
+    errors = [float(x) for x in ERROR.findall(done.stdout)]
     assert len(errors) == 3 and max(errors) < 1e-5
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_is_committed_as_it_ran(path):
+    """From top to bottom, with its figures, and small."""
+    cells = code(path)
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert {output["output_type"] for output in outputs} == {"stream", "display_data"}
+    text = "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+    assert len(ERROR.findall(text)) == 3 and max(float(x) for x in ERROR.findall(text)) < 1e-5
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert path.stat().st_size < 100_000

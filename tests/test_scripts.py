@@ -241,7 +241,7 @@ def installing(tmp_path):
     shutil.copytree(ROOT / "requirements", folder / "requirements")
     for name in ("setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    pip = f"#!/bin/bash\necho \"${{@:6}}\" >> {log}\n"
+    pip = f'#!/bin/bash\necho "${{@:6}}" >> {log}\n'
     (tmp_path / "pip").write_text(pip)
     (tmp_path / "pip").chmod(0o755)
     made = f"mkdir -p .venv/bin && cp {tmp_path}/pip .venv/bin/python"

@@ -9,12 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ringformer.models.presets import preset
 
-from ringformer import shipped_configs
-from ringformer.models.llama import LlamaConfig
+from ringformer import LlamaConfig, preset, shipped_configs
 from ringformer.shipped_configs import add_copy, add_list, copy, first_line, folder, shipped
-from ringformer.train.config import parse_stages
+from ringformer.train.config_files import parse_stages
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in ROOT.glob("configs/*.py"))
@@ -45,7 +43,7 @@ def test_every_config_and_launch_script_is_listed_with_its_first_line(layout, ca
     assert list(lines) == [*CONFIGS, "gpu_node.sh", "slurm.sh"]
     assert lines["quickstart"].startswith("A byte-level LLaMA of 0.3M parameters on the Python standard library")
     assert lines["gpu_node.sh"] == "Train on one host with several GPUs, one process for all of them."
-    assert all(len(line) > 20 for line in lines.values())
+    assert all(len(line) > 20 and line.endswith(".") for line in lines.values())
     call(add_list, "--paths")
     assert str(layout) in capsys.readouterr().out
 

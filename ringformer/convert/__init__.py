@@ -1,7 +1,27 @@
-"""LLaMA checkpoints of Hugging Face in and out, block by block: neither way holds a whole model in host memory."""
+"""LLaMA checkpoints of Hugging Face in and out, block by block: neither way holds a whole model in host memory.
 
-from ringformer.convert.export_hf import to_hf
-from ringformer.convert.import_hf import from_hf
-from ringformer.convert.verify_logits import verify
+Names are imported when they are first asked for (PEP 562).
+"""
 
-__all__ = ["from_hf", "to_hf", "verify"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringformer.convert.export_hf import to_hf as to_hf
+    from ringformer.convert.import_hf import from_hf as from_hf
+    from ringformer.convert.verify_logits import verify as verify
+
+_HOMES = {"from_hf": "import_hf", "to_hf": "export_hf", "verify": "verify_logits"}
+"""The public names, and the module of each."""
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ringformer.convert' has no attribute {name!r}")
+    return getattr(import_module(f"ringformer.convert.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

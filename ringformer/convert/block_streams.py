@@ -15,26 +15,30 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
+from ringformer.checkpoint_arrays import PlainFiles, Restore, Save, array_metadata, location
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.checkpoint_arrays import PlainFiles, Restore, Save, array_metadata, location
 
 WRITES_AT_ONCE = 4
 CACHE_BYTES = 2**30
 """Decoded chunks that are kept while a checkpoint is read: those of one layer's matrix, for chunks not our own."""
 
 
+IndexedBlock = tuple[tuple[slice, ...], np.ndarray]
+"""An index into the parameter, and the array that stands there."""
+
+
 @dataclass
-class Stream:
-    """A leaf that comes in `blocks`: pairs of an index and the array that stands there."""
+class BlockStream:
+    """A leaf of a checkpoint that arrives in blocks."""
 
     weight: Weight
     dtype: np.dtype
-    blocks: Iterator[tuple[tuple[slice, ...], np.ndarray]]
+    blocks: Iterator[IndexedBlock]
 
 
 class _StreamHandler(ocp.type_handlers.TypeHandler):
-    """Saves `Stream`s; restores `tensorstore.TensorStore`s, opened."""
+    """Saves `BlockStream`s; restores `tensorstore.TensorStore`s, opened."""
 
     def typestr(self) -> str:
         return "jax.Array"  # what others will restore it as
@@ -65,20 +69,20 @@ class _StreamHandler(ocp.type_handlers.TypeHandler):
 
 
 def save_streams(folder: Path, streams: dict[str, Any]) -> None:
-    """Write a checkpoint whose parameters are a nested dict of `Stream`."""
-    with ocp.Checkpointer(PlainFiles(Stream, _StreamHandler())) as checkpointer:
+    """Write a checkpoint whose parameters are a nested dict of `BlockStream`."""
+    with ocp.Checkpointer(PlainFiles(BlockStream, _StreamHandler())) as checkpointer:
         checkpointer.save(folder.absolute(), Save({"params": streams}))
 
 
 def open_streams(folder: Path, config: LlamaConfig) -> dict[tuple[str, ...], ts.TensorStore]:
     """The stored parameters of a checkpoint, by path; nothing is read yet."""
     tree = {"params": nested({w.path: w for w in weights(config)})}
-    kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=Stream), tree)
-    with ocp.Checkpointer(PlainFiles(Stream, _StreamHandler())) as checkpointer:
-        found = checkpointer.restore(
-            folder.absolute(), Restore(tree, restore_args=kinds, partial_restore=True)
+    restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=BlockStream), tree)
+    with ocp.Checkpointer(PlainFiles(BlockStream, _StreamHandler())) as checkpointer:
+        restored = checkpointer.restore(
+            folder.absolute(), Restore(tree, restore_args=restore_args, partial_restore=True)
         )
-    return {w.path: _leaf(found["params"], w.path) for w in weights(config)}
+    return {w.path: _leaf(restored["params"], w.path) for w in weights(config)}
 
 
 def nested(flat: dict[tuple[str, ...], Any]) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def nested(flat: dict[tuple[str, ...], Any]) -> dict[str, Any]:
     return tree
 
 
-def _leaf(tree: dict[str, Any], path: tuple[str, ...]):
+def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         tree = tree[key]
     return tree

@@ -2,29 +2,32 @@
 
 import argparse
 import re
+from collections.abc import Callable
 
-from ringformer.convert import from_hf, to_hf, verify
-from ringformer.convert.verify_logits import as_text
-
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+SIZE_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def convert_from_hf(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser("ringformer convert from-hf", description=(
+def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    parser.description = (
         "A LLaMA of Hugging Face (safetensors) to a folder for `ringformer train --config.init_from=OUT`. Block by "
-        "block: host memory stays below 2 GB, whatever the size of the model."))  # fmt: skip
+        "block: host memory stays below 2 GB, whatever the size of the model."
+    )
     parser.add_argument("path", metavar="PATH", help="the folder with config.json and *.safetensors")
     parser.add_argument("out", metavar="OUT", help="the folder to write")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16, on disk")
-    args = parser.parse_args(argv)
+    return _from_hf
+
+
+def _from_hf(args: argparse.Namespace) -> None:
+    from ringformer.convert.import_hf import from_hf
+
     config = from_hf(args.path, args.out, args.dtype)
     print(f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, "
           f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}")  # fmt: skip
 
 
-def convert_to_hf(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser("ringformer convert to-hf", description=(
-        "The latest checkpoint of a run, or a converted model, to a folder that transformers loads."))  # fmt: skip
+def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    parser.description = "The latest checkpoint of a run, or a converted model, to a folder that transformers loads."
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run, with config.json and checkpoints/")
     parser.add_argument("out", metavar="OUT", help="the folder to write")
     parser.add_argument(
@@ -32,29 +35,41 @@ def convert_to_hf(argv: list[str]) -> None:
         help="float32, bfloat16 or float16; without: that of the Hugging Face model it came from, else as stored",
     )
     parser.add_argument("--shard_size", default="5GB", type=_bytes, help="the largest file, e.g. 5GB or 500MB")
-    args = parser.parse_args(argv)
-    done = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
+    return _to_hf
+
+
+def _to_hf(args: argparse.Namespace) -> None:
+    from ringformer.convert.export_hf import to_hf
+
+    exported = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
     choice = "" if args.dtype else "; --dtype chooses another"
-    print(f"{args.out}: {done.config.num_params / 1e6:,.1f}M parameters in {done.dtype}, {done.why}{choice}")
+    print(f"{args.out}: {exported.config.num_params / 1e6:,.1f}M parameters in {exported.dtype}, "
+          f"{exported.dtype_origin}{choice}")  # fmt: skip
 
 
-def convert_verify(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("ringformer convert verify", description=(
+def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    parser.description = (
         "Compare the logits of transformers and of ringformer on the CPU in float32; exit code 1 if they differ by "
         "more than 1e-4. Parameters of CKPT are first rounded to the dtype of HF's tensors. Holds one of the models at "
-        "a time."))  # fmt: skip
+        "a time."
+    )
     parser.add_argument("hf", metavar="HF", help="the folder of a Hugging Face checkpoint")
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run or a converted model")
     parser.add_argument("--length", type=int, default=512, help="random tokens to compare on")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    found = verify(args.hf, args.ckpt, length=args.length, seed=args.seed)
-    print(as_text(found))
-    return 0 if found.agrees else 1
+    parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
+    return _verify
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from ringformer.convert.verify_logits import verify
+
+    comparison = verify(args.hf, args.ckpt, length=args.length, seed=args.seed)
+    print(comparison)
+    return 0 if comparison.agrees else 1
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(KB|MB|GB)?", text.upper())
-    if not found:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?) *(KB|MB|GB)?", text.upper())
+    if not size:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; 5GB or 500MB for example")
-    return int(float(found[1]) * UNITS[found[2] or ""])
+    return int(float(size[1]) * SIZE_UNITS[size[2] or ""])

@@ -1,4 +1,4 @@
-"""The architecture of a model as Hugging Face's config.json says it, and as `LlamaConfig` does."""
+"""Config translation: a Hugging Face config.json to a `LlamaConfig` and back."""
 
 import math
 from typing import Any
@@ -28,9 +28,10 @@ NUMBERS = ("rms_norm_eps", "initializer_range", "rope_theta", "max_position_embe
            "original_max_position_embeddings")  # fmt: skip
 
 OPTIONAL = ("rope_theta", "original_max_position_embeddings")
-"""Of these, null means that they are absent."""
+"""The keys of NUMBERS for which null means absent."""
 
-ROPE_TYPES = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
+ROPE_TYPES: dict[str, Any] = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
+"""For each rope type of a config.json the kind of a `RopeScaling`."""
 
 
 def from_hf_config(hf: dict[str, Any]) -> LlamaConfig:

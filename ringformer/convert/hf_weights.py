@@ -1,4 +1,4 @@
-"""Which tensor of a Hugging Face checkpoint is which slice of a stacked parameter, in blocks of bounded size."""
+"""The correspondence of Hugging Face's tensors to slices of stacked parameters, in blocks of bounded size."""
 
 import re
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from ringformer.models.llama_config import LlamaConfig
 BLOCK_BYTES = 64 * 2**20
 """The largest piece that is read, turned and written at once, in float32; also a chunk on disk."""
 
-Path = tuple[str, ...]
+ParamPath = tuple[str, ...]
 
-TABLE: dict[Path, tuple[str, str]] = {
+TENSORS: dict[ParamPath, tuple[str, str]] = {
     ("embed",): ("model.embed_tokens.weight", "V D -> V D"),
     ("layers", "attention_norm", "scale"): ("model.layers.{}.input_layernorm.weight", "D -> D"),
     ("layers", "attention", "wq"): ("model.layers.{}.self_attn.q_proj.weight", "(H d) D -> D H d"),
@@ -29,12 +29,12 @@ TABLE: dict[Path, tuple[str, str]] = {
     ("norm", "scale"): ("model.norm.weight", "D -> D"),
     ("head",): ("lm_head.weight", "V D -> D V"),
 }
-"""By parameter: the name of its tensors, and how the features of one become those of the parameter."""
+"""For each parameter the name of its tensors, and the einops pattern from one of them to its layer of the parameter."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of a tensor, and where they are in the parameter."""
+    """Rows of a tensor, and their place in the parameter."""
 
     rows: slice
     index: tuple[slice, ...]
@@ -44,7 +44,7 @@ class Block:
 class Weight:
     """One parameter, of all layers, and the tensors it is made of."""
 
-    path: Path
+    path: ParamPath
     config: LlamaConfig
 
     @property
@@ -53,8 +53,8 @@ class Weight:
 
     @property
     def names(self) -> list[str]:
-        """Its tensors, by layer."""
-        name = TABLE[self.path][0]
+        """The names of its tensors, by layer."""
+        name = TENSORS[self.path][0]
         return [name.format(i) for i in range(self.config.num_layers)] if self.stacked else [name]
 
     @property
@@ -99,7 +99,7 @@ class Weight:
 
     @property
     def _patterns(self) -> tuple[str, str]:
-        tensor, parameter = TABLE[self.path][1].split(" -> ")
+        tensor, parameter = TENSORS[self.path][1].split(" -> ")
         return tensor, parameter
 
     @property
@@ -122,4 +122,4 @@ class Weight:
 
 def weights(config: LlamaConfig) -> list[Weight]:
     """All parameters of a model."""
-    return [Weight(path, config) for path in TABLE if not (config.tie_embeddings and path == ("head",))]
+    return [Weight(path, config) for path in TENSORS if not (config.tie_embeddings and path == ("head",))]

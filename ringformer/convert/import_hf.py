@@ -1,17 +1,18 @@
-"""A Hugging Face checkpoint to a folder that `init_from` takes."""
+"""Import: a Hugging Face checkpoint to a folder that `init_from` takes."""
 
 import dataclasses
 import json
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ringformer.convert.block_streams import Stream, nested, save_streams
+from ringformer.convert.block_streams import BlockStream, IndexedBlock, nested, save_streams
 from ringformer.convert.hf_config import from_hf_config
 from ringformer.convert.hf_weights import Weight, weights
-from ringformer.convert.safetensors_files import DTYPES, NAMES, TensorFolder, cast
+from ringformer.convert.safetensors_files import CODES, DTYPES, TensorFolder, cast
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG
 from ringformer.untrusted_files import contained, contained_files, read_object
@@ -21,7 +22,7 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
     """Write the model in `path` to the folder `out`: config.json, checkpoints/0 and the tokenizer's files.
 
     It holds parameters alone, stacked [L, ...], and is what `--config.init_from=OUT` begins with. Needs host memory
-    for a few blocks (`weights.BLOCK_BYTES`), whatever the size of the model. `out` appears complete or not at all.
+    for a few blocks (`hf_weights.BLOCK_BYTES`), whatever the size of the model. `out` appears complete or not at all.
 
     Args:
       dtype: float32, bfloat16 or float16, on disk. A run trains in float32 whatever it is.
@@ -32,8 +33,8 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
     path, out = Path(path), Path(out)
-    if dtype not in NAMES:
-        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(NAMES)}")
+    if dtype not in CODES:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(CODES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     if not contained(path, "config.json").is_file():
@@ -43,8 +44,8 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
     config, tensors = from_hf_config(hf), TensorFolder(path)
     check_tensors(tensors, config)
 
-    target = DTYPES[NAMES[dtype]]
-    streams = {w.path: Stream(w, target, _blocks(w, tensors, target)) for w in weights(config)}
+    target = DTYPES[CODES[dtype]]
+    streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target)) for w in weights(config)}
     out.parent.mkdir(parents=True, exist_ok=True)
     building = out.parent / f"{out.name}.building-{uuid.uuid4().hex[:8]}"
     try:
@@ -69,13 +70,13 @@ def check_tensors(tensors: TensorFolder, config: LlamaConfig) -> None:
     if config.num_layers > len(tensors.shapes):  # before any list of them is made
         raise ValueError(f"config.json has {config.num_layers} layers, the files only {len(tensors.shapes)} tensors")
     expected = {name: w.tensor_shape for w in weights(config) for name in w.names}
-    there = {name for name in tensors.shapes if not name.endswith("rotary_emb.inv_freq")}
-    if config.tie_embeddings and "lm_head.weight" in there:
-        there.remove("lm_head.weight")
+    present = {name for name in tensors.shapes if not name.endswith("rotary_emb.inv_freq")}
+    if config.tie_embeddings and "lm_head.weight" in present:
+        present.remove("lm_head.weight")
         _check_tied(tensors, Weight(("embed",), config))
-    faults = [f"{name} {list(expected[name])} is missing" for name in expected if name not in there]
-    faults += [f"{name} {list(tensors.shapes[name])} is left over" for name in sorted(there - expected.keys())]
-    for name in sorted(there & expected.keys()):
+    faults = [f"{name} {list(expected[name])} is missing" for name in expected if name not in present]
+    faults += [f"{name} {list(tensors.shapes[name])} is left over" for name in sorted(present - expected.keys())]
+    for name in sorted(present & expected.keys()):
         if tensors.shapes[name] != expected[name]:
             faults.append(f"{name} is {list(tensors.shapes[name])}, must be {list(expected[name])}")
         elif tensors.dtypes[name] not in DTYPES:
@@ -97,7 +98,8 @@ def _check_tied(tensors: TensorFolder, embed: Weight) -> None:
     )
 
 
-def _blocks(weight: Weight, tensors: TensorFolder, dtype: np.dtype):
+def _blocks(weight: Weight, tensors: TensorFolder, dtype: np.dtype) -> Iterator[IndexedBlock]:
+    """The parameter's blocks, layer by layer, each with where it stands."""
     for layer, name in enumerate(weight.names):
         blocks = list(weight.blocks(layer))
         rows = tensors.blocks(name, [block.rows for block in blocks])

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from ringformer.untrusted_files import contained, read_object
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
+"""The dtypes that are converted, by their code in a file."""
+CODES = {dtype.name: name for name, dtype in DTYPES.items()}
 
 
 class TensorFolder:
@@ -63,7 +64,7 @@ class TensorFolder:
                 self.dtypes[key] = tensor.get_dtype()
 
     def blocks(self, name: str, rows: Iterable[slice]) -> Iterator[np.ndarray]:
-        """Some rows of a tensor after the others."""
+        """Some rows of a tensor after others, without the rest in memory."""
         with safe_open(self._file[name], framework="numpy") as file:
             tensor = file.get_slice(name)
             for part in rows:
@@ -87,7 +88,7 @@ class ShardWriter:
                 shards.append({})
                 filled = 0
             offsets = [filled, filled + sizes[name]]
-            shards[-1][name] = {"dtype": NAMES[dtype.name], "shape": list(shape), "data_offsets": offsets}
+            shards[-1][name] = {"dtype": CODES[dtype.name], "shape": list(shape), "data_offsets": offsets}
             filled += sizes[name]
         n = len(shards)
         files = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" if n > 1 else "model.safetensors" for i in range(n)]
@@ -107,7 +108,7 @@ class ShardWriter:
             stream.write(struct.pack("<Q", len(header)) + header)
             yield stream
 
-    def write(self, blocks) -> None:
+    def write(self, blocks: Callable[[str], Iterable[np.ndarray]]) -> None:
         """Write everything; `blocks(name)` gives the rows of a tensor, piece by piece."""
         for file, shard in self._shards.items():
             with self._open(file, shard) as stream:
@@ -120,14 +121,14 @@ class ShardWriter:
 
 
 def cast(block: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """A contiguous block in another dtype. Raises ValueError if it is not finite, or would not be there."""
+    """A contiguous block in another dtype. Raises ValueError if it is not finite, or would not be in that dtype."""
     with np.errstate(over="ignore"):
-        found = np.ascontiguousarray(block, dtype)
-    if not np.isfinite(found).all():
+        converted = np.ascontiguousarray(block, dtype)
+    if not np.isfinite(converted).all():
         if not np.isfinite(block).all():
             raise ValueError(f"{name} has numbers that are not finite (NaN or infinity): take an earlier checkpoint, "
                              "or download it again")  # fmt: skip
         others = "bfloat16 or float32" if dtype == np.float16 else "float32"
         raise ValueError(f"{name} has numbers beyond {dtype.name}'s {float(ml_dtypes.finfo(dtype).max):g}: choose "
                          f"--dtype={others}")  # fmt: skip
-    return found
+    return converted

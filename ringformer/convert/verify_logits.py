@@ -1,4 +1,4 @@
-"""A converted model beside transformers', on the CPU in float32: the same logits?"""
+"""Logits of a converted model against those of transformers, on the CPU in float32."""
 
 import gc
 from pathlib import Path
@@ -15,10 +15,11 @@ from ringformer.inference.load_model import load_model
 from ringformer.models.llama import Llama
 
 TOLERANCE = 1e-4
+"""The largest absolute difference of a logit at which two models count as the same."""
 
 
 class Comparison(NamedTuple):
-    """Two models' logits on the same tokens."""
+    """The difference of two models' logits on the same tokens; as a string a table and a verdict."""
 
     max_difference: float
     """The largest absolute difference of a logit."""
@@ -26,7 +27,6 @@ class Comparison(NamedTuple):
     """KL(transformers | ringformer), nats per position."""
     top: list[tuple[tuple[int, float], tuple[int, float]]]
     """The ten likeliest tokens after the last one: (id, logit) of transformers and of ringformer."""
-
     rounded: str | None = None
     """The dtype of the Hugging Face tensors, if ringformer's parameters had to be rounded to it."""
 
@@ -34,9 +34,20 @@ class Comparison(NamedTuple):
     def agrees(self) -> bool:
         return self.max_difference <= TOLERANCE
 
+    def __str__(self) -> str:
+        lines = ["rank  transformers          ringformer"]
+        for rank, ((a, x), (b, y)) in enumerate(self.top, 1):
+            lines.append(f"{rank:4}  {a:7} {x:12.6f}  {b:7} {y:12.6f}{'' if a == b else '  differ'}")
+        lines.append(f"largest difference of a logit {self.max_difference:.3g}, mean KL {self.mean_kl:.3g} nats")
+        if self.rounded:
+            lines.append(f"ringformer's parameters were rounded to {self.rounded}, as the tensors of the other are")
+        verdict = "the same model" if self.agrees else "NOT the same model"
+        sign = "<=" if self.agrees else ">"
+        return "\n".join([*lines, f"verdict: {verdict} ({self.max_difference:.3g} {sign} {TOLERANCE:g})"])
+
 
 def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int = 0) -> Comparison:
-    """Compare on `length` random tokens. The models are in memory one after the other, in float32.
+    """Compare two models on `length` random tokens. They are in memory one after the other, in float32.
 
     An export in bfloat16 or float16 is a rounded run: the run's parameters are rounded alike, to the dtype in which
     `hf` stores each, so that only what the rounding lost is forgiven.
@@ -56,32 +67,20 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int 
                 f"{hf} has {expected.shape[-1]} tokens, {run_dir} {model.config.vocab_size}: not one model"
             )
         model, rounded = _rounded(model, TensorFolder(Path(hf)))
-        found = np.asarray(jax.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(tokens, jnp.int32)))[0]
-    return compare(expected, found)._replace(rounded=rounded)
+        logits = np.asarray(jax.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(tokens, jnp.int32)))[0]
+    return compare_logits(expected, logits)._replace(rounded=rounded)
 
 
-def compare(expected: np.ndarray, found: np.ndarray) -> Comparison:
-    """Of logits [T, V]. Anything that is not finite counts as infinitely far."""
-    difference = np.abs(expected.astype(np.float64) - found).max()
-    p, q = (_log_softmax(x.astype(np.float64)) for x in (expected, found))
-    top = [[(int(i), float(x[-1][i])) for i in np.argsort(-x[-1])[:10]] for x in (expected, found)]
+def compare_logits(expected: np.ndarray, logits: np.ndarray) -> Comparison:
+    """Compare logits [T, V]. Anything that is not finite counts as infinitely far."""
+    difference = np.abs(expected.astype(np.float64) - logits).max()
+    p, q = (_log_softmax(x.astype(np.float64)) for x in (expected, logits))
+    top = [[(int(i), float(x[-1][i])) for i in np.argsort(-x[-1])[:10]] for x in (expected, logits)]
     return Comparison(
         float(difference) if np.isfinite(difference) else float("inf"),
         float((np.exp(p) * (p - q)).sum(-1).mean()),
         list(zip(*top, strict=True)),
     )
-
-
-def as_text(found: Comparison) -> str:
-    lines = ["rank  transformers          ringformer"]
-    for rank, ((a, x), (b, y)) in enumerate(found.top, 1):
-        lines.append(f"{rank:4}  {a:7} {x:12.6f}  {b:7} {y:12.6f}{'' if a == b else '  differ'}")
-    lines.append(f"largest difference of a logit {found.max_difference:.3g}, mean KL {found.mean_kl:.3g} nats")
-    if found.rounded:
-        lines.append(f"ringformer's parameters were rounded to {found.rounded}, as the tensors of the other are")
-    verdict = "the same model" if found.agrees else "NOT the same model"
-    sign = "<=" if found.agrees else ">"
-    return "\n".join([*lines, f"verdict: {verdict} ({found.max_difference:.3g} {sign} {TOLERANCE:g})"])
 
 
 def _transformers_logits(path: Path, length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ than any host could read; and a run resumes at any step, on any mesh, without lo
 import itertools
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -56,6 +57,7 @@ class Loader:
             return WholeDocuments(store, seq_len, seed, packing, batch_size=rows)
 
         self.batch_size = batch_size
+        self.sequences: StoreSequences | Mixture
         if isinstance(store, TokenStore):
             self.sequences = packed(store, batch_size)
         else:
@@ -65,7 +67,7 @@ class Loader:
         self._order = permutation(layout, seq_len, ring_size)
 
     def document_lengths(self) -> list[DocumentLengths]:
-        """Of each store; `too_short` of them is a warning for who trains on them."""
+        """The lengths of each store's documents; `too_short` makes a warning of them for who trains on them."""
         parts = self.sequences.parts if isinstance(self.sequences, Mixture) else [self.sequences]
         return [document_lengths(part) for part in parts]
 
@@ -80,7 +82,7 @@ class Loader:
         """A step's batch as global jax Arrays [batch_size, seq_len], on one process or as one of many."""
         parts: dict[tuple[int | None, ...], Batch] = {}
 
-        def part(index: tuple[slice, slice], field: int) -> np.ndarray:
+        def part(index: Any, field: int) -> np.ndarray:
             key = tuple(bound for s in index for bound in (s.start, s.stop))
             if key not in parts:
                 parts[key] = self.read(step, *index)

@@ -32,14 +32,14 @@ STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})
 
 
 class Document(NamedTuple):
-    """A text and the name to use for it in messages: a path, or that of its `Row`."""
+    """A text and the name to use for it in errors: a path, or that of its `Row`."""
 
     text: str
     name: str
 
 
 class Row(NamedTuple):
-    """A record of a source, and the name to use for it in messages: a path and line, of an array also the number in it
+    """A record of a source, and the name to use for it in errors: a path and line, of an array also the number in it
     (a file may be one line), or a path and row."""
 
     record: dict[str, Any]
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 class Malformed:
-    """What becomes of records that cannot be read: an error that names the first, or with `skip` a count."""
+    """The fate of records that cannot be read: an error that names the first, or with `skip` a count."""
 
     def __init__(self, *, skip: bool):
         self.skip = skip
@@ -174,15 +174,20 @@ def _jsonl(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
 
 
 def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
-    """Object by object, so that each has its line and its number, from 1."""
+    """The objects of JSON arrays, parsed one by one, so that each has its line and its number, from 1."""
     space, decoder = re.compile(r"\s*"), json.JSONDecoder()
+
+    def skip_space(text: str, place: int) -> int:
+        match = space.match(text, place)
+        return match.end() if match else place
+
     for path in paths:
         text = path.read_text(encoding="utf-8-sig")
-        place, line, number, opened = space.match(text).end(), 1, 0, 0
+        place, line, number, opened = skip_space(text, 0), 1, 0, 0
         if text[place : place + 1] != "[":
             raise ValueError(f"{path} is not a JSON array of objects; for one object a line use jsonl:{path}")
         while text[place] in "[,":
-            place = space.match(text, place + 1).end()
+            place = skip_space(text, place + 1)
             if text[place : place + 1] == "]":
                 break
             line, number, opened = line + text.count("\n", opened, place), number + 1, place
@@ -191,7 +196,7 @@ def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
                 record, place = decoder.raw_decode(text, place)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{name}: the object that begins here is not JSON: {error}") from None
-            place = space.match(text, place).end()
+            place = skip_space(text, place)
             if text[place : place + 1] not in (",", "]"):
                 raise ValueError(f"{name}: after the object that begins here the array neither goes on nor ends")
             if type(record) is dict:

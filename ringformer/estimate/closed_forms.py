@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ringformer.estimate.overlap import Schedule
 from ringformer.estimate.targets import Target
+from ringformer.estimate.workload import Workload
 from ringformer.hardware import Chip
 from ringformer.models.flops import PAIR_BACKWARD, PAIR_FORWARD, PAIR_LOGITS_AGAIN
 from ringformer.models.llama_config import LlamaConfig
@@ -11,12 +12,15 @@ from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 
 MATMUL_EFFICIENCY = 0.6
-"""Of a device's dense peak, reached by large matrix multiplications (stated, not measured here). Every modelled time of
-a step counts on it; whether a transfer is hidden is judged at the peak itself, which is stricter."""
+"""The share of a device's dense peak that large matrix multiplications reach (stated, not measured here).
+
+Every modelled time of a step counts on it; whether a transfer is hidden is judged at the peak itself, which is
+stricter.
+"""
 
 
 def compute_seconds(flops: float, peak: float) -> float:
-    """How long so many FLOPs take on a device of `peak` FLOP/s."""
+    """Seconds that so many FLOPs take on a device of `peak` FLOP/s."""
     return flops / (MATMUL_EFFICIENCY * peak)
 
 
@@ -30,7 +34,7 @@ class StepTime:
     """Seconds of one step on the target, modelled."""
 
     compute: float
-    """Of the schedule's FLOPs, by `compute_seconds`."""
+    """`compute_seconds` of the schedule's FLOPs."""
     exposed: float
     """Communication that the schedule leaves uncovered, at the link's full rate."""
     tokens: int
@@ -43,9 +47,9 @@ class StepTime:
     def tokens_per_second(self) -> float:
         return self.tokens / self.step
 
-    def days(self, budget: float) -> float:
-        """To train on so many tokens."""
-        return budget / self.tokens_per_second / 86400
+    def days(self, tokens: float) -> float:
+        """Days that it takes to train on so many tokens."""
+        return tokens / self.tokens_per_second / 86400
 
 
 def step_time(schedule: Schedule, tokens: int) -> StepTime:
@@ -98,10 +102,22 @@ class Hop:
 
 
 def hop(model: LlamaConfig, target: Target, local: int, *, ranks: int, tp: int, backward: bool) -> Hop:
-    """`local` tokens of one sequence on a rank of the ring, whose heads are spread over `tp`; `ranks`: sp times tp."""
+    """A hop of `local` tokens of one sequence, on a ring whose ranks spread their heads over `tp`; `ranks`: sp x tp."""
     flops = hop_flops(model, local, backward=backward) / tp
     sent = hop_bytes(model, local, backward=backward, itemsize=itemsize(model)) / tp
     return Hop(flops, sent, flops / target.chip.flops(model.compute_dtype), sent / target.ring_bandwidth(ranks))
+
+
+def ring_hops(workload: Workload) -> dict[str, Hop]:
+    """A hop of the ring "forward" and "backward"; nothing without a ring."""
+    _, _, tp, sp = workload.mesh_shape
+    if workload.model.attention != "ring" or sp == 1:
+        return {}
+    return {
+        name: hop(workload.model, workload.target, workload.seq_len // sp, ranks=sp * tp, tp=tp,
+                  backward=name == "backward")
+        for name in ("forward", "backward")
+    }  # fmt: skip
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
@@ -114,36 +130,41 @@ def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True
     return seconds * chip.bf16_flops / hop_flops(model, 1, backward=backward, causal=causal)
 
 
-def host_bytes(model: LlamaConfig, local: int) -> float:
-    """Of offloaded layer inputs, per device; `local` tokens on a device."""
+def host_bytes(workload: Workload) -> float:
+    """Bytes of offloaded layer inputs in host memory, per device."""
+    model = workload.model
     kept = model.num_layers // model.remat_group + model.num_layers % model.remat_group
-    return kept * local * model.hidden_size * itemsize(model) if model.offload else 0.0
+    return kept * workload.local_tokens * model.hidden_size * itemsize(model) if model.offload else 0.0
 
 
-def memory(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> dict[str, float]:
-    """Bytes of device memory of a train step by what they are for; `local` tokens and all of tp's share on a device.
+def memory(workload: Workload) -> dict[str, float]:
+    """Bytes of device memory of a train step by what they are for.
 
-    State is sharded over `devices`. Kept inputs and state are exact; the numbers of [T, D] arrays that are alive at the
-    peak of a layer's backward (7, and 18 over the number of head groups) were fitted to compiled TPU programs.
+    Kept inputs and state are exact; the numbers of [T, D] arrays that are alive at the peak of a layer's backward (7,
+    and 18 over the number of head groups) were fitted to compiled TPU programs.
     """
+    model, local, (_, _, tp, _) = workload.model, workload.local_tokens, workload.mesh_shape
     D, F, V, L = model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers
     item = itemsize(model)
     stream = local * D * item
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
     kept = L // model.remat_group * (0 if model.offload else 1) + (model.remat_group if model.remat_group > 1 else 0)
-    work = 7 * stream + 18 * stream / model.head_groups
+    working = 7 * stream + 18 * stream / model.head_groups
     chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
     if chunks:  # p, its gradient and the logits, float32, as they differ from those of the fit
-        work += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
+        working += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
     if model.attention in ("vanilla", "memory_efficient"):
-        work += 4 * item * local * F / tp
+        working += 4 * item * local * F / tp
     if model.attention == "vanilla":
-        work += 12 * model.num_heads / tp * local * local
+        working += 12 * model.num_heads / tp * local * local
+    state = 20 * model.num_params / workload.state_shards
+    if workload.accumulate > 1:  # the sum of the microbatches' gradients
+        state += 4 * model.num_params / workload.state_shards
     return {
         "kept layer inputs": kept * stream,
-        "working set of a layer": work,
+        "working set of a layer": working,
         "weights of a layer, their gradients, embedding gradient": (item + 4) * layer + 4 * V * D,
-        "parameters, optimizer and gradients": 20 * model.num_params / devices,
+        "parameters, optimizer and gradients": state,
     }
 
 
@@ -156,9 +177,9 @@ ADVICE = {
 """What makes each part of `memory` smaller."""
 
 
-def peak_bytes(model: LlamaConfig, local: int, *, devices: int, tp: int = 1) -> float:
+def peak_bytes(workload: Workload) -> float:
     """The sum of `memory`: to choose what to compile, and the answer where there is no compiler."""
-    return sum(memory(model, local, devices=devices, tp=tp).values())
+    return sum(memory(workload).values())
 
 
 def itemsize(model: LlamaConfig) -> int:

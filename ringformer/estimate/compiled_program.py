@@ -42,8 +42,8 @@ class Instruction(NamedTuple):
     @property
     def arrays(self) -> list[Array]:
         """The array or arrays of its result."""
-        found = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.type)
-        return [Array(dtype, tuple(int(x) for x in dims.split(",") if x)) for dtype, dims in found]
+        types = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.type)
+        return [Array(dtype, tuple(int(x) for x in dims.split(",") if x)) for dtype, dims in types]
 
     @property
     def called(self) -> list[str]:
@@ -131,7 +131,7 @@ class Program:
         return self._flops[name]
 
     def instruction_flops(self, computation: str, instruction: Instruction) -> float:
-        """Of one instruction, with everything that it calls."""
+        """Matrix multiplication FLOPs of one instruction, with everything that it calls."""
         if instruction.opcode == "convolution":
             return _convolution_flops(self.computations[computation], instruction)
         if instruction.opcode == "dot":
@@ -170,8 +170,8 @@ def _constant(computation, name) -> int | None:
     instruction = computation[name]
     while instruction.opcode in ("copy", "bitcast", "convert", "copy-start", "copy-done"):
         instruction = computation[instruction.operands[0]]
-    found = re.search(r"constant\((-?\d+)\)", instruction.text)
-    return int(found[1]) if instruction.opcode == "constant" and found else None
+    number = re.search(r"constant\((-?\d+)\)", instruction.text)
+    return int(number[1]) if instruction.opcode == "constant" and number else None
 
 
 def _dot_flops(computation, dot) -> float:

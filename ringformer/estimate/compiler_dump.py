@@ -35,10 +35,10 @@ class Memory(NamedTuple):
 
     arguments: int
     outputs: int
-    """Those that take the place of no argument."""
+    """Outputs that take the place of no argument."""
     temporaries: int
     host: int
-    """Of temporaries in host memory."""
+    """Temporaries in host memory."""
 
 
 def compile_until_scheduled(lowered: jax.stages.Lowered, options: dict, kind: str, folder: Path) -> tuple[str, Memory]:
@@ -57,15 +57,15 @@ def compile_until_scheduled(lowered: jax.stages.Lowered, options: dict, kind: st
 
     compiler = threading.Thread(target=compile_on, daemon=True)
     compiler.start()
-    found = None
-    while found is None and compiler.is_alive():
+    dumped = None
+    while dumped is None and compiler.is_alive():
         compiler.join(timeout=0.2)
-        found = _read(folder, kind)
-    if found is None and failures:
+        dumped = _read(folder, kind)
+    if dumped is None and failures:
         raise failures[0]
-    if found is None:
+    if dumped is None:
         raise CompilerFailure(f"it wrote no {PROGRAM[kind]} to {folder}; --generate_code does without")
-    return found
+    return dumped
 
 
 def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:

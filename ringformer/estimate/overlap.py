@@ -19,9 +19,9 @@ class Rates(NamedTuple):
 
     flops: float
     hop_bytes: float
-    """Of a permute, one way."""
+    """Bytes of a permute, one way."""
     gather_bytes: float
-    """Of a gather or reduction, over all links that it spreads over."""
+    """Bytes of a gather or reduction, over all links that it spreads over."""
 
 
 class Transfer(NamedTuple):
@@ -37,7 +37,7 @@ class Transfer(NamedTuple):
     flops: float
     """Between its start and its end."""
     seconds: float
-    """From its start until its last byte is through; a permute queues behind those that started before it."""
+    """The time from its start until its last byte is through; a permute queues behind those that started before it."""
     cover: float
     """Seconds of computation between its start and its end."""
     wait: float
@@ -56,7 +56,7 @@ class Schedule:
 
     transfers: list[Transfer]
     flops: float
-    """Of matrix multiplications, of one step, per device; chunk pairs counted as for one document."""
+    """FLOPs of matrix multiplications, of one step, per device; chunk pairs counted as for one document."""
     rates: Rates
 
     def bytes(self, kinds: tuple[str, ...], hidden: bool) -> float:
@@ -77,7 +77,7 @@ class Schedule:
 
     @property
     def exposed_gather_bytes(self) -> float:
-        """Of every collective that is not a permute: weights gathered, gradients reduced."""
+        """Bytes of every collective that is not a permute and not hidden: weights gathered, gradients reduced."""
         return self.bytes(tuple(k for k in COLLECTIVES if k != "collective-permute"), False)
 
     @property
@@ -123,8 +123,8 @@ def _of_computation(program: Program, name: str, count: float, rates: Rates, loo
         if kind == "collective-permute":
             sent, (seconds, wait) = array.bytes, next(on_link)
         else:
-            whole = max(a.bytes for a in collective.arrays)
-            sent = 2 * whole if kind == "all-reduce" else whole  # reduce, then gather
+            largest = max(a.bytes for a in collective.arrays)
+            sent = 2 * largest if kind == "all-reduce" else largest  # reduce, then gather
             seconds = sent / rates.gather_bytes
             wait = max(0.0, seconds - cover)
         in_loop = _in_ring_loop(collective.text, loop)
@@ -147,17 +147,17 @@ def _share_link(permutes: list[_Span], compute: list[float], rate: float) -> lis
     starts = [(span.start, False, i) for i, span in enumerate(permutes)]
     ends = [(span.start if span.end is None else span.end, True, i) for i, span in enumerate(permutes)]
     waited = link_is_free = 0.0
-    through, found = {}, {}
+    through, times = {}, {}
     for place, is_end, i in sorted(starts + ends):
         now = compute[place] + waited
         if is_end:
             wait = max(0.0, through[i] - now)
             waited += wait
-            found[i] = found[i], wait
+            times[i] = times[i], wait
         else:
             link_is_free = max(link_is_free, now) + permutes[i].instruction.arrays[0].bytes / rate
-            found[i], through[i] = link_is_free - now, link_is_free
-    return [found[i] for i in range(len(permutes))]
+            times[i], through[i] = link_is_free - now, link_is_free
+    return [times[i] for i in range(len(permutes))]
 
 
 def _in_ring_loop(permute: str, loop: str | None) -> bool:

@@ -1,17 +1,76 @@
-"""An estimate as one JSON object for a program, and as text for a person."""
+"""Estimates as JSON objects for a program, and as text for a person."""
 
-from ringformer.estimate.closed_forms import ADVICE, Hop, StepTime, assumption
+from ringformer.estimate.closed_forms import (
+    ADVICE,
+    Hop,
+    StepTime,
+    assumption,
+    compute_seconds,
+    host_bytes,
+    memory,
+    ring_hops,
+    step_time,
+)
 from ringformer.estimate.compile_step import Estimate
 from ringformer.estimate.overlap import Transfer
-from ringformer.estimate.targets import Target
+from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
+from ringformer.models.flops import executed_flops
 
 
-def as_json(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | None = None) -> dict:
-    """Bytes and seconds of one device and one step. What the compiler did not come to say is null.
+def estimate_json(workload: Workload, estimate: Estimate) -> dict:
+    """A compiled workload's settings, bytes and seconds of one device and one step. Null: the compiler came to say no
+    such thing."""
+    time = modelled_time(workload, estimate)
+    return vars(workload.settings) | _numbers(estimate, time, ring_hops(workload)) | _cost(workload, time)
 
-    `hops`: those of the ring, "forward" and "backward", from `roofline.hop`.
+
+def closed_form_json(workload: Workload) -> dict:
+    """The answer without a compiler: what only a compiler can say is null."""
+    target, peak = workload.target, sum(memory(workload).values())
+    counted = Estimate(
+        fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes,
+        host_bytes=round(host_bytes(workload)), usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
+        temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
+    )  # fmt: skip
+    return {"closed_form": True} | _numbers(counted, time=None)
+
+
+def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
+    """A stage's shape and settings, bytes of a device, modelled seconds of a step, days and device-hours of its tokens.
+
+    Without a compiler (None) it is the closed form, whose seconds are those of the computation alone.
     """
+    w, m = workload, workload.model
+    shape = {"seq_len": w.seq_len, "batch_size": w.batch_size, "accumulate": w.accumulate, "mesh_dim": w.mesh_dim,
+             "rope_theta": m.rope_theta, "tokens": w.tokens}  # fmt: skip
+    settings = {"head_groups": m.head_groups, "remat_group": m.remat_group, "offload": m.offload}
+    time: StepTime | None
+    if estimate is None:
+        time = computation_time(w)
+        numbers = closed_form_json(w) | {
+            "step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second
+        }  # fmt: skip
+    else:
+        time = modelled_time(w, estimate)
+        numbers = {"closed_form": False} | _numbers(estimate, time)
+    return {"stage": w.name} | shape | settings | numbers | _cost(w, time)
+
+
+def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
+    """The time of a step by its schedule; None if the compiler gave up before it had one."""
+    return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
+
+
+def computation_time(workload: Workload) -> StepTime:
+    """The time of a step's computation by the closed form, as if all communication were hidden."""
+    model, target = workload.model, workload.target
+    forwards = 2 + (model.remat_group > 1)
+    flops = workload.batch_size * executed_flops(model, workload.seq_len, forwards) / target.num_devices
+    return StepTime(compute_seconds(flops, target.chip.flops(model.compute_dtype)), 0.0, workload.step_tokens)
+
+
+def _numbers(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | None = None) -> dict:
     s = estimate.schedule
     return {
         "fits": estimate.fits,
@@ -32,34 +91,23 @@ def as_json(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | No
         "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
         "compile_seconds": estimate.compile_seconds and round(estimate.compile_seconds, 1),
         "generated_code": estimate.generated_code,
-        "collectives": s and [_row(t) for t in by_bytes(s.transfers)],
+        "collectives": s and [_transfer_json(t) for t in _by_bytes(s.transfers)],
     }
 
 
-def as_text(
-    title: str,
-    target: Target,
-    estimate: Estimate,
-    time: StepTime | None,
-    parts: dict[str, float] | None = None,
-    hops: dict[str, Hop] | None = None,
-    budget: float | None = None,
-) -> str:
-    """What a person wants to know, the verdict first.
-
-    `parts`: the closed form of `roofline.memory`; `hops` as above; `budget`: tokens to train on.
-    """
-    e, s = estimate, estimate.schedule
+def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
+    """What a person wants to know of a compiled workload, the verdict first."""
+    e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
     verdict = "FITS" if e.fits else "DOES NOT FIT"
     lines = [
         title,
-        f"  {verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {target.chip.name}",
+        f"  {verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}",
     ]
-    if s is None:
+    if s is None or time is None:
         if e.largest:
             lines.append("  what takes the memory, by the compiler:")
             lines += ["    " + line for line in e.largest.splitlines()[:24]]
-        return "\n".join(lines + _parts(parts or {}))
+        return "\n".join(lines + _parts(workload))
     lines += [
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
         + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
@@ -70,68 +118,76 @@ def as_text(
         f"of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops"
         + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
         f"  weights and gradients: {s.exposed_gather_bytes / GiB:,.1f} GiB exposed",
-        *_modelled(time, target, hops or {}, budget),
+        *_modelled(workload, time),
         f"  compiled {'to machine code' if e.generated_code else 'and scheduled'} in {e.compile_seconds:.0f} s; its "
         "collectives, times executed:",
     ]
     lines += [f"    {t.count:>8,.0f} x {t.kind:18s} {t.dtype}{list(t.shape)}  {t.bytes / 2**20:,.1f} MiB, link "
               f"{t.seconds * 1e3:,.2f} ms, under {t.cover * 1e3:,.2f} ms of computation: "
               f"{'hidden' if t.hidden else 'exposed'}{'' if t.asynchronous else ' (synchronous)'}"
-              for t in by_bytes(s.transfers) if t.bytes * t.count > 1e-4 * GiB]  # fmt: skip
+              for t in _by_bytes(s.transfers) if t.bytes * t.count > 1e-4 * GiB]  # fmt: skip
     return "\n".join(lines)
 
 
-def closed_form_as_json(target: Target, parts: dict[str, float], host: float) -> dict:
-    """The answer without a compiler: what only a compiler can say is null."""
-    peak = sum(parts.values())
-    counted = Estimate(
-        fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes, host_bytes=round(host),
-        usual_host_bytes=target.chip.host_bytes, argument_bytes=None, temp_bytes=None, schedule=None,
-        max_link_hops=None, compile_seconds=None,
-    )  # fmt: skip
-    return {"closed_form": True} | as_json(counted, time=None)
-
-
-def closed_form_as_text(title: str, target: Target, parts: dict[str, float]) -> str:
-    peak = sum(parts.values())
+def closed_form_text(title: str, workload: Workload) -> str:
+    """What a person wants to know of a workload that was not compiled."""
+    peak, target = sum(memory(workload).values()), workload.target
     verdict = "should fit" if peak <= target.budget else "should not fit"
-    have = target.chip.hbm_bytes / GiB
-    return "\n".join(
-        [f"{title}\n  closed form, not compiled: {verdict}, {peak / GiB:.1f} of {have:.2f} GiB", *_parts(parts)]
-    )
+    line = f"  closed form, not compiled: {verdict}, {peak / GiB:.1f} of {target.chip.hbm_bytes / GiB:.2f} GiB"
+    return "\n".join([title, line, *_parts(workload)])
 
 
-def budget_as_json(time: StepTime, target: Target, tokens: float) -> dict:
-    """What it takes to train on so many tokens, modelled."""
-    days = time.days(tokens)
-    return {"days_model": days, "device_hours_model": 24 * days * target.num_devices}
+def stages_table(stages: list[dict]) -> str:
+    """A table of `stage_json`s for a person."""
+    lines = [f"{'stage':9}{'context':>10}{'batch':>6}  {'mesh':13}{'peak GiB':>16}{'host GiB':>9}{'s/step':>9}"
+             f"{'days':>8}{'device-hours':>14}"]  # fmt: skip
+    for stage in stages:
+        verdict = "fits" if stage["fits"] else "DOES NOT FIT"
+        gigabytes = f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}"
+        times = [stage["step_seconds_model"], stage.get("days_model"), stage.get("device_hours_model")]
+        seconds, days, hours = ("-" if x is None else f"{x:,.{d}f}" for x, d in zip(times, (1, 2, 0), strict=True))
+        kind = "closed form, not compiled; {} alone" if stage["closed_form"] else "compiled; time modelled, {}"
+        how = kind.format(assumption())
+        lines.append(
+            f"{stage['stage']:9}{stage['seq_len']:>10,}{stage['batch_size']:>6}  {stage['mesh_dim']:13}{gigabytes:>16}"
+            f"{stage['host_bytes'] / GiB:>9.1f}{seconds:>9}{days:>8}{hours:>14}  {verdict} ({how})"
+        )
+    return "\n".join(lines)
 
 
-def _modelled(time: StepTime, target: Target, hops: dict[str, Hop], budget: float | None) -> list[str]:
+def _cost(workload: Workload, time: StepTime | None) -> dict:
+    """The modelled days and device-hours of the workload's tokens; nothing if there are none, or no time."""
+    if time is None or not workload.tokens:
+        return {}
+    days = time.days(workload.tokens)
+    return {"days_model": days, "device_hours_model": 24 * days * workload.target.num_devices}
+
+
+def _modelled(workload: Workload, time: StepTime) -> list[str]:
     lines = []
-    for name, h in hops.items():
+    for name, h in ring_hops(workload).items():
         times = f"{h.compute * 1e3:,.2f} ms of computation over {h.link * 1e3:,.2f} ms of link"
         lines.append(
             f"  a hop {name}, at peak rates: {times} ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs a byte"
         )
-    if budget:
-        days, hours = budget_as_json(time, target, budget).values()
-        lines.append(f"  {budget:.3g} tokens: {days:,.1f} days, {hours:,.0f} device-hours, modelled")
+    if workload.tokens:
+        days, hours = _cost(workload, time).values()
+        lines.append(f"  {workload.tokens:.3g} tokens: {days:,.1f} days, {hours:,.0f} device-hours, modelled")
     return lines
 
 
-def _parts(parts: dict[str, float]) -> list[str]:
-    lines = ["  by the closed form, and what makes it smaller:"] if parts else []
-    for name, size in sorted(parts.items(), key=lambda item: -item[1]):
+def _parts(workload: Workload) -> list[str]:
+    lines = ["  by the closed form, and what makes it smaller:"]
+    for name, size in sorted(memory(workload).items(), key=lambda item: -item[1]):
         lines.append(f"    {size / GiB:6.2f} GiB  {name}: {ADVICE[name]}")
     return lines
 
 
-def by_bytes(transfers: list[Transfer]) -> list[Transfer]:
+def _by_bytes(transfers: list[Transfer]) -> list[Transfer]:
     return sorted(transfers, key=lambda t: -t.bytes * t.count)
 
 
-def _row(t: Transfer) -> dict:
+def _transfer_json(t: Transfer) -> dict:
     return {
         "kind": t.kind, "dtype": t.dtype, "shape": list(t.shape), "executed": t.count, "bytes": t.bytes,
         "link_seconds": t.seconds, "compute_seconds_meanwhile": t.cover, "asynchronous": t.asynchronous,

@@ -10,9 +10,12 @@ The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks
 import math
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -20,11 +23,11 @@ from jax.experimental import topologies
 from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, SLICES, Chip, Multiprocessors
 
 GPU_FRACTION = 0.92
-"""Of a GPU's memory; the rest is taken by the CUDA context, the libraries and fragmentation."""
+"""The share of a GPU's memory that a step may take; the CUDA context, the libraries and fragmentation take the rest."""
 
 
 def only_compilers() -> None:
-    """Nothing more is wanted of a TPU or GPU in this process; several processes may load a compiler at once.
+    """Tell JAX that this process wants no TPU or GPU but its compiler, which several processes may load at once.
 
     What the environment says already stays, but for JAX's compilation cache: a program that is not here cannot be read
     from it again (JAX warns, and compiles), and one that could would leave no dump.
@@ -34,6 +37,13 @@ def only_compilers() -> None:
         os.environ.setdefault(name, "1")
     if "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
+
+
+COMPILERS = {
+    "tpu": {"libtpu": "libtpu"},
+    "gpu": {"jax_plugins.xla_cuda12": "jax-cuda12-plugin", "jax_plugins.xla_cuda13": "jax-cuda13-plugin"},
+}
+"""The module of each compiler and the wheel that it comes in; of two that are installed JAX loads the first."""
 
 
 class MissingCompiler(ValueError):
@@ -65,16 +75,19 @@ class Target:
         shape = math.prod(int(x) for x in self.topology.split(":")[-1].split("x"))
         return shape * (2 if self.generation in ("v3", "tpu7x") else 1)  # cores of a chip
 
-    def require_compiler(self) -> None:
-        """Raises MissingCompiler, with the command that installs it, if the target's compiler is not there."""
-        is_gpu = self.chip.kind == "gpu"
-        wheels = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13") if is_gpu else ("libtpu",)
-        if not any(_installed(wheel) for wheel in wheels):
-            wheel = "'jax[cuda13]'" if is_gpu else "libtpu"
-            raise MissingCompiler(f"the compiler for {self.chip.name} is missing: pip install {wheel}")
+    def require_compiler(self) -> str:
+        """The installed wheel with the target's compiler.
 
-    def devices(self) -> list:
-        """The devices, as the compiler describes them. Raises MissingCompiler."""
+        Raises MissingCompiler, with the command that installs it, if there is none.
+        """
+        for module, wheel in COMPILERS[self.chip.kind].items():
+            if _installed(module):
+                return wheel
+        package = "'jax[cuda13]'" if self.chip.kind == "gpu" else "libtpu"
+        raise MissingCompiler(f"the compiler for {self.chip.name} is missing: pip install {package}")
+
+    def devices(self) -> list[Any]:
+        """The target's devices, as the compiler describes them. Raises MissingCompiler."""
         self.require_compiler()
         return list(_devices(self.generation, self.topology))
 
@@ -84,8 +97,22 @@ class Target:
         return self.chip.node_bandwidth if crosses else self.chip.link_bandwidth
 
 
-def target(name: str) -> Target:
-    """A target by its name; raises ValueError with the known ones."""
+def compiler_versions(target: Target) -> dict[str, str]:
+    """The versions of what compiles for a target: jax, jaxlib, and the wheel with the compiler if it is installed."""
+    names = ["jax", "jaxlib"]
+    with suppress(MissingCompiler):
+        names.append(target.require_compiler())
+    return {name: version(name) for name in names}
+
+
+def compiled_by(target: Target) -> str:
+    """The compiler of a target with its version, and JAX's, in words; raises MissingCompiler."""
+    wheel = target.require_compiler()
+    return f"jax {version('jax')}, {wheel} {version(wheel)}"
+
+
+def find_target(name: str) -> Target:
+    """The target of a name; raises ValueError with the known ones."""
     if match := re.fullmatch(r"(\d+)x([A-Za-z][\w-]*)", name):
         count, gpu = int(match[1]), match[2].upper()
         gpu = "A100-80" if gpu in ("A100", "A100-80GB") else gpu
@@ -135,7 +162,7 @@ def _devices(generation: str, topology: str) -> tuple:
     if chip.multiprocessors:
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of versions of drivers that are not here
         config = _gpu_target_config(chip, chip.multiprocessors)
-        more = dict(topology_name="", platform="cuda", target_config=config, topology=topology)
+        more: dict[str, Any] = dict(topology_name="", platform="cuda", target_config=config, topology=topology)
     else:
         more = dict(topology_name=topology, platform="tpu")
         if topology.split(":")[0] in ("v4", "v5p"):  # both cores of a chip as one device

@@ -8,7 +8,7 @@ lies ("H", "K" and "F" over tp; vectors are replicated and not decayed).
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
@@ -24,6 +24,7 @@ class Axes:
     tp: str | None = None
 
 
+@runtime_checkable
 class ModelConfig(Protocol):
     """A frozen dataclass: the model's sizes, and how it is computed. Its fields are the keys `--config.model.*`."""
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from ringformer.estimate.compile_step import compile_step, lower_evaluation
-from ringformer.estimate.longest_context import compiled_by
-from ringformer.estimate.targets import target
+from ringformer.estimate.targets import compiled_by, find_target
+from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
 
@@ -39,7 +39,7 @@ def paper(kind: str, model: LlamaConfig, c: int) -> int:
 
 
 def grows_by(kind: str, temporaries: list[int]) -> float:
-    """Bytes at `local_length(kind)` of what grows with the length: linearly, for vanilla also with its square."""
+    """What grows with the length, linearly and for vanilla also with its square: its bytes at `local_length(kind)`."""
     lengths = np.array(LENGTHS[kind], float)
     slopes = np.polyfit(lengths, temporaries, len(lengths) - 1)[:-1]
     return float(np.polyval([*slopes, 0.0], local_length(kind)))
@@ -47,7 +47,7 @@ def grows_by(kind: str, temporaries: list[int]) -> float:
 
 def fill(path: Path, log: Callable[[str], None]) -> None:
     """Compile what `path` does not know yet; it is written after each kind."""
-    known = read(path)
+    known, target = read(path), find_target(TARGET)
     for kind in ATTENTION:
         if kind in known:
             continue
@@ -56,14 +56,14 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
         for c in LENGTHS[kind]:
             log(f"[table 1] {kind}, {c:,} tokens a device")
             mesh, seq_len, batch = ("1,1,1,-1", c * DEVICES, 1) if kind == "ring" else ("1,-1,1,1", c, DEVICES)
-            evaluation = lower_evaluation(model, target(TARGET), mesh, seq_len=seq_len, batch_size=batch).compile()
-            forward.append(evaluation.memory_analysis().temp_size_in_bytes)
-            train.append(compile_step(model, target(TARGET), mesh, seq_len=seq_len, batch_size=batch).temp_bytes)
+            workload = Workload(model, target, mesh, seq_len, batch)
+            forward.append(lower_evaluation(workload).compile().memory_analysis().temp_size_in_bytes)
+            train.append(compile_step(workload).temp_bytes)
         c = local_length(kind)
         known[kind] = {
             "local_tokens": c, "paper_bytes": paper(kind, model, c), "forward_bytes": grows_by(kind, forward),
             "backward_bytes": grows_by(kind, train) - 2 * LAYERS * c * model.hidden_size, "lengths": LENGTHS[kind],
-            "forward_temp_bytes": forward, "train_temp_bytes": train, "compiled_by": compiled_by(TARGET),
+            "forward_temp_bytes": forward, "train_temp_bytes": train, "compiled_by": compiled_by(target),
             "date": date.today().isoformat(),
         }  # fmt: skip
         content = {"what": "compiled: activations of a layer of 7B, paper's Table 1", "target": TARGET,
@@ -72,4 +72,5 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
 
 
 def read(path: Path) -> dict[str, dict]:
+    """The bytes of each attention kind; none if there is no file."""
     return json.loads(path.read_text())["kinds"] if path.exists() else {}

@@ -10,9 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ringformer.estimate.longest_context import Case, attempt, compiled_by, longest_start, next_length
-from ringformer.estimate.targets import MissingCompiler, target
-from ringformer.models.llama_config import ATTENTION
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.longest_context import attempt, longest_start, next_length
+from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
+from ringformer.estimate.workload import Workload
+from ringformer.hardware import GiB
+from ringformer.models.llama_config import ATTENTION, LlamaConfig
+from ringformer.models.llama_presets import preset
 
 K = 1024
 
@@ -24,8 +28,9 @@ class Row(NamedTuple):
     model: str
     devices: int
     sequences: int
-    """m: that the ring trains at once (n/m is the ratio of the table's ring and blockwise columns)."""
+    """m: how many the ring trains at once (n/m is the ratio of the table's ring and blockwise columns)."""
     paper: tuple[int, int, int, int] | None = None
+    """None: the row is ours."""
 
     @property
     def name(self) -> str:
@@ -58,7 +63,7 @@ class Regime(NamedTuple):
     compute_dtype: str
     offload: bool
 
-    def goal(self, row: Row) -> int:
+    def wanted_multiple(self, row: Row) -> int:
         """How many times the paper's ring column is wanted."""
         if row.target == "32xA100-80":
             return {"float32": 1, "bfloat16": 1, "offload": 2}[self.name]
@@ -74,6 +79,8 @@ REGIMES = (
 
 
 class Cell(NamedTuple):
+    """A cell of the table: whose longest context is searched."""
+
     row: Row
     attention: str
     regime: Regime
@@ -83,35 +90,40 @@ class Cell(NamedTuple):
     def name(self) -> str:
         return f"{self.row.name}/{self.attention}/{self.regime.name}/m={self.sequences}"
 
-    @property
-    def case(self) -> Case:
+    def workload(self, seq_len: int) -> Workload:
+        """What is trained at a length, with the fastest memory settings."""
         n, m = self.row.devices, self.sequences
-        mesh = f"1,{m},1,{n // m}" if self.attention == "ring" else f"1,{n},1,1"
-        return Case(
-            self.row.model, self.row.target, self.attention, self.regime.compute_dtype, mesh,
-            m if self.attention == "ring" else n, self.regime.offload,
+        ring = self.attention == "ring"
+        model = LlamaConfig(**preset(self.row.model) | dict(
+            attention=self.attention, compute_dtype=self.regime.compute_dtype, offload=self.regime.offload
+        ))  # fmt: skip
+        return Workload(
+            model, find_target(self.row.target), f"1,{m},1,{n // m}" if ring else f"1,{n},1,1", seq_len,
+            batch_size=m if ring else n, name=self.row.model,
         )  # fmt: skip
 
     @property
     def paper(self) -> int:
-        """Its tokens in the paper."""
+        """Its tokens in the paper; ValueError if the row is ours."""
+        if self.row.paper is None:
+            raise ValueError(f"the paper has no row {self.row.name}")
         return K * self.row.paper[ATTENTION.index(self.attention)]
 
     @property
     def first_length(self) -> int:
         """The search begins at what is wanted of the paper's ring, else at what the closed form lets fit."""
         if self.attention == "ring" and self.row.paper:
-            return self.paper * self.regime.goal(self.row)
-        return longest_start(self.case)
+            return self.paper * self.regime.wanted_multiple(self.row)
+        return longest_start(self.workload(1024))
 
 
-def cells(rows=ROWS + SCALING) -> list[Cell]:
+def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
     """Every cell, rings first: with the paper's number of sequences, then with one; the baselines; the scaling."""
     scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if row.paper is None]
-    rows = [row for row in rows if row.paper]
-    rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in rows]
-    single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in rows if row.sequences > 1]
-    baselines = [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[2::-1] for row in rows]
+    papers = [row for row in rows if row.paper]
+    rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in papers]
+    single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in papers if row.sequences > 1]
+    baselines = [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[2::-1] for row in papers]
     return rings + single + baselines + scaling
 
 
@@ -133,14 +145,14 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
         for i, (cell, seq_len) in enumerate(pending):
             log(f"[{i + 1}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
             try:
-                found = attempt(cell.case, seq_len, log)
-            except RuntimeError as error:  # said, and not taken for an answer
+                answer = attempt(cell.workload(seq_len), log)
+            except CompilerFailure as error:  # said, and not taken for an answer
                 log(f"  the compiler broke down: {error}")
                 continue
-            host = "" if found["fits_host"] else f" {found['host_bytes'] / 2**30:.0f} GiB of a usual host,"
-            log(f"  {'fits' if found['fits'] else 'does not fit'}:{host} {found['peak_bytes'] / 2**30:.2f} of "
-                f"{found['hbm_bytes'] / 2**30:.2f} GiB in {found['compile_seconds']:.0f} s")  # fmt: skip
-            write(path, cell.name, found)
+            host = "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of a usual host,"
+            log(f"  {'fits' if answer['fits'] else 'does not fit'}:{host} {answer['peak_bytes'] / GiB:.2f} of "
+                f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s")  # fmt: skip
+            write(path, cell, answer)
             learned = True
         done += 1
 
@@ -150,7 +162,7 @@ def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
     absent = set()
     for name in dict.fromkeys(cell.row.target for cell in wanted):
         try:
-            target(name).require_compiler()
+            find_target(name).require_compiler()
         except MissingCompiler as missing:
             log(f"{name} is left out: {missing}")
             absent.add(name)
@@ -158,14 +170,15 @@ def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
 
 
 def read(path: Path) -> dict[str, list[dict]]:
+    """The attempts of each cell, by its name; none if there is no file."""
     return json.loads(path.read_text())["cells"] if path.exists() else {}
 
 
-def write(path: Path, name: str, found: dict) -> None:
-    """Add an attempt to the file; the file is read anew, so that two searches can share it."""
+def write(path: Path, cell: Cell, answer: dict) -> None:
+    """Add today's attempt at a cell to the file; the file is read anew, so that two searches can share it."""
     known = read(path)
-    stamp = {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(found["command"])}
-    known.setdefault(name, []).append(found | stamp)
+    stamp = {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(find_target(cell.row.target))}
+    known.setdefault(cell.name, []).append(answer | stamp)
     about = "compiled: whole train steps of `ringformer train`, one attempt per length; bytes of one device"
     content = {"what": about, "command": "ringformer tables", "cells": dict(sorted(known.items()))}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ def longest(attempts: list[dict]) -> dict | None:
     return max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
 
 
-def _text(attempts: list[dict], paper: int | None = None) -> str:
+def _longest_text(attempts: list[dict], paper: int | None = None) -> str:
     """A cell: the longest that fits, and how many times the paper's that is; >=: the double was not tried yet."""
     best = longest(attempts)
     failed = [a["seq_len"] for a in attempts if not a["fits"]]
@@ -117,26 +117,26 @@ def table3(attempts: dict) -> str:
     ]
     for row in ROWS:
         ring = Cell(row, "ring", REGIMES[0], row.sequences)
-        found = [
-            _text(attempts.get(Cell(row, "ring", regime, m).name, []), ring.paper)
+        columns = [
+            _longest_text(attempts.get(Cell(row, "ring", regime, m).name, []), ring.paper)
             for m in (row.sequences, 1)
             for regime in REGIMES
         ]
         if row.sequences == 1:
-            found[3:] = ["as left"] * 3
+            columns[3:] = ["as left"] * 3
         head = f"| {row.target} | {_size(row)} | {row.devices}/{row.sequences} | {row.paper[3]:,}K | "
-        rows.append(head + " | ".join(found) + " |")
+        rows.append(head + " | ".join(columns) + " |")
     rows += [
         "\nBaselines, one sequence per device (float32), compiled (paper):\n",
         "| hardware | model | vanilla | memory efficient | blockwise |",
         "|---|---|---|---|---|",
     ]
     for row in ROWS:
-        found = []
+        columns = []
         for kind in ATTENTION[:3]:
             cell = Cell(row, kind, REGIMES[0], row.devices)
-            found.append(f"{_text(attempts.get(cell.name, []))} ({cell.paper // K}K)")
-        rows.append(f"| {row.target} | {_size(row)} | " + " | ".join(found) + " |")
+            columns.append(f"{_longest_text(attempts.get(cell.name, []))} ({cell.paper // K}K)")
+        rows.append(f"| {row.target} | {_size(row)} | " + " | ".join(columns) + " |")
     rows.append(OUT_OF_REACH)
     return "\n".join(rows) + "\n"
 
@@ -171,7 +171,7 @@ def scaling(attempts: dict) -> str:
         tried = attempts.get(Cell(row, "ring", REGIMES[1], 1).name, [])
         if best := longest(tried):
             local, peak = best["seq_len"] // row.devices, best["peak_bytes"] / GiB
-            rows.append(f"| {row.devices} | {_text(tried)} | {local:,} | {peak:.2f} |")
+            rows.append(f"| {row.devices} | {_longest_text(tried)} | {local:,} | {peak:.2f} |")
         else:
             rows.append(f"| {row.devices} | - | - | - |")
     return "\n".join(rows) + "\n"

@@ -12,7 +12,7 @@ import optax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from ringformer.train.checkpoint_arrays import Restore, Restored, Save, Saved, checkpoint_handler
+from ringformer.checkpoint_arrays import Restore, Restored, Save, Saved, checkpoint_handler
 from ringformer.train.state import TrainState, abstract_params, abstract_state
 
 HF_CONFIG = "hf_config.json"

@@ -74,6 +74,8 @@ def prepare(config: Config) -> Run:
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
     d = config.data
+    train_store: TokenStore | Parts
+    eval_store: TokenStore | Parts | None
     if d.mixture:
         train_store, eval_store = open_mixture(d.mixture, tokenizer.name, held_out=d.held_out > 0)
     else:

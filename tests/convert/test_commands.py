@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ringformer.cli import main
-from ringformer.convert.verify_logits import compare
+from ringformer.convert.verify_logits import compare_logits
 from tests.convert.models import save_model
 
 
@@ -48,9 +48,9 @@ def test_mistakes_are_told(arguments, message, capsys):
 
 def test_not_a_number_is_no_agreement():
     logits = np.random.default_rng(0).standard_normal((3, 20))
-    assert compare(logits, logits).agrees and compare(logits, logits).mean_kl == 0
+    assert compare_logits(logits, logits).agrees and compare_logits(logits, logits).mean_kl == 0
     broken = logits.copy()
     broken[1, 1] = np.nan
-    assert not compare(logits, broken).agrees
-    shifted = compare(logits, logits + 1)
+    assert not compare_logits(logits, broken).agrees
+    shifted = compare_logits(logits, logits + 1)
     assert shifted.max_difference == pytest.approx(1) and shifted.mean_kl == pytest.approx(0, abs=1e-12)

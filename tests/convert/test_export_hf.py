@@ -64,7 +64,7 @@ def test_a_model_without_an_original_is_exported_as_it_is_stored(trained, tmp_pa
         hf = json.loads((tmp_path / dtype / HF_CONFIG).read_text())
         (tmp_path / dtype / HF_CONFIG).write_text(json.dumps({k: v for k, v in hf.items() if k != "dtype"}))
         done = to_hf(tmp_path / dtype, tmp_path / f"{dtype}-back")
-        assert (done.dtype, done.why) == (dtype, "as stored")
+        assert (done.dtype, done.dtype_origin) == (dtype, "as stored")
 
 
 def test_an_export_in_half_precision_is_verified_as_what_it_is(trained, tmp_path, capsys):

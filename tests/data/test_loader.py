@@ -122,4 +122,3 @@ def test_a_batch_that_cannot_be_is_refused(store):
         Loader(store, batch_size=0, seq_len=8, seed=0, layout="contiguous", ring_size=1)
     with pytest.raises(ValueError, match=r"sequence length 60 is not divisible by 8"):
         Loader(store, batch_size=1, seq_len=60, seed=0, layout="zigzag", ring_size=4)
-

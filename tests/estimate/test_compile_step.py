@@ -2,21 +2,19 @@
 
 import json
 import re
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 
 from ringformer.estimate import compile_step as compilation
-from ringformer.estimate import targets
-from ringformer.estimate.closed_forms import smallest_local_length, step_time
-from ringformer.estimate.compile_step import CompilerFailure, compile_step, compile_step_apart
-from ringformer.estimate.report import as_json, as_text
-from ringformer.estimate.targets import target
+from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.compile_step import compile_step
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.report import estimate_json, estimate_text
+from ringformer.estimate.targets import MissingCompiler, find_target
+from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
 from ringformer.models.llama_config import LlamaConfig
 from tests.hlo import on_tpu
@@ -31,9 +29,13 @@ SHORT, LONG = 2048, 4096
 """Local tokens: too few on v5e to hide a hop of MODEL, and enough."""
 
 
+def workload(local: int, model: LlamaConfig = MODEL, target: str = "v5e-8", mesh_dim: str = "1,1,1,8") -> Workload:
+    return Workload(model, find_target(target), mesh_dim, N * local)
+
+
 @lru_cache
 def estimate(local: int):
-    return compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * local)
+    return compile_step_apart(workload(local))
 
 
 def hops(schedule, dtype, local, model=MODEL):
@@ -56,7 +58,7 @@ def assert_same(with_code, without):
 @on_tpu
 def test_machine_code_changes_nothing():
     """All that an estimate says is known when the program is scheduled."""
-    assert_same(compile_step(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * SHORT), estimate(SHORT))
+    assert_same(compile_step(workload(SHORT)), estimate(SHORT))
 
 
 @on_tpu
@@ -64,48 +66,15 @@ def test_the_schedule_has_the_host_memory(monkeypatch):
     """Offloaded inputs of the layers, in bf16; the embedding's output is one of them. In any environment."""
     for name in ("JAX_PLATFORMS", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_SKIP_MDS_QUERY"):
         monkeypatch.delenv(name, raising=False)
-    e = compile_step_apart(replace(MODEL, offload=True), target("v5e-8"), "1,1,1,8", seq_len=N * LONG)
+    e = compile_step_apart(workload(LONG, replace(MODEL, offload=True)))
     assert e.fits and e.host_bytes == LAYERS * LONG * MODEL.hidden_size * 2
 
 
 @on_tpu
 @pytest.mark.parametrize("generate_code", [False, True])
 def test_what_does_not_fit(generate_code):
-    e = compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * LONG, batch_size=1024,
-                           generate_code=generate_code)  # fmt: skip
+    e = compile_step_apart(replace(workload(LONG), batch_size=1024), generate_code=generate_code)
     assert not e.fits and e.peak_bytes > e.hbm_bytes and e.schedule is None
-
-
-def test_a_compiler_that_dies_is_a_failure(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(targets, "_installed", lambda module: True)
-    with pytest.raises(CompilerFailure, match="ended with 1"):
-        compile_step_apart(MODEL, target("v5e-8"), "1,1,1,8", seq_len=N * SHORT)
-
-
-@on_tpu
-def test_a_compilation_ends_with_who_asked_for_it():
-    """Nobody waits for the compiler's process if the parent is killed: it ends by itself, and takes its files along."""
-    script = "from tests.estimate.test_compile_step import *; estimate(LONG)"
-    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL)
-
-    def others():
-        found = subprocess.run(["pgrep", "-s", str(parent.pid), "-fa", "_child"], capture_output=True, text=True)
-        return found.stdout
-
-    wait_until(others)
-    folder = Path(re.search(r"_child\('([^']+)'", others())[1])
-    parent.kill()
-    parent.wait()
-    wait_until(lambda: not others())
-    assert not folder.exists()
-
-
-def wait_until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.2)
 
 
 @on_tpu
@@ -145,7 +114,7 @@ def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
                                           ("v5e-8", 4)])  # fmt: skip
 def test_every_ring_is_hidden(name, sp):
     """From 32,768 local tokens, more than v6e's 24,480: one link a hop, exposed at most 1/sp of the ring's bytes."""
-    e = compile_step_apart(MHA, target(name), f"1,{8 // sp},1,{sp}", seq_len=sp * 32768, batch_size=8 // sp)
+    e = compile_step_apart(Workload(MHA, find_target(name), f"1,{8 // sp},1,{sp}", sp * 32768, batch_size=8 // sp))
     s = e.schedule
     assert e.fits and e.max_link_hops == 1 and s.exposed_in_ring_loops == 0
     assert s.exposed_permute_bytes <= (s.hidden_permute_bytes + s.exposed_permute_bytes) / sp
@@ -161,14 +130,22 @@ def test_flops_are_those_of_the_mathematics():
     assert estimate(LONG).schedule.flops * N == pytest.approx(expected, rel=0.1)
 
 
+def has_cuda_compiler() -> bool:
+    try:
+        return find_target("8xA100-80").require_compiler() != ""
+    except MissingCompiler:
+        return False
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not targets._installed("jax_plugins.xla_cuda12"), reason="the CUDA wheels take gigabytes")
+@pytest.mark.skipif(not has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
 def test_a_gpu_target():
     """The same by the GPU compiler: n-1 hops, nothing exposed inside the loops, exposed at most 2/sp of all."""
     local = 16384
-    e = compile_step_apart(MHA, target("8xA100-80"), "1,1,1,8", seq_len=N * local)
+    gpus = workload(local, MHA, "8xA100-80")
+    e = compile_step_apart(gpus)
     assert e.fits and e.max_link_hops is None
-    assert_same(compile_step(MHA, target("8xA100-80"), "1,1,1,8", seq_len=N * local), e)
+    assert_same(compile_step(gpus), e)
     assert hops(e.schedule, "f32", local, MHA) == 2 * (N - 1)
     s = e.schedule
     assert s.exposed_in_ring_loops == 0
@@ -177,31 +154,35 @@ def test_a_gpu_target():
 
 @on_tpu
 def test_reports():
-    e = estimate(LONG)
-    modelled = step_time(e.schedule, N * LONG)
-    found = json.loads(json.dumps(as_json(e, modelled)))
+    e, w = estimate(LONG), workload(LONG)
+    found = json.loads(json.dumps(estimate_json(w, e)))
     keys = ("fits", "peak_bytes", "hbm_bytes", "host_bytes", "temp_bytes", "hidden_permute_bytes", "compile_seconds",
             "exposed_permute_bytes", "exposed_gather_bytes", "max_link_hops", "step_seconds_model")  # fmt: skip
     assert set(keys) <= found.keys() and found["step_seconds_model"] > 0
-    text = as_text("a title", target("v5e-8"), e, modelled)
+    text = estimate_text("a title", w, e)
     assert "FITS" in text and "longest hop 1 link" in text
     listed = re.findall(r"(\d+) x collective-permute +bf16\[2, 1, 2, 4096, 128\]", text)
     assert sum(map(int, listed)) == LAYERS * hops(e.schedule, "bf16", LONG)
+    assert "days_model" not in found
+    days = estimate_json(replace(w, tokens=1e9), e)
+    assert days["days_model"] == pytest.approx(1e9 / found["tokens_per_second_model"] / 86400)
+    assert days["device_hours_model"] == pytest.approx(N * 24 * days["days_model"])
 
 
-def test_what_does_not_fit_and_what_is_a_failure(monkeypatch):
+def test_what_does_not_fit_and_what_is_a_failure():
     """Both forms of the compiler's verdict are read; any other error of it is never taken for one."""
     messages = {
         "CompileTimeHbmOom: Ran out of memory ... Used 20.50G of 15.75G hbm. Exceeded by 4.75G.": 20.5,
         "Ran out of memory on HBM, the total memory required for HLO temporaries (16.18G) exceeds available HBM": 16.18,
     }
+    w = workload(LONG)
     for message, gigabytes in messages.items():
-        e = compilation._does_not_fit(message, target("v5e-8"), 1, 2.0)
+        e = compilation._does_not_fit(message, w.target, 1, 2.0)
         assert not e.fits and e.peak_bytes == int(gigabytes * 2**30)
-        assert "DOES NOT FIT" in as_text("a title", target("v5e-8"), e, None)
-        assert as_json(e, None)["exposed_permute_bytes"] is None
+        assert "DOES NOT FIT" in estimate_text("a title", w, e)
+        assert estimate_json(w, e)["exposed_permute_bytes"] is None
     with pytest.raises(CompilerFailure, match="Mosaic failed"):
-        compilation._does_not_fit("INTERNAL: Mosaic failed to compile", target("v5e-8"), 1, 2.0)
+        compilation._does_not_fit("INTERNAL: Mosaic failed to compile", w.target, 1, 2.0)
 
 
 @on_tpu
@@ -215,7 +196,7 @@ def test_what_does_not_fit_and_what_is_a_failure(monkeypatch):
 )
 def test_meshes_that_cannot_be(mesh_dim, message):
     with pytest.raises(ValueError, match=message):
-        compile_step(MHA, target("v5e-8"), mesh_dim, seq_len=8192)
+        compile_step(workload(1024, MHA, mesh_dim=mesh_dim))
 
 
 @on_tpu
@@ -229,4 +210,4 @@ def test_meshes_that_cannot_be(mesh_dim, message):
 )
 def test_batches_that_cannot_be(mesh_dim, seq_len, message):
     with pytest.raises(ValueError, match=message):
-        compile_step(MODEL, target("v5e-8"), mesh_dim, seq_len=seq_len)
+        compile_step(Workload(MODEL, find_target("v5e-8"), mesh_dim, seq_len))

@@ -1,21 +1,26 @@
-"""The search for the longest context, with a compiler that is a formula."""
+"""The search over lengths, with a compiler that is a formula."""
 
-import json
+from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate import longest_context, targets
-from ringformer.estimate.longest_context import Case, Saving, next_length, savings
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
-from ringformer.paper import max_context
-from ringformer.paper.max_context import ROWS, Cell, cells, fill, read
+from ringformer.estimate import memory_settings
+from ringformer.estimate.closed_forms import peak_bytes
+from ringformer.estimate.compile_step import Estimate
+from ringformer.estimate.longest_context import attempt, longest_start, next_length
+from ringformer.estimate.memory_settings import possible_settings
+from ringformer.estimate.overlap import Rates, Schedule
+from ringformer.estimate.workload import Workload
+from ringformer.paper.max_context import cells
 
 
-@pytest.fixture(autouse=True)
-def installed(monkeypatch):
-    """Every compiler is; none is called here."""
-    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
+def estimate_of(workload: Workload, *, fits: bool, peak_bytes: int = 2**30, host_bytes: int = 0) -> Estimate:
+    """An estimate by a compiler that is a formula; its step takes a second."""
+    return Estimate(
+        fits=fits, peak_bytes=peak_bytes, hbm_bytes=workload.target.chip.hbm_bytes, host_bytes=host_bytes,
+        usual_host_bytes=workload.target.chip.host_bytes, argument_bytes=0, temp_bytes=peak_bytes,
+        schedule=Schedule([], 0.6, Rates(1.0, 1.0, 1.0)), max_link_hops=1, compile_seconds=1.0,
+    )  # fmt: skip
 
 
 def tried(*results):
@@ -31,97 +36,26 @@ def test_next_length():
     assert next_length(tried((1024, False)), 4096) is None  # nothing fits
 
 
-@pytest.mark.parametrize("name", ["llama_3b", "llama_7b", "llama_13b", "llama_30b", "llama_65b", "llama3_8b"])
-def test_savings_are_settings_that_the_model_takes(name):
-    found = list(savings(LlamaConfig(**preset(name))))
-    assert found[0] == Saving() and len(set(found)) == len(found) >= 3
-    for saving in found:
-        LlamaConfig(**preset(name) | vars(saving))
-
-
-def test_the_rows_are_the_papers():
-    """n/m is the ratio of the ring and blockwise columns."""
-    ratios = [row.paper[3] / row.paper[2] for row in ROWS]
-    assert ratios == [row.devices / row.sequences for row in ROWS]
-
-
-def test_cells():
-    names = [cell.name for cell in cells()]
-    assert len(set(names)) == len(names) == 13 * 3 + 6 * 3 + 13 * 3 + 3
-    assert Cell(ROWS[-1], "ring", max_context.REGIMES[1], 2).case == Case(
-        "llama_7b", "v5e-256", "ring", "bfloat16", "1,2,1,128", 2
-    )
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    """Commands that fit up to 2**22 tokens, with two-level remat to 2**23; and the commands that were run."""
-    commands = []
-
-    def run(command):
-        commands.append(command)
-        options = dict(word[2:].split("=") for word in command if "=" in word)
-        limit = 2**23 if int(options["remat_group"]) > 1 else 2**22
-        fits = int(options["seq_len"]) <= limit
-        host = int(options["seq_len"]) * 2**14 if "--offload" in command else 0
-        return {"fits": fits, "peak_bytes": 2**30, "hbm_bytes": 2**34, "host_bytes": host, "compile_seconds": 1.0,
-                "fits_host": host <= 42 * 2**30}  # fmt: skip
-
-    monkeypatch.setattr(longest_context, "run", run)
-    monkeypatch.setattr(max_context, "compiled_by", lambda command: "a formula")
-    return commands
-
-
-def test_fill_finds_the_maximum_and_goes_on_where_it_was(tmp_path, compiler):
-    """Interrupted after each length, a search ends with the same attempts, and a finished one runs nothing."""
-    wanted = [cell for cell in cells() if cell.name == "v5e-256/7b/ring/bfloat16/m=1"]
-    whole, pieces = tmp_path / "whole.json", tmp_path / "pieces.json"
-    fill(whole, wanted, lambda line: None)
-    while len(compiler) < 100:
-        before = len(compiler)
-        fill(pieces, wanted, lambda line: None, passes=1)
-        if len(compiler) == before:
-            break
-    attempts = read(whole)["v5e-256/7b/ring/bfloat16/m=1"]
-    assert [(a["seq_len"], a["fits"]) for a in attempts] == [(2**23, True), (2**24, False)]
-    assert attempts[0]["remat_group"] > 1 and attempts[0]["command"].startswith("ringformer estimate --model=llama_7b")
-    assert read(whole) == read(pieces)
-    assert json.loads(whole.read_text())["what"].startswith("compiled")
-
-
-def test_what_a_usual_host_cannot_hold_does_not_fit(compiler):
+def test_what_a_usual_host_cannot_hold_does_not_fit(monkeypatch):
     """16 KiB a token here: 42 GiB of a v5e's host end before the compiler's limit."""
-    case = next(cell.case for cell in cells() if cell.name == "v5e-256/7b/ring/offload/m=1")
-    lengths = [2**20, 2**21, 2**22]
-    assert [longest_context.attempt(case, n)["fits"] for n in lengths] == [True, True, False]
+    monkeypatch.setattr(
+        memory_settings, "compile_step_apart",
+        lambda w, generate_code: estimate_of(w, fits=True, host_bytes=w.seq_len * 2**14),
+    )  # fmt: skip
+    (cell,) = (cell for cell in cells() if cell.name == "v5e-256/7b/ring/offload/m=1")
+    said = []
+    answers = [attempt(cell.workload(n), said.append) for n in (2**20, 2**21, 2**22)]
+    assert [(a["fits"], a["fits_host"]) for a in answers] == [(True, True), (True, True), (False, False)]
+    assert said[0] == answers[0]["command"] and "collectives" not in answers[0]
 
 
-def test_a_broken_compiler_is_no_answer(tmp_path, monkeypatch):
-    def run(command):
-        raise RuntimeError("ended with -6: the compiler aborted")
-
-    monkeypatch.setattr(longest_context, "run", run)
-    lines = []
-    fill(tmp_path / "t.json", cells()[:1], lines.append, passes=1)
-    assert read(tmp_path / "t.json") == {}
-    assert any("broke down" in line and "-6" in line for line in lines)
-
-
-def test_cells_without_their_compiler_are_left_out(tmp_path, compiler, monkeypatch):
-    """Of a row of GPUs and one of TPUs only the one is searched whose compiler is there; no closed form is written."""
-    monkeypatch.setattr(targets, "find_spec", lambda name: "there" if name == "libtpu" else None)
-    gpu, tpu = (next(c for c in cells() if c.row.target == name) for name in ("8xA100-80", "v5e-256"))
-    lines = []
-    fill(tmp_path / "t.json", [gpu, tpu], lines.append, passes=1)
-    assert list(read(tmp_path / "t.json")) == [tpu.name]
-    assert any("8xA100-80 is left out" in line and "pip install 'jax[cuda13]'" in line for line in lines)
-
-
-def test_a_search_ends_if_the_compiler_breaks_down_on_all_that_is_left(tmp_path, monkeypatch):
-    def breaks_down(case, seq_len, log):
-        raise RuntimeError("crashed")
-
-    monkeypatch.setattr(max_context, "attempt", breaks_down)
-    lines = []
-    fill(tmp_path / "t.json", cells()[:2], lines.append)
-    assert sum("the compiler broke down: crashed" in line for line in lines) == 2
+@pytest.mark.parametrize("attention", ["ring", "blockwise"])
+def test_the_search_begins_at_the_longest_that_the_closed_form_lets_fit(attention):
+    (cell,) = (cell for cell in cells() if cell.row.name == "v5e-256/7b" and cell.attention == attention
+               and cell.regime.name == "float32" and cell.sequences != 1)  # fmt: skip
+    workload = cell.workload(1024)
+    length = longest_start(workload)
+    settings = list(possible_settings(workload.model)) if attention == "ring" else [workload.settings]
+    for seq_len, fits in ((length, True), (2 * length, False)):
+        there = replace(workload, seq_len=seq_len)
+        assert fits == any(peak_bytes(there.with_settings(s)) <= workload.target.budget for s in settings)

@@ -2,124 +2,109 @@
 
 import pytest
 
-from ringformer.estimate import closed_forms, longest_context, targets
+from ringformer.estimate import closed_forms, targets
 from ringformer.estimate import plan as planning
-from ringformer.estimate.closed_forms import (
-    StepTime,
-    causal_excess,
-    hop,
-    peak_bytes,
-    step_time,
-)
-from ringformer.estimate.longest_context import Saving
+from ringformer.estimate.closed_forms import causal_excess, step_time
 from ringformer.estimate.overlap import Rates, Schedule
-from ringformer.estimate.plan import as_text, candidates, longest_plan, plan
-from ringformer.estimate.targets import target
+from ringformer.estimate.plan import candidates, longest_plan, plan, plan_text
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import MemorySettings
 from ringformer.models.flops import executed_attention_flops, executed_flops
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.ops.layouts import PARTS, VISIBLE
-from ringformer.ops.work_list import cut_axis, visible_pairs
+from ringformer.ops.layouts import VISIBLE
+from tests.estimate.test_longest_context import estimate_of
 
-GPUS = "8xA100-80"
+GPUS = find_target("8xA100-80")
 
 
 def compiler(monkeypatch, accepts):
-    def run(command):
-        options = dict(word[2:].split("=") for word in command if "=" in word)
-        return {
-            "fits": accepts(options),
-            "peak_bytes": 2**36,
-            "hbm_bytes": 2**36,
-            "host_bytes": 0,
-            "exposed_in_ring_loops_bytes": 0,
-            "step_seconds_model": 1.0,
-            "tokens_per_second_model": 1.0,
-        }
-
-    monkeypatch.setattr(longest_context, "run", run)
+    monkeypatch.setattr(planning, "compile_step_apart", lambda w: estimate_of(w, fits=accepts(w), peak_bytes=2**36))
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
 
 
+def plain(candidate):
+    """Whether it is zigzag with nothing that saves memory."""
+    model = candidate.workload.model
+    return candidate.workload.settings == MemorySettings() and not model.offload and model.layout == "zigzag"
+
+
 def test_candidates_are_meshes_of_all_devices_fastest_first():
-    found = candidates("llama_7b", target(GPUS), 2**17, "bfloat16", 8)
-    for c in found:
-        dp, fsdp, tp, sp = (int(x) for x in c.case.mesh_dim.split(","))
-        assert dp * fsdp * tp * sp == 8 and c.case.batch_size == fsdp
-    seconds = [c.seconds_per_token for c in found]
+    ranked = candidates("llama_7b", GPUS, 2**17, "bfloat16")
+    for c in ranked:
+        dp, fsdp, tp, sp = c.workload.mesh_shape
+        assert dp * fsdp * tp * sp == 8 and c.workload.batch_size == fsdp
+    seconds = [c.seconds_per_token for c in ranked]
     assert seconds == sorted(seconds)
-    assert found[0].saving == Saving() and not found[0].case.offload  # whatever saves memory costs time
+    assert plain(ranked[0])  # whatever saves memory costs time
 
 
 def test_several_short_rings_do_the_work_of_one_long_ring():
     """Where hops are hidden a token takes as long in eight rings of 32 as in one of 256, else less."""
     seconds = {}
     for length in (2**15, 2**22):
-        found = candidates("llama_7b", target("v5e-256"), length, "bfloat16", 256)
-        usual = [c for c in found if c.saving == Saving() and not c.case.offload and c.case.layout == "zigzag"]
-        seconds[length] = {c.case.mesh_dim: c.seconds_per_token for c in usual}
+        ranked = candidates("llama_7b", find_target("v5e-256"), length, "bfloat16")
+        seconds[length] = {c.workload.mesh_dim: c.seconds_per_token for c in ranked if plain(c)}
     assert seconds[2**22]["1,8,1,32"] == pytest.approx(seconds[2**22]["1,1,1,256"], rel=0.05)
     assert seconds[2**15]["1,8,1,32"] < 0.5 * seconds[2**15]["1,1,1,256"]
 
 
 def test_the_fastest_that_is_accepted_is_chosen(monkeypatch):
-    compiler(monkeypatch, lambda options: True)
+    compiler(monkeypatch, lambda workload: True)
     found = plan("llama_7b", GPUS, 2**17, "bfloat16", lambda line: None)
-    assert found.chosen.saving == Saving()
-    compiler(monkeypatch, lambda options: int(options["head_groups"]) > 1)
+    assert found.chosen.workload.settings == MemorySettings()
+    compiler(monkeypatch, lambda workload: workload.model.head_groups > 1)
     refused = plan("llama_7b", GPUS, 2**17, "bfloat16", lambda line: None, attempts=100)
-    assert refused.chosen.saving.head_groups > 1
+    assert refused.chosen.workload.model.head_groups > 1
     assert refused.chosen.seconds_per_token > found.chosen.seconds_per_token
     assert any(why.startswith("compiled") for _, why in refused.refused)
-    text = as_text("llama_7b", GPUS, refused)
+    text = plan_text("llama_7b", GPUS, refused)
     assert "--config.model.head_groups=4" in text and "why not the others" in text
 
 
 def test_the_longest_halves_until_something_is_accepted(monkeypatch):
-    compiler(monkeypatch, lambda options: int(options["seq_len"]) <= 2**17)
+    compiler(monkeypatch, lambda workload: workload.seq_len <= 2**17)
     found = longest_plan("llama_7b", GPUS, "bfloat16", lambda line: None)
     assert found.seq_len == 2**17 and found.chosen is not None
 
 
 def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
     """It takes twice as much as they say: the second candidate to be compiled has twice the room."""
-    compiler(monkeypatch, None)
-    length, goal = 2**19, target(GPUS)
-    by_command = {
-        tuple(c.case.command(length, c.saving)): c for c in candidates("llama_7b", goal, length, "bfloat16", 8)
-    }
+    length = 2**19
+    peaks = {c.workload: c.peak for c in candidates("llama_7b", GPUS, length, "bfloat16")}
     compiled = []
 
-    def run(command):
-        candidate = by_command[tuple(command)]
-        compiled.append(candidate)
-        return {"fits": 2 * candidate.peak <= goal.budget, "peak_bytes": 2 * candidate.peak}
+    def compile_step_apart(workload):
+        compiled.append(workload)
+        need = 2 * peaks[workload]
+        return estimate_of(workload, fits=need <= GPUS.budget, peak_bytes=need)
 
-    monkeypatch.setattr(longest_context, "run", run)
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
+    monkeypatch.setattr(planning, "compile_step_apart", compile_step_apart)
     found = plan("llama_7b", GPUS, length, "bfloat16", lambda line: None)
-    assert len(compiled) == 2 and found.chosen == compiled[1] and found.excess == pytest.approx(2)
-    assert 2 * compiled[0].peak > goal.budget >= 2 * compiled[1].peak
-    assert compiled[0].seconds_per_token < compiled[1].seconds_per_token
+    assert len(compiled) == 2 and found.chosen.workload == compiled[1] and found.excess == pytest.approx(2)
+    assert 2 * peaks[compiled[0]] > GPUS.budget >= 2 * peaks[compiled[1]]
+    assert list(peaks).index(compiled[0]) < list(peaks).index(compiled[1])  # the faster first
     compiled.clear()
     plan("llama_7b", GPUS, length, "bfloat16", lambda line: None, excess=1e9)
     (smallest,) = compiled  # is asked, whatever the correction says
-    assert smallest.peak == min(c.peak for c in by_command.values())
+    assert peaks[smallest] == min(peaks.values())
 
 
 def test_nothing_fits(monkeypatch):
-    compiler(monkeypatch, lambda options: False)
+    compiler(monkeypatch, lambda workload: False)
     found = plan("llama_65b", GPUS, 2**24, "float32", lambda line: None)
-    assert found.chosen is None and "nothing fits" in as_text("llama_65b", GPUS, found)
+    assert found.chosen is None and "nothing fits" in plan_text("llama_65b", GPUS, found)
 
 
 def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
-    monkeypatch.setattr(longest_context, "run", lambda command: pytest.fail("nothing to compile with"))
+    monkeypatch.setattr(planning, "compile_step_apart", lambda workload: pytest.fail("nothing to compile with"))
     said = []
     found = longest_plan("llama_7b", GPUS, "bfloat16", said.append)
     assert set(said) == {"the compiler for NVIDIA A100-SXM4-80GB is missing: pip install 'jax[cuda13]'"}
-    assert found.chosen.peak <= target(GPUS).budget
-    text = as_text("llama_7b", GPUS, found)
+    assert found.chosen.peak <= GPUS.budget
+    text = plan_text("llama_7b", GPUS, found)
     assert "  closed form, not compiled: " in text and f"--config.seq_len={found.seq_len}" in text
     assert any(why.endswith("slower (modelled)") for _, why in found.refused)
 
@@ -127,8 +112,8 @@ def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
 def test_a_plan_counts_on_what_an_estimate_counts_on(monkeypatch):
     """One device's step without a ring: the closed form's time is that of a schedule with its FLOPs, and both say at
     what share of the peak."""
-    compiler(monkeypatch, lambda options: True)
-    length, goal, model = 2**15, target(GPUS), LlamaConfig(**preset("llama_7b"))
+    compiler(monkeypatch, lambda workload: True)
+    length, model = 2**15, LlamaConfig(**preset("llama_7b"))
     waste = causal_excess("zigzag", length, 1) - 1
     schedule = Schedule(
         [], executed_flops(model, length, 2) + waste * executed_attention_flops(model, length, 2), Rates(312e12, 1, 1)
@@ -136,16 +121,15 @@ def test_a_plan_counts_on_what_an_estimate_counts_on(monkeypatch):
     seen = []
     for efficiency, said in ((0.6, "60%"), (0.3, "30%")):
         monkeypatch.setattr(closed_forms, "MATMUL_EFFICIENCY", efficiency)
-        found = candidates("llama_7b", goal, length, "bfloat16", 8)
-        (one,) = (c for c in found if c.case.mesh_dim == "1,8,1,1" and c.saving == Saving() and not c.case.offload
-                  and c.case.layout == "zigzag")  # fmt: skip
+        ranked = candidates("llama_7b", GPUS, length, "bfloat16")
+        (ringless,) = (c for c in ranked if c.workload.mesh_dim == "1,8,1,1" and plain(c))
         time = step_time(schedule, length)
-        assert one.seconds_per_token == pytest.approx(time.step / (8 * length))  # of eight sequences at once
+        assert ringless.seconds_per_token == pytest.approx(time.step / (8 * length))  # of eight sequences at once
         seen.append(time.step)
         plans = plan("llama_7b", GPUS, length, "bfloat16", lambda line: None)
-        assert f"tokens/s (computation at {said} of the peak)" in as_text("llama_7b", GPUS, plans)
+        assert f"tokens/s (computation at {said} of the peak)" in plan_text("llama_7b", GPUS, plans)
         closed = plans._replace(estimate=None)
-        assert f"tokens/s (computation at {said} of the peak)" in as_text("llama_7b", GPUS, closed)
+        assert f"tokens/s (computation at {said} of the peak)" in plan_text("llama_7b", GPUS, closed)
     assert seen[1] == pytest.approx(2 * seen[0])
 
 
@@ -157,50 +141,12 @@ def test_lengths_that_no_mesh_divides():
             plan("llama_7b", GPUS, length, "bfloat16", lambda line: None)
 
 
-def test_closed_forms():
-    """Memory falls with each saving."""
-    model = LlamaConfig(**preset("llama_7b"))
-    settings = [LlamaConfig(**preset("llama_7b") | vars(s)) for s in longest_context.savings(model)]
-    peaks = [peak_bytes(c, 32768, devices=256) for c in settings]
-    assert peaks == sorted(peaks, reverse=True) and planning.GiB * 12 < peaks[1] < planning.GiB * 15
-
-
-def test_a_hop():
-    """131,072 tokens over 8 A100 by hand: 2 T^2 d H causal FLOPs at 312 TFLOP/s, 4 T d H bytes at 300 GB/s; with tp
-    half of both; the backward has 2.5 times the FLOPs, and three times the bytes with float32 gradients."""
-    model, goal = LlamaConfig(**preset("llama_7b")), target("8xA100-80")
-    one = hop(model, goal, 16384, ranks=8, tp=1, backward=False)
-    assert one.compute == pytest.approx(7.05e-3, rel=1e-3) and one.link == pytest.approx(0.895e-3, rel=1e-3)
-    assert one.intensity == 16384 / 2
-    half = hop(model, goal, 16384, ranks=8, tp=2, backward=False)
-    assert (half.flops, half.bytes) == (one.flops / 2, one.bytes / 2)
-    back = hop(model, goal, 16384, ranks=8, tp=1, backward=True)
-    assert (back.flops, back.bytes) == (2.5 * one.flops, 3 * one.bytes)
-
-
-def test_days():
-    assert StepTime(compute=9.0, exposed=1.0, tokens=1000).days(86400 * 100) == 1.0
-
-
-@pytest.mark.parametrize("layout", VISIBLE)
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_what_a_layout_costs_is_the_work_list_of_the_busiest_rank(layout, ranks):
-    T, chunk = 512, 64
-    cuts = cut_axis(T, PARTS[layout], chunk), cut_axis(T, PARTS[layout], chunk)
-
-    def executed(source):
-        return sum(len(pairs.q) for pairs in visible_pairs(layout, source, True, *cuts)) * chunk**2
-
-    hops = (ranks - 1) * max(executed("earlier"), executed("later"))
-    expected = (executed("own") + hops) / (ranks * T * T / 2)
-    assert causal_excess(layout, T, ranks, chunk) == pytest.approx(expected)
-
-
 def test_layouts_and_chunks_are_candidates():
     """Zigzag is the fastest; halves of the usual chunks need less memory."""
-    found = candidates("llama_7b", target(GPUS), 2**17, "bfloat16", 8)
-    assert found[0].case.layout == "zigzag" and {c.case.layout for c in found} == set(VISIBLE)
-    halved = next(c for c in found if c.saving.q_chunk and c.case == found[0].case)
-    assert halved.saving.q_chunk == halved.saving.k_chunk == 512
-    assert halved.peak < found[0].peak and halved.seconds_per_token > found[0].seconds_per_token
-    assert "--q_chunk=512" in halved.case.command(2**17, halved.saving)
+    ranked = candidates("llama_7b", GPUS, 2**17, "bfloat16")
+    fastest = ranked[0]
+    assert fastest.workload.model.layout == "zigzag" and {c.workload.model.layout for c in ranked} == set(VISIBLE)
+    smaller = fastest.workload.with_settings(MemorySettings(q_chunk=512, k_chunk=512))
+    (halved,) = (c for c in ranked if c.workload == smaller)
+    assert halved.peak < fastest.peak and halved.seconds_per_token > fastest.seconds_per_token
+    assert " chunk 512 " in str(halved)

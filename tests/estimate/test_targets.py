@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ringformer.estimate import targets
-from ringformer.estimate.targets import MissingCompiler, target
+from ringformer.estimate.targets import MissingCompiler, compiled_by, compiler_versions, find_target
 from tests.hlo import on_tpu
 
 
@@ -17,19 +17,22 @@ from tests.hlo import on_tpu
     [("v3-512", 512), ("v4-1024", 512), ("v5e-256", 256), ("v5p-128", 64), ("v6e-16", 16), ("v5e:4x8", 32)],
 )
 def test_slices(name, devices):
-    assert len(target(name).devices()) == target(name).num_devices == devices
+    assert len(find_target(name).devices()) == find_target(name).num_devices == devices
 
 
 @pytest.mark.parametrize(
-    ("name", "topology"), [("8xA100-80", "1x1x8"), ("32xa100", "1x4x8"), ("4xH100", "1x1x4"), ("16xH200", "1x2x8")]
+    ("name", "topology"),
+    [("8xA100-80", "1x1x8"), ("32xa100", "1x4x8"), ("4xH100", "1x1x4"), ("16xH200", "1x2x8"), ("8xB200", "1x1x8")],
 )
 def test_gpu_nodes(name, topology):
-    assert target(name).topology == topology
+    assert find_target(name).topology == topology
 
 
 def test_a_ring_across_nodes_runs_at_the_networks_rate():
-    goal = target("32xA100-80")
-    assert goal.ring_bandwidth(8) == goal.chip.link_bandwidth > goal.ring_bandwidth(32) == goal.chip.node_bandwidth
+    target = find_target("32xA100-80")
+    assert (
+        target.ring_bandwidth(8) == target.chip.link_bandwidth > target.ring_bandwidth(32) == target.chip.node_bandwidth
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_a_ring_across_nodes_runs_at_the_networks_rate():
 )
 def test_unknown_targets(name, message):
     with pytest.raises(ValueError, match=message):
-        target(name)
+        find_target(name)
 
 
 @pytest.mark.parametrize(("name", "command"), [("v5e:2x2", "libtpu$"), ("2xH100", r"'jax\[cuda13\]'$")])
@@ -51,15 +54,15 @@ def test_a_missing_compiler_is_named_with_its_install(monkeypatch, name, command
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
     targets._devices.cache_clear()
     with pytest.raises(MissingCompiler, match=f"is missing: pip install {command}"):
-        target(name).devices()
+        find_target(name).devices()
 
 
 PROGRAM = """
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from ringformer.estimate.targets import only_compilers, target
+from ringformer.estimate.targets import find_target, only_compilers
 only_compilers()
-mesh = Mesh(np.array(target("v5e:2x2").devices()), ("sp",))
+mesh = Mesh(np.array(find_target("v5e:2x2").devices()), ("sp",))
 x = jax.ShapeDtypeStruct((256, 128), np.float32, sharding=NamedSharding(mesh, P("sp")))
 jax.jit(lambda x: x + 1).lower(x).compile()
 """
@@ -76,4 +79,17 @@ def test_programs_for_elsewhere_are_kept_in_no_compilation_cache(tmp_path):
 @on_tpu
 def test_a_shape_that_no_slice_has():
     with pytest.raises(ValueError, match="knows no topology 'v5e:3x77'"):
-        target("v5e:3x77").devices()
+        find_target("v5e:3x77").devices()
+
+
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_the_wheel_that_is_installed_is_named(monkeypatch, cuda):
+    """Whichever CUDA it is of; none is named where none is."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there" if name == f"jax_plugins.xla_cuda{cuda}" else None)
+    monkeypatch.setattr(targets, "version", lambda wheel: f"of {wheel}")
+    gpus, tpus = find_target("8xH100"), find_target("v5e-8")
+    assert compiled_by(gpus) == f"jax of jax, jax-cuda{cuda}-plugin of jax-cuda{cuda}-plugin"
+    assert list(compiler_versions(gpus)) == ["jax", "jaxlib", f"jax-cuda{cuda}-plugin"]
+    assert list(compiler_versions(tpus)) == ["jax", "jaxlib"]
+    with pytest.raises(MissingCompiler):
+        compiled_by(tpus)

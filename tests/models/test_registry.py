@@ -1,10 +1,11 @@
-"""The seam for models: a toy that knows nothing of LLaMA trains over the ring, resumes, evaluates and is estimated."""
+"""The seam for models: a toy that knows nothing of LLaMA trains over the ring, and lends its parameters."""
 
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import NamedSharding
 
 from ringformer.data import Batch
@@ -50,24 +51,20 @@ def one_step(mesh_dim: str, devices: int):
 
 def test_a_step_is_that_of_one_device():
     loss, params = one_step("1,1,1,1", 1)
-    for mesh_dim in ("1,1,1,4", "2,2,1,2"):
-        found, shards = one_step(mesh_dim, np.prod([int(n) for n in mesh_dim.split(",")]))
-        assert found == pytest.approx(loss, rel=1e-6)
-        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: relative_error(a, b) < 1e-5, shards, params)))
+    found, shards = one_step("1,2,1,4", 8)
+    assert found == pytest.approx(loss, rel=1e-6)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: relative_error(a, b) < 1e-5, shards, params)))
 
 
-def test_a_run_trains_resumes_and_lends_its_parameters(tmp_path):
+def test_a_run_trains_and_lends_its_parameters(tmp_path):
     (tmp_path / "text.txt").write_text("the ring carries blocks of keys and values around " * 200)
     values = base_config("toy")
-    values.update({"seq_len": 64, "batch_size": 4, "steps": 30, "mesh_dim": "1,2,1,4", "run_dir": str(tmp_path / "a")})
+    values.update({"seq_len": 64, "batch_size": 4, "steps": 20, "mesh_dim": "1,2,1,4", "run_dir": str(tmp_path / "a")})
     values.data.update({"store": str(tmp_path / "store"), "source": f"text:{tmp_path}/text.txt", "held_out": 0.0})
-    values.optimizer.learning_rate = 1e-2
+    values.optimizer.learning_rate = 2e-2
     train(prepare(parse(values)))
     losses = [row["loss"] for row in read_metrics(tmp_path / "a")]
     assert losses[-1] < losses[0] - 1 and model_of(tmp_path / "a") == ToyConfig()
-    values.steps = 32
-    train(prepare(parse(values)))
-    assert len(read_metrics(tmp_path / "a")) == 32
     values.update({"init_from": str(tmp_path / "a"), "run_dir": str(tmp_path / "b"), "seq_len": 128, "steps": 1})
     train(prepare(parse(values)))
     assert read_metrics(tmp_path / "b")[0]["loss"] < losses[0] - 1
@@ -98,5 +95,5 @@ def test_a_configuration_of_no_family_is_refused():
         pass
 
     with pytest.raises(ValueError, match="Stranger is the configuration of no registered family"):
-        build(replace(Stranger()), None)
+        build(replace(Stranger()), nnx.Rngs(0))
     assert family_of("llama_7b").config is LlamaConfig

@@ -53,7 +53,11 @@ def executed(monkeypatch):
 
         def per_device(q, k, v, do, ids=None):
             attention = partial(
-                ring_attention.ring_attention, axis_name="sp", layout=layout, segment_ids=ids, q_chunk=chunk,
+                ring_attention.ring_attention,
+                axis_name="sp",
+                layout=layout,
+                segment_ids=ids,
+                q_chunk=chunk,
                 k_chunk=chunk,
             )
             o, vjp = jax.vjp(attention, q, k, v)

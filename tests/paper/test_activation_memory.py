@@ -33,9 +33,9 @@ def test_fill_goes_on_where_it_was(tmp_path, monkeypatch):
     class Program:
         temp_size_in_bytes = temp_bytes = property(lambda self: 2**30 + 10**5 * self.length)
 
-        def __init__(self, model, goal, mesh, *, seq_len, batch_size):
-            self.length = seq_len * batch_size // activation_memory.DEVICES
-            compiled.append((model.attention, self.length))
+        def __init__(self, workload):
+            self.length = workload.local_tokens
+            compiled.append((workload.model.attention, self.length))
 
         def compile(self):
             return self

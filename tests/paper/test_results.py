@@ -7,28 +7,28 @@ from pathlib import Path
 import pytest
 
 from ringformer.estimate.longest_context import next_length
-from ringformer.estimate.targets import GPU_FRACTION, target
+from ringformer.estimate.targets import GPU_FRACTION, find_target
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, read
 from ringformer.paper.tables_document import longest
 
 RESULTS = Path(__file__).parents[2] / "results"
 ATTEMPTS = read(RESULTS / "max_context.json")
 CELLS = [Cell(row, "ring", regime, row.sequences) for row in ROWS for regime in REGIMES]
-WHOLE = [cell for cell in cells() if cell.attention == "ring" and cell.sequences == 1]
+SINGLE = [cell for cell in cells() if cell.attention == "ring" and cell.sequences == 1]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_a_ring_reaches_its_multiple_of_the_paper(cell):
-    best, goal = longest(ATTEMPTS[cell.name]), target(cell.row.target)
-    assert best["seq_len"] >= cell.regime.goal(cell.row) * cell.paper
-    assert best["peak_bytes"] <= goal.chip.hbm_bytes * (GPU_FRACTION if goal.chip.kind == "gpu" else 1)
-    assert best["host_bytes"] <= goal.chip.host_bytes and (best["host_bytes"] > 0) == cell.regime.offload
-    if goal.chip.name.startswith("TPU v3"):  # synchronous by nature
+    best, target = longest(ATTEMPTS[cell.name]), find_target(cell.row.target)
+    assert best["seq_len"] >= cell.regime.wanted_multiple(cell.row) * cell.paper
+    assert best["peak_bytes"] <= target.chip.hbm_bytes * (GPU_FRACTION if target.chip.kind == "gpu" else 1)
+    assert best["host_bytes"] <= target.chip.host_bytes and (best["host_bytes"] > 0) == cell.regime.offload
+    if target.chip.name.startswith("TPU v3"):  # synchronous by nature
         return
     ring = best["hidden_permute_bytes"] + best["exposed_permute_bytes"]
-    allowed = (1 if goal.chip.kind == "tpu" else 2) / (cell.row.devices // cell.sequences)
+    allowed = (1 if target.chip.kind == "tpu" else 2) / (cell.row.devices // cell.sequences)
     assert best["exposed_in_ring_loops_bytes"] == 0 and best["exposed_permute_bytes"] <= allowed * ring
-    assert best["max_link_hops"] == (1 if goal.chip.kind == "tpu" else None)
+    assert best["max_link_hops"] == (1 if target.chip.kind == "tpu" else None)
 
 
 def test_the_longest_context_at_least_doubles_with_the_chips():
@@ -50,14 +50,14 @@ def test_llama3_8b_on_one_node():
     assert found["exposed_in_ring_loops_bytes"] == 0
 
 
-@pytest.mark.parametrize("cell", WHOLE, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", SINGLE, ids=lambda cell: cell.name)
 def test_a_ring_of_all_devices_is_hidden(cell):
     """One sequence over the whole slice, where it is longest."""
-    best, goal = longest(ATTEMPTS[cell.name]), target(cell.row.target)
-    assert best["host_bytes"] <= goal.chip.host_bytes
-    if not goal.chip.name.startswith("TPU v3"):
+    best, target = longest(ATTEMPTS[cell.name]), find_target(cell.row.target)
+    assert best["host_bytes"] <= target.chip.host_bytes
+    if not target.chip.name.startswith("TPU v3"):
         assert best["exposed_in_ring_loops_bytes"] == 0
-        assert best["max_link_hops"] == (1 if goal.chip.kind == "tpu" else None)
+        assert best["max_link_hops"] == (1 if target.chip.kind == "tpu" else None)
 
 
 @pytest.mark.parametrize("cell", cells(), ids=lambda cell: cell.name)

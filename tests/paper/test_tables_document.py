@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ringformer.paper.max_context import ROWS, cells
-from ringformer.paper.tables_document import _text, flops_ratio, write_tables
+from ringformer.paper.tables_document import _longest_text, flops_ratio, write_tables
 
 
 def attempt(seq_len, fits=True):
@@ -17,10 +17,10 @@ def attempt(seq_len, fits=True):
 
 def test_a_cell_says_what_is_known():
     K = 1024
-    assert _text([]) == ""
-    assert _text([attempt(8 * K)], 2 * K) == "≥ 8K (4×)"
-    assert _text([attempt(8 * K), attempt(16 * K, fits=False)], 2 * K) == "8K (4×)"
-    assert _text([attempt(8 * K, fits=False)]) == "< 8K"
+    assert _longest_text([]) == ""
+    assert _longest_text([attempt(8 * K)], 2 * K) == "≥ 8K (4×)"
+    assert _longest_text([attempt(8 * K), attempt(16 * K, fits=False)], 2 * K) == "8K (4×)"
+    assert _longest_text([attempt(8 * K, fits=False)]) == "< 8K"
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_flops_of_a_dataset_are_those_of_figure_5(hidden_size, context, ratio):
 def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
     found = {cell.name: [attempt(cell.first_length)] for cell in cells(ROWS[-1:]) if cell.attention == "ring"}
     results = tmp_path / "results.json"
-    results.write_text(json.dumps({"cells": found}))
+    results.write_longest_text(json.dumps({"cells": found}))
     held = {"local_tokens": 8192, "paper_bytes": 2**26, "forward_bytes": 3 * 2**26, "backward_bytes": 2.0**30}
-    (tmp_path / "held.json").write_text(json.dumps({"kinds": {"blockwise": held}}))
+    (tmp_path / "held.json").write_longest_text(json.dumps({"kinds": {"blockwise": held}}))
     write_tables(results, tmp_path / "held.json", tmp_path / "docs")
-    text = (tmp_path / "docs" / "tables.md").read_text()
+    text = (tmp_path / "docs" / "tables.md").read_longest_text()
     assert "| v5e-256 | 7B | 256/2 | 2,048K | ≥ 4,096K (2×) | ≥ 8,192K (4×) | ≥ 16,384K (8×) |" in text
     assert "| blockwise | 8,192 | 2 b s h | 64 | 192 | 1,024 |" in text
     assert "| 256 | ≥ 8,192K | 32,768 | 8.00 |" in text and "| 32 | - | - | - |" in text

@@ -11,9 +11,10 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
+from ringformer import checkpoint_arrays
 from ringformer.convert.block_streams import open_streams
 from ringformer.inference.load_model import load_model
-from ringformer.train import checkpoint_arrays, checkpoints
+from ringformer.train import checkpoints
 from ringformer.train.checkpoints import Checkpoints, latest_checkpoint, restore_params
 from ringformer.train.state import abstract_state
 from tests.train.states import CONFIG, MESHES, OPTIMIZER, assert_same_bits, laid_out, logical_state, setup

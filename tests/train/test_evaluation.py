@@ -85,7 +85,14 @@ def test_an_evaluation_weighs_every_trained_token_alike(params, accumulate):
     assert found["eval_loss"] == pytest.approx(losses.mean(), rel=1e-5)
     assert found["eval_bits_per_byte"] == pytest.approx(losses.mean() / math.log(2) / 3.0, rel=1e-5)
     assert found["eval_perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-5)
-    assert [(row["first"], row["last"]) for row in found["eval_by_position"]] == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31)]  # noqa: E501
+    assert [(row["first"], row["last"]) for row in found["eval_by_position"]] == [
+        (0, 0),
+        (1, 1),
+        (2, 3),
+        (4, 7),
+        (8, 15),
+        (16, 31),
+    ]
     for row in found["eval_by_position"]:
         there = (positions >= row["first"]) & (positions <= row["last"])
         assert row["tokens"] == there.sum()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ringformer.estimate.targets import target
+from ringformer.estimate.targets import find_target
 from ringformer.models.llama import Llama
 from ringformer.train.state import init_state, make_init
 from tests.helpers import relative_error, unpadded
@@ -73,7 +73,7 @@ def test_a_3b_begins_in_little_more_than_its_state(goal, mesh_dim):
                                                          ("llama2_70b", "96xA100-80", "1,1,1,96")])  # fmt: skip
 def test_a_state_begins_on_gpus(model, goal, mesh_dim):
     try:
-        target(goal).require_compiler()
+        find_target(goal).require_compiler()
     except ValueError as missing:
         pytest.skip(str(missing))
     row = compiled(model, goal, mesh_dim)

@@ -153,15 +153,17 @@ def to_markdown(html: str) -> str:
 
 
 def _language(code) -> str:
-    found = _LANGUAGE.search(" ".join(code.get("class") or []))
-    return found[1] if found else ""
+    """The language that a class of a `code` element names, or nothing."""
+    language = _LANGUAGE.search(" ".join(code.get("class") or []))
+    return language[1] if language else ""
 
 
 def _unprintable(text: str) -> float:
+    """The share of characters that nothing prints."""
     if text.isascii():
         return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
-    odd = _NOT_PLAIN.findall(text)
-    bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in odd)
+    candidates = _NOT_PLAIN.findall(text)
+    bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in candidates)
     return bad / max(len(text), 1)
 
 

@@ -35,7 +35,7 @@ class Message(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """The turns of a record, and the name to use for it in messages: a path and line."""
+    """The turns of a record, and the name to use for it in errors: a path and line."""
 
     messages: tuple[Message, ...]
     name: str

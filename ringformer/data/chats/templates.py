@@ -63,7 +63,7 @@ def _llama2(tokenizer: Tokenizer) -> Template:
     def render(messages: Sequence[Message]) -> list[Segment]:
         system, turns = _split_system(messages)
         before = "" if system is None else f"<<SYS>>\n{system}\n<</SYS>>\n\n"
-        segments = []
+        segments: list[Segment] = []
         for role, content in turns:
             if role == "user":
                 segments += [*begin, Segment(f"[INST] {before}{content} [/INST] ")]
@@ -96,7 +96,7 @@ def _llama3(tokenizer: Tokenizer) -> Template:
     return render
 
 
-def _of_the_tokenizer(tokenizer: Tokenizer) -> Template:
+def _from_tokenizer(tokenizer: Tokenizer) -> Template:
     with needed_for("the template tokenizer"):
         from ringformer.data.chats.tokenizer_template import jinja_template
 
@@ -107,7 +107,7 @@ TEMPLATES: dict[TemplateName, Callable[[Tokenizer], Template]] = {
     "vicuna": _vicuna,
     "llama2": _llama2,
     "llama3": _llama3,
-    "tokenizer": _of_the_tokenizer,
+    "tokenizer": _from_tokenizer,
 }
 
 

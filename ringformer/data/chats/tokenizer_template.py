@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes, pass_context
+from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -31,7 +31,7 @@ BREAK, START, STOP = (f"\ufdd0{_NONCE}{letter}\ufdd1" for letter in "bse")
 """Text that no message contains: parts a special token's name; begins and ends a `generation` block."""
 
 SAFE_VERSION = (3, 1, 6)
-"""Of jinja2. In those before it a template could leave the sandbox by the filter `attr` (CVE-2025-27516)."""
+"""The first safe version of jinja2: before it a template could leave the sandbox by `attr` (CVE-2025-27516)."""
 
 MOST_STEPS = 1_000_000
 """Loop iterations and calls of one rendering."""
@@ -42,13 +42,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-        self.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
+        self.globals.update(raise_exception=_raise, strftime_now=lambda format: datetime.now().strftime(format))
         # With the context a filter is not evaluated when the template is compiled.
         self.filters |= {"tojson": _tojson, "counted": pass_context(lambda _, items: self._counted(items))}
         self.steps = 0
 
-    def read(self, source: str):
-        """The template, with its loops counted."""
+    def compile_counted(self, source: str) -> Template:
+        """The template of a source, its loops counted."""
         tree = self.parse(source)
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno, environment=self)
@@ -93,7 +93,7 @@ def jinja_template(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[S
     _check_version()
     source, sandbox = _source(tokenizer), Sandbox()
     try:
-        template = sandbox.read(source)
+        template = sandbox.compile_counted(source)
     except (TemplateError, RecursionError) as error:
         raise ValueError(f"the chat template of tokenizer {tokenizer.name} cannot be read: {error}") from None
     names = {key: _name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
@@ -128,7 +128,10 @@ def jinja_template(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[S
     return render
 
 
-def _by_prefixes(text: str, run, messages: Sequence[Message], tokenizer: Tokenizer) -> list[tuple[str, bool]]:
+def _by_prefixes(
+    text: str, run: Callable[..., str], messages: Sequence[Message], tokenizer: Tokenizer
+) -> list[tuple[str, bool]]:
+    """Pieces of the rendered conversation, (text, trained): an answer is what the template adds after its question."""
     pieces, place = [], 0
     for i, message in enumerate(messages):
         if message.role != "assistant":
@@ -139,9 +142,9 @@ def _by_prefixes(text: str, run, messages: Sequence[Message], tokenizer: Tokeniz
         if not added.startswith(answer):  # spaces may stand before it, and be taken off it
             answer, start = answer.strip(), len(after) - len(added.lstrip())
         rest = after[start + len(answer) :].lstrip()
-        found = after.startswith(before) and after.startswith(answer, start)
-        found = found and (not rest or rest.startswith(tuple(tokenizer.controls)))
-        if not (found and text.startswith(after)):
+        added_at_end = after.startswith(before) and after.startswith(answer, start)
+        ends = not rest or rest.startswith(tuple(tokenizer.controls))
+        if not (added_at_end and ends and text.startswith(after)):
             raise ValueError(
                 f"the chat template of tokenizer {tokenizer.name} rewrites earlier text or answer {i}, so that answers "
                 "cannot be found in it: mark them in it with {% generation %} and {% endgeneration %}, or choose "
@@ -190,19 +193,21 @@ def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], token
 
 
 def _runs(segments: list[Segment]) -> list[tuple[int, int]]:
-    """Where consecutive trained segments begin and end."""
+    """The begin and the end of each run of trained segments."""
     flags = [False, *(s.trained for s in segments), False]
     edges = [i for i in range(len(flags) - 1) if flags[i] != flags[i + 1]]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _broken(content: str, tokenizer: Tokenizer) -> str:
+    """The text with a BREAK in every name of a special token."""
     for name in tokenizer.controls:
         content = content.replace(name, name[0] + BREAK + name[1:])
     return content
 
 
 def _source(tokenizer: Tokenizer) -> str:
+    """The template's source text. Raises ValueError if the tokenizer has none."""
     source: Any = tokenizer.config.get("chat_template")
     if isinstance(source, list):  # several by name
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
@@ -216,11 +221,11 @@ def _source(tokenizer: Tokenizer) -> str:
 
 
 def _check_version() -> None:
-    found = importlib.metadata.version("jinja2")
-    if tuple(map(int, re.findall(r"\d+", found)[:3])) < SAFE_VERSION:
-        wanted = ".".join(map(str, SAFE_VERSION))
-        raise ValueError(f"jinja2 {found} lets a tokenizer's chat template read files and the environment of this "
-                         f"process: pip install -U 'jinja2>={wanted}'")  # fmt: skip
+    installed = importlib.metadata.version("jinja2")
+    if tuple(map(int, re.findall(r"\d+", installed)[:3])) < SAFE_VERSION:
+        safe = ".".join(map(str, SAFE_VERSION))
+        raise ValueError(f"jinja2 {installed} lets a tokenizer's chat template read files and the environment of this "
+                         f"process: pip install -U 'jinja2>={safe}'")  # fmt: skip
 
 
 def _name(token: Any) -> str | None:

@@ -29,7 +29,7 @@ TOLERANCE = 0.05
 """The spread of work, (max - min) / mean, at which a batch is even enough."""
 
 TRADES = 8
-"""At most this many trades per sequence of a batch."""
+"""The most trades per sequence of a batch."""
 
 
 def pack(
@@ -55,11 +55,11 @@ def pack(
     return bins
 
 
-def _fill(lengths, capacity, balanced):
+def _fill(lengths: np.ndarray, capacity: int, balanced: float) -> np.ndarray:
     """The bins of one pool, which comes longest first; `balanced`: the share of tokens dealt out by work."""
     ends = np.cumsum(lengths)
     dealt = int(np.searchsorted(ends, balanced * ends[-1]))
-    bins, rooms, late = [0] * len(lengths), [], range(dealt)
+    bins, rooms, late = [0] * len(lengths), list[int](), list(range(dealt))
     used = -(-int(ends[-1]) // capacity) if dealt else 0
     if dealt:
         # What a bin has room for will be filled by the rest: its work is foreseen as `rate` a token.
@@ -74,16 +74,16 @@ def _fill(lengths, capacity, balanced):
             else:
                 late.append(i)
         rooms = sorted(room * POOL + b for _, b, room in lightest)
-    lengths = lengths.tolist()
-    for i in (*late, *range(dealt, len(lengths))):
-        at = bisect_left(rooms, lengths[i] * POOL)
+    sizes = lengths.tolist()
+    for i in (*late, *range(dealt, len(sizes))):
+        at = bisect_left(rooms, sizes[i] * POOL)
         if at < len(rooms):
             room, bins[i] = divmod(rooms.pop(at), POOL)
         else:
             room, bins[i] = capacity, used
             used += 1
-        if room > lengths[i]:
-            insort(rooms, (room - lengths[i]) * POOL + bins[i])
+        if room > sizes[i]:
+            insort(rooms, (room - sizes[i]) * POOL + bins[i])
     return np.array(bins)
 
 
@@ -111,10 +111,10 @@ def order_by_batch(
     head = min(-phase % size, len(by_work))
     count, tail = divmod(len(by_work) - head, size)
     broken = slice(count // 2 * size, count // 2 * size + head + tail)
-    odd, whole = rng.permutation(by_work[broken]), np.delete(by_work, broken).reshape(count, size)
-    bins = _even_out(lengths, bins, whole, capacity, packed_attention)
-    whole = rng.permuted(whole[rng.permutation(count)], axis=1)
-    return bins, np.concatenate([odd[:head], whole.reshape(-1), odd[head:]])
+    partial, batches = rng.permutation(by_work[broken]), np.delete(by_work, broken).reshape(count, size)
+    bins = _even_out(lengths, bins, batches, capacity, packed_attention)
+    batches = rng.permuted(batches[rng.permutation(count)], axis=1)
+    return bins, np.concatenate([partial[:head], batches.reshape(-1), partial[head:]])
 
 
 def attention_work(lengths: np.ndarray, bins: np.ndarray, packed_attention: PackedAttention = "document") -> np.ndarray:
@@ -124,17 +124,19 @@ def attention_work(lengths: np.ndarray, bins: np.ndarray, packed_attention: Pack
 
 
 def _load(lengths: np.ndarray, packed_attention: PackedAttention) -> tuple[np.ndarray, int]:
-    """What each piece adds to the load of its bin, float64, and the power of the load that is the bin's work."""
+    """The load that each piece adds to its bin, float64, and the power of the load that is the bin's work."""
     lengths = lengths.astype(np.float64)
     return (lengths**2, 1) if packed_attention == "document" else (lengths, 2)
 
 
 def spread(work: np.ndarray) -> np.ndarray:
-    """(max - min) / mean along the last axis."""
+    """The spread (max - min) / mean along the last axis."""
     return np.ptp(work, axis=-1) / work.mean(axis=-1)
 
 
-def _even_out(lengths, bins, batches, capacity, packed_attention):
+def _even_out(
+    lengths: np.ndarray, bins: np.ndarray, batches: np.ndarray, capacity: int, packed_attention: PackedAttention
+) -> np.ndarray:
     """Trade pieces within the batches [n, size] whose spread is over TOLERANCE; returns the new bins."""
     bins = bins.copy()
     uneven = batches[spread(attention_work(lengths, bins, packed_attention)[batches]) > TOLERANCE]
@@ -147,7 +149,9 @@ def _even_out(lengths, bins, batches, capacity, packed_attention):
     return bins
 
 
-def _trade(lengths, places, size, capacity, packed_attention):
+def _trade(
+    lengths: np.ndarray, places: np.ndarray, size: int, capacity: int, packed_attention: PackedAttention
+) -> np.ndarray:
     """Swap two pieces as long as it relieves the heaviest of `size` bins, or else fills the lightest."""
     n = len(lengths)
     lengths = np.append(lengths, np.zeros(size, np.int64))  # a hole in each bin: to swap with it is to move there

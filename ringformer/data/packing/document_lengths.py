@@ -1,4 +1,4 @@
-"""How long the documents of a run are against its context: what there is to learn long-range attention from.
+"""Lengths of the documents of a run against its context: what there is to learn long-range attention from.
 
 A context that is packed full of short documents is no long context. With packed attention "document" no token sees
 further than its document reaches, and no larger RoPE position is ever met; with "sequence" tokens see, and positions
@@ -41,6 +41,7 @@ class DocumentLengths(NamedTuple):
 
 
 def document_lengths(sequences: StoreSequences) -> DocumentLengths:
+    """The lengths of the documents that `sequences` are packed from."""
     lengths = np.diff(sequences.store.offsets)[sequences.documents]
     return DocumentLengths(
         store=str(sequences.store.path),
@@ -58,20 +59,20 @@ def document_lengths(sequences: StoreSequences) -> DocumentLengths:
 
 
 def too_short(stores: Sequence[DocumentLengths]) -> str | None:
-    """What to say of a run on these stores if no document of them reaches half of its context; else None."""
+    """A warning if no document of these stores reaches half of a run's context; else None."""
     first, longest = stores[0], max(store.longest for store in stores)
     if 2 * longest >= first.seq_len:
         return None
     positions = max(store.positions for store in stores)
-    said = f"no document reaches half of the context of {first.seq_len:,} tokens: the longest has {longest:,}. "
+    warning = f"no document reaches half of the context of {first.seq_len:,} tokens: the longest has {longest:,}. "
     if first.packed_attention == "document":
-        said += (
+        warning += (
             "A token sees its own document alone, so attention reaches no further than that, and no RoPE position "
             f"beyond {positions - 1:,} is trained. data.packed_attention=sequence lets it see the packed sequence; else"
         )
     else:
-        said += (
+        warning += (
             f"Attention and RoPE positions reach {positions:,} tokens, but beyond a document are other documents, from "
             "which no long dependency is learnt. For that"
         )
-    return said + " train on longer documents (data.min_length leaves the short ones out), or shorten seq_len"
+    return warning + " train on longer documents (data.min_length leaves the short ones out), or shorten seq_len"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringformer.data.packing.sequences import Batch
+from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.stores.token_store import TokenStore
 
 LONGEST_PERIOD = 10_000
@@ -35,8 +35,8 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
     paths = [path for path, _ in parts]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
         raise ValueError(f"mixture {text!r} names {', '.join(twice)} twice; add the weights up")
-    whole = math.lcm(*(share.denominator for _, share in parts))
-    shares = [int(share * whole) for _, share in parts]
+    denominator = math.lcm(*(share.denominator for _, share in parts))
+    shares = [int(share * denominator) for _, share in parts]
     common = math.gcd(*shares)
     shares = [share // common for share in shares]
     if sum(shares) > LONGEST_PERIOD:
@@ -45,7 +45,9 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
     return list(zip(paths, shares, strict=True))
 
 
-def open_mixture(text: str, tokenizer: str, held_out: bool):
+def open_mixture(
+    text: str, tokenizer: str, held_out: bool
+) -> tuple[list[tuple[TokenStore, int]], list[tuple[TokenStore, int]] | None]:
     """The train and the eval stores of a mixture's folders, as lists of (TokenStore, share).
 
     Args:
@@ -60,10 +62,8 @@ def open_mixture(text: str, tokenizer: str, held_out: bool):
                 f"{path} has no eval store for the mixture: build it with a held_out share, or set data.held_out=0 to "
                 "train without evaluation"
             )
-    train, evaluation = (
-        [(TokenStore(Path(path) / split), share) for path, share in parts] if wanted else None
-        for split, wanted in (("train", True), ("eval", held_out))
-    )
+    train = [(TokenStore(Path(path) / "train"), share) for path, share in parts]
+    evaluation = [(TokenStore(Path(path) / "eval"), share) for path, share in parts] if held_out else None
     for store, _ in train + (evaluation or []):
         if store.meta["tokenizer"] != tokenizer:
             raise ValueError(f"{store.path} was built with tokenizer {store.meta['tokenizer']}, not {tokenizer}: "
@@ -72,7 +72,7 @@ def open_mixture(text: str, tokenizer: str, held_out: bool):
 
 
 def schedule(shares: Sequence[int]) -> np.ndarray:
-    """int64 [sum(shares)]: the part that each sequence of a period comes from."""
+    """The part that each sequence of a period comes from, int64 [sum(shares)]."""
     k, total = len(shares), sum(shares)
     slack = max(2 * k - 2, 1)
     counts, order = [0] * k, []
@@ -89,11 +89,11 @@ class Mixture:
     """Packed sequences of several parts in the given shares; a function of (seed, index) like each part's.
 
     Attributes:
-      parts: what is mixed: all `PackedSequences` or all `WholeDocuments`, of one packed_attention.
+      parts: the sequences that are mixed: all `DocumentStream` or all `WholeDocuments`, of one packed_attention.
       per_epoch: sequences before any part begins anew.
     """
 
-    def __init__(self, parts: Sequence, shares: Sequence[int], seed: int):
+    def __init__(self, parts: Sequence[StoreSequences], shares: Sequence[int], seed: int):
         self.parts = list(parts)
         self.shares = list(shares)
         period = schedule(shares)
@@ -127,7 +127,7 @@ class Mixture:
 
     @property
     def masked(self) -> bool:
-        """Have all parts tokens that are not trained on?"""
+        """Whether all parts have tokens that are not trained on."""
         return all(part.masked for part in self.parts)
 
     @property

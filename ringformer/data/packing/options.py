@@ -1,4 +1,4 @@
-"""How documents are packed into sequences: options of the loader, and keys of a run's `data`."""
+"""Options of packing: how the loader makes sequences of documents, and keys of a run's `data`."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -9,10 +9,10 @@ PackedAttention = Literal["document", "sequence"]
 
 @dataclass(frozen=True)
 class PackingOptions:
-    """How documents of a store become sequences, and which of them do."""
+    """The way from a store's documents to sequences: which of them, cut or uncut, and what their tokens see."""
 
     key_prefix: ClassVar[str] = ""
-    """What stands before the fields' names in errors: those of a config are keys such as data.packing."""
+    """The text before a field\'s name in errors; a config has keys such as data.packing."""
 
     packing: Packing = "stream"
     """stream: documents end to end, cut every seq_len tokens. whole: uncut, with padding. See docs/data.md."""

@@ -30,9 +30,10 @@ class Batch(NamedTuple):
     """int32: 1, 2, ... for the documents of the sequence, in order, then a number for each token of padding. With
     packed attention "sequence" all documents are 1, and where a packing never pads (stream) this is None."""
     mask: Any
-    """bool: is the target predicted: is it in the same document, and trained on according to the store."""
+    """bool: whether the target is predicted: in the same document, and trained on according to the store."""
     ends: Any
-    """bool: is the target never predicted, whatever the store says: the token is its document's last, or padding."""
+    """bool: whether the target is never predicted, whatever the store says: the token is the last of its document, or
+    padding."""
 
 
 class StoreSequences(ABC):
@@ -40,24 +41,18 @@ class StoreSequences(ABC):
 
     Attributes:
       store: the TokenStore.
-      documents: int64, the numbers of its documents of min_length to max_length tokens, end token included; a
-        max_length of 0 is no limit.
+      documents: int64, the numbers of its documents that have the lengths that the options ask for.
       packed_attention: "document" or "sequence", what a token attends to.
-      has_segments: has every sequence segment ids? Else none has: a step is compiled for one of the two.
+      has_segments: whether every sequence has segment ids. Else none has: a step is compiled for one of the two.
       per_epoch: sequences in one pass over these documents, the first pass if not all are alike.
-      bytes_read: how much of the store's tokens and mask was read so far.
+      bytes_read: the bytes of the store's tokens and mask that were read so far.
     """
 
     has_segments: bool
     per_epoch: int
 
-    def __init__(
-        self,
-        store: TokenStore,
-        seq_len: int,
-        seed: int,
-        options: PackingOptions = PackingOptions(),
-    ):
+    def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
+        """`options.packing` is what chose the subclass."""
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:
@@ -89,7 +84,7 @@ class StoreSequences(ABC):
 
     @property
     def masked(self) -> bool:
-        """Are some of the store's tokens not to be trained on, as in chats?"""
+        """Whether some of the store's tokens are not to be trained on, as in chats."""
         return self.store.mask is not None
 
     @property

@@ -78,9 +78,10 @@ class WholeDocuments(StoreSequences):
             trained = goes_on.copy()
             trained[goes_on] = self._gather(self.store.mask, places[goes_on] + 1) != 0
 
-        segment, padding = slot + 1, 1 + len(pieces) + positions - starts[-1]
+        segment, segments = slot + 1, len(pieces)
         if self.packed_attention == "sequence":
-            within, segment, padding = positions[held], 1, 2 + positions - starts[-1]
+            within, segment, segments = positions[held], np.ones_like(slot), 1
+        padding = 1 + segments + positions - starts[-1]
 
         def full(values, where_padded=0):
             out = np.empty(len(positions), np.int32)
@@ -98,7 +99,7 @@ class WholeDocuments(StoreSequences):
         )
 
     def pieces(self, index: int) -> np.ndarray:
-        """int64: the pieces that sequence `index` holds, in order."""
+        """The pieces that sequence `index` holds, in order, int64."""
         while index >= self._first[-1]:
             self._begin(len(self._first))
         epoch = bisect_right(self._first, index) - 1
@@ -107,7 +108,7 @@ class WholeDocuments(StoreSequences):
         return by_bin[ends[bin_] : ends[bin_ + 1]]
 
     def lengths(self, index: int) -> np.ndarray:
-        """int64: the tokens of each piece in sequence `index`."""
+        """The tokens of each piece in sequence `index`, int64."""
         return self._lengths[self.pieces(index)]
 
     def _begin(self, epoch: int) -> int:

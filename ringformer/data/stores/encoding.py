@@ -1,4 +1,4 @@
-"""Documents and conversations as token ids: what one of them becomes in a store."""
+"""Encoding of documents and conversations: what one of them becomes in a store."""
 
 import hashlib
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringformer.data.chats.cleaning import Cleaning, content_digest
-from ringformer.data.chats.conversations import Conversation
+from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.chats.templates import Template
 from ringformer.data.sources import Document, Documents, Malformed
 from ringformer.data.tokenizers.base import Segment, Tokenizer
@@ -19,22 +19,22 @@ class Encoded(NamedTuple):
 
     ids: np.ndarray
     trained: np.ndarray | None
-    """bool, per token; None: all."""
+    """Whether each token is trained on, bool; None: all are."""
     utf8_bytes: int
-    """Of the text that is trained on."""
+    """The size of the text that is trained on."""
     digest: bytes
-    """Decides on which side of the split the document lies."""
+    """Identifies the document, and decides on which side of the split it lies."""
 
 
 class DocumentEncoder:
-    """Documents, each with the end token behind it; all of it is trained on."""
+    """Encodes documents, each with the end token behind it; all of it is trained on."""
 
     def __init__(self, documents: Documents, tokenizer: Tokenizer):
         self._documents = documents
         self._tokenizer = tokenizer
 
     def __iter__(self) -> Iterator[tuple[int, Document]]:
-        """What to encode, each with its length in characters."""
+        """The documents to encode, each with its length in characters."""
         return ((len(document.text), document) for document in self._documents)
 
     @property
@@ -42,11 +42,11 @@ class DocumentEncoder:
         return Counter({"empty documents skipped": self._documents.skipped})
 
     def encode(self, group: Sequence[Document]) -> tuple[list[Encoded], Counter[str]]:
-        raw = [_utf8(document) for document in group]
+        texts = [_utf8(document) for document in group]
         end = self._tokenizer.eos_id
         encoded = [
             Encoded(np.append(ids, np.int32(end)), None, len(text), hashlib.blake2b(text, digest_size=16).digest())
-            for text, ids in zip(raw, self._ids(group), strict=True)
+            for text, ids in zip(texts, self._ids(group), strict=True)
         ]
         return encoded, Counter()
 
@@ -66,7 +66,7 @@ class DocumentEncoder:
 
 
 class ChatEncoder:
-    """Conversations by a template; answers and their end tokens are trained on.
+    """Encodes conversations by a template; answers and their end tokens are trained on.
 
     One that is longer than `chat_length` tokens (0: any length) is split between an answer and the next question, the
     system message said again in each part; a question and answer that alone are longer are cut. Parts without a token
@@ -107,7 +107,7 @@ class ChatEncoder:
         for (conversation, _), (ids, trained) in zip(group, encoded, strict=True):
             digest = content_digest(conversation.messages)
             for part in self._fit(conversation, ids, trained, digest, counts):
-                if part.trained.any():
+                if np.any(part.trained):
                     parts.append(part)
                 else:
                     counts["parts dropped: no answer within chat_length"] += 1
@@ -116,6 +116,7 @@ class ChatEncoder:
     def _fit(
         self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes, counts: Counter[str]
     ) -> Iterator[Encoded]:
+        """The parts of a conversation that is longer than chat_length, or all of it."""
         messages, limit = list(conversation.messages), self._chat_length
         system = [message for message in messages[:1] if message.role == "system"]
         turns = messages[len(system) :]
@@ -124,8 +125,7 @@ class ChatEncoder:
         while limit and len(ids) > limit and len(turns) > 2:
             # Answers end where a run of trained tokens does.
             ends = np.flatnonzero(trained & ~np.append(trained[1:], False)) + 1
-            whole = int(np.searchsorted(ends, limit, side="right"))
-            pairs = max(whole, 1)
+            pairs = max(int(np.searchsorted(ends, limit, side="right")), 1)  # of question and answer that fit
             end = ends[pairs - 1]
             counts["splits between turns"] += 1
             yield self._part(ids[:end], trained[:end], turns[: 2 * pairs], digest, counts)
@@ -135,7 +135,10 @@ class ChatEncoder:
             ((ids, trained),) = self._tokenizer.encode_chats([self._template([*system, *turns])])
         yield self._part(ids, trained, turns, digest, counts)
 
-    def _part(self, ids, trained, turns, digest: bytes, counts: Counter[str]) -> Encoded:
+    def _part(
+        self, ids: np.ndarray, trained: np.ndarray, turns: Sequence[Message], digest: bytes, counts: Counter[str]
+    ) -> Encoded:
+        """A part of a conversation, cut at chat_length."""
         limit = self._chat_length
         if not limit or len(ids) <= limit:
             answers = sum(len(message.content.encode()) for message in turns if message.role == "assistant")

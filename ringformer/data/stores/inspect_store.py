@@ -1,4 +1,4 @@
-"""Look at a store: decoded documents, what is trained on in colour, their borders marked."""
+"""Inspection of a store: decoded documents, what is trained on in colour, their borders marked."""
 
 import itertools
 from collections.abc import Iterator
@@ -43,9 +43,9 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
 def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Text:
     names = {i: name for name, i in tokenizer.controls.items()}
     text = Text()
-    for (wanted, control), places in _runs(ids, trained, set(names)):
-        style = "green" if wanted else "dim"
-        if control:
+    for (is_trained, is_control), places in _runs(ids, trained, set(names)):
+        style = "green" if is_trained else "dim"
+        if is_control:
             for i in places:
                 text.append(names[int(ids[i])], f"{style} reverse")
             continue
@@ -56,6 +56,7 @@ def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Tex
 
 
 def _runs(ids: np.ndarray, trained: np.ndarray, controls: set[int]) -> Iterator[tuple[tuple[bool, bool], list[int]]]:
-    kinds = [(bool(wanted), int(i) in controls) for i, wanted in zip(ids, trained, strict=True)]
+    """Runs of tokens of one kind, (trained on, control token): the kind and the places."""
+    kinds = [(bool(is_trained), int(i) in controls) for i, is_trained in zip(ids, trained, strict=True)]
     for kind, group in itertools.groupby(range(len(kinds)), key=kinds.__getitem__):
         yield kind, list(group)

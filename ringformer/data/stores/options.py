@@ -1,4 +1,4 @@
-"""What makes a store: the options of `ringformer data prepare`, and keys of a run's `data`."""
+"""Options of a store: flags of `ringformer data prepare`, and keys of a run's `data`."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -12,10 +12,10 @@ Format = Literal["documents", ChatFormat]
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What makes a store: where documents or conversations come from, and what becomes of them."""
+    """The making of a store: where documents or conversations come from, and what becomes of them."""
 
     key_prefix: ClassVar[str] = ""
-    """What stands before the fields' names in errors: those of a config are keys such as data.held_out."""
+    """The text before a field\'s name in errors; a config has keys such as data.held_out."""
 
     source: str
     """Where documents are: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN or

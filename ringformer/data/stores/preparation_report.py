@@ -1,4 +1,4 @@
-"""What a preparation made and left out, as JSON and as text."""
+"""The report of a preparation: what was made and left out, as JSON and as text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,32 +9,33 @@ from ringformer.data.stores.token_store import TokenStore
 
 
 def make_report(stores: Mapping[str, TokenStore], left_out: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """For each store its documents, tokens, share of masked tokens and lengths; what was left out, by reason."""
-    report: dict[str, Any] = {name: _of_store(store) for name, store in stores.items()}
+    """The report: documents, tokens, masked share and lengths of each store; what was left out, by reason."""
+    report: dict[str, Any] = {name: _describe(store) for name, store in stores.items()}
     tokens = sum(store.meta["tokens"] for store in stores.values())
     report["left_out"] = {reason: count for reason, count in sorted(left_out.items()) if count}
     return report | {"seconds": round(seconds, 3), "tokens_per_second": round(tokens / seconds)}
 
 
-def as_text(report: Mapping[str, Any]) -> str:
+def format_report(report: Mapping[str, Any]) -> str:
+    """The report as lines, with a histogram of lengths for each store."""
     lines = []
     for name in ("train", "eval"):
         if name not in report:
             continue
-        part = report[name]
-        lines.append(f"{name}: {part['documents']:,} documents, {part['tokens']:,} tokens, "
-                     f"{part['masked_share']:.1%} of them masked")  # fmt: skip
-        largest = max(part["lengths"].values())
+        store = report[name]
+        lines.append(f"{name}: {store['documents']:,} documents, {store['tokens']:,} tokens, "
+                     f"{store['masked_share']:.1%} of them masked")  # fmt: skip
+        largest = max(store["lengths"].values())
         lines += [
             f"  {length:>10,}+ {count:>10,} {'#' * round(40 * count / largest)}"
-            for length, count in ((int(length), count) for length, count in part["lengths"].items())
+            for length, count in ((int(length), count) for length, count in store["lengths"].items())
         ]
     lines += [f"{count:,} {reason}" for reason, count in report["left_out"].items()]
     lines.append(f"{report['seconds']:.1f} seconds, {report['tokens_per_second']:,} tokens a second")
     return "\n".join(lines)
 
 
-def _of_store(store: TokenStore) -> dict[str, Any]:
+def _describe(store: TokenStore) -> dict[str, Any]:
     meta = store.meta
     powers, counts = np.unique(np.frexp(np.diff(store.offsets))[1] - 1, return_counts=True)
     return {

@@ -1,4 +1,4 @@
-"""From a source to token stores: read, tokenize in parallel, split, write, report.
+"""Preparation of token stores from a source: read, tokenize in parallel, split, write, report.
 
     DIR/train, DIR/eval   the stores (`token_store.py`)
     DIR/report.json       what went in and what was left out
@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,10 @@ from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.data.tokenizers.load import save_tokenizer
 
 ENCODE_CHARACTERS = 2**21
-"""How much text is handed to the tokenizer at once: bounds the memory of a build."""
+"""Characters of text handed to the tokenizer at once: they bound the memory of a build."""
 IN_FLIGHT = 3
 """Groups handed to the tokenizer and not yet written: it never waits for reading, hashing and writing."""
-MAKING = ("held_out", "format", "template", "chat_length", "clean")
+FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
 """The settings that belong to a store's fingerprint; the others only say where the documents are."""
 
 
@@ -70,8 +70,8 @@ def open_or_build(
                 raise
             # Another process building the same stores was faster: use its.
     train = TokenStore(directory / "train")
-    there, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": options.held_out}
-    differ = [f"{k} is {there.get(k)!r}, not {v!r}" for k, v in asked.items() if there.get(k) != v]
+    built, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": options.held_out}
+    differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
     if differ:
         raise ValueError(
             f"the token stores in {directory} were built otherwise: {'; '.join(differ)}. "
@@ -113,13 +113,14 @@ def build_stores(
         raise ValueError(f"held_out={held_out} is not in [0, 1): it is the share of documents kept for evaluation")
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty; build the stores in another directory, or delete this one")
+    encoder: DocumentEncoder | ChatEncoder
     if isinstance(documents, ChatEncoder):
         encoder = documents
     else:
         documents = documents if isinstance(documents, Documents) else Documents(documents)
         encoder = DocumentEncoder(documents, tokenizer)
     settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
-    making = {key: settings[key] for key in MAKING if key in settings}
+    fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
     directory.parent.mkdir(parents=True, exist_ok=True)
     building = directory.parent / f"{directory.name}.building-{uuid.uuid4().hex[:8]}"
     start = time.perf_counter()
@@ -128,7 +129,7 @@ def build_stores(
         files = source_state(settings["source"]) if "source" in settings else {}
         with ExitStack() as stack:
             writers = {
-                name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, making)))
+                name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, fingerprinted)))
                 for name in (("train", "eval") if held_out else ("train",))
             }
             counts = _write(encoder, held_out, writers)
@@ -156,7 +157,7 @@ def build_stores(
 
 
 def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
-    """How the documents are chosen and rendered, for store.json: the options that their format has a use for."""
+    """The settings that store.json records: the options that the documents' format has a use for."""
     if options.format == "documents":
         return _fields(options, "source", "field", "split", "skip_empty", "format")
     return _fields(options, "source", "split", "format") | {
@@ -174,9 +175,7 @@ def _fields(options: StoreOptions, *names: str) -> dict[str, Any]:
 def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEncoder:
     """The documents or conversations that the options name, ready for `build_stores`."""
     if options.format == "documents":
-        return read_documents(
-            options.source, field=options.field, split=options.split, skip_empty=options.skip_empty
-        )
+        return read_documents(options.source, field=options.field, split=options.split, skip_empty=options.skip_empty)
     malformed = Malformed(skip=options.skip_malformed)
     chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
     template = load_template(options.template, tokenizer)
@@ -209,10 +208,13 @@ def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dic
 
 
 def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[Encoded], Counter[str]]]:
-    """Groups in order. Two threads: while one turns results into arrays, the other's text is being tokenized, by the
-    tokenizer's own threads."""
+    """Encoded groups, in order, and what each counted.
+
+    Two threads: while one turns results into arrays, the other's text is being tokenized, by the tokenizer's own
+    threads.
+    """
     with ThreadPoolExecutor(2, thread_name_prefix="encode") as threads:
-        coming = deque()
+        coming: deque[Future[tuple[list[Encoded], Counter[str]]]] = deque()
         try:
             for group in _groups(encoder):
                 coming.append(threads.submit(encoder.encode, group))
@@ -226,6 +228,7 @@ def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[
 
 
 def _groups(encoder: DocumentEncoder | ChatEncoder) -> Iterator[list[Any]]:
+    """The encoder's items in groups of at least ENCODE_CHARACTERS, but the last."""
     group, characters = [], 0
     for length, item in encoder:
         group.append(item)

@@ -1,4 +1,4 @@
-"""Have the files that a store was made from changed since?"""
+"""Changes of the files that a store was made from, since it was."""
 
 import hashlib
 from pathlib import Path
@@ -13,20 +13,20 @@ def source_state(source: str) -> dict[str, list[Any]]:
 
 
 def changed_files(source: str, recorded: dict[str, list[Any]]) -> list[str]:
-    """What differs now from `recorded`, as sentences; nothing if the source is gone altogether.
+    """The files that differ now from `recorded`, as sentences; none if the source is gone altogether.
 
     Only files of the same size and another time of change are read.
     """
     now = source_files(source)
     if not now:
         return []
-    found = [f"{name} is new" for name in now if name not in recorded]
+    changes = [f"{name} is new" for name in now if name not in recorded]
     for name, (size, time, digest) in recorded.items():
         if name not in now:
-            found.append(f"{name} is gone")
+            changes.append(f"{name} is gone")
         elif _stat(now[name]) != [size, time] and (now[name].stat().st_size != size or _digest(now[name]) != digest):
-            found.append(f"{name} has changed")
-    return found
+            changes.append(f"{name} has changed")
+    return changes
 
 
 def _stat(path: Path) -> list[int]:

@@ -11,6 +11,7 @@ A store that a run uses is one of two in a folder, `train` and `eval` (`prepare.
 import hashlib
 import json
 from array import array
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class TokenStore:
       tokens: uint16 or uint32 [N], memory-mapped.
       offsets: int64 [documents + 1], memory-mapped.
       mask: uint8 [N], memory-mapped, or None: all tokens are trained on.
-      meta: what store.json says.
+      meta: the contents of store.json.
     """
 
     def __init__(self, path: str | Path):
@@ -50,10 +51,10 @@ class TokenStore:
             )
 
     def _map(self, file: str, dtype: np.dtype) -> np.ndarray:
-        held, expected = (self.path / file).stat().st_size, self.meta["tokens"] * dtype.itemsize
-        if held != expected:
+        size, expected = (self.path / file).stat().st_size, self.meta["tokens"] * dtype.itemsize
+        if size != expected:
             raise ValueError(
-                f"{self.path}/{file} has {held} bytes, store.json says {expected}; delete the store and rebuild it"
+                f"{self.path}/{file} has {size} bytes, store.json says {expected}; delete the store and rebuild it"
             )
         return np.memmap(self.path / file, dtype, mode="r")
 
@@ -61,30 +62,36 @@ class TokenStore:
 class StoreWriter:
     """Writes one store, document by document; `finish` writes store.json, without which it is no store.
 
-    The fingerprint is of the documents in their order, the tokenizer, and `making`: the settings that decide which
-    tokens a document becomes.
+    The fingerprint is of the documents in their order, the tokenizer, and `fingerprinted`: the settings that decide
+    which tokens a document becomes.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, making: dict[str, Any]):
+    def __init__(self, folder: Path, tokenizer: Tokenizer, fingerprinted: dict[str, Any]):
         folder.mkdir()
         self._folder = folder
         self._tokenizer = tokenizer
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
         self._tokens = (folder / "tokens.bin").open("wb")
-        self._mask = None
+        self._mask: BufferedWriter | None = None
         self._offsets = array("q", [0])
         self._utf8_bytes = 0
         self._trained = 0
         self._hash = hashlib.blake2b(digest_size=16)
-        self._hash.update(json.dumps([FORMAT, tokenizer.name, making], sort_keys=True).encode())
+        self._hash.update(json.dumps([FORMAT, tokenizer.name, fingerprinted], sort_keys=True).encode())
 
     @property
     def documents(self) -> int:
         return len(self._offsets) - 1
 
     def add(self, ids: np.ndarray, trained: np.ndarray | None, utf8_bytes: int, digest: bytes) -> None:
-        """A document's ids, its last token included; which are trained on (bool, None: all; the same for every
-        document whether there is one); the bytes of the text trained on; what identifies the document."""
+        """Write one document.
+
+        Args:
+          ids: its tokens, the end token included.
+          trained: bool, which of them are trained on; None: all. Every document of a store has one, or none has.
+          utf8_bytes: the size of the text that is trained on.
+          digest: what identifies the document.
+        """
         self._tokens.write(ids.astype(self._dtype).tobytes())
         if trained is not None:
             if self._mask is None:
@@ -101,7 +108,7 @@ class StoreWriter:
             self._mask.close()
 
     def finish(self, *, skipped_empty: int, settings: dict[str, Any]) -> None:
-        """Raises ValueError for a mask that trains on nothing or everything."""
+        """Write store.json. Raises ValueError for a mask that trains on nothing or everything."""
         self.close()
         tokens = self._offsets[-1]
         if self._mask is not None and self._trained in (0, tokens):

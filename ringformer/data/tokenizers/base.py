@@ -1,4 +1,4 @@
-"""What every tokenizer is: the protocol, a chat template's segments, and the files beside a tokenizer's own.
+"""The tokenizer protocol, the segments of a chat template, and the files beside a tokenizer's own.
 
 Tokenizers are lossless on the text they accept (a `tokenizer.json` where it normalizes nothing), so that a likelihood
 per byte means the same whichever tokenizer a model has. A tokenizer's `name` identifies its vocabulary by content: a
@@ -29,7 +29,7 @@ class Segment(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back; no method adds the end-of-document token `eos_id`."""
+    """A map from text to token ids and back; no method adds the end-of-document token `eos_id`."""
 
     name: str
     vocab_size: int
@@ -38,9 +38,9 @@ class Tokenizer(Protocol):
     controls: Mapping[str, int]
     """The ids of the control tokens by name."""
     config: Mapping[str, Any]
-    """What `tokenizer_config.json` beside the tokenizer says; empty without one."""
+    """The contents of the `tokenizer_config.json` beside the tokenizer; empty without one."""
     files: Sequence[Path]
-    """What to copy for a model to keep its tokenizer."""
+    """The files to copy for a model to keep its tokenizer."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each conversation, tokenized once as a whole, its ids and for each whether it is trained on.
+        """The ids of each conversation, tokenized once as a whole, and for each id whether it is trained on.
 
         Text between two control tokens is encoded in one piece, whatever segments it has. A token is trained on if
         any of its characters is, so the one with an answer's first character is, whatever stands before in it.
@@ -86,7 +86,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def existing_file(path: str | Path) -> Path:
-    """The path. Raises FileNotFoundError if no file is there."""
+    """The path as one of a file. Raises FileNotFoundError if none is there."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no tokenizer file {path}")
     return Path(path)

@@ -159,7 +159,7 @@ def _pieces(chat: Sequence[Segment], begin: Callable[[Sequence[Piece]], Sequence
 
 
 def _trained_by_offsets(encoding, pieces: Sequence[Piece]) -> np.ndarray:
-    """bool [tokens]: has the token a character of a trained piece? By bisection in the encoding's offsets."""
+    """Whether each token has a character of a trained piece, by bisection in the encoding's offsets; bool [tokens]."""
     trained, place = np.zeros(len(encoding), bool), 0
     tokens = range(len(encoding))
     for piece, is_trained in pieces:

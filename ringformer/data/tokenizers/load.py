@@ -21,10 +21,10 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     path = Path(spec)
     if path.is_dir():
-        there = [contained(path, name) for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
-        if not there:
+        present = [contained(path, name) for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
+        if not present:
             raise FileNotFoundError(f"the folder {spec} holds neither tokenizer.json nor tokenizer.model")
-        path = there[0]
+        path = present[0]
     if path.suffix == ".model":
         return SentencePieceTokenizer(path)
     if path.suffix == ".json":

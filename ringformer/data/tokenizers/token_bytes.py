@@ -1,4 +1,4 @@
-"""Which tokens of a text are trained on, read off the bytes that tokens stand for: asking a tokenizer's library for
+"""The bytes that tokens stand for, and by them which tokens of a text are trained on: asking a tokenizer's library for
 offsets takes it half as long again."""
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class TokenBytes:
         behind_prefix: Callable[[], Sequence[Sequence[Piece]]],
         ask_library: Callable[[int], np.ndarray],
     ) -> list[np.ndarray]:
-        """bool [tokens] for each text: has the token a byte of a trained piece?
+        """For each text bool [tokens]: whether the token has a byte of a trained piece.
 
         Args:
           encoded: the ids of each text.
@@ -51,9 +51,7 @@ class TokenBytes:
                 masks += mask or [ask_library(i)]
         return masks
 
-    def _by_bytes(
-        self, encoded: Sequence[np.ndarray], texts: Sequence[Sequence[Piece]]
-    ) -> list[np.ndarray] | None:
+    def _by_bytes(self, encoded: Sequence[np.ndarray], texts: Sequence[Sequence[Piece]]) -> list[np.ndarray] | None:
         """`trained_tokens` of each text; None if the bytes of any one's ids are not those of its pieces."""
         if not encoded:
             return []
@@ -72,7 +70,7 @@ class TokenBytes:
 
 
 def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
-    """bool [tokens]: has the token, at bytes [starts[i], ends[i]), in order, a byte of a trained piece?"""
+    """Whether each token, at bytes [starts[i], ends[i]), in order, has a byte of a trained piece; bool [tokens]."""
     # Some libraries call the first bytes of a character in byte tokens empty; they end where the character does.
     ends = ends.copy()
     for i in np.flatnonzero(starts == ends)[::-1]:

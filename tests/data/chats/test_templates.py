@@ -1,6 +1,5 @@
 """What is trained on is each answer and its end token, by every template, with real tokenizers."""
 
-
 import numpy as np
 import pytest
 

@@ -1,0 +1,208 @@
+"""`ringformer estimate` and `ringformer plan`."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringformer.estimate.compile_step import Estimate
+    from ringformer.estimate.targets import Target
+    from ringformer.estimate.workload import Workload
+
+DOES_NOT_FIT = 3
+"""The exit code of `--require_fit`."""
+
+MODEL_FLAGS = {
+    "attention": str, "layout": str, "compute_dtype": str, "remat": str, "remat_group": int, "head_groups": int,
+    "q_chunk": int, "k_chunk": int,
+}  # fmt: skip
+"""The fields of `LlamaConfig` that are flags of an estimate."""
+
+
+def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    parser.description = (
+        "Compile the training step for a target and report memory, communication and overlap. With --config, "
+        "overrides such as --config.model.ffn_chunk=512 change the configuration; of one with stages, each is "
+        "estimated, with the days and device-hours of its tokens."
+    )
+    parser.set_defaults(overrides=[])
+    parser.add_argument("--model", default="llama_7b", help="a preset (ringformer/models/llama_presets.py)")
+    parser.add_argument("--config", metavar="FILE", help="a config file instead of a preset")
+    parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
+    parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
+    parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
+    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it")
+    parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
+    for name, kind in MODEL_FLAGS.items():
+        chosen = "; if neither is given, chosen so that it fits" if name in ("head_groups", "remat_group") else ""
+        parser.add_argument(f"--{name}", type=kind, help=f"model.{name} (ringformer train --help){chosen}")
+    parser.add_argument("--offload", action="store_true", help="layer inputs wait in host memory")
+    parser.add_argument("--tokens", type=float, help="to train on in all, e.g. 1e9: days and device-hours for them")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line, of each stage")
+    parser.add_argument(
+        "--require_fit", action="store_true", help=f"exit with code {DOES_NOT_FIT} if something does not fit"
+    )
+    parser.add_argument("--generate_code", action="store_true", help="compile on from the schedule to machine code: "
+                        "ten times as long on TPU, the same verdict, and proof that all of it compiles")  # fmt: skip
+    return _estimate
+
+
+def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    parser.description = (
+        "The fastest mesh and memory settings that the compiler accepts for a context, or the longest. Fastest by a "
+        "model of time: FLOPs at the share of the peak that `estimate` counts on, and what the schedule leaves exposed."
+    )
+    parser.add_argument("--model", required=True, help="a preset (ringformer/models/llama_presets.py)")
+    parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
+    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
+    parser.add_argument("--compute_dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    return _plan
+
+
+def _estimate(args: argparse.Namespace) -> int:
+    _check_numbers(args)
+    from ringformer.estimate.compiler_dump import CompilerFailure
+    from ringformer.estimate.report import stages_table
+    from ringformer.estimate.targets import find_target, only_compilers
+
+    only_compilers()
+    target = find_target(args.target)
+    workloads, staged = _workloads(args, target)
+    origin, reports = _origin(args, target), []
+    for workload in workloads:
+        try:
+            workload, estimate = _compile(workload, args)
+        except CompilerFailure as failure:
+            said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
+            print(f"ringformer estimate: {workload.name}: {said}", file=sys.stderr)
+            return 1
+        report, text = _report(workload, estimate, args, staged)
+        reports.append(report)
+        if args.json:
+            print(json.dumps(origin | report), flush=True)
+        elif not staged or len(workloads) == 1:
+            print(text)
+    if staged and not args.json:
+        print(stages_table(reports))
+    fits = all(report["fits"] and report["fits_host"] for report in reports)
+    return DOES_NOT_FIT if args.require_fit and not fits else 0
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    """Raise ValueError for a number that no estimate can have, and for arguments that mean nothing without a config."""
+    for name in ("stage", "seq_len", "batch_size", *(name for name, kind in MODEL_FLAGS.items() if kind is int)):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name}={value} must be at least 1")
+    if args.tokens is not None and not 0 < args.tokens < math.inf:
+        raise ValueError(f"--tokens={args.tokens:g} must be positive: how many tokens to train on, e.g. 1e9")
+    if args.overrides and not args.config:
+        raise ValueError(
+            f"unexpected arguments: {' '.join(args.overrides)}; with --config=FILE, overrides are possible"
+        )
+    if not args.config and args.seq_len is None:
+        raise ValueError("which context? --seq_len=1048576, or a --config that says")
+
+
+def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Workload"], bool]:
+    """What is to be estimated, with the flags in it, and whether these are the stages of a config."""
+    from dataclasses import replace
+
+    from ringformer.estimate.workload import Workload, stage_workloads
+    from ringformer.models.llama_config import LlamaConfig
+    from ringformer.models.llama_presets import preset
+    from ringformer.train.config_files import load_config, parse_stages
+
+    stages = 0
+    if args.config:
+        values = load_config(args.config, args.overrides)
+        stages = len(values.stages)
+        workloads = stage_workloads(parse_stages(values, inherit=False), target)
+    else:
+        model = LlamaConfig(**preset(args.model))
+        workloads = [Workload(model, target, "1,1,1,-1", args.seq_len, name=args.model)]
+    if args.stage is not None:
+        if args.stage > stages:
+            raise ValueError(f"there is no stage {args.stage}: the config has {stages}")
+        workloads = workloads[args.stage - 1 : args.stage]
+    fields: dict[str, Any] = {name: getattr(args, name) for name in ("mesh_dim", "seq_len", "batch_size", "tokens")}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    settings = {name: value for name in MODEL_FLAGS if (value := getattr(args, name)) is not None}
+    settings |= {"offload": True} if args.offload else {}
+    return [replace(w, model=replace(w.model, **settings), **fields) for w in workloads], stages > 0
+
+
+def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload", "Estimate | None"]:
+    """The workload as it was compiled and its estimate; without the compiler the first settings, and None."""
+    from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
+    from ringformer.estimate.targets import MissingCompiler
+
+    choose = not (args.config or args.head_groups or args.remat_group)
+    settings = likely_settings(workload) if choose else [workload.settings]
+    duration = "minutes" if args.generate_code else "half a minute"
+
+    def announce(w: "Workload") -> None:
+        print(f"compiling for {w.target.topology} with {w.settings}; {duration}", file=sys.stderr)
+
+    try:
+        workload.target.require_compiler()
+    except MissingCompiler as missing:
+        print(missing, file=sys.stderr)
+        return workload.with_settings(settings[0]), None
+    return compile_first_accepted(workload, settings, lambda e: e.fits, announce, args.generate_code)
+
+
+def _report(
+    workload: "Workload", estimate: "Estimate | None", args: argparse.Namespace, staged: bool
+) -> tuple[dict, str]:
+    """What there is to say of a workload, as JSON and as text."""
+    from ringformer.estimate.report import closed_form_json, closed_form_text, estimate_json, estimate_text, stage_json
+
+    title = (f"{args.config or args.model}, {workload.batch_size} x {workload.seq_len:,} tokens, "
+             f"mesh {workload.mesh_dim}, {args.target}")  # fmt: skip
+    if estimate is None:
+        report = stage_json(workload, None) if staged else closed_form_json(workload)
+        return report, closed_form_text(title, workload)
+    title += f", head_groups {workload.model.head_groups}, remat_group {workload.model.remat_group}"
+    report = stage_json(workload, estimate) if staged else estimate_json(workload, estimate)
+    return report, estimate_text(title, workload, estimate)
+
+
+def _origin(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
+    """What an estimate is of, and what it was made with."""
+    import ringformer
+    from ringformer.estimate.targets import compiler_versions
+
+    try:
+        own: str | None = ringformer.__version__
+    except PackageNotFoundError:  # a clone that is not installed
+        own = None
+    versions = {"ringformer": own} | compiler_versions(target)
+    return {"model": args.config or args.model, "target": target.name, "versions": versions}
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from ringformer.estimate.compiler_dump import CompilerFailure
+    from ringformer.estimate.plan import longest_plan, plan, plan_text
+    from ringformer.estimate.targets import find_target, only_compilers
+
+    only_compilers()
+    target = find_target(args.target)
+
+    def log(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        if args.seq_len is None:
+            planned = longest_plan(args.model, target, args.compute_dtype, log)
+        else:
+            planned = plan(args.model, target, args.seq_len, args.compute_dtype, log)
+    except CompilerFailure as failure:
+        said = f"the compiler broke down, which says nothing of what fits: {failure}"
+        print(f"ringformer plan: {said}", file=sys.stderr)
+        return 1
+    print(plan_text(args.model, target, planned))
+    return 0

@@ -1,0 +1,55 @@
+"""Which memory settings to compile a workload with: closed forms choose, the compiler judges."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ringformer.estimate.closed_forms import host_bytes, peak_bytes
+from ringformer.estimate.compile_step import Estimate
+from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.workload import MemorySettings, Workload
+from ringformer.models.llama_config import LlamaConfig
+
+
+def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
+    """The settings worth a try, from the fastest on: groups of heads cost only latency, two-level remat a forward."""
+    groups = [g for g in (1, 4, 8, 13, 16) if model.num_kv_heads % g == 0]
+    # Layers that make no group cost a second loop in the program: only if they save much.
+    fewest = min(range(1, model.num_layers), default=1,
+                 key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0))  # fmt: skip
+    for remat_group in dict.fromkeys((1, fewest)):
+        for g in groups:
+            yield MemorySettings(g, remat_group, model.q_chunk, model.k_chunk)
+
+
+def likely_settings(workload: Workload) -> list[MemorySettings]:
+    """The settings to compile, in this order: the fastest that the closed forms let fit, and the smallest."""
+    model, target = workload.model, workload.target
+    if model.attention != "ring":
+        return [replace(workload.settings, head_groups=1, remat_group=1)]
+    _, _, tp, _ = workload.mesh_shape
+    key_heads = max(1, model.num_kv_heads // tp)
+    options = {s: workload.with_settings(s) for s in possible_settings(model) if key_heads % s.head_groups == 0}
+    peaks = {s: peak_bytes(w) for s, w in options.items()}
+    in_host = [s for s, w in options.items() if host_bytes(w) <= target.chip.host_bytes] or list(options)
+    fitting = [s for s in in_host if peaks[s] <= target.budget]
+    return list(dict.fromkeys(fitting[:1] + [min(in_host, key=peaks.__getitem__)]))
+
+
+def compile_first_accepted(
+    workload: Workload,
+    settings: list[MemorySettings],
+    accepts: Callable[[Estimate], bool],
+    announce: Callable[[Workload], None],
+    generate_code: bool = False,
+) -> tuple[Workload, Estimate]:
+    """The workload with the first of these settings whose estimate is accepted, and that estimate; else the last.
+
+    `announce` is told of each workload before it is compiled. Raises as `compile_step_apart`.
+    """
+    for option in settings:
+        workload = workload.with_settings(option)
+        announce(workload)
+        estimate = compile_step_apart(workload, generate_code=generate_code)
+        if accepts(estimate):
+            break
+    return workload, estimate

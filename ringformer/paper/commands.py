@@ -1,0 +1,51 @@
+"""`ringformer tables`."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+
+def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    parser.description = (
+        "Search the paper's Table 3 with the real compilers: hours for all of it. Each attempt is kept; run it again "
+        "to go on."
+    )
+    parser.add_argument("--row", help="one row, e.g. v5e-256/7b; without: all")
+    parser.add_argument("--out", default="results/max_context.json", help="the file of the attempts")
+    parser.add_argument("--docs", metavar="DIR", help="write tables.md and its pictures to this folder")
+    parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
+    parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16; or table1")
+    return _tables
+
+
+def _tables(args: argparse.Namespace) -> None:
+    from ringformer.estimate.targets import only_compilers
+    from ringformer.paper import activation_memory
+    from ringformer.paper.max_context import ROWS, SCALING, cells, fill
+    from ringformer.paper.tables_document import write_tables
+
+    only_compilers()
+    known = ROWS + SCALING
+    rows = tuple(row for row in known if args.row in (None, row.name))
+    if not rows:
+        raise ValueError(f"no row {args.row!r}; rows: {', '.join(row.name for row in known)}")
+    wanted, out = [cell for cell in cells(rows) if args.only in cell.name], Path(args.out)
+    if out.is_dir():
+        raise ValueError(f"--out={args.out} is a folder; name the JSON file, e.g. results/max_context.json")
+    if not wanted and args.only != "table1":
+        raise ValueError(f"no cell has {args.only!r} in its name; a name is like {cells(rows)[0].name}, or table1")
+    if args.passes is not None and args.passes < 0:
+        raise ValueError(f"--passes={args.passes} must be at least 0")
+    if args.passes == 0 and not args.docs:
+        raise ValueError("--passes=0 searches nothing, and without --docs=DIR nothing is written")
+
+    def log(line: str) -> None:
+        print(line, flush=True)
+
+    table1 = out.with_name("activations.json")
+    if args.only == "table1" or not (args.row or args.only or args.passes == 0):
+        activation_memory.fill(table1, log)
+    fill(out, wanted, log, args.passes)
+    if args.docs:
+        write_tables(out, table1, Path(args.docs))
+    print(out, *([f"{args.docs}/tables.md, figure1.png, figure5.png"] if args.docs else []), sep=", ")

@@ -1,0 +1,75 @@
+"""Closed forms by hand: memory, hops, time, what a layout costs."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringformer.estimate.closed_forms import StepTime, causal_excess, hop, memory, peak_bytes, ring_hops
+from ringformer.estimate.memory_settings import possible_settings
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import Workload
+from ringformer.hardware import GiB
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+from ringformer.ops.layouts import PARTS, VISIBLE
+from ringformer.ops.work_list import cut, visible_pairs
+
+
+def test_memory_falls():
+    """With each setting that saves it, the fit's own range: 7B, 32,768 tokens on a device of 256."""
+    model = LlamaConfig(**preset("llama_7b"))
+    workload = Workload(model, find_target("v5e-256"), "1,1,1,256", 256 * 32768)
+    peaks = [peak_bytes(workload.with_settings(s)) for s in possible_settings(model)]
+    assert peaks == sorted(peaks, reverse=True) and GiB * 12 < peaks[1] < GiB * 15
+
+
+def test_a_hop():
+    """131,072 tokens over 8 A100 by hand: 2 T^2 d H causal FLOPs at 312 TFLOP/s, 4 T d H bytes at 300 GB/s; with tp
+    half of both; the backward has 2.5 times the FLOPs, and three times the bytes with float32 gradients."""
+    model, target = LlamaConfig(**preset("llama_7b")), find_target("8xA100-80")
+    whole = hop(model, target, 16384, ranks=8, tp=1, backward=False)
+    assert whole.compute == pytest.approx(7.05e-3, rel=1e-3) and whole.link == pytest.approx(0.895e-3, rel=1e-3)
+    assert whole.intensity == 16384 / 2
+    half = hop(model, target, 16384, ranks=8, tp=2, backward=False)
+    assert (half.flops, half.bytes) == (whole.flops / 2, whole.bytes / 2)
+    back = hop(model, target, 16384, ranks=8, tp=1, backward=True)
+    assert (back.flops, back.bytes) == (2.5 * whole.flops, 3 * whole.bytes)
+
+
+def test_days():
+    assert StepTime(compute=9.0, exposed=1.0, tokens=1000).days(86400 * 100) == 1.0
+
+
+@pytest.mark.parametrize("layout", VISIBLE)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_what_a_layout_costs_is_the_work_list_of_the_busiest_rank(layout, ranks):
+    T, chunk = 512, 64
+    cuts = cut(T, PARTS[layout], chunk), cut(T, PARTS[layout], chunk)
+
+    def executed(source):
+        return sum(len(pairs.q) for pairs in visible_pairs(layout, source, True, *cuts)) * chunk**2
+
+    hops = (ranks - 1) * max(executed("earlier"), executed("later"))
+    expected = (executed("own") + hops) / (ranks * T * T / 2)
+    assert causal_excess(layout, T, ranks, chunk) == pytest.approx(expected)
+
+
+def test_hops_of_a_workload():
+    """Each way with the whole ring's rank of tokens, tp sharing its heads; none without a ring."""
+    model, target = LlamaConfig(**preset("llama_7b")), find_target("8xA100-80")
+    workload = Workload(model, target, "1,1,2,4", 2**17)
+    assert ring_hops(workload) == {
+        name: hop(model, target, 2**15, ranks=8, tp=2, backward=name == "backward") for name in ("forward", "backward")
+    }
+    assert ring_hops(replace(workload, mesh_dim="1,8,1,1", batch_size=8)) == {}
+    assert ring_hops(replace(workload, model=replace(model, attention="blockwise"))) == {}
+
+
+def test_microbatches_need_the_sum_of_their_gradients():
+    """4 bytes a parameter over the devices that share the state; their activations are those of one microbatch."""
+    model, target = LlamaConfig(**preset("llama_7b")), find_target("8xA100-80")
+    one = Workload(model, target, "1,1,1,8", 2**17)
+    four = replace(one, batch_size=4, accumulate=4)
+    difference = {name: size - memory(one)[name] for name, size in memory(four).items()}
+    assert difference.pop("parameters, optimizer and gradients") == pytest.approx(4 * model.num_params / 8)
+    assert set(difference.values()) == {0}

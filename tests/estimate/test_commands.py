@@ -1,0 +1,137 @@
+"""`ringformer estimate` and `ringformer plan`: what they print, and what they refuse."""
+
+import json
+
+import pytest
+
+from ringformer.estimate import memory_settings, targets
+from ringformer.estimate import plan as planning
+from ringformer.estimate.commands import add_estimate, add_plan
+from ringformer.estimate.compiler_dump import CompilerFailure
+from tests.estimate.test_longest_context import estimate_of
+from tests.verbs import run_verb
+
+ESTIMATE = ["--model=llama_7b", "--target=8xH100", "--seq_len=524288"]
+LLAMA3 = "configs/llama3_8b_1m_8xh200.py"
+
+
+def estimate(*change: str) -> int:
+    return run_verb(add_estimate, *ESTIMATE, *change)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The workloads that were compiled, by a compiler that accepts all."""
+    workloads = []
+
+    def compile_step_apart(workload, generate_code):
+        workloads.append(workload)
+        return estimate_of(workload, fits=True)
+
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
+    monkeypatch.setattr(targets, "version", lambda wheel: "1.2.3")
+    monkeypatch.setattr(memory_settings, "compile_step_apart", compile_step_apart)
+    return workloads
+
+
+def test_without_its_compiler_it_is_a_closed_form_and_says_so(no_compiler, capsys):
+    assert estimate() == 0
+    out, err = capsys.readouterr()
+    assert "pip install 'jax[cuda13]'" in err and "compiling" not in err
+    assert "closed form, not compiled: should fit" in out and "kept layer inputs" in out
+    assert estimate("--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["closed_form"] and answer["fits"] and answer["peak_bytes"] < answer["hbm_bytes"]
+    assert answer["exposed_permute_bytes"] is None and answer["step_seconds_model"] is None
+
+
+def test_json_says_what_it_is_of_and_what_made_it(compiled, capsys):
+    assert estimate("--json", "--tokens=1e9") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["model"], answer["target"]) == ("llama_7b", "8xH100")
+    assert set(answer["versions"]) == {"ringformer", "jax", "jaxlib", "jax-cuda12-plugin"}
+    assert answer["fits"] and answer["days_model"] > 0
+
+
+def test_every_flag_reaches_the_workload(compiled, capsys):
+    flags = ["--batch_size=4", "--mesh_dim=1,2,1,4", "--attention=ring", "--layout=striped", "--remat=attention",
+             "--compute_dtype=float32", "--head_groups=4", "--q_chunk=512", "--k_chunk=256", "--offload"]  # fmt: skip
+    assert estimate(*flags) == 0
+    (workload,) = compiled
+    model = workload.model
+    assert (workload.batch_size, workload.mesh_shape) == (4, (1, 2, 1, 4))
+    assert (model.layout, model.remat, model.compute_dtype, model.offload) == ("striped", "attention", "float32", True)
+    assert str(workload.settings) == "head_groups 4, remat_group 1, q_chunk 512, k_chunk 256"
+
+
+def test_a_config_is_a_file_with_overrides(compiled, capsys):
+    """Its model is compiled as it is written, stage by stage; flags come last."""
+    assert run_verb(add_estimate, "--config", LLAMA3, "--target=8xH200", "--json", "--stage=2", "--batch_size=8",
+                    "--config.model.ffn_chunk=512", "--config.accumulate=1") == 0  # fmt: skip
+    (workload,) = compiled
+    assert (workload.name, workload.seq_len, workload.batch_size) == ("stage 2", 2**19, 8)
+    assert workload.model.ffn_chunk == 512
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["stage"], answer["model"], answer["target"]) == ("stage 2", LLAMA3, "8xH200")
+
+
+def test_what_must_fit_and_does_not_is_an_exit_code(no_compiler, capsys):
+    assert estimate("--require_fit") == 0
+    assert estimate("--require_fit", "--seq_len=33554432") == 3
+    assert "closed form, not compiled: should not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--model=llama_9b", "unknown model 'llama_9b'; known models: tiny"),
+        ("--target=v5e-3", "unknown slice 'v5e-3'; known: v5e-4"),
+        ("--mesh_dim=1,1,1,5", "needs 5 devices, there are 8"),
+        ("--head_groups=5", "head_groups=5 does not divide num_kv_heads=32"),
+        ("--head_groups=0", "--head_groups=0 must be at least 1"),
+        ("--q_chunk=-1", "--q_chunk=-1 must be at least 1"),
+        ("--seq_len=0", "--seq_len=0 must be at least 1"),
+        ("--batch_size=0", "--batch_size=0 must be at least 1"),
+        ("--tokens=-5", "--tokens=-5 must be positive"),
+        ("--tokens=nan", "--tokens=nan must be positive"),
+        ("--tokens=inf", "--tokens=inf must be positive"),
+        ("--stage=1", "there is no stage 1: the config has 0"),
+        ("--generate_cod", "unrecognized arguments: --generate_cod"),
+        ("--attention=rings", "unknown attention 'rings'"),
+        ("--config.steps=3", "with --config=FILE, overrides are possible"),
+    ],
+)
+def test_estimates_that_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        estimate(change)
+
+
+def test_a_context_is_asked_for():
+    with pytest.raises(ValueError, match="which context"):
+        run_verb(add_estimate, "--target=8xH100")
+
+
+def test_a_broken_compiler_is_not_called_too_large(compiled, monkeypatch, capsys):
+    def breaks(*args, **kwargs):
+        raise CompilerFailure("INTERNAL: something else")
+
+    monkeypatch.setattr(memory_settings, "compile_step_apart", breaks)
+    monkeypatch.setattr(planning, "compile_step_apart", breaks)
+    assert estimate() == 1
+    out, err = capsys.readouterr()
+    assert not out and "the compiler broke down, which says nothing of whether it fits: INTERNAL" in err
+    assert run_verb(add_plan, "--model=llama_7b", "--target=8xH100", "--seq_len=131072") == 1
+    assert "the compiler broke down, which says nothing of what fits: INTERNAL" in capsys.readouterr().err
+
+
+def test_a_plan_is_a_config_to_use(no_compiler, capsys):
+    assert run_verb(add_plan, "--model=llama_7b", "--target=8xH100", "--seq_len=131072") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("llama_7b on 8xH100, 131,072 tokens: mesh ") and "--config.seq_len=131072" in out
+    with pytest.raises(ValueError, match="unknown target '8xH900'"):
+        run_verb(add_plan, "--model=llama_7b", "--target=8xH900")

@@ -1,0 +1,47 @@
+"""What a workload is in numbers and as a command line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+from ringformer.paper.max_context import cells
+
+RESULTS = Path(__file__).parents[2] / "results"
+TINY = Workload(LlamaConfig(**preset("tiny")), find_target("v5e-16"), "2,2,1,-1", 4096, 8, accumulate=2, name="tiny")
+
+
+def test_its_tokens_and_shards():
+    """16 devices, 2 of dp: two copies of the state, each on 8."""
+    assert TINY.mesh_shape == (2, 2, 1, 4) and TINY.state_shards == 8
+    assert (TINY.step_tokens, TINY.local_tokens) == (8 * 4096, 8 * 4096 // 2 // 16)
+
+
+def test_every_recorded_command_is_that_of_its_cell():
+    """So that a number of the tables can be had again, and a search goes on with the same words."""
+    attempts = json.loads((RESULTS / "max_context.json").read_text())["cells"]
+    for cell in cells():
+        for attempt in attempts[cell.name]:
+            settings = MemorySettings(attempt["head_groups"], attempt["remat_group"])
+            workload = cell.workload(attempt["seq_len"]).with_settings(settings)
+            assert estimate_command(workload) == attempt["command"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"accumulate": 2}, {"name": "small", "accumulate": 1}, {"model": replace(TINY.model, remat="dots")}]
+)
+def test_what_no_flags_say_has_no_command(change):
+    with pytest.raises(ValueError, match="no flags of `ringformer estimate` make"):
+        estimate_command(replace(replace(TINY, accumulate=1), **change))
+
+
+def test_chunks_and_layout_are_said():
+    model = replace(TINY.model, q_chunk=512, layout="striped", offload=True)
+    command = estimate_command(replace(TINY, accumulate=1, model=model))
+    assert "--layout=striped" in command and "--q_chunk=512" in command and "k_chunk" not in command
+    assert command.endswith(" --offload --json")

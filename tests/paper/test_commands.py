@@ -1,0 +1,39 @@
+"""`ringformer tables`: it writes where it is told."""
+
+from pathlib import Path
+
+import pytest
+
+from ringformer.paper.commands import add_tables
+from tests.verbs import run_verb
+
+RESULTS = Path(__file__).parents[2] / "results" / "max_context.json"
+
+
+def test_the_page_is_written_where_it_is_told_and_nothing_elsewhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_verb(add_tables, f"--out={RESULTS}", "--passes=0", "--docs=page")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["figure1.png", "figure5.png", "page", "tables.md"]
+    assert capsys.readouterr().out.endswith("page/tables.md, figure1.png, figure5.png\n")
+
+
+def test_without_a_folder_no_page_is_written(tmp_path, monkeypatch, capsys):
+    """Every maximum of this row is known: nothing is compiled either."""
+    monkeypatch.chdir(tmp_path)
+    run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b")
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().out == f"{RESULTS}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--row=v5e-256/9b"], "no row 'v5e-256/9b'; rows: .*v5e-256/7b"),
+        (["--only=ringg", "--passes=0"], "no cell has 'ringg' in its name"),
+        (["--out=.", "--passes=0"], "--out=. is a folder"),
+        (["--passes=-1"], "--passes=-1 must be at least 0"),
+        (["--passes=0"], "--passes=0 searches nothing, and without --docs=DIR nothing is written"),
+    ],
+)
+def test_searches_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run_verb(add_tables, *arguments)

@@ -1,0 +1,97 @@
+"""The search of Table 3, with a compiler that is a formula."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ringformer.estimate import memory_settings, targets
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.paper import max_context
+from ringformer.paper.max_context import ROWS, Cell, cells, fill, read
+from tests.estimate.test_longest_context import estimate_of
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Every compiler is; none is called here."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
+    monkeypatch.setattr(max_context, "compiled_by", lambda target: "a formula")
+
+
+def test_the_rows_are_the_papers():
+    """n/m is the ratio of the ring and blockwise columns."""
+    ratios = [row.paper[3] / row.paper[2] for row in ROWS]
+    assert ratios == [row.devices / row.sequences for row in ROWS]
+
+
+def test_cells():
+    names = [cell.name for cell in cells()]
+    assert len(set(names)) == len(names) == 13 * 3 + 6 * 3 + 13 * 3 + 3
+    ring = Cell(ROWS[-1], "ring", max_context.REGIMES[1], 2).workload(4096)
+    assert (ring.name, ring.target.name, ring.mesh_dim, ring.batch_size) == ("llama_7b", "v5e-256", "1,2,1,128", 2)
+    assert (ring.model.attention, ring.model.compute_dtype, ring.model.offload) == ("ring", "bfloat16", False)
+    baseline = Cell(ROWS[-1], "vanilla", max_context.REGIMES[0], 256).workload(4096)
+    assert (baseline.mesh_dim, baseline.batch_size, baseline.model.compute_dtype) == ("1,256,1,1", 256, "float32")
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The workloads that were compiled: they fit up to 2**22 tokens, with two-level remat to 2**23."""
+    workloads = []
+
+    def compile_step_apart(workload, generate_code):
+        workloads.append(workload)
+        return estimate_of(workload, fits=workload.seq_len <= (2**23 if workload.model.remat_group > 1 else 2**22))
+
+    monkeypatch.setattr(memory_settings, "compile_step_apart", compile_step_apart)
+    return workloads
+
+
+def test_fill_finds_the_maximum_and_goes_on_where_it_was(tmp_path, compiled):
+    """Interrupted after each length, a search ends with the same attempts, and a finished one runs nothing."""
+    wanted = [cell for cell in cells() if cell.name == "v5e-256/7b/ring/bfloat16/m=1"]
+    once, pieces = tmp_path / "once.json", tmp_path / "pieces.json"
+    fill(once, wanted, lambda line: None)
+    while len(compiled) < 100:
+        before = len(compiled)
+        fill(pieces, wanted, lambda line: None, passes=1)
+        if len(compiled) == before:
+            break
+    attempts = read(once)["v5e-256/7b/ring/bfloat16/m=1"]
+    assert [(a["seq_len"], a["fits"]) for a in attempts] == [(2**23, True), (2**24, False)]
+    assert attempts[0]["remat_group"] > 1 and attempts[0]["command"].startswith("ringformer estimate --model=llama_7b")
+    assert read(once) == read(pieces)
+    assert json.loads(once.read_text())["what"].startswith("compiled")
+
+
+def test_an_attempt_has_the_keys_of_those_that_are_committed(tmp_path, compiled):
+    """So that a file begun by an earlier release is gone on with."""
+    committed = json.loads((Path(__file__).parents[2] / "results/max_context.json").read_text())["cells"]
+    (cell,) = (cell for cell in cells() if cell.name == "v5e-256/7b/ring/bfloat16/m=1")
+    fill(tmp_path / "t.json", [cell], lambda line: None, passes=1)
+    (attempt,) = read(tmp_path / "t.json")[cell.name]
+    assert set(committed[cell.name][0]) <= set(attempt)
+
+
+def test_a_broken_compiler_is_no_answer(tmp_path, monkeypatch):
+    """A search ends if the compiler breaks down on all that is left."""
+
+    def breaks_down(workload, generate_code):
+        raise CompilerFailure("its process ended with -6")
+
+    monkeypatch.setattr(memory_settings, "compile_step_apart", breaks_down)
+    lines = []
+    fill(tmp_path / "t.json", cells()[:2], lines.append)
+    assert read(tmp_path / "t.json") == {}
+    assert sum("the compiler broke down: its process ended with -6" in line for line in lines) == 2
+
+
+def test_cells_without_their_compiler_are_left_out(tmp_path, compiled, monkeypatch):
+    """Of a row of GPUs and one of TPUs only the one is searched whose compiler is there; no closed form is written."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there" if name == "libtpu" else None)
+    gpu, tpu = (next(c for c in cells() if c.row.target == name) for name in ("8xA100-80", "v5e-256"))
+    lines = []
+    fill(tmp_path / "t.json", [gpu, tpu], lines.append, passes=1)
+    assert list(read(tmp_path / "t.json")) == [tpu.name]
+    assert any("8xA100-80 is left out" in line and "pip install 'jax[cuda13]'" in line for line in lines)
