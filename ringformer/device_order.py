@@ -1,4 +1,4 @@
-"""Which chip plays which part of the mesh: every hop of every `sp` ring on one physical link.
+"""The order of the devices in the mesh: every hop of every `sp` ring on one physical link.
 
 TPU chips lie on a grid (v3, v5e, v6e: two dimensions; v4, v5p: three) and have links to their neighbours along each
 dimension. Two ranks that exchange keys and values should be such neighbours: a longer hop shares links with other
@@ -95,7 +95,7 @@ def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
 
 
 def link_hops(ring: list) -> list[int]:
-    """For each hop of a closed ring of TPU devices, how many links it crosses, wrap links not counted."""
+    """The number of links that each hop of a closed ring of TPU devices crosses, wrap links not counted."""
     places = [place(x) for x in ring]
     return [
         sum(abs(a - b) for a, b in zip(x[:-1], y[:-1], strict=True))

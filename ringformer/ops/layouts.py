@@ -1,4 +1,4 @@
-"""Which tokens a rank of the ring holds, and what its queries see of a visiting shard of keys.
+"""Layouts: which tokens a rank of the ring holds, and what its queries see of a visiting shard of keys.
 
 Let the sequence have n*T tokens on a ring of n ranks.
 
@@ -28,16 +28,8 @@ FULL = 2**30
 PARTS = {"contiguous": 1, "striped": 1, "zigzag": 2}
 
 VISIBLE: dict[str, dict[str, tuple[tuple[int, int, int], ...]]] = {
-    "contiguous": {
-        "own": ((0, 0, 0),),
-        "earlier": ((0, 0, FULL),),
-        "later": (),
-    },
-    "striped": {
-        "own": ((0, 0, 0),),
-        "earlier": ((0, 0, 0),),
-        "later": ((0, 0, -1),),
-    },
+    "contiguous": {"own": ((0, 0, 0),), "earlier": ((0, 0, FULL),), "later": ()},
+    "striped": {"own": ((0, 0, 0),), "earlier": ((0, 0, 0),), "later": ((0, 0, -1),)},
     "zigzag": {
         "own": ((0, 0, 0), (1, 0, FULL), (1, 1, 0)),
         "earlier": ((0, 0, FULL), (1, 0, FULL)),

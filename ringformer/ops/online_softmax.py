@@ -35,11 +35,7 @@ def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K 
     p = jnp.exp(s - shift[..., None])
     correction = jnp.exp(state.m - shift)
     pv = jnp.einsum("bkgts,bksd->bkgtd", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    return Softmax(
-        o=state.o * correction[..., None] + pv,
-        m=m,
-        l=state.l * correction + p.sum(axis=-1),
-    )
+    return Softmax(o=state.o * correction[..., None] + pv, m=m, l=state.l * correction + p.sum(axis=-1))
 
 
 def output(state: Softmax) -> Float32[Array, "*rows d"]:

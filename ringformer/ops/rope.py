@@ -43,6 +43,7 @@ class RopeScaling:
     """
 
     kind: Literal["none", "linear", "yarn", "llama3"] = "none"
+    """The way the frequencies are divided."""
     factor: float | None = None
     """The new context over the original one."""
     original_max_position: int | None = None
@@ -61,7 +62,9 @@ class RopeScaling:
     """yarn: what cos and sin are multiplied by; 0.1 ln(factor) + 1, or of `mscale` and `mscale_all_dim` if both are
     given (and not zero) (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
     mscale: float | None = None
+    """yarn: see `attention_factor`."""
     mscale_all_dim: float | None = None
+    """yarn: see `attention_factor`."""
 
     def __post_init__(self):
         if self.kind not in OPTIONS:

@@ -202,8 +202,8 @@ MUTATIONS = [
              NUMBERS),
     Mutation("position buckets shifted", "train/step.py", "32 - lax.clz(position)", "32 - lax.clz(position + 1)",
              NUMBERS),
-    Mutation("evaluation of other parameters than are saved", "train/loop.py", "values = evaluation(state.params,",
-             "values = evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),", NUMBERS),
+    Mutation("evaluation of other parameters than are saved", "train/loop.py", "values := evaluation(state.params,",
+             "values := evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),", NUMBERS),
     # The ring.
     Mutation("own block forgotten", RING, "carry = step(None, (state, keys), send=n > 1)",
              "carry = state, ring.shift(keys)", RING_5),
