@@ -100,8 +100,10 @@ def run_compiler(workload: Workload, dump: Path | None = None) -> Compiled | Est
 
 def _to_machine_code(lowered: jax.stages.Lowered, options: dict) -> tuple[str, Memory]:
     compiled = lowered.compile(compiler_options=options)
-    memory = compiled.memory_analysis()
-    return compiled.as_text(), Memory(
+    program, memory = compiled.as_text(), compiled.memory_analysis()
+    if program is None or memory is None:
+        raise CompilerFailure("this compiler tells neither its program nor its memory")
+    return program, Memory(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,

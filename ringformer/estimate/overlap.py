@@ -24,7 +24,8 @@ class Rates(NamedTuple):
     """Bytes of a gather or reduction, over all links that it spreads over."""
 
 
-class Transfer(NamedTuple):
+@dataclass(frozen=True)
+class Transfer:
     """One collective instruction of the program, executed `count` times."""
 
     kind: str
@@ -129,7 +130,20 @@ def _of_computation(program: Program, name: str, count: float, rates: Rates, loo
             wait = max(0.0, seconds - cover)
         in_loop = _in_ring_loop(collective.text, loop)
         transfers.append(
-            Transfer(kind, *array, count, sent, span.end is not None, between, seconds, cover, wait, in_loop, name)
+            Transfer(
+                kind,
+                array.dtype,
+                array.shape,
+                count,
+                sent,
+                span.end is not None,
+                between,
+                seconds,
+                cover,
+                wait,
+                in_loop,
+                name,
+            )
         )
     return transfers
 
@@ -147,17 +161,18 @@ def _share_link(permutes: list[_Span], compute: list[float], rate: float) -> lis
     starts = [(span.start, False, i) for i, span in enumerate(permutes)]
     ends = [(span.start if span.end is None else span.end, True, i) for i, span in enumerate(permutes)]
     waited = link_is_free = 0.0
-    through, times = {}, {}
+    through: dict[int, float] = {}
+    seconds: dict[int, float] = {}
+    waits: dict[int, float] = {}
     for place, is_end, i in sorted(starts + ends):
         now = compute[place] + waited
         if is_end:
-            wait = max(0.0, through[i] - now)
-            waited += wait
-            times[i] = times[i], wait
+            waits[i] = max(0.0, through[i] - now)
+            waited += waits[i]
         else:
             link_is_free = max(link_is_free, now) + permutes[i].instruction.arrays[0].bytes / rate
-            times[i], through[i] = link_is_free - now, link_is_free
-    return [times[i] for i in range(len(permutes))]
+            seconds[i], through[i] = link_is_free - now, link_is_free
+    return [(seconds[i], waits[i]) for i in range(len(permutes))]
 
 
 def _in_ring_loop(permute: str, loop: str | None) -> bool:

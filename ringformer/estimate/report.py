@@ -103,7 +103,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         title,
         f"  {verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}",
     ]
-    if s is None or time is None:
+    if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         if e.largest:
             lines.append("  what takes the memory, by the compiler:")
             lines += ["    " + line for line in e.largest.splitlines()[:24]]

@@ -128,8 +128,8 @@ def find_target(name: str) -> Target:
         if shape := SLICES.get(generation, {}).get(count):
             return Target(name, generation, f"{generation}:{shape}")
         if generation in SLICES:
-            known = ", ".join(f"{generation}-{n}" for n in SLICES[generation])
-            raise ValueError(f"unknown slice {name!r}; known: {known}, or any by its shape, e.g. {generation}:"
+            sizes = ", ".join(f"{generation}-{n}" for n in SLICES[generation])
+            raise ValueError(f"unknown slice {name!r}; known: {sizes}, or any by its shape, e.g. {generation}:"
                              f"{next(iter(SLICES[generation].values()))}")  # fmt: skip
     known = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["8xA100-80", "8xH100", "8xH200", "8xB200"]
     raise ValueError(f"unknown target {name!r}; known: {', '.join(known)}, other sizes of these, "

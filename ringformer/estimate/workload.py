@@ -1,6 +1,7 @@
 """What an estimate is of: a train step on a target."""
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from ringformer.estimate.targets import Target
 from ringformer.mesh import mesh_shape
@@ -68,11 +69,17 @@ class Workload:
 
 
 def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
-    """What the runs of `parse_stages` train on a target, each with all of its steps' tokens."""
+    """What the runs of `parse_stages` train on a target, each with all of its steps' tokens.
+
+    Raises ValueError for a model that is no LLaMA: closed forms know no other.
+    """
+    for c in configs:
+        if not isinstance(c.model, LlamaConfig):
+            raise ValueError(f"the closed forms beside an estimate are LLaMA's; {type(c.model).__name__} has none")
     return [
         Workload(
-            c.model, target, c.mesh_dim, c.seq_len, c.batch_size, c.accumulate, c.steps * c.batch_size * c.seq_len,
-            f"stage {n}" if len(configs) > 1 else "run",
+            cast(LlamaConfig, c.model), target, c.mesh_dim, c.seq_len, c.batch_size, c.accumulate,
+            c.steps * c.batch_size * c.seq_len, f"stage {n}" if len(configs) > 1 else "run",
         )
         for n, c in enumerate(configs, 1)
     ]  # fmt: skip

@@ -57,8 +57,11 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
             log(f"[table 1] {kind}, {c:,} tokens a device")
             mesh, seq_len, batch = ("1,1,1,-1", c * DEVICES, 1) if kind == "ring" else ("1,-1,1,1", c, DEVICES)
             workload = Workload(model, target, mesh, seq_len, batch)
-            forward.append(lower_evaluation(workload).compile().memory_analysis().temp_size_in_bytes)
-            train.append(compile_step(workload).temp_bytes)
+            evaluation, step = lower_evaluation(workload).compile().memory_analysis(), compile_step(workload)
+            if evaluation is None or step.temp_bytes is None:
+                raise ValueError(f"the compiler of {TARGET} tells no memory of {kind} at {c:,} tokens a device")
+            forward.append(evaluation.temp_size_in_bytes)
+            train.append(step.temp_bytes)
         c = local_length(kind)
         known[kind] = {
             "local_tokens": c, "paper_bytes": paper(kind, model, c), "forward_bytes": grows_by(kind, forward),

@@ -48,4 +48,4 @@ def _tables(args: argparse.Namespace) -> None:
     fill(out, wanted, log, args.passes)
     if args.docs:
         write_tables(out, table1, Path(args.docs))
-    print(out, *([f"{args.docs}/tables.md, figure1.png, figure5.png"] if args.docs else []), sep=", ")
+    print(out, *([f"{args.docs}/tables.md and its figures"] if args.docs else []), sep=", ")

@@ -126,7 +126,7 @@ def table3(attempts: dict) -> str:
         ]
         if row.sequences == 1:
             columns[3:] = ["as left"] * 3
-        head = f"| {row.target} | {_size(row)} | {row.devices}/{row.sequences} | {row.paper[3]:,}K | "
+        head = f"| {row.target} | {_size(row)} | {row.devices}/{row.sequences} | {ring.paper // K:,}K | "
         rows.append(head + " | ".join(columns) + " |")
     rows += [
         "\nBaselines, one sequence per device (float32), compiled (paper):\n",
@@ -208,12 +208,13 @@ def table2() -> str:
 
 def contexts(attempts: dict) -> list[Contexts]:
     """The ring columns of Table 3 with the paper's number of sequences, for the picture."""
-    found = []
+    columns = []
     for row in ROWS:
-        best = [longest(attempts.get(Cell(row, "ring", regime, row.sequences).name, [])) for regime in REGIMES]
-        lengths = [attempt["seq_len"] if attempt else None for attempt in best]
-        found.append(Contexts(row.target, _size(row), K * row.paper[ATTENTION.index("ring")], tuple(lengths)))
-    return found
+        rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES]
+        best = [longest(attempts.get(ring.name, [])) for ring in rings]
+        float32, bfloat16, offload = (attempt["seq_len"] if attempt else None for attempt in best)
+        columns.append(Contexts(row.target, _size(row), rings[0].paper, (float32, bfloat16, offload)))
+    return columns
 
 
 def _size(row: Row) -> str:
