@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
@@ -18,8 +19,8 @@ from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 def cross_entropy(
     x: Float[Array, "B T D"],
     head: Float[Array, "D V"],
-    targets: Int[Array, "B T"],
-    mask: Bool[Array, "B T"],
+    targets: Int[AnyArray, "B T"],
+    mask: Bool[AnyArray, "B T"],
     chunk: int,
 ) -> Float32[Array, ""]:
     """The sum over the local tokens with mask of -log softmax(x head)[target], in nats, not divided by anything.
@@ -32,7 +33,7 @@ def cross_entropy(
 
 
 def token_cross_entropy(
-    x: Float[Array, "B T D"], head: Float[Array, "D V"], targets: Int[Array, "B T"], chunk: int
+    x: Float[Array, "B T D"], head: Float[Array, "D V"], targets: Int[AnyArray, "B T"], chunk: int
 ) -> Float32[Array, "B T"]:
     """The loss of each token, -log softmax(x head)[target] in nats; arguments as in `cross_entropy`.
 
