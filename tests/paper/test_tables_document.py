@@ -33,11 +33,11 @@ def test_the_committed_page_is_what_the_results_say(tmp_path):
 def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
     found = {cell.name: [attempt(cell.first_length)] for cell in cells(ROWS[-1:]) if cell.attention == "ring"}
     results = tmp_path / "results.json"
-    results.write_longest_text(json.dumps({"cells": found}))
+    results.write_text(json.dumps({"cells": found}))
     held = {"local_tokens": 8192, "paper_bytes": 2**26, "forward_bytes": 3 * 2**26, "backward_bytes": 2.0**30}
-    (tmp_path / "held.json").write_longest_text(json.dumps({"kinds": {"blockwise": held}}))
+    (tmp_path / "held.json").write_text(json.dumps({"kinds": {"blockwise": held}}))
     write_tables(results, tmp_path / "held.json", tmp_path / "docs")
-    text = (tmp_path / "docs" / "tables.md").read_longest_text()
+    text = (tmp_path / "docs" / "tables.md").read_text()
     assert "| v5e-256 | 7B | 256/2 | 2,048K | ≥ 4,096K (2×) | ≥ 8,192K (4×) | ≥ 16,384K (8×) |" in text
     assert "| blockwise | 8,192 | 2 b s h | 64 | 192 | 1,024 |" in text
     assert "| 256 | ≥ 8,192K | 32,768 | 8.00 |" in text and "| 32 | - | - | - |" in text
