@@ -1,6 +1,6 @@
 """Is the ring hidden? The train step of a small model, compiled for four kinds of TPU at several local lengths.
 
-    python benchmarks/overlap.py --out results/overlap.json --figure docs/overlap.png
+    python benchmarks/overlap.py --out results/overlap.json --figure docs/figures/overlap.svg
 
 Needs `libtpu` and no TPU. For each hop inside the ring's loops it records the seconds on the link and the seconds of
 computation that the compiler scheduled between its start and its end; the picture shows their ratio beside the closed
@@ -18,23 +18,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.compiler_process import compile_step_apart
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.paper.figures import draw_overlap
 
 TARGETS = ("v4:2x2x2", "v5e:4x2", "v5p:2x2x2", "v6e:4x2")
 LENGTHS = (8192, 16384, 32768)
 MODEL = LlamaConfig(
     vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=128
 )
-PASSES = ("forward", "backward")
 
 
 def compile_rows(lengths: tuple[int, ...]) -> list[dict]:
@@ -58,30 +53,10 @@ def compile_rows(lengths: tuple[int, ...]) -> list[dict]:
     return rows
 
 
-def draw(rows: list[dict], path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
-    for ax, label in zip(axes, PASSES, strict=True):
-        for i, name in enumerate(TARGETS):
-            mine = [r for r in rows if r["target"] == name]
-            limit = smallest_local_length(MODEL, find_target(name).chip, backward=label == "backward")
-            lengths = [r["local"] for r in mine]
-            ax.plot(lengths, [x / limit for x in lengths], "-", color=f"C{i}", alpha=0.4)
-            ax.plot(lengths, [r[f"{label}_cover_over_link"] for r in mine], "o", color=f"C{i}", label=name)
-        ax.axhline(1, color="0.3", linewidth=1, linestyle="--")
-        ax.text(LENGTHS[0], 1.04, "hidden above", fontsize=8, color="0.3")
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(LENGTHS, [f"{x // 1024}K" for x in LENGTHS])
-        ax.set(xlabel="local length (tokens)", title=f"{label} hops inside the ring's loop")
-        ax.grid(alpha=0.3)
-    axes[0].set_ylabel("computation scheduled meanwhile / link time")
-    axes[0].legend(title="compiled (line: closed form)", fontsize=8)
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="results/overlap.json")
-    parser.add_argument("--figure", default="docs/overlap.png")
+    parser.add_argument("--figure", default="docs/figures/overlap.svg")
     parser.add_argument("--lengths", type=lambda s: tuple(map(int, s.split(","))), default=LENGTHS)
     args = parser.parse_args()
     rows = compile_rows(args.lengths)
@@ -90,7 +65,9 @@ def main() -> None:
               "date": datetime.date.today().isoformat(),
               "versions": {p: version(p) for p in ("jax", "libtpu")}, "rows": rows}  # fmt: skip
     Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
-    draw(rows, Path(args.figure))
+    smallest = {(name, p): smallest_local_length(MODEL, find_target(name).chip, backward=p == "backward")
+                for name in TARGETS for p in ("forward", "backward")}  # fmt: skip
+    draw_overlap(rows, smallest, path=args.figure)
 
 
 if __name__ == "__main__":

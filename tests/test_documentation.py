@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ringformer.cli import make_parsers
+from ringformer.cli import find_verb, make_parsers
 from ringformer.train.config import base_config
 from ringformer.train.config_files import load_config, parse_stages
 from tests import dense
@@ -164,8 +164,8 @@ def check_verb(words: list[str]) -> None:
     """The verb's own parser takes the options, and what it leaves are overrides of keys that there are."""
     if words == ["--help"]:
         return
-    count = 2 if words[0] in ("data", "convert", "configs") else 1
-    args, overrides = make_parsers(" ".join(words[:count]))[1].parse_known_args(words[count:])
+    verb = find_verb(words)
+    args, overrides = make_parsers(verb)[1].parse_known_args(words[len(verb.split()) :])
     if overrides:
         assert getattr(args, "config", None), f"{overrides} are overrides of no config"
     if getattr(args, "config", None):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import (
     assumption,
@@ -25,7 +25,7 @@ from ringformer.hardware import GiB
 from ringformer.models.flops import executed_attention_flops, executed_flops
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.ops.layouts import VISIBLE, Layout
+from ringformer.ops.layouts import VISIBLE
 from ringformer.ops.work_list import default_chunk
 
 
@@ -69,7 +69,7 @@ def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> 
                 continue
             usual = default_chunk(seq_len // sp)
             for layout, offload, chunk in product(VISIBLE, (False, True), (None, usual // 2)):
-                config = replace(shape, layout=cast(Layout, layout), offload=offload, q_chunk=chunk, k_chunk=chunk)
+                config = replace(shape, layout=layout, offload=offload, q_chunk=chunk, k_chunk=chunk)
                 workload = Workload(config, target, f"1,{rings},{tp},{sp}", seq_len, batch_size=rings, name=model)
                 ranked += [
                     _candidate(workload.with_settings(settings))

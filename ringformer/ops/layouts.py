@@ -27,7 +27,7 @@ FULL = 2**30
 
 PARTS = {"contiguous": 1, "striped": 1, "zigzag": 2}
 
-VISIBLE: dict[str, dict[str, tuple[tuple[int, int, int], ...]]] = {
+VISIBLE: dict[Layout, dict[str, tuple[tuple[int, int, int], ...]]] = {
     "contiguous": {"own": ((0, 0, 0),), "earlier": ((0, 0, FULL),), "later": ()},
     "striped": {"own": ((0, 0, 0),), "earlier": ((0, 0, 0),), "later": ((0, 0, -1),)},
     "zigzag": {

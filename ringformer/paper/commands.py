@@ -48,4 +48,5 @@ def _tables(args: argparse.Namespace) -> None:
     fill(out, wanted, log, args.passes)
     if args.docs:
         write_tables(out, table1, Path(args.docs))
-    print(out, *([f"{args.docs}/tables.md and its figures"] if args.docs else []), sep=", ")
+    pages = [f"{args.docs}/tables.md, figures/longest_contexts.svg, figures/training_cost.svg"] if args.docs else []
+    print(out, *pages, sep=", ")

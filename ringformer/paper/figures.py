@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringformer.ops.layouts import VISIBLE, permutation
+from ringformer.ops.layouts import VISIBLE, Layout, permutation
 
 RANK_COLORS = ("#3b75af", "#e1872f", "#4f9a5b", "#a06cc0")
 INK, FAINT, RULE = "#24292f", "#6e7781", "#d8dee4"
 REGIMES = {"float32": "#3b75af", "bf16": "#c2570c", "bf16 + offload": "#2c8a57"}
 """The label and colour of each regime of Table 3, in the order of `Contexts.ours`."""
 
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "ringformer", "font.family": "sans-serif", "font.size": 10,
     "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"], "figure.facecolor": "white",
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": RULE, "xtick.color": FAINT, "ytick.color": FAINT,
@@ -195,7 +195,7 @@ def draw_ring(plt, n: int = 4) -> Any:
     return figure
 
 
-def causal_work(layout: str, ring_size: int, local: int = 1024) -> np.ndarray:
+def causal_work(layout: Layout, ring_size: int, local: int = 1024) -> np.ndarray:
     """float64 [ring_size]: the pairs of a query and a key that a causal mask leaves each rank, over their mean."""
     tokens = permutation(layout, ring_size * local, ring_size).reshape(ring_size, -1)
     work = (tokens + 1).sum(axis=1)
