@@ -137,9 +137,12 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
 
 def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload", "Estimate | None"]:
     """The workload as it was compiled and its estimate; without the compiler the first settings, and None."""
+    from ringformer.estimate.compiler_process import compile_step_apart
     from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
     from ringformer.estimate.targets import MissingCompiler
 
+    if not workload.has_closed_forms:  # nothing to choose by, and no answer without the compiler
+        return workload, compile_step_apart(workload, generate_code=args.generate_code)
     choose = not (args.config or args.head_groups or args.remat_group)
     settings = likely_settings(workload) if choose else [workload.settings]
     duration = "minutes" if args.generate_code else "half a minute"
@@ -166,7 +169,8 @@ def _report(
     if estimate is None:
         report = stage_json(workload, None) if staged else closed_form_json(workload)
         return report, closed_form_text(title, workload)
-    title += f", head_groups {workload.model.head_groups}, remat_group {workload.model.remat_group}"
+    if workload.has_closed_forms:
+        title += f", head_groups {workload.model.head_groups}, remat_group {workload.model.remat_group}"
     report = stage_json(workload, estimate) if staged else estimate_json(workload, estimate)
     return report, estimate_text(title, workload, estimate)
 

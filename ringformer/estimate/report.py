@@ -22,7 +22,8 @@ def estimate_json(workload: Workload, estimate: Estimate) -> dict:
     """A compiled workload's settings, bytes and seconds of one device and one step. Null: the compiler came to say no
     such thing."""
     time = modelled_time(workload, estimate)
-    return vars(workload.settings) | _numbers(estimate, time, ring_hops(workload)) | _cost(workload, time)
+    settings, hops = (vars(workload.settings), ring_hops(workload)) if workload.has_closed_forms else ({}, {})
+    return settings | _numbers(estimate, time, hops) | _cost(workload, time)
 
 
 def closed_form_json(workload: Workload) -> dict:
@@ -42,9 +43,10 @@ def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
     Without a compiler (None) it is the closed form, whose seconds are those of the computation alone.
     """
     w, m = workload, workload.model
-    shape = {"seq_len": w.seq_len, "batch_size": w.batch_size, "accumulate": w.accumulate, "mesh_dim": w.mesh_dim,
-             "rope_theta": m.rope_theta, "tokens": w.tokens}  # fmt: skip
-    settings = {"head_groups": m.head_groups, "remat_group": m.remat_group, "offload": m.offload}
+    shape = {"seq_len": w.seq_len, "batch_size": w.batch_size, "accumulate": w.accumulate, "mesh_dim": w.mesh_dim}
+    names = ("head_groups", "remat_group", "offload") if w.has_closed_forms else ()
+    settings = {name: getattr(m, name) for name in names} | {"tokens": w.tokens}
+    settings |= {"rope_theta": m.rope_theta} if w.has_closed_forms else {}
     time: StepTime | None
     if estimate is None:
         time = computation_time(w)
@@ -165,7 +167,7 @@ def _cost(workload: Workload, time: StepTime | None) -> dict:
 
 def _modelled(workload: Workload, time: StepTime) -> list[str]:
     lines = []
-    for name, h in ring_hops(workload).items():
+    for name, h in (ring_hops(workload) if workload.has_closed_forms else {}).items():
         times = f"{h.compute * 1e3:,.2f} ms of computation over {h.link * 1e3:,.2f} ms of link"
         lines.append(
             f"  a hop {name}, at peak rates: {times} ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs a byte"
@@ -177,6 +179,8 @@ def _modelled(workload: Workload, time: StepTime) -> list[str]:
 
 
 def _parts(workload: Workload) -> list[str]:
+    if not workload.has_closed_forms:
+        return []
     lines = ["  by the closed form, and what makes it smaller:"]
     for name, size in sorted(memory(workload).items(), key=lambda item: -item[1]):
         lines.append(f"    {size / GiB:6.2f} GiB  {name}: {ADVICE[name]}")

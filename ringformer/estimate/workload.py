@@ -1,7 +1,7 @@
 """What an estimate is of: a train step on a target."""
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any
 
 from ringformer.estimate.targets import Target
 from ringformer.mesh import mesh_shape
@@ -27,7 +27,8 @@ class MemorySettings:
 class Workload:
     """One train step on a target, and how many tokens to train on with it."""
 
-    model: LlamaConfig
+    model: Any
+    """A `ModelConfig`. All but the compiled estimate itself asks for a `LlamaConfig`: see `has_closed_forms`."""
     target: Target
     mesh_dim: str
     seq_len: int
@@ -60,6 +61,11 @@ class Workload:
         return fsdp * tp * sp
 
     @property
+    def has_closed_forms(self) -> bool:
+        """Whether closed forms and memory settings are known of the model: LLaMA's are."""
+        return isinstance(self.model, LlamaConfig)
+
+    @property
     def settings(self) -> MemorySettings:
         m = self.model
         return MemorySettings(m.head_groups, m.remat_group, m.q_chunk, m.k_chunk)
@@ -69,17 +75,11 @@ class Workload:
 
 
 def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
-    """What the runs of `parse_stages` train on a target, each with all of its steps' tokens.
-
-    Raises ValueError for a model that is no LLaMA: closed forms know no other.
-    """
-    for c in configs:
-        if not isinstance(c.model, LlamaConfig):
-            raise ValueError(f"the closed forms beside an estimate are LLaMA's; {type(c.model).__name__} has none")
+    """What the runs of `parse_stages` train on a target, each with all of its steps' tokens."""
     return [
         Workload(
-            cast(LlamaConfig, c.model), target, c.mesh_dim, c.seq_len, c.batch_size, c.accumulate,
-            c.steps * c.batch_size * c.seq_len, f"stage {n}" if len(configs) > 1 else "run",
+            c.model, target, c.mesh_dim, c.seq_len, c.batch_size, c.accumulate, c.steps * c.batch_size * c.seq_len,
+            f"stage {n}" if len(configs) > 1 else "run",
         )
         for n, c in enumerate(configs, 1)
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from ringformer.data import Batch
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.registry import FAMILIES, Family, build, family_of, register
+from ringformer.models.registry import Family, build, family_of, register
 from ringformer.ops.layouts import permutation
 from ringformer.train.config import OptimizerConfig, base_config
 from ringformer.train.config_files import model_of, parse
@@ -22,13 +22,6 @@ from ringformer.train.step import make_train_step
 from tests.helpers import relative_error
 from tests.models.toy import Toy, ToyConfig
 from tests.train.runs import read_metrics
-
-
-@pytest.fixture(autouse=True)
-def toys():
-    register("toy", Family(ToyConfig, Toy, {"toy": {}, "wide_toy": {"width": 48}}))
-    yield
-    del FAMILIES["toy"]
 
 
 def one_step(mesh_dim: str, devices: int):

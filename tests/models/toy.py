@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ringformer.models.registry import Family, register
 from ringformer.ops.cross_entropy import cross_entropy, token_cross_entropy
 from ringformer.ops.embedding import embed
 from ringformer.ops.ring_attention import ring_attention
@@ -54,3 +55,6 @@ class Toy(nnx.Module):
         q, k, v = (y[:, :, None] for y in jnp.split(x @ gather("qkv", self.qkv[...]), 3, axis=-1))
         o = ring_attention(q, k, v, axis_name=axes.sp, layout=self.config.layout, segment_ids=batch.segment_ids)
         return x + o[:, :, 0], gather("head", self.head[...])
+
+
+register("toy", Family(ToyConfig, Toy, {"toy": {}, "wide_toy": {"width": 48}}))
