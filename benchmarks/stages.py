@@ -18,7 +18,7 @@ from ringformer.estimate.report import stage_json
 from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
 from ringformer.estimate.workload import Workload, stage_workloads
 from ringformer.hardware import GiB
-from ringformer.train.config_files import load_config, parse_stages
+from ringformer.train.config_parsing import load_config, parse_stages
 
 SHIPPED = {
     "llama_13b_512k_32xa100": "32xA100-80",

@@ -20,7 +20,7 @@ FLOORS = (
         "shipped_configs",
     ),
     ("ops", "device_order"),
-    ("mesh",),
+    ("mesh", "weight_sharding"),
     ("models",),
     ("data",),
     ("train",),

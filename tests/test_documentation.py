@@ -20,7 +20,7 @@ import pytest
 
 from ringformer.cli import find_verb, make_parsers
 from ringformer.train.config import base_config
-from ringformer.train.config_files import load_config, parse_stages
+from ringformer.train.config_parsing import load_config, parse_stages
 from tests import dense
 from tests.helpers import relative_error
 

@@ -12,7 +12,7 @@ import pytest
 
 from ringformer import LlamaConfig, preset, shipped_configs
 from ringformer.shipped_configs import add_copy, add_list, copy, first_line, folder, shipped
-from ringformer.train.config_files import parse_stages
+from ringformer.train.config_parsing import parse_stages
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in ROOT.glob("configs/*.py"))

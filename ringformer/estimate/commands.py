@@ -114,7 +114,7 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
     from ringformer.estimate.workload import Workload, stage_workloads
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
-    from ringformer.train.config_files import load_config, parse_stages
+    from ringformer.train.config_parsing import load_config, parse_stages
 
     stages = 0
     if args.config:

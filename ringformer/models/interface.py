@@ -2,8 +2,8 @@
 
 A family of models is a configuration and an nnx module, registered by name (`registry.py`). The module sees one
 device's slice: local tokens, and inside a `shard_map` the names of the axes that it may communicate over. Each
-`nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, by which `mesh.py` decides where it
-lies ("H", "K" and "F" over tp; vectors are replicated and not decayed).
+`nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, by which `weight_sharding.py`
+decides where it lies ("H", "K" and "F" over tp; vectors are replicated and not decayed).
 """
 
 from collections.abc import Callable, Collection

@@ -23,7 +23,7 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ringformer.train.config_files import load_config, parse_stages
+    from ringformer.train.config_parsing import load_config, parse_stages
 
     values = load_config(args.config, args.overrides)
     configs = parse_stages(values)

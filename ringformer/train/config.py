@@ -1,7 +1,7 @@
 """The configuration of a run: frozen dataclasses that check themselves, and the ConfigDict that a file begins with.
 
 The fields are the keys `--config.KEY=VALUE`, and their docstrings what `ringformer train --help` says of them.
-`config_files.py` makes the dataclasses of a file.
+`config_parsing.py` makes the dataclasses of a file.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ from ringformer.models.interface import ModelConfig
 from ringformer.ops.layouts import check_layout
 from ringformer.train.checkpoints import HF_CONFIG
 from ringformer.train.config import Config
-from ringformer.train.config_files import model_of
+from ringformer.train.config_parsing import model_of
 
 PATIENCE = 100
 """So many batches in a row without a trained token, or without a masked one in chats, are no chance."""

@@ -10,15 +10,15 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringformer.mesh import WeightSharding, shard_weight
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
+from ringformer.weight_sharding import WeightSharding, shard_weight
 
 REPLICATED = WeightSharding((), None, None, (), 1)
 
 
 class TrainState(NamedTuple):
-    """Global arrays, sharded and padded as `mesh` says, or what stands for them: shapes, `WeightSharding`s.
+    """Global arrays, sharded and padded as `weight_sharding` says, or what stands for them: shapes, `WeightSharding`s.
 
     The step is an int32 scalar; parameters are a nested dict, layers stacked [L, ...].
     """

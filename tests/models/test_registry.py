@@ -14,7 +14,7 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.registry import Family, build, family_of, register
 from ringformer.ops.layouts import permutation
 from ringformer.train.config import OptimizerConfig, base_config
-from ringformer.train.config_files import model_of, parse
+from ringformer.train.config_parsing import model_of, parse
 from ringformer.train.loop import prepare, train
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings

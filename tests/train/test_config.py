@@ -10,7 +10,7 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.rope import RopeScaling
 from ringformer.train.config import base_config
-from ringformer.train.config_files import load_config, parse, parse_stages
+from ringformer.train.config_parsing import load_config, parse, parse_stages
 from ringformer.train.run_checks import check_folders, context_changes
 
 YARN = {"kind": "yarn", "factor": 8.0, "original_max_position": 64}

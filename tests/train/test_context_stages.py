@@ -16,7 +16,7 @@ from flax import nnx
 from ringformer.inference.load_model import load_model
 from ringformer.train.checkpoints import latest_step
 from ringformer.train.config import base_config
-from ringformer.train.config_files import parse, parse_stages
+from ringformer.train.config_parsing import parse, parse_stages
 from ringformer.train.context_stages import prepare_stages
 
 STAGES = (

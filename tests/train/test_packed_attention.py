@@ -18,7 +18,7 @@ from ringformer.mesh import BATCH
 from ringformer.ops.layouts import permutation
 from ringformer.train.checkpoints import restore_params
 from ringformer.train.config import base_config
-from ringformer.train.config_files import parse_stages
+from ringformer.train.config_parsing import parse_stages
 from ringformer.train.context_stages import prepare_stages, train_stages
 from ringformer.train.step import make_logits
 

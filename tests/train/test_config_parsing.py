@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringformer.ops.rope import RopeScaling
-from ringformer.train.config_files import load_config, parse
+from ringformer.train.config_parsing import load_config, parse
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
 
