@@ -59,6 +59,12 @@ def values_and_gradients(attention, inputs: dict, cotangents: dict) -> dict:
     return {"o": o, "lse": lse, **{f"d{name}": g for name, g in gradients.items()}}
 
 
+def random_vjp(function, *args, seed=9):
+    """`function(*args)`, and its gradients by the arguments with a random cotangent."""
+    y, vjp = jax.vjp(function, *args)
+    return y, *vjp(jnp.asarray(normal(seed, *y.shape)).astype(y.dtype))
+
+
 def _is_float(x) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 

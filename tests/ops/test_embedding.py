@@ -1,0 +1,28 @@
+"""The embedding's gradient, summed in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringformer.ops.embedding import CHUNK, embed
+from tests.helpers import assert_close, normal, random_vjp
+
+B, D, V = 2, 12, 37
+
+
+def test_embedding_gradient_is_summed_in_float32():
+    """One token 4096 times in bfloat16: a bfloat16 sum would stop growing at 256."""
+    table, tokens = jnp.ones((4, 3), jnp.bfloat16), jnp.full((1, 4096), 2, jnp.int32)
+    y, vjp = jax.vjp(lambda t: embed(t, tokens), table)
+    (dtable,) = vjp(jnp.ones_like(y))
+    assert dtable.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(dtable, np.float32)[:, 0], [0, 0, 4096, 0])
+
+
+def test_embedding_gradients_go_to_their_own_rows():
+    """More tokens than one chunk, not a multiple of it, of several sequences."""
+    tokens = jnp.asarray(np.random.default_rng(3).integers(0, V, (B, CHUNK + 37)), jnp.int32)
+    table = jnp.asarray(normal(0, V, D))
+    actual = random_vjp(lambda t: embed(t, tokens), table)
+    expected = random_vjp(lambda t: jax.nn.one_hot(tokens, V) @ t, table)
+    assert_close(dict(zip(("y", "dtable"), actual, strict=True)), dict(zip(("y", "dtable"), expected, strict=True)))
