@@ -9,6 +9,7 @@ from ringformer.estimate import plan as planning
 from ringformer.estimate.commands import add_estimate, add_plan
 from ringformer.estimate.compiler_dump import CompilerFailure
 from tests.estimate.test_longest_context import estimate_of
+from tests.hlo import on_tpu
 from tests.verbs import run_verb
 
 ESTIMATE = ["--model=llama_7b", "--target=8xH100", "--seq_len=524288"]
@@ -135,3 +136,29 @@ def test_a_plan_is_a_config_to_use(no_compiler, capsys):
     assert out.startswith("llama_7b on 8xH100, 131,072 tokens: mesh ") and "--config.seq_len=131072" in out
     with pytest.raises(ValueError, match="unknown target '8xH900'"):
         run_verb(add_plan, "--model=llama_7b", "--target=8xH900")
+
+
+CONFIG_OF_A_TOY = """
+import tests.models.toy
+from ringformer.train.config import base_config
+
+
+def get_config():
+    config = base_config("toy")
+    config.update({"mesh_dim": "1,2,1,4", "seq_len": 1024, "batch_size": 2, "steps": 10})
+    config.data.store = "store"
+    return config
+"""
+
+
+@on_tpu
+def test_a_model_that_is_no_llama_is_compiled_all_the_same(tmp_path, capsys):
+    """Through the protocol alone, in the compiler's process: what closed forms would say is left out."""
+    (tmp_path / "config.py").write_text(CONFIG_OF_A_TOY)
+    assert run_verb(add_estimate, f"--config={tmp_path}/config.py", "--target=v5e-8", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] and 0 < found["argument_bytes"] < found["peak_bytes"] and found["flops"] > 0
+    assert not found["hops_model"] and "head_groups" not in found and found["days_model"] > 0
+    # 3 hops of keys and values forward, 3 and 2 x 3 of gradients backward
+    permutes = [c for c in found["collectives"] if c["kind"] == "collective-permute"]
+    assert sum(c["executed"] for c in permutes) >= 9
