@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow  # two minutes; tests/convert/test_finetuning.py goes the same way without its script
 def test_the_demo_of_finetuning_runs(tmp_path):
     """Its script stops at the first command that fails; verification and generation compare with transformers."""
     environment = os.environ | {"RINGFORMER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}

@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +25,6 @@ from tests.helpers import relative_error
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OPTIONAL = {"equinox"}
-"""Libraries that a program may need and the test environment may lack."""
 
 
 class Block(NamedTuple):
@@ -89,9 +86,6 @@ def test_every_block_has_a_rule():
 def test_a_program_runs_and_is_exact(block, tmp_path):
     """In a fresh interpreter on a machine with one CPU device; what it computes is dense attention, by its own word (a
     line "relative error ...: X") or, if it prints nothing, by its o to its q, k and v."""
-    imported = {name.split(".")[0] for name in imports(block.text)}
-    if missing := [name for name in OPTIONAL & imported if find_spec(name) is None]:
-        pytest.skip(f"{missing[0]} is not installed")
     own = "print(" not in block.text
     save = f"\nimport numpy\nnumpy.savez('o.npz', n=mesh.shape['sp'], {', '.join(f'{x}={x}' for x in 'qkvo')})\n"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
