@@ -28,23 +28,40 @@ class LlamaConfig:
     """Architecture, and how it is computed. Sizes in tokens, heads and features."""
 
     vocab_size: int
+    """Rows of the embedding, at least as many as the tokenizer has tokens."""
     hidden_size: int
+    """D, the width of the residual stream."""
     intermediate_size: int
+    """F, the width of the feed-forward."""
     num_layers: int
+    """L."""
     num_heads: int
+    """H, of queries."""
     num_kv_heads: int
+    """K, of keys and values; fewer than num_heads is grouped-query attention."""
     head_dim: int
+    """d, an even number of features."""
     rope_theta: float = 1e4
+    """The base of the rotary frequencies; a larger one reaches further."""
     rope_scaling: RopeScaling = rope.UNSCALED
     """Or a mapping of its fields, as a run's config.json has it."""
     norm_eps: float = 1e-6
+    """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
+    """The output head is the embedding."""
     init_std: float = 0.02
+    """Standard deviation of fresh weights."""
 
     attention: Literal["vanilla", "memory_efficient", "blockwise", "ring"] = "ring"
+    """vanilla holds all logits, memory_efficient attends in chunks, blockwise computes the feed-forward in chunks too, ring
+    spreads blockwise over sp."""
     layout: Layout = "zigzag"
+    """Which tokens a rank of the ring holds; zigzag and striped balance causal work."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of weights as they are gathered, and of activations; parameters and sums are float32."""
     remat: Remat = "full"
+    """What a layer keeps for its backward: full its input alone, attention also the attention's output, dots also the
+    matmuls', none everything."""
     remat_group: int = 1
     """Two-level rematerialisation: of this many layers only the first one's input is kept, the others are recomputed
     together before the backward of the group. Costs one more forward, keeps L/g + g layer inputs instead of L. The
@@ -55,9 +72,13 @@ class LlamaConfig:
     """Attention runs over this many groups of heads, one after the other: q, k, v and their gradients exist for one
     group at a time."""
     q_chunk: int | None = None
+    """Queries of a chunk pair; unset: a sixteenth of a rank's tokens, between 128 and 1024."""
     k_chunk: int | None = None
+    """Keys of a chunk pair; unset: likewise."""
     ffn_chunk: int = 1024
+    """Tokens that the feed-forward computes at once."""
     loss_chunk: int = 1024
+    """Tokens whose logits exist at once."""
 
     ARCHITECTURE: ClassVar[tuple[str, ...]] = (
         "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",

@@ -48,15 +48,21 @@ class OptimizerConfig:
     """AdamW (Loshchilov & Hutter) with a warm-up; vectors are not decayed."""
 
     learning_rate: float = 3e-4
+    """At its peak, after the warm-up."""
     schedule: Literal["cosine", "constant"] = "cosine"
+    """What follows the warm-up."""
     warmup_steps: int | None = None
     """Unset: 100, or a tenth of the steps if that is less."""
     final_fraction: float = 0.1
     """The cosine ends at this fraction of the learning rate."""
     b1: float = 0.9
+    """Decay of the first moment."""
     b2: float = 0.95
+    """Decay of the second moment."""
     eps: float = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: float = 0.1
+    """Times the learning rate; of matrices alone."""
     clip_norm: float = 1.0
     """Largest global norm of a gradient."""
 
@@ -99,21 +105,26 @@ class Config:
     cpu_devices: int = 0
     """Simulate this many devices on the CPU; 0: the machine's accelerators."""
     seq_len: int = 4096
+    """Tokens of a sequence: the context."""
     batch_size: int = 8
     """Sequences per step."""
     accumulate: int = 1
     """Microbatches per step."""
     steps: int = 1000
+    """Optimizer steps of the run."""
     seed: int = 0
+    """Of fresh parameters and of the order of the data; it means the same on every mesh."""
     eval_every: int = 0
     """Steps between evaluations, of eval_batches batches; 0: at the end only."""
     eval_batches: int = 8
+    """Batches of held-out data in an evaluation."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: none by their count."""
     checkpoint_minutes: float = 30.0
     """Minutes between checkpoints, besides those of checkpoint_every; 0: none by the clock. The last step's state is
     always saved, and that of a single process which SIGTERM ends."""
     keep_checkpoints: int = 2
+    """How many of the latest checkpoints stay on disk."""
     tensorboard: bool = False
     """Also write TensorBoard event files (pip install tensorboardX)."""
     wandb: str = ""

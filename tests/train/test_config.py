@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ringformer.dataclass_flags import field_docs
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.rope import RopeScaling
-from ringformer.train.config import base_config
+from ringformer.train.config import Config, DataConfig, OptimizerConfig, base_config
 from ringformer.train.config_parsing import load_config, parse, parse_stages
 from ringformer.train.run_checks import check_folders, context_changes
 
@@ -171,3 +172,11 @@ def test_a_short_run_has_a_short_warm_up(steps, warmup):
     values = base_config("tiny")
     values.data.store, values.steps = "store", steps
     assert parse(values).optimizer.warmup(steps) == warmup
+
+
+@pytest.mark.parametrize("cls", (Config, DataConfig, OptimizerConfig, LlamaConfig, RopeScaling))
+def test_every_key_says_what_it_means(cls):
+    """`ringformer train --help` and the site's page of keys are made of these."""
+    parts = {"model", "data", "optimizer"}
+    silent = {field.name for field in dataclasses.fields(cls)} - set(field_docs(cls)) - parts
+    assert not silent
