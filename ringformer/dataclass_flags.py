@@ -4,7 +4,7 @@ import argparse
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from types import NoneType
@@ -54,13 +54,11 @@ def from_flags(args: argparse.Namespace, cls: type):
     return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
 
 
-def describe_fields(cls: type, prefix: str, width: int = 100) -> str:
-    """A line for each field, `PREFIX.NAME = default`, and below it what its docstring says."""
+def describe_fields(cls: type, prefix: str, but: Collection[str] = (), width: int = 100) -> str:
+    """A line for each field, `PREFIX.NAME = default`, and below it what its docstring says; some may be left out."""
     docs, lines = field_docs(cls), []
-    for field in fields(cls):
+    for field in (field for field in fields(cls) if field.name not in but):
         default = "" if field.default is MISSING else f" = {field.default!r}"
-        if is_dataclass(field.type):
-            continue
         lines.append(f"  {prefix}{field.name}{default}")
         lines += textwrap.wrap(docs.get(field.name, ""), width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)

@@ -53,8 +53,8 @@ class LlamaConfig:
     """Standard deviation of fresh weights."""
 
     attention: Literal["vanilla", "memory_efficient", "blockwise", "ring"] = "ring"
-    """vanilla holds all logits, memory_efficient attends in chunks, blockwise computes the feed-forward in chunks too, ring
-    spreads blockwise over sp."""
+    """vanilla holds all logits, memory_efficient attends in chunks, blockwise computes the feed-forward in chunks too,
+    ring spreads blockwise over sp."""
     layout: Layout = "zigzag"
     """Which tokens a rank of the ring holds; zigzag and striped balance causal work."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -85,4 +85,6 @@ def _config_keys() -> str:
 
     parts = {"": Config, "optimizer.": OptimizerConfig, "data.": DataConfig, "model.": LlamaConfig,
              "model.rope_scaling.": RopeScaling}  # fmt: skip
-    return "config keys:\n" + "\n".join(describe_fields(cls, f"--config.{part}") for part, cls in parts.items())
+    nested = ("model", "data", "optimizer", "rope_scaling")
+    said = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
+    return "\n".join(["config keys, with the defaults of what neither config nor preset says:", *said])
