@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32
 def gather_weight(
     w: Float32[Array, "..."], axes: tuple[str, ...], dim: int, size: int, dtype: DTypeLike
 ) -> Float[Array, "..."]:
-    """The whole weight in the compute dtype `dtype`, from the shard that each device holds of it.
+    """The gathered weight in the compute dtype `dtype`, from the shard that each device holds of it.
 
     It travels in `dtype`; its gradient is summed over the devices in float32 and scattered.
 
@@ -23,8 +23,8 @@ def gather_weight(
       dim: the sharded dimension, negative.
       size: its logical size: padding beyond it is cut off.
     """
-    whole = lax.all_gather(w.astype(dtype), axes, axis=w.ndim + dim, tiled=True)
-    return lax.slice_in_dim(whole, 0, size, axis=w.ndim + dim)
+    gathered = lax.all_gather(w.astype(dtype), axes, axis=w.ndim + dim, tiled=True)
+    return lax.slice_in_dim(gathered, 0, size, axis=w.ndim + dim)
 
 
 def _forward(w, axes, dim, size, dtype):

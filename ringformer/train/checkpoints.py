@@ -61,8 +61,8 @@ class Checkpoints:
     def restore(self, step: int) -> TrainState:
         """The state of `step`, laid out for this mesh. Raises ValueError if it is of another model."""
         arguments = _restored(self._target, self._shardings)._asdict()
-        found = self._manager.restore(step, args=Restore(arguments, restore_args=arguments))
-        return TrainState(**found)
+        restored = self._manager.restore(step, args=Restore(arguments, restore_args=arguments))
+        return TrainState(**restored)
 
     def close(self) -> None:
         """Wait for what is being written. Raises OSError if it cannot be read back."""
@@ -80,8 +80,10 @@ class Checkpoints:
 
 def _check(run_dir: Path, step: int, target: TrainState, shardings: TrainState) -> None:
     """Raise OSError if a restore of the run would not find this step, or not the arrays that were saved."""
-    if (found := latest_step(run_dir)) != step:
-        raise OSError(f"{run_dir}: step {step} was saved, but the latest checkpoint that can be found there is {found}")
+    if (latest := latest_step(run_dir)) != step:
+        raise OSError(
+            f"{run_dir}: step {step} was saved, but the latest checkpoint that can be found there is {latest}"
+        )
     folder = latest_checkpoint(run_dir)
     try:
         described = jax.tree.leaves(checkpoint_handler().metadata(folder).tree)
@@ -111,8 +113,8 @@ def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh) -> Any:
     """The parameters alone of a run's latest checkpoint, or of a converted model, float32, laid out for this mesh."""
     arguments = {"params": _restored(abstract_params(weights, mesh), weights)}
     with ocp.Checkpointer(checkpoint_handler()) as checkpointer:
-        found = checkpointer.restore(
+        restored = checkpointer.restore(
             latest_checkpoint(run_dir),
             Restore(arguments, restore_args=arguments, partial_restore=True),
         )
-    return found["params"]
+    return restored["params"]

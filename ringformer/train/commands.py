@@ -14,8 +14,8 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
     parser.set_defaults(overrides=[], more_help=_config_keys)
     parser.add_argument("--config", metavar="FILE", required=True, help="the config file, e.g. configs/quickstart.py")
     parser.add_argument("--stage", type=int, help="of a config with stages, train this one alone (1 is the first)")
-    found = "on a TPU pod or under SLURM they find each other, elsewhere name the other three"
-    parser.add_argument("--distributed", action="store_true", help=f"be one of many processes: {found}")
+    discovery = "on a TPU pod or under SLURM they find each other, elsewhere name the other three"
+    parser.add_argument("--distributed", action="store_true", help=f"be one of many processes: {discovery}")
     parser.add_argument("--coordinator_address", help="HOST:PORT of process 0")
     parser.add_argument("--num_processes", type=int, help="how many they are")
     parser.add_argument("--process_id", type=int, help="which one this is, from 0")

@@ -64,12 +64,12 @@ def model_of(run_dir: str | Path) -> ModelConfig:
     """The model of a run's folder, or of a converted model's. Raises FileNotFoundError, ValueError if it is neither."""
     if not (Path(run_dir) / "config.json").is_file():
         raise FileNotFoundError(f"{run_dir} has no config.json: name the folder of a run or of a converted model")
-    found = read_object(run_dir, "config.json")
-    if "model" not in found:
-        advice = "convert it first, with ringformer convert from-hf" if "model_type" in found else "name a run's folder"
+    saved = read_object(run_dir, "config.json")
+    if "model" not in saved:
+        advice = "convert it first, with ringformer convert from-hf" if "model_type" in saved else "name a run's folder"
         raise ValueError(f"{run_dir}/config.json is not that of a run or of a converted model: {advice}")
-    family = family_of(found["preset"]) if found.get("preset") else FAMILIES["llama"]  # a converted model has no preset
-    return family.config(**found["model"])
+    family = family_of(saved["preset"]) if saved.get("preset") else FAMILIES["llama"]  # a converted model has no preset
+    return family.config(**saved["model"])
 
 
 def _begun(run_dir: str, init_from: str, before: ModelConfig | None = None) -> ModelConfig | None:
@@ -166,8 +166,8 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
 
 def _dotted(values: ConfigDict, prefix: str = "") -> list[str]:
     """The dotted keys of a config."""
-    found: list[str] = []
+    keys: list[str] = []
     for key in values:
         place = values[key]
-        found += _dotted(place, f"{prefix}{key}.") if isinstance(place, ConfigDict) else [prefix + key]
-    return found
+        keys += _dotted(place, f"{prefix}{key}.") if isinstance(place, ConfigDict) else [prefix + key]
+    return keys

@@ -52,31 +52,31 @@ def check(row):
     assert max(row["init_peak_bytes"], row["first_state_peak_bytes"]) <= row["allowed_bytes"]
 
 
-def compiled(model: str, goal: str, mesh_dim: str) -> dict:
-    command = [sys.executable, "benchmarks/state_memory.py", "--case", model, goal, mesh_dim]
+def compiled(model: str, target: str, mesh_dim: str) -> dict:
+    command = [sys.executable, "benchmarks/state_memory.py", "--case", model, target, mesh_dim]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
 @on_tpu
-@pytest.mark.parametrize(("goal", "mesh_dim"), [("v5e-256", "1,1,1,256"), ("v4-1024", "1,1,1,512")])
-def test_a_3b_begins_in_little_more_than_its_state(goal, mesh_dim):
+@pytest.mark.parametrize(("target", "mesh_dim"), [("v5e-256", "1,1,1,256"), ("v4-1024", "1,1,1,512")])
+def test_a_3b_begins_in_little_more_than_its_state(target, mesh_dim):
     """Compiled. In fact far below what is allowed: a device draws its own shards alone."""
-    row = compiled("llama_3b", goal, mesh_dim)
+    row = compiled("llama_3b", target, mesh_dim)
     check(row)
     assert max(row["init_peak_bytes"], row["first_state_peak_bytes"]) <= 3 * row["state_bytes"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "goal", "mesh_dim"), [("llama_7b", "24xA100-80", "1,1,1,24"),
+@pytest.mark.parametrize(("model", "target", "mesh_dim"), [("llama_7b", "24xA100-80", "1,1,1,24"),
                                                          ("llama2_70b", "96xA100-80", "1,1,1,96")])  # fmt: skip
-def test_a_state_begins_on_gpus(model, goal, mesh_dim):
+def test_a_state_begins_on_gpus(model, target, mesh_dim):
     try:
-        find_target(goal).require_compiler()
+        find_target(target).require_compiler()
     except ValueError as missing:
         pytest.skip(str(missing))
-    row = compiled(model, goal, mesh_dim)
+    row = compiled(model, target, mesh_dim)
     check(row)
     assert row["init_peak_bytes"] <= row["first_state_peak_bytes"] <= 1.01 * row["state_bytes"]
 
