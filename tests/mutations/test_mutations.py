@@ -49,15 +49,16 @@ def test_the_two_of_this_commit_are_caught(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
-def test_all_are_caught(mutation, tmp_path, tmp_path_factory):
-    unpatched = passes(mutation.test, tmp_path_factory)
-    assert unpatched.failed == 0, unpatched.text
+def test_all_are_caught(mutation, tmp_path, unpatched):
+    true = unpatched(mutation.test)
+    assert true.failed == 0, true.text
     caught(mutation, tmp_path)
 
 
-@cache
-def passes(test, tmp_path_factory):
-    return try_tests([test], tmp_path_factory.mktemp("unpatched"))
+@pytest.fixture(scope="module")
+def unpatched(tmp_path_factory):
+    """`unpatched(test)`: what becomes of a test on the true package, tried once."""
+    return cache(lambda test: try_tests([test], tmp_path_factory.mktemp("unpatched")))
 
 
 def caught(mutation: Mutation, folder):
