@@ -4,6 +4,7 @@
 import argparse
 import difflib
 import os
+import re
 import sys
 from importlib import import_module, metadata
 
@@ -55,7 +56,7 @@ def find_verb(words: list[str]) -> str | None:
         if (name := " ".join(words[:length])) in VERBS:
             return name
     typed = " ".join(word for word in words[: 2 if words[:1] and words[0] in GROUPS else 1] if word[:1] != "-")
-    if typed in ("", "help", *GROUPS):
+    if typed in ("", *GROUPS):
         return None
     near = difflib.get_close_matches(typed, [*VERBS, *GROUPS], 1)
     raise ValueError(f"unknown verb {typed!r}; " + (f"did you mean {near[0]!r}?" if near else "see ringformer --help"))
@@ -63,19 +64,21 @@ def find_verb(words: list[str]) -> str | None:
 
 def run(words: list[str]) -> int:
     """Run a command line; returns the exit code. Raises ValueError for what a caller got wrong."""
+    words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     verb = find_verb(words)
     top, parser = make_parsers(verb)
-    if verb is None:
-        top.parse_args([word for word in words if word != "help"] or ["--help"])
-    words = words[len((verb or "").split()) :]
+    options = words[len((verb or "").split()) :]
     overrides = parser.get_default("overrides") is not None
     known = parser._option_string_actions
-    for name in (word.partition("=")[0] for word in words if word.startswith("--")):
+    for name in (word.partition("=")[0] for word in options if re.match("--?[A-Za-z]", word)):
         if name not in known and not (overrides and name.startswith("--config.")):
-            near = difflib.get_close_matches(name, known, 1)
-            raise ValueError(f"there is no option {name}; " + (f"did you mean {near[0]}?" if near else
-                             f"see {parser.prog} --help"))  # fmt: skip
-    args, rest = parser.parse_known_args(words)
+            option, dot, key = name.partition(".")
+            near = difflib.get_close_matches(option, known, 1, cutoff=0.85)
+            hint = f"did you mean {near[0]}{dot}{key}?" if near else f"see {parser.prog} --help"
+            raise ValueError(f"there is no option {name}; {hint}")
+    if verb is None:
+        top.parse_args(words or ["--help"])
+    args, rest = parser.parse_known_args(options)
     if rest and not overrides:
         raise ValueError(f"unexpected arguments: {' '.join(rest)}; see {parser.prog} --help")
     if overrides:
@@ -101,6 +104,12 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except ModuleNotFoundError as error:
+        print(
+            f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
+            file=sys.stderr,
+        )
+        return 2
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)
         print(f"{said}: {'interrupted' if interrupted else error}", file=sys.stderr)

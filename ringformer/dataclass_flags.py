@@ -26,10 +26,13 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type, names: Iterable[str] | None = None) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, cls: type, names: Iterable[str] | None = None, *, unset: bool = False
+) -> None:
     """Add a flag `--NAME` for each field of a dataclass, or for those named: its type, default, choices and docstring.
 
-    A boolean that is False is turned on by its flag alone; a field without a default is required.
+    A boolean that is False is turned on by its flag alone; a field without a default is required. With `unset` the
+    defaults are None, for flags that change another value only where they are given.
     """
     docs, types = field_docs(cls), get_type_hints(cls)
     wanted = None if names is None else set(names)
@@ -38,10 +41,10 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, names: Iterable[str] |
             continue
         kind, choices = _kind(types[field.name])
         options: dict[str, Any] = {"help": docs.get(field.name, "").replace("%", "%%")}
-        if field.default is MISSING:
+        if field.default is MISSING and not unset:
             options["required"] = True
         else:
-            options["default"] = field.default
+            options["default"] = None if unset else field.default
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
         else:
@@ -56,10 +59,11 @@ def from_flags(args: argparse.Namespace, cls: type):
 
 def describe_fields(cls: type, prefix: str, but: Collection[str] = (), width: int = 100) -> str:
     """A line for each field, `PREFIX.NAME = default`, and below it what its docstring says; some may be left out."""
-    docs, lines = field_docs(cls), []
+    docs, types, lines = field_docs(cls), get_type_hints(cls), []
     for field in (field for field in fields(cls) if field.name not in but):
         default = "" if field.default is MISSING else f" = {field.default!r}"
-        lines.append(f"  {prefix}{field.name}{default}")
+        choices = _kind(types[field.name])[1]
+        lines.append(f"  {prefix}{field.name}{default}" + (f"  {{{','.join(choices)}}}" if choices else ""))
         lines += textwrap.wrap(docs.get(field.name, ""), width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 

@@ -25,6 +25,18 @@ def test_every_verb_has_help(capsys):
         assert all(verb.split()[1] in out for verb in VERBS if verb.startswith(group))
 
 
+def test_help_before_a_verb_is_help_of_it(capsys):
+    assert main(["help", "data", "prepare"]) == 0
+    assert capsys.readouterr().out.startswith("usage: ringformer data prepare")
+
+
+def test_a_package_that_is_not_there_is_named(monkeypatch, capsys):
+    """The base is installed without what trains."""
+    monkeypatch.setitem(sys.modules, "ringformer.train.config_parsing", None)
+    assert main(["train", f"--config={QUICKSTART}"]) == 2
+    assert "is not installed; in a clone of ringformer: pip install -e '.[train]'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", ([], ["help"], ["--help"], ["-h"]))
 def test_help_names_every_verb(words, capsys):
     assert main(words) == 0
@@ -73,6 +85,14 @@ def test_keys_of_a_config_and_what_they_mean(capsys):
         (["train", f"--config={QUICKSTART}", "--config.optimizer.learning_rat=1"], 'Did you mean "learning_rate"'),
         (["train", f"--config={QUICKSTART}", "--process_id=1"], "need --distributed"),
         (["data", "inspect", "a", "b"], "unexpected arguments: b"),
+        (["--vresion"], "there is no option --vresion; did you mean --version?"),
+        (["train", "--conifg.steps=1"], "there is no option --conifg.steps; did you mean --config.steps?"),
+        (["train", f"--config={QUICKSTART}", "--target=x"], "there is no option --target; see ringformer train --help"),
+        (["train", f"--config={QUICKSTART}", "-config.steps=1"], "there is no option -config.steps"),
+        (["train", f"--config={QUICKSTART}", "--config.cpu_devices=-1"], "cpu_devices=-1 must be at least 0"),
+        (["train", f"--config={QUICKSTART}", "--config.model.q_chunk=-1"], "q_chunk=-1 must be positive"),
+        (["estimate", f"--config={QUICKSTART}", "--model=tiny", "--target=v5e-8"], "give one of them"),
+        (["estimate", "--layout=round", "--target=v5e-8"], "invalid choice: 'round'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, said, capsys):

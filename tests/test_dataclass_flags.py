@@ -54,5 +54,5 @@ def test_what_the_fields_do_not_allow_is_refused(wrong, capsys):
 def test_help_has_the_docstrings(capsys):
     assert "Where from: 100% of it." in parser().format_help() and "{near,far}" in parser().format_help()
     described = describe_fields(Options, "--config.x.")
-    assert "  --config.x.kind = 'near'\n      How far." in described and "--config.x.source\n" in described
+    assert "  --config.x.kind = 'near'  {near,far}\n      How far." in described and "--config.x.source\n" in described
     assert "--config.x.source" not in describe_fields(Options, "--config.x.", but=("source",))

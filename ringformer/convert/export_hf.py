@@ -15,6 +15,7 @@ from ringformer.convert.safetensors_files import CODES, DTYPES, ShardWriter, cas
 from ringformer.data.tokenizers.load import load_tokenizer
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, latest_checkpoint
+from ringformer.train.config_parsing import model_of
 from ringformer.untrusted_files import contained, contained_files, read_object
 
 ORIGINAL = "as the Hugging Face model that it came from"
@@ -53,7 +54,9 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     checkpoint = latest_checkpoint(run_dir)
     run, carried = read_object(run_dir, "config.json"), contained_files(run_dir, CARRIED)
-    config = LlamaConfig(**run["model"])
+    config = model_of(run_dir)
+    if not isinstance(config, LlamaConfig):
+        raise ValueError(f"{run_dir} holds a {type(config).__name__}: only a LLaMA can be exported")
     stored = open_streams(checkpoint, config)
     original, origin = _original_dtype(run_dir), "as asked"
     if dtype is None:

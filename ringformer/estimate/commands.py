@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 DOES_NOT_FIT = 3
 """The exit code of `--require_fit`."""
 
-MODEL_FLAGS = {
-    "attention": str, "layout": str, "compute_dtype": str, "remat": str, "remat_group": int, "head_groups": int,
-    "q_chunk": int, "k_chunk": int,
-}  # fmt: skip
+MODEL_FLAGS = ("attention", "layout", "compute_dtype", "remat", "remat_group", "head_groups", "q_chunk", "k_chunk",
+               "offload")  # fmt: skip
 """The fields of `LlamaConfig` that are flags of an estimate."""
 
 
@@ -27,20 +25,21 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     parser.description = (
         "Compile the training step for a target and report memory, communication and overlap. With --config, "
         "overrides such as --config.model.ffn_chunk=512 change the configuration; of one with stages, each is "
-        "estimated, with the days and device-hours of its tokens."
+        "estimated, with the days and device-hours of its tokens. If neither --head_groups nor --remat_group is given, "
+        "a preset's are chosen so that it fits."
     )
     parser.set_defaults(overrides=[])
-    parser.add_argument("--model", default="llama_7b", help="a preset (ringformer/models/llama_presets.py)")
+    parser.add_argument("--model", help="a preset (ringformer/models/llama_presets.py); without: llama_7b")
     parser.add_argument("--config", metavar="FILE", help="a config file instead of a preset")
     parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
     parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
     parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it")
     parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
-    for name, kind in MODEL_FLAGS.items():
-        chosen = "; if neither is given, chosen so that it fits" if name in ("head_groups", "remat_group") else ""
-        parser.add_argument(f"--{name}", type=kind, help=f"model.{name} (ringformer train --help){chosen}")
-    parser.add_argument("--offload", action="store_true", help="layer inputs wait in host memory")
+    from ringformer.dataclass_flags import add_flags
+    from ringformer.models.llama_config import LlamaConfig
+
+    add_flags(parser, LlamaConfig, MODEL_FLAGS, unset=True)
     parser.add_argument("--tokens", type=float, help="to train on in all, e.g. 1e9: days and device-hours for them")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line, of each stage")
     parser.add_argument(
@@ -59,7 +58,10 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     parser.add_argument("--model", required=True, help="a preset (ringformer/models/llama_presets.py)")
     parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
     parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
-    parser.add_argument("--compute_dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    from ringformer.dataclass_flags import add_flags
+    from ringformer.models.llama_config import LlamaConfig
+
+    add_flags(parser, LlamaConfig, ["compute_dtype"])
     return _plan
 
 
@@ -83,7 +85,8 @@ def _estimate(args: argparse.Namespace) -> int:
         report, text = _report(workload, estimate, args, staged)
         reports.append(report)
         if args.json:
-            print(json.dumps(origin | report), flush=True)
+            shape = {"mesh_dim": workload.mesh_dim, "seq_len": workload.seq_len, "batch_size": workload.batch_size}
+            print(json.dumps(origin | shape | report), flush=True)
         elif not staged or len(workloads) == 1:
             print(text)
     if staged and not args.json:
@@ -94,7 +97,7 @@ def _estimate(args: argparse.Namespace) -> int:
 
 def _check_numbers(args: argparse.Namespace) -> None:
     """Raise ValueError for a number that no estimate can have, and for arguments that mean nothing without a config."""
-    for name in ("stage", "seq_len", "batch_size", *(name for name, kind in MODEL_FLAGS.items() if kind is int)):
+    for name in ("stage", "seq_len", "batch_size", "remat_group", "head_groups", "q_chunk", "k_chunk"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     if args.tokens is not None and not 0 < args.tokens < math.inf:
@@ -103,6 +106,9 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise ValueError(
             f"unexpected arguments: {' '.join(args.overrides)}; with --config=FILE, overrides are possible"
         )
+    if args.config and args.model:
+        raise ValueError(f"--model={args.model} and --config={args.config}: give one of them")
+    args.model = args.model or "llama_7b"
     if not args.config and args.seq_len is None:
         raise ValueError("which context? --seq_len=1048576, or a --config that says")
 
@@ -131,7 +137,10 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
     fields: dict[str, Any] = {name: getattr(args, name) for name in ("mesh_dim", "seq_len", "batch_size", "tokens")}
     fields = {name: value for name, value in fields.items() if value is not None}
     settings = {name: value for name in MODEL_FLAGS if (value := getattr(args, name)) is not None}
-    settings |= {"offload": True} if args.offload else {}
+    for w in workloads:
+        if settings and not w.has_closed_forms:
+            given = f"--{next(iter(settings))}"
+            raise ValueError(f"{given}: {type(w.model).__name__} is no LLaMA; use its own --config.model.NAME=VALUE")
     return [replace(w, model=replace(w.model, **settings), **fields) for w in workloads], stages > 0
 
 

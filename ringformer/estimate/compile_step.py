@@ -19,6 +19,7 @@ from ringformer.estimate.overlap import Rates, Schedule, read_schedule
 from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.registry import check_mesh
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.run_checks import check_batch
@@ -144,7 +145,7 @@ def lower_evaluation(workload: Workload) -> jax.stages.Lowered:
 
 def _checked_mesh(workload: Workload) -> Mesh:
     mesh = make_mesh(workload.mesh_dim, workload.target.devices())
-    workload.model.check_mesh(mesh)
+    check_mesh(workload.model, mesh)
     check_batch(workload.model, mesh, workload.seq_len, workload.batch_size, workload.accumulate)
     return mesh
 

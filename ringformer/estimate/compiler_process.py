@@ -19,6 +19,7 @@ from ringformer.estimate.compile_step import Estimate, read_estimate, run_compil
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.targets import only_compilers
 from ringformer.estimate.workload import Workload
+from ringformer.train.config_parsing import CONFIG_MODULE
 
 
 def compile_step_apart(workload: Workload, *, generate_code: bool = False) -> Estimate:
@@ -28,11 +29,18 @@ def compile_step_apart(workload: Workload, *, generate_code: bool = False) -> Es
     Raises as `compile_step`, MissingCompiler, and CompilerFailure also if the compiler dies.
     """
     workload.target.require_compiler()
+    if type(workload.model).__module__ == CONFIG_MODULE:
+        raise ValueError(
+            f"{type(workload.model).__name__} is defined in the config file, where the compiler's process cannot find "
+            "it: put the model in a module beside the config, and import that"
+        )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as folder:
         Path(folder, "call").write_bytes(pickle.dumps((workload, None if generate_code else Path(folder, "dump"))))
         done = subprocess.run(
             [sys.executable, "-m", "ringformer.estimate.compiler_process", folder, str(os.getpid())],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            env=environment,
         )  # fmt: skip
         answer = Path(folder, "answer")
         if not answer.exists():

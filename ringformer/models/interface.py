@@ -4,6 +4,9 @@ A family of models is a configuration and an nnx module, registered by name (`re
 device's slice: local tokens, and inside a `shard_map` the names of the axes that it may communicate over. Each
 `nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, by which `weight_sharding.py`
 decides where it lies ("H", "K" and "F" over tp; vectors are replicated and not decayed).
+
+Tokens are sharded along the sequence over (sp, tp): a family that says `tensor_parallel` gathers them over tp into what
+mixes them and reduces out of it, as LLaMA does; any other is refused on meshes with tp > 1.
 """
 
 from collections.abc import Callable, Collection

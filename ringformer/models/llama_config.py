@@ -56,7 +56,7 @@ class LlamaConfig:
     """vanilla holds all logits, memory_efficient attends in chunks, blockwise computes the feed-forward in chunks too,
     ring spreads blockwise over sp."""
     layout: Layout = "zigzag"
-    """Which tokens a rank of the ring holds; zigzag and striped balance causal work."""
+    """Which tokens a rank of the ring holds: contiguous, or striped or zigzag, which balance causal work."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of weights as they are gathered, and of activations; parameters and sums are float32."""
     remat: Remat = "full"
@@ -107,6 +107,9 @@ class LlamaConfig:
                       "remat_group", "head_groups"):  # fmt: skip
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
+        for field in ("q_chunk", "k_chunk"):
+            if (chunk := getattr(self, field)) is not None and chunk < 1:
+                raise ValueError(f"{field}={chunk} must be positive, or unset")
         if self.remat_group > self.num_layers:
             raise ValueError(f"remat_group={self.remat_group} exceeds num_layers={self.num_layers}")
         if self.num_kv_heads % self.head_groups:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
+from jax.sharding import Mesh
 
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.interface import ModelConfig
@@ -21,13 +22,26 @@ class Family(NamedTuple):
     """Arguments of `config` by the name of a model."""
     flops_per_token: Callable[[Any, int], float] | None = None
     """Training FLOPs per token of a configuration at a sequence length, from which a run reports its MFU."""
+    tensor_parallel: bool = False
+    """Whether the model gathers tokens over the axis tp where it needs them; else meshes with tp > 1 are refused."""
 
 
-FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS, model_flops_per_token)}
+FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS, model_flops_per_token, tensor_parallel=True)}
+ASKED = {
+    "config": ("ARCHITECTURE", "CONTEXT", "INHERITED", "vocab_size", "layout", "compute_dtype", "num_params",
+               "check_mesh", "check_stage"),
+    "model": ("loss", "token_losses"),
+}  # fmt: skip
+"""What the trainer asks of the two classes of a family (`interface.py`)."""
 
 
 def register(name: str, family: Family) -> None:
-    """Add a family; raises ValueError if its name or that of a preset is taken."""
+    """Add a family; raises ValueError if its name or that of a preset is taken, or a class lacks what it is asked."""
+    for kind, names in ASKED.items():
+        cls = getattr(family, kind)
+        there = {*dir(cls), *getattr(cls, "__dataclass_fields__", ())}
+        if missing := [asked for asked in names if asked not in there]:
+            raise ValueError(f"{cls.__name__} lacks {', '.join(missing)}: see ringformer/models/interface.py")
     taken = {name} & set(FAMILIES) | set(family.presets) & {p for known in FAMILIES.values() for p in known.presets}
     if taken:
         raise ValueError(f"{', '.join(sorted(taken))} is registered already: choose another name")
@@ -46,6 +60,15 @@ def family_of(preset: str) -> Family:
 def build(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     """The model of a configuration, with parameters drawn from `rngs`; raises ValueError if no family has it."""
     return _family(config).model(config, rngs=rngs)
+
+
+def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
+    """Raise ValueError if the model cannot be computed on the mesh."""
+    if mesh.shape["tp"] > 1 and not _family(config).tensor_parallel:
+        raise ValueError(
+            f"{type(config).__name__} knows no tensor parallelism: the mesh has tp={mesh.shape['tp']}, use 1"
+        )
+    config.check_mesh(mesh)
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> float | None:

@@ -138,7 +138,9 @@ class Config:
 
     def __post_init__(self):
         least = dict.fromkeys(("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"), 1)
-        for field, bound in (least | {"eval_every": 0, "checkpoint_every": 0, "seed": 0}).items():
+        for field, bound in (
+            least | dict.fromkeys(("eval_every", "checkpoint_every", "seed", "cpu_devices"), 0)
+        ).items():
             if getattr(self, field) < bound:
                 raise ValueError(f"{field}={getattr(self, field)} must be at least {bound}")
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:

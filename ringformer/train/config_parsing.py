@@ -10,6 +10,10 @@ config does not write them they are inherited: from the model that the run begin
 
 import dataclasses
 import difflib
+import sys
+import traceback
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,19 +26,20 @@ from ringformer.models.registry import FAMILIES, family_of
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.untrusted_files import read_object
 
+CONFIG_MODULE = "ringformer_config_file"
+"""The name under which a config file is imported."""
+
 
 def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
     """The ConfigDict of a config file with its overrides, `--config.KEY=VALUE` each.
 
-    Raises ValueError for a key or an argument that is not there, FileNotFoundError for the file.
+    The file may import what lies beside it. Raises FileNotFoundError for the file, ValueError for one that makes no
+    config, for an override of a key that is not there, and for one that all stages overrule.
     """
-    if not Path(path).is_file():
-        there = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py")))
-        raise FileNotFoundError(f"there is no config file {path}" + (f"; there are: {there}" if there else ""))
-    values = flags.FlagValues()
-    argv = ["ringformer", f"--config={path}", *overrides]
-    config_flags.DEFINE_config_file("config", None, "the run", flag_values=values, sys_argv=argv)
+    config, values = _run_file(Path(path)), flags.FlagValues()
+    argv = ["ringformer", *overrides]
     try:
+        config_flags.DEFINE_config_dict("config", config, "the run", flag_values=values, sys_argv=argv)
         rest = values(argv)[1:]
     except (AttributeError, KeyError) as error:  # a key that the config does not have
         said = str(error.args[0].args[0] if isinstance(error.args[0], Exception) else error.args[0])
@@ -43,7 +48,33 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
         raise ValueError(str(error)) from None
     if rest:
         raise ValueError(f"unexpected arguments: {' '.join(rest)}; overrides look like --config.steps=100")
+    named = {word.removeprefix("--config.").partition("=")[0] for word in overrides}
+    for key in sorted(named) if config.stages else ():
+        if all(key in stage for stage in config.stages):
+            raise ValueError(f"--config.{key}: every stage of {path} writes {key} itself; change it there")
     return values.config
+
+
+def _run_file(path: Path) -> ConfigDict:
+    """What the file's `get_config()` returns."""
+    if not path.is_file():
+        there = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py")))
+        raise FileNotFoundError(f"there is no config file {path}" + (f"; there are: {there}" if there else ""))
+    if (beside := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(beside)
+    try:
+        loader = SourceFileLoader(CONFIG_MODULE, str(path))
+        module = sys.modules[CONFIG_MODULE] = module_from_spec(spec_from_loader(CONFIG_MODULE, loader))
+        loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:  # of any kind: it is the user's program
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+                         .replace("\n", " ")) from error  # fmt: skip
+    if not isinstance(config, ConfigDict) or "preset" not in config:
+        raise ValueError(f"get_config() of {path} returns {type(config).__name__}; it must return a `base_config(...)` "
+                         "of ringformer.train.config, with what differs written in it")  # fmt: skip
+    return config
 
 
 def parse(config: ConfigDict, *, inherit: bool = True) -> Config:

@@ -27,7 +27,7 @@ from ringformer.data import (
 from ringformer.data.loader import Parts
 from ringformer.hardware import chip_of
 from ringformer.mesh import BATCH, make_mesh
-from ringformer.models.registry import flops_per_token
+from ringformer.models.registry import check_mesh, flops_per_token
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches, make_evaluation
@@ -69,7 +69,7 @@ def prepare(config: Config) -> Run:
     run_dir = Path(config.run_dir or _new_run_dir())
     check_folders(run_dir, config)  # first: the rest may take hours
     mesh = make_mesh(config.mesh_dim)
-    config.model.check_mesh(mesh)
+    check_mesh(config.model, mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
@@ -159,8 +159,9 @@ def train(run: Run) -> TrainState:
                 if not saves:
                     save(step)
                 reports.conclude(step - start)
+                again = "" if config.run_dir else f" with --config.run_dir={run.run_dir}"
                 raise Terminated(f"stopped by SIGTERM at step {step} of {config.steps}, which is saved in "
-                                 f"{run.run_dir}: the same command goes on from there")  # fmt: skip
+                                 f"{run.run_dir}: the same command{again} goes on from there")  # fmt: skip
             reports.resume()
         reports.conclude(config.steps - start)
     return state

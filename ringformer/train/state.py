@@ -31,8 +31,16 @@ class TrainState(NamedTuple):
 def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict, dict]:
     """`(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
     definition, state = nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))
-    letters = jax.tree.map(lambda p: p.get_metadata()["letters"], state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    letters = jax.tree.map(_letters, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return definition, nnx.to_pure_dict(state), nnx.to_pure_dict(letters)
+
+
+def _letters(parameter: nnx.Variable) -> str:
+    letters = parameter.get_metadata().get("letters", "")
+    if not 1 <= len(letters) <= len(parameter.shape):
+        raise ValueError(f"a parameter of shape {parameter.shape} has letters={letters!r}: nnx.Param(..., letters=...) "
+                         "needs a letter for each of its last dimensions")  # fmt: skip
+    return letters
 
 
 def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict:

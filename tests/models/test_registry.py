@@ -8,10 +8,11 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from ringformer.convert import to_hf
 from ringformer.data import Batch
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.registry import Family, build, family_of, register
+from ringformer.models.registry import FAMILIES, Family, build, family_of, register
 from ringformer.ops.layouts import permutation
 from ringformer.train.config import OptimizerConfig, base_config
 from ringformer.train.config_parsing import model_of, parse
@@ -71,7 +72,7 @@ def test_what_a_family_cannot_do_is_its_own_word(tmp_path):
     assert values.model.width == 48
     values.update({"mesh_dim": "1,1,2,4", "run_dir": str(tmp_path)})
     values.data.store = str(tmp_path / "store")
-    with pytest.raises(ValueError, match="a toy has nothing to spread over tp"):
+    with pytest.raises(ValueError, match="ToyConfig knows no tensor parallelism: the mesh has tp=2"):
         prepare(parse(values))
 
 
@@ -81,6 +82,39 @@ def test_names_are_taken_once():
             register(name, Family(ToyConfig, Toy, presets))
     with pytest.raises(ValueError, match=r"unknown model 'giant'; known models: tiny, .*wide_toy"):
         family_of("giant")
+
+
+def test_what_a_class_lacks_is_said_at_the_door():
+    class Mute(nnx.Module):
+        loss = None
+
+    class Bare:
+        vocab_size, layout, compute_dtype = 257, "zigzag", "float32"
+
+    with pytest.raises(ValueError, match=r"Mute lacks token_losses: see ringformer/models/interface\.py"):
+        register("mute", Family(ToyConfig, Mute, {}))
+    with pytest.raises(
+        ValueError, match="Bare lacks ARCHITECTURE, CONTEXT, INHERITED, num_params, check_mesh, check_stage"
+    ):
+        register("bare", Family(Bare, Toy, {}))
+
+
+@pytest.mark.parametrize("letters", ({}, {"letters": ""}, {"letters": "VDX"}))
+def test_a_parameter_without_its_letters_is_named(letters, monkeypatch):
+    class Unlettered(Toy):
+        def __init__(self, config, *, rngs):
+            self.table = nnx.Param(rngs.params.normal((5, 3)), **letters)
+
+    monkeypatch.setitem(FAMILIES, "toy", Family(ToyConfig, Unlettered, {"toy": {}}))
+    with pytest.raises(ValueError, match=r"a parameter of shape \(5, 3\) has letters="):
+        decayed(ToyConfig())
+
+
+def test_only_a_llama_is_exported(tmp_path):
+    (tmp_path / "config.json").write_text('{"preset": "toy", "model": {"vocab_size": 257, "width": 32}}')
+    (tmp_path / "checkpoints" / "1" / "default").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds a ToyConfig: only a LLaMA can be exported"):
+        to_hf(tmp_path, tmp_path / "out")
 
 
 def test_a_configuration_of_no_family_is_refused():

@@ -28,8 +28,8 @@ class ToyConfig:
         return 2 * self.vocab_size * self.width + 3 * self.width**2
 
     def check_mesh(self, mesh):
-        if mesh.shape["tp"] > 1:
-            raise ValueError("a toy has nothing to spread over tp: use tp=1")
+        if self.width < mesh.size:
+            raise ValueError(f"a toy of width {self.width} is too small for {mesh.size} devices")
 
     def check_stage(self, written):
         pass

@@ -38,6 +38,39 @@ def test_mistakes_are_told(overrides, message):
         load_config(QUICKSTART, overrides)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_config(:", r"SyntaxError: .*config\.py"),
+        ("import nope", r"ModuleNotFoundError: No module named 'nope' \(.*config\.py:1\)"),
+        ("x = 3", "AttributeError: .* has no attribute 'get_config'"),
+        ("def get_config():\n    return {}['a']", r"KeyError: 'a' \(.*config\.py:2\)"),
+        ("def get_config():\n    return 3", "returns int; it must return a `base_config"),
+    ],
+)
+def test_a_file_that_makes_no_config_is_told_in_a_line(text, message, tmp_path):
+    (tmp_path / "config.py").write_text(text)
+    with pytest.raises(ValueError, match=message) as raised:
+        load_config(tmp_path / "config.py", [])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_config_may_import_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside_the_config.py").write_text("STEPS = 7")
+    text = QUICKSTART.read_text().replace("    return config", "    config.steps = STEPS\n    return config")
+    (tmp_path / "config.py").write_text(
+        text.replace("from ringformer", "from beside_the_config import STEPS\nfrom ringformer", 1)
+    )
+    assert load_config(tmp_path / "config.py", []).steps == 7
+
+
+def test_an_override_that_every_stage_overrules_is_refused():
+    staged = QUICKSTART.with_name("tiny_extension.py")
+    with pytest.raises(ValueError, match=r"--config.seq_len: every stage of .* writes seq_len itself"):
+        load_config(staged, ["--config.seq_len=64"])
+    assert load_config(staged, ["--config.seed=7"]).seed == 7
+
+
 def test_a_file_that_is_not_there():
     with pytest.raises(FileNotFoundError, match=r"there is no config file configs/none\.py; there are: configs/"):
         load_config("configs/none.py", [])
