@@ -19,7 +19,8 @@ def load_model(run_dir: str | Path, **changes) -> Any:
     Args:
       changes: fields of the model's configuration that say how it is computed, e.g. `attention="vanilla"`.
     """
-    config = replace(model_of(run_dir), **changes)
+    saved: Any = model_of(run_dir)  # a dataclass
+    config = replace(saved, **changes)
     default = jax.config.jax_default_device  # type: ignore[attr-defined]  # JAX makes it as it starts
     mesh = make_mesh("1,1,1,1", [default or jax.devices()[0]])
     params = restore_params(run_dir, weight_shardings(config, mesh), mesh)

@@ -12,8 +12,8 @@ import dataclasses
 import difflib
 import sys
 import traceback
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,15 @@ def _run_file(path: Path) -> ConfigDict:
     if (beside := str(path.resolve().parent)) not in sys.path:
         sys.path.append(beside)
     try:
-        loader = SourceFileLoader(CONFIG_MODULE, str(path))
-        module = sys.modules[CONFIG_MODULE] = module_from_spec(spec_from_loader(CONFIG_MODULE, loader))
+        spec = ModuleSpec(CONFIG_MODULE, loader := SourceFileLoader(CONFIG_MODULE, str(path)), origin=str(path))
+        spec.has_location = True  # it has a __file__
+        module = sys.modules[CONFIG_MODULE] = module_from_spec(spec)
         loader.exec_module(module)
         config = module.get_config()
     except Exception as error:  # of any kind: it is the user's program
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-                         .replace("\n", " ")) from error  # fmt: skip
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        said = f"{type(error).__name__}: {error}".replace("\n", " ") + (f" (line {lines[-1]})" if lines else "")
+        raise ValueError(f"{path} cannot be read: {said}") from error
     if not isinstance(config, ConfigDict) or "preset" not in config:
         raise ValueError(f"get_config() of {path} returns {type(config).__name__}; it must return a `base_config(...)` "
                          "of ringformer.train.config, with what differs written in it")  # fmt: skip
