@@ -66,8 +66,7 @@ def run(words: list[str]) -> int:
     """Run a command line; returns the exit code. Raises ValueError for what a caller got wrong."""
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     verb = find_verb(words)
-    top, parser = make_parsers(verb)
-    options = words[len((verb or "").split()) :]
+    (top, parser), options = make_parsers(verb), words[len((verb or "").split()) :]
     overrides = parser.get_default("overrides") is not None
     known = parser._option_string_actions
     for name in (word.partition("=")[0] for word in options if re.match("--?[A-Za-z]", word)):
@@ -87,6 +86,7 @@ def run(words: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """The command `ringformer`: the exit code of a command line, its errors said."""
     words = sys.argv[1:] if argv is None else argv
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete

@@ -129,7 +129,15 @@ def config_page() -> str:
     sections: list[tuple[str, str, griffe.Class]] = []
     _collect(package["train.config"].members["Config"], "", sections, package)
     for prefix, about, cls in sections:
-        lines += ["", f"## {prefix or 'The run'}", "", about, "", "| key | default | |", "|---|---|---|"]
+        lines += [
+            "",
+            f"## {prefix.rstrip('.') or 'The run'}",
+            "",
+            about,
+            "",
+            "| key | default | meaning |",
+            "|---|---|---|",
+        ]
         for attribute in _fields(cls):
             if _nested(attribute, package) is None:
                 default = "the&nbsp;preset's" if attribute.value is None else f"`{attribute.value}`"

@@ -8,6 +8,7 @@ SIZE_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Arguments of `ringformer convert from-hf`."""
     parser.description = (
         "A LLaMA of Hugging Face (safetensors) to a folder for `ringformer train --config.init_from=OUT`. Block by "
         "block: host memory stays below 2 GB, whatever the size of the model."
@@ -27,6 +28,7 @@ def _from_hf(args: argparse.Namespace) -> None:
 
 
 def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Arguments of `ringformer convert to-hf`."""
     parser.description = "The latest checkpoint of a run, or a converted model, to a folder that transformers loads."
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run, with config.json and checkpoints/")
     parser.add_argument("out", metavar="OUT", help="the folder to write")
@@ -48,6 +50,7 @@ def _to_hf(args: argparse.Namespace) -> None:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Arguments of `ringformer convert verify`."""
     parser.description = (
         "Compare the logits of transformers and of ringformer on the CPU in float32; exit code 1 if they differ by "
         "more than 1e-4. Parameters of CKPT are first rounded to the dtype of HF's tensors. Holds one of the models at "

@@ -11,6 +11,7 @@ from ringformer.dataclass_flags import add_flags, from_flags
 
 
 def add_prepare(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Arguments of `ringformer data prepare`."""
     from ringformer.data.stores.options import StoreOptions
 
     parser.description = "Tokenize documents or conversations once, into a store, and report what became of them."
@@ -34,6 +35,7 @@ def _prepare(args: argparse.Namespace) -> None:
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Arguments of `ringformer data inspect`."""
     parser.description = "Show documents of a store: what is trained on in green, what is masked dim."
     parser.add_argument("store", metavar="STORE", help="the folder of the stores, or train/ or eval/ in it")
     parser.add_argument(
@@ -64,6 +66,7 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Arguments of `ringformer data tokenizer`."""
     from ringformer.data.stores.options import StoreOptions
 
     parser.description = "Train a SentencePiece tokenizer on documents."

@@ -22,6 +22,7 @@ MODEL_FLAGS = ("attention", "layout", "compute_dtype", "remat", "remat_group", "
 
 
 def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Arguments of `ringformer estimate`."""
     parser.description = (
         "Compile the training step for a target and report memory, communication and overlap. With --config, "
         "overrides such as --config.model.ffn_chunk=512 change the configuration; of one with stages, each is "
@@ -51,6 +52,7 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 
 
 def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Arguments of `ringformer plan`."""
     parser.description = (
         "The fastest mesh and memory settings that the compiler accepts for a context, or the longest. Fastest by a "
         "model of time: FLOPs at the share of the peak that `estimate` counts on, and what the schedule leaves exposed."

@@ -32,6 +32,8 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
+    """An instruction of a compiled module, as its line says it."""
+
     name: str
     type: str
     opcode: str
@@ -55,7 +57,7 @@ class Instruction(NamedTuple):
 
     @property
     def collective(self) -> str | None:
-        """Its kind of collective; None if it is none, or only the end of one."""
+        """The kind of collective that the instruction is; None if it is none, or only the end of one."""
         opcode = self.opcode
         if opcode in ("async-start", "async-update", "async-done"):
             return None  # what it wraps stands in the computation it calls

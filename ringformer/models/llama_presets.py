@@ -44,7 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The architecture arguments of `LlamaConfig` for a model of the list above."""
+    """The architecture arguments of `LlamaConfig` for a model of `PRESETS`."""
     if name not in PRESETS:
         raise ValueError(f"unknown model {name!r}; known models: {', '.join(PRESETS)}")
     return dict(PRESETS[name])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Arguments of `ringformer tables`."""
     parser.description = (
         "Search the paper's Table 3 with the real compilers: hours for all of it. Each attempt is kept; run it again "
         "to go on."

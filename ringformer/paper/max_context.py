@@ -104,7 +104,7 @@ class Cell(NamedTuple):
 
     @property
     def paper(self) -> int:
-        """Its tokens in the paper; ValueError if the row is ours."""
+        """The tokens that the paper prints for this cell; ValueError for a row that is not in it."""
         if self.row.paper is None:
             raise ValueError(f"the paper has no row {self.row.name}")
         return K * self.row.paper[ATTENTION.index(self.attention)]

@@ -96,6 +96,7 @@ Figure 5 (closed form): FLOPs of one pass over the same data at a longer context
 
 
 def longest(attempts: list[dict]) -> dict | None:
+    """The attempt at the longest context that fits; None if none does."""
     return max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
 
 

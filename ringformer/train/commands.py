@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 
 def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Arguments of `ringformer train`."""
     parser.description = (
         "Train a model, or go on with a run: a run_dir that holds checkpoints is resumed, of a config with stages "
         "where it stopped. Every key of the config is a flag, --config.KEY=VALUE; they stand below."

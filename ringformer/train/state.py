@@ -70,6 +70,7 @@ def specs(shardings) -> Any:
 
 
 def named(shardings, mesh: Mesh) -> Any:
+    """The NamedShardings of a tree of `WeightSharding`."""
     return jax.tree.map(lambda w: NamedSharding(mesh, w.spec), shardings)
 
 
