@@ -113,6 +113,8 @@ def compiled_by(target: Target) -> str:
 
 def find_target(name: str) -> Target:
     """The target of a name; raises ValueError with the known ones."""
+    if re.search(r"(?<!\d)0+(?!\d)", name.partition(":")[2] or name.partition("x")[0]):
+        raise ValueError(f"target {name!r} has a size of 0")
     if match := re.fullmatch(r"(\d+)x([A-Za-z][\w-]*)", name):
         count, gpu = int(match[1]), match[2].upper()
         gpu = "A100-80" if gpu in ("A100", "A100-80GB") else gpu

@@ -42,6 +42,9 @@ def test_a_ring_across_nodes_runs_at_the_networks_rate():
         ("v9-8", "unknown target 'v9-8'"),
         ("12xH100", "must be whole nodes"),
         ("8xB900", "unknown target '8xB900'"),
+        ("0xA100", "target .0xA100. has a size of 0"),
+        ("v5e:0x4", "has a size of 0"),
+        ("v5e-0", "has a size of 0"),
     ],
 )
 def test_unknown_targets(name, message):
