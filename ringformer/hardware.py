@@ -10,8 +10,18 @@ GiB = 2**30
 
 
 @dataclass(frozen=True)
+class TensorCores:
+    """What of a TPU device runs a program."""
+
+    count: int
+    """2 where both cores of a chip are one device (megacore), and share its programs."""
+    matrix_flops_per_cycle: int
+    """Of one core's matrix units, bf16."""
+
+
+@dataclass(frozen=True)
 class Multiprocessors:
-    """What a GPU's compiler wants to know of it, beyond its memory."""
+    """What a GPU's compiler wants to know of it, beyond its memory and its clock."""
 
     compute_capability: int
     """The major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
@@ -21,7 +31,6 @@ class Multiprocessors:
     shared_bytes: int
     """Shared memory of a multiprocessor, of which a block may have all but one KiB."""
     l2_bytes: int
-    clock_ghz: float
 
 
 @dataclass(frozen=True)
@@ -37,14 +46,17 @@ class Chip:
     """FLOP/s of matrix products of float32 arrays at JAX's default precision: one bf16 pass on TPU, TF32 on GPU."""
     hbm_bytes: int
     """What the compiler may use."""
+    hbm_bandwidth: int
+    clock_hz: float
+    """Of a TPU's cores, of a GPU's multiprocessors at their boost."""
     link_bandwidth: float
     """The rate of one link of the TPU interconnect; of a GPU's NVLink, all links together."""
     host_bytes: int
     """Host memory per device, of a usual host."""
     node_bandwidth: float = 0.0
     """The rate of a GPU's share of the network between nodes."""
-    hbm_bandwidth: int = 0
-    """The rate of a GPU's memory; the TPU compiler knows its own."""
+    tensor_cores: TensorCores | None = None
+    """None for a GPU."""
     multiprocessors: Multiprocessors | None = None
     """None for a TPU."""
 
@@ -53,45 +65,61 @@ class Chip:
         return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
 
 
-def _tpu(name: str, *device_kinds: str, tflops: float, hbm_gib: float, link_gb: float, host_gib: int) -> Chip:
+def _tpu(
+    name: str, *device_kinds: str, tflops: float, ghz: float, cores: int, units: int, hbm_gib: float, hbm_gb: int,
+    link_gb: float, host_gib: int,
+) -> Chip:  # fmt: skip
+    """`units`: 128 x 128 multiply-accumulate arrays in the matrix units of a core."""
     return Chip(
         name=name, kind="tpu", device_kinds=device_kinds, bf16_flops=tflops * 1e12, float32_flops=tflops * 1e12,
-        hbm_bytes=int(hbm_gib * GiB), link_bandwidth=link_gb * 1e9, host_bytes=host_gib * GiB,
+        hbm_bytes=int(hbm_gib * GiB), hbm_bandwidth=hbm_gb * 10**9, clock_hz=ghz * 1e9, link_bandwidth=link_gb * 1e9,
+        host_bytes=host_gib * GiB, tensor_cores=TensorCores(cores, units * 2 * 128 * 128),
     )  # fmt: skip
 
 
 def _gpu(
-    name: str, device_kind: str, cores: Multiprocessors, *, tflops: float, tf32_tflops: float, hbm_bytes: int,
-    hbm_gb: int, link_gb: float, network_gb: float,
+    name: str, device_kind: str, cores: Multiprocessors, *, tflops: float, tf32_tflops: float, ghz: float,
+    hbm_bytes: int, hbm_gb: int, link_gb: float, network_gb: float,
 ) -> Chip:  # fmt: skip
     return Chip(
         name=name, kind="gpu", device_kinds=(device_kind,), bf16_flops=tflops * 1e12, float32_flops=tf32_tflops * 1e12,
-        hbm_bytes=hbm_bytes, link_bandwidth=link_gb * 1e9, host_bytes=250 * GiB, node_bandwidth=network_gb * 1e9,
-        hbm_bandwidth=hbm_gb * 10**9, multiprocessors=cores,
+        hbm_bytes=hbm_bytes, hbm_bandwidth=hbm_gb * 10**9, clock_hz=ghz * 1e9, link_bandwidth=link_gb * 1e9,
+        host_bytes=250 * GiB, node_bandwidth=network_gb * 1e9, multiprocessors=cores,
     )  # fmt: skip
 
 
-_AMPERE = Multiprocessors(8, count=108, fpus=64, shared_bytes=167936, l2_bytes=40 * 2**20, clock_ghz=1.41)
-_HOPPER = Multiprocessors(9, count=132, fpus=128, shared_bytes=233472, l2_bytes=50 * 2**20, clock_ghz=1.98)
-_BLACKWELL = Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_bytes=132644864, clock_ghz=1.965)
+_AMPERE = Multiprocessors(8, count=108, fpus=64, shared_bytes=167936, l2_bytes=40 * 2**20)
+_HOPPER = Multiprocessors(9, count=132, fpus=128, shared_bytes=233472, l2_bytes=50 * 2**20)
+_BLACKWELL = Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_bytes=132644864)
 
+# TPU peaks and HBM rates: cloud.google.com/tpu/docs (v3, v4, ... tpu7x), of a chip; a core of v3 and tpu7x has
+# half. Clocks: v3 of Norrie et al., "The Design Process for Google's Training Chips" (IEEE Micro 2021), v4 of Jouppi et
+# al. (ISCA 2023), v5e and v5p of Austin et al., "How to Scale Your Model" (2025). Those of v6e and tpu7x are derived:
+# the peak over the FLOPs of a cycle, of four 256 x 256 arrays (on v6e kernels of head size 128, which fill half of the
+# width, reach 97% of 262,144 FLOPs a bundle: two arrays could not).
 # Host memory: what some GiB for the system leave to a device of machine types with 340 (v3, 8 cores), 407 (v4, 4
 # chips), 192 (v5e, 4 chips: cloud.google.com/tpu/docs/v5e), 448 (v5p, 4 chips), 720 (v6e, 8 chips), 960 GB (TPU7x, 8
 # cores) and 2 TB (8 GPUs). GPU memory: what CUDA reports, less than the nominal size.
 CHIPS = {
-    "v3": _tpu("TPU v3 core", "TPU v3", tflops=61.5, hbm_gib=16, link_gb=70, host_gib=38),
-    "v4": _tpu("TPU v4", "TPU v4", tflops=275, hbm_gib=32, link_gb=45, host_gib=90),
-    "v5e": _tpu("TPU v5e", "TPU v5 lite", "TPU v5e", tflops=197, hbm_gib=15.75, link_gb=45, host_gib=42),
-    "v5p": _tpu("TPU v5p", "TPU v5", "TPU v5p", tflops=459, hbm_gib=95, link_gb=90, host_gib=100),
-    "v6e": _tpu("TPU v6e", "TPU v6 lite", "TPU v6e", tflops=918, hbm_gib=31.25, link_gb=90, host_gib=80),
-    "tpu7x": _tpu("TPU7x core", "TPU7x", tflops=1153, hbm_gib=94.75, link_gb=90, host_gib=105),
-    "A100-80": _gpu("NVIDIA A100-SXM4-80GB", "NVIDIA A100", _AMPERE, tflops=312, tf32_tflops=156,
+    "v3": _tpu("TPU v3 core", "TPU v3", tflops=61.5, ghz=0.94, cores=1, units=2, hbm_gib=16, hbm_gb=450, link_gb=70,
+               host_gib=38),
+    "v4": _tpu("TPU v4", "TPU v4", tflops=275, ghz=1.05, cores=2, units=4, hbm_gib=32, hbm_gb=1228, link_gb=45,
+               host_gib=90),
+    "v5e": _tpu("TPU v5e", "TPU v5 lite", "TPU v5e", tflops=197, ghz=1.5, cores=1, units=4, hbm_gib=15.75, hbm_gb=819,
+                link_gb=45, host_gib=42),
+    "v5p": _tpu("TPU v5p", "TPU v5", "TPU v5p", tflops=459, ghz=1.75, cores=2, units=4, hbm_gib=95, hbm_gb=2765,
+                link_gb=90, host_gib=100),
+    "v6e": _tpu("TPU v6e", "TPU v6 lite", "TPU v6e", tflops=918, ghz=1.751, cores=1, units=16, hbm_gib=31.25,
+                hbm_gb=1640, link_gb=90, host_gib=80),
+    "tpu7x": _tpu("TPU7x core", "TPU7x", tflops=1153, ghz=2.199, cores=1, units=16, hbm_gib=94.75, hbm_gb=3690,
+                  link_gb=90, host_gib=105),
+    "A100-80": _gpu("NVIDIA A100-SXM4-80GB", "NVIDIA A100", _AMPERE, tflops=312, tf32_tflops=156, ghz=1.41,
                     hbm_bytes=85100068864, hbm_gb=2039, link_gb=300, network_gb=25),
-    "H100": _gpu("NVIDIA H100 80GB HBM3", "NVIDIA H100", _HOPPER, tflops=989, tf32_tflops=494,
+    "H100": _gpu("NVIDIA H100 80GB HBM3", "NVIDIA H100", _HOPPER, tflops=989, tf32_tflops=494, ghz=1.98,
                  hbm_bytes=85029158912, hbm_gb=3350, link_gb=450, network_gb=50),
-    "H200": _gpu("NVIDIA H200", "NVIDIA H200", _HOPPER, tflops=989, tf32_tflops=494,
+    "H200": _gpu("NVIDIA H200", "NVIDIA H200", _HOPPER, tflops=989, tf32_tflops=494, ghz=1.98,
                  hbm_bytes=150754820096, hbm_gb=4800, link_gb=450, network_gb=50),
-    "B200": _gpu("NVIDIA B200", "NVIDIA B200", _BLACKWELL, tflops=2250, tf32_tflops=1125,
+    "B200": _gpu("NVIDIA B200", "NVIDIA B200", _BLACKWELL, tflops=2250, tf32_tflops=1125, ghz=1.965,
                  hbm_bytes=191514411008, hbm_gb=8000, link_gb=900, network_gb=50),
 }  # fmt: skip
 """By the name of a TPU's generation or of a GPU."""

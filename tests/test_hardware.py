@@ -35,3 +35,18 @@ def test_slices_are_of_known_chips_and_rented_under_one_name():
     assert set(SLICES) == {name for name, chip in CHIPS.items() if chip.kind == "tpu"}
     assert set(CLOUD_TPUS) <= set(SLICES)
     assert len({cloud.accelerator_type for cloud in CLOUD_TPUS.values()}) == len(CLOUD_TPUS)
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_tpu_s_peak_is_its_clock_times_the_flops_of_a_cycle(name):
+    chip = CHIPS[name]
+    assert chip.tensor_cores is not None and chip.multiprocessors is None
+    cycle = chip.tensor_cores.count * chip.tensor_cores.matrix_flops_per_cycle
+    assert cycle * chip.clock_hz == pytest.approx(chip.bf16_flops, rel=0.003)
+
+
+def test_every_chip_has_rates():
+    """And more than 100 FLOPs for each byte of HBM: a unit or a core too many would show."""
+    for chip in CHIPS.values():
+        assert 0.9e9 < chip.clock_hz < 2.5e9
+        assert 100 < chip.bf16_flops / chip.hbm_bandwidth < 650

@@ -147,7 +147,7 @@ def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
           block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
           shared_memory_per_block: 49152 shared_memory_per_core: {cores.shared_bytes}
           shared_memory_per_block_optin: {cores.shared_bytes - 1024}
-          core_count: {cores.count} fpus_per_core: {cores.fpus} clock_rate_ghz: {cores.clock_ghz}
+          core_count: {cores.count} fpus_per_core: {cores.fpus} clock_rate_ghz: {chip.clock_hz / 1e9}
           l2_cache_size: {cores.l2_bytes}
           device_memory_size: {chip.hbm_bytes} memory_bandwidth: {chip.hbm_bandwidth}
           cuda_compute_capability {{ major: {cores.compute_capability} }}
