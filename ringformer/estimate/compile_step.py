@@ -15,7 +15,8 @@ from ringformer.compiler_options import compiler_options
 from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
 from ringformer.estimate.compiler_dump import CompilerFailure, Memory, compile_until_scheduled
-from ringformer.estimate.overlap import Rates, Schedule, read_schedule
+from ringformer.estimate.overlap import Schedule, read_schedule
+from ringformer.estimate.program_seconds import Rates
 from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.mesh import BATCH, make_mesh
@@ -164,7 +165,8 @@ def _rates(target: Target, mesh: Mesh, dtype: str) -> Rates:
     if target.chip.kind == "tpu":  # in both directions of each dimension of the slice
         coordinates = zip(*(x.coords for x in mesh.devices.flat), strict=True)
         gather *= max(1, 2 * sum(len(set(places)) > 1 for places in coordinates))
-    return Rates(target.chip.flops(dtype), hop, gather)
+    chip = target.chip
+    return Rates(chip.flops(dtype), hop, gather, chip.hbm_bandwidth, chip.clock_hz if chip.kind == "tpu" else 0.0)
 
 
 def _does_not_fit(message: str, target: Target, hops: int | None, seconds: float) -> Estimate:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import (
     assumption,
-    causal_excess,
-    compute_seconds,
+    computation_seconds,
     hop,
     host_bytes,
     itemsize,
@@ -22,7 +21,6 @@ from ringformer.estimate.memory_settings import possible_settings
 from ringformer.estimate.targets import MissingCompiler, Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.flops import executed_attention_flops, executed_flops
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import VISIBLE
@@ -84,9 +82,7 @@ def _candidate(workload: Workload) -> Candidate:
     _, rings, tp, sp = workload.mesh_shape
     ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
     forwards = 2 + (model.remat_group > 1)
-    wasted = causal_excess(model.layout, ring, sp, model.q_chunk) - 1
-    flops = executed_flops(model, seq_len, forwards) + wasted * executed_attention_flops(model, seq_len, forwards)
-    compute = compute_seconds(flops / (sp * tp), target.chip.flops(model.compute_dtype))
+    compute = computation_seconds(workload)
     exposed = 0.0
     for backward, times in ((False, forwards), (True, 1)):
         one_hop = hop(model, target, ring, ranks=sp * tp, tp=tp, backward=backward)
@@ -180,17 +176,17 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     have, exposed = c.workload.target.chip.hbm_bytes, ""
     if e is None:
         need, host, said = c.peak, c.host, "closed form, not compiled"
-        step, rate = c.seconds_per_token * c.workload.step_tokens, 1 / c.seconds_per_token
+        step, rate, source = c.seconds_per_token * c.workload.step_tokens, 1 / c.seconds_per_token, assumption()
     else:
         assert e.schedule is not None, "what fits has a schedule"
         need, host, said = e.peak_bytes, e.host_bytes, "compiled"
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of ring bytes exposed in its loops; "
         time = step_time(e.schedule, c.workload.step_tokens)
-        step, rate = time.step, time.tokens_per_second
+        step, rate, source = time.step, time.tokens_per_second, time.source
     of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
     return (
         f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step, "
-        f"{rate:,.0f} tokens/s ({assumption()})"
+        f"{rate:,.0f} tokens/s ({source})"
     )
 
 

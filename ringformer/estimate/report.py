@@ -5,7 +5,7 @@ from ringformer.estimate.closed_forms import (
     Hop,
     StepTime,
     assumption,
-    compute_seconds,
+    computation_seconds,
     host_bytes,
     memory,
     ring_hops,
@@ -15,7 +15,6 @@ from ringformer.estimate.compile_step import Estimate
 from ringformer.estimate.overlap import Transfer
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.flops import executed_flops
 
 
 def estimate_json(workload: Workload, estimate: Estimate) -> dict:
@@ -66,10 +65,7 @@ def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
 
 def computation_time(workload: Workload) -> StepTime:
     """The time of a step's computation by the closed form, as if all communication were hidden."""
-    model, target = workload.model, workload.target
-    forwards = 2 + (model.remat_group > 1)
-    flops = workload.batch_size * executed_flops(model, workload.seq_len, forwards) / target.num_devices
-    return StepTime(compute_seconds(flops, target.chip.flops(model.compute_dtype)), 0.0, workload.step_tokens)
+    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens)
 
 
 def _numbers(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | None = None) -> dict:
@@ -114,8 +110,10 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
         + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
         + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
-        f"  {s.flops:.3g} FLOPs a device; modelled {time.step:.3g} s a step ({time.compute:.3g} s of {assumption()}, "
+        f"  {s.flops:.3g} FLOPs a device; modelled {time.step:.3g} s a step ({time.compute:.3g} s of computation, "
         f"{time.exposed:.3g} s of exposed communication), {time.tokens_per_second:,.0f} tokens/s",
+        f"    {time.source}; no faster than {time.floor + time.exposed:.3g} s by FLOPs and bytes, "
+        f"no slower than {time.serial + time.exposed:.3g} s if no data moves while it computes",
         f"  ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, {s.exposed_permute_bytes / GiB:,.1f} GiB exposed, "
         f"of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops"
         + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),

@@ -9,7 +9,8 @@ from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.compile_step import Estimate
 from ringformer.estimate.longest_context import attempt, longest_start, next_length
 from ringformer.estimate.memory_settings import possible_settings
-from ringformer.estimate.overlap import Rates, Schedule
+from ringformer.estimate.overlap import Schedule
+from ringformer.estimate.program_seconds import OTHER, Rates, Seconds
 from ringformer.estimate.workload import Workload
 from ringformer.paper.max_context import cells
 
@@ -19,7 +20,8 @@ def estimate_of(workload: Workload, *, fits: bool, peak_bytes: int = 2**30, host
     return Estimate(
         fits=fits, peak_bytes=peak_bytes, hbm_bytes=workload.target.chip.hbm_bytes, host_bytes=host_bytes,
         usual_host_bytes=workload.target.chip.host_bytes, argument_bytes=0, temp_bytes=peak_bytes,
-        schedule=Schedule([], 0.6, Rates(1.0, 1.0, 1.0)), max_link_hops=1, compile_seconds=1.0,
+        schedule=Schedule([], 0.6, Rates(1.0, 1.0, 1.0, 1.0, 0.0), {OTHER: Seconds(overlapped=1.0)}), max_link_hops=1,
+        compile_seconds=1.0,
     )  # fmt: skip
 
 
