@@ -137,8 +137,23 @@ def has_cuda_compiler() -> bool:
         return False
 
 
+on_cuda = pytest.mark.skipif(not has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
+@on_cuda
+@pytest.mark.parametrize("generate_code", [False, True])
+def test_a_gpu_target_with_heads_of_100(generate_code):
+    """As 3B has: no tile that a compiler gives an untried kernel fits them. With offload."""
+    odd = replace(MHA, hidden_size=3200, num_heads=32, num_kv_heads=32, head_dim=100, num_layers=2, offload=True)
+    local = 16384
+    e = compile_step_apart(workload(local, odd, "8xA100-80"), generate_code=generate_code)
+    assert e.fits and e.host_bytes == 2 * local * 3200 * 2
+    assert e.argument_bytes == pytest.approx(12 * odd.num_params / N, rel=0.01)
+
+
+@pytest.mark.slow
+@on_cuda
 def test_a_gpu_target():
     """The same by the GPU compiler: n-1 hops, nothing exposed inside the loops, exposed at most 2/sp of all."""
     local = 16384
