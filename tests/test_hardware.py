@@ -1,9 +1,13 @@
 """The table of chips: found by the name that JAX gives a device, and once for each."""
 
+import re
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 from ringformer.estimate.targets import find_target
-from ringformer.hardware import CHIPS, CLOUD_TPUS, SLICES, chip_of
+from ringformer.hardware import CHIPS, CLOUD_TPUS, SLICES, GiB, chip_of
 from tests.hlo import on_tpu
 
 
@@ -29,6 +33,19 @@ def test_a_device_without_a_data_sheet_here_is_none(device_kind):
 def test_the_compiler_calls_a_target_s_devices_as_the_table_does(name):
     target = find_target(name)
     assert {chip_of(device.device_kind) for device in target.devices()} == {target.chip}
+
+
+@on_tpu
+@pytest.mark.parametrize("name", SLICES)
+def test_the_memory_is_what_the_compiler_has(name):
+    """As it says when an array is larger."""
+    chip = CHIPS[name]
+    one = jax.sharding.SingleDeviceSharding(find_target(f"{name}-8").devices()[0])
+    array = jax.ShapeDtypeStruct((2 * chip.hbm_bytes // 4096, 1024), jnp.float32, sharding=one)
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+        jax.jit(lambda x: x + 1).lower(array).compile()
+    said = re.search(r"(?:of|available HBM) \(?([\d.]+)G", str(error.value))
+    assert said is not None and float(said[1]) == pytest.approx(chip.hbm_bytes / GiB, abs=0.006)
 
 
 def test_slices_are_of_known_chips_and_rented_under_one_name():

@@ -27,8 +27,9 @@ from ringformer.train.run_checks import check_batch
 from ringformer.train.state import abstract_state, decayed, state_shardings, weight_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
-WITHOUT_DEVICES = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0"}}
-"""Options of a compiler that has no device to try variants of a kernel on."""
+WITHOUT_DEVICES = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": "False"}}
+"""Options of a compiler that has no device to try variants of a kernel on: of matrix products it takes cuBLAS's, since
+the tiles that it would give Triton's untried fit not every shape (with heads of 100 JAX 0.10.2 breaks down)."""
 
 
 @dataclass(frozen=True)
@@ -162,22 +163,25 @@ def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
 def _rates(target: Target, mesh: Mesh, dtype: str) -> Rates:
     hop = target.ring_bandwidth(mesh.shape["sp"] * mesh.shape["tp"])
     gather = target.ring_bandwidth(mesh.devices.size)
-    if target.chip.kind == "tpu":  # in both directions of each dimension of the slice
-        coordinates = zip(*(x.coords for x in mesh.devices.flat), strict=True)
-        gather *= max(1, 2 * sum(len(set(places)) > 1 for places in coordinates))
+    if target.chip.kind == "tpu":  # in both directions of each dimension of the slice, shared by the cores of a chip
+        chips = [tuple(x.coords) for x in mesh.devices.flat]
+        links = 2 * sum(len(set(places)) > 1 for places in zip(*chips, strict=True))
+        gather *= max(1, links) * len(set(chips)) / len(chips)
     chip = target.chip
     return Rates(chip.flops(dtype), hop, gather, chip.hbm_bandwidth, chip.clock_hz if chip.kind == "tpu" else 0.0)
 
 
 def _does_not_fit(message: str, target: Target, hops: int | None, seconds: float) -> Estimate:
-    used = re.search(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", message)
-    used = used or re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds available HBM", message)
+    size = r"\(?([\d.]+)([KMGT])\)?"
+    used = re.search(rf"Used {size} of {size} hbm", message)
+    used = used or re.search(rf"required for HLO temporaries {size} exceeds available HBM {size}", message)
     if used is None:
         raise CompilerFailure(message[:2000])
-    needed = int(float(used[1]) * {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[used[2]])
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    needed, available = int(float(used[1]) * units[used[2]]), int(float(used[3]) * units[used[4]])
     allocations = message.partition("Largest program allocations in hbm:")[2]
     return Estimate(
-        fits=False, peak_bytes=needed, hbm_bytes=target.chip.hbm_bytes, host_bytes=0,
+        fits=False, peak_bytes=needed, hbm_bytes=available, host_bytes=0,
         usual_host_bytes=target.chip.host_bytes, argument_bytes=0, temp_bytes=needed, schedule=None,
         max_link_hops=hops, compile_seconds=seconds, largest=allocations.strip(),
     )  # fmt: skip

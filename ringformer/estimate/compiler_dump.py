@@ -20,7 +20,7 @@ LAST = {"tpu": PROGRAM["tpu"], "gpu": "*.debug_options"}
 AS_COMPILED_PROGRAMS_PRINT = {
     "xla_dump_hlo_as_text": True, "xla_dump_compact_gte": False, "xla_syntax_sugar_async_ops": True,
 }  # fmt: skip
-"""How a dump writes the same text as `jax.stages.Compiled.as_text`."""
+"""How a dump writes the same text as `jax.stages.Compiled.as_text`, of a compiler that knows these options."""
 
 HOST = "5"
 """The number ("color") of host memory in a buffer assignment; that of the device is not printed."""
@@ -51,7 +51,7 @@ def compile_until_scheduled(lowered: jax.stages.Lowered, options: dict, kind: st
 
     def compile_on():
         try:
-            lowered.compile(compiler_options=options | AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(folder)})
+            _compile_printing(lowered, options | {"xla_dump_to": str(folder)}, AS_COMPILED_PROGRAMS_PRINT)
         except Exception as error:
             failures.append(error)
 
@@ -66,6 +66,20 @@ def compile_until_scheduled(lowered: jax.stages.Lowered, options: dict, kind: st
     if dumped is None:
         raise CompilerFailure(f"it wrote no {PROGRAM[kind]} to {folder}; --generate_code does without")
     return dumped
+
+
+def _compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict) -> None:
+    """Compile with these options, and with those of `printing` that the compiler knows: it refuses others at once.
+
+    One that is older than an option writes only what the option asks for.
+    """
+    try:
+        lowered.compile(compiler_options=options | printing)
+    except jax.errors.JaxRuntimeError as error:
+        unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in printing:
+            raise
+        _compile_printing(lowered, options, {name: x for name, x in printing.items() if name != unknown[1]})
 
 
 def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:
@@ -83,13 +97,14 @@ def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:
 
 
 def read_memory(assignment: str) -> Memory:
-    """What the text of a buffer assignment says."""
+    """What the text of a buffer assignment says; only newer compilers give an allocation a page."""
     sizes = dict.fromkeys(Memory._fields, 0)
-    for size, color, use in re.findall(r"^allocation \d+: size (\d+), (?:color (\d+), )?(.*)$", assignment, re.M):
+    allocation = r"^allocation \d+: size (\d+), (?:color (\d+), )?(?:page \d+, )?(.*)$"
+    for size, color, use in re.findall(allocation, assignment, re.M):
         if color == HOST and "preallocated-temp" in use:
             sizes["host"] += int(size)
         elif not color:
-            kind = ("arguments" if ", parameter " in use else "temporaries" if "preallocated-temp" in use else
+            kind = ("arguments" if use.startswith("parameter ") else "temporaries" if "preallocated-temp" in use else
                     "outputs" if "maybe-live-out" in use else None)  # fmt: skip
             if kind:
                 sizes[kind] += int(size)

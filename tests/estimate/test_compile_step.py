@@ -16,6 +16,7 @@ from ringformer.estimate.report import estimate_json, estimate_text
 from ringformer.estimate.targets import MissingCompiler, find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
+from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from tests.hlo import on_tpu
 
@@ -78,6 +79,16 @@ def test_what_does_not_fit(generate_code):
 
 
 @on_tpu
+@pytest.mark.parametrize(("name", "links"), [("v3:2x2", 4 / 2), ("tpu7x:2x2x2", 6 / 2), ("v3:1x1", 1 / 2),
+                                             ("v5e:4x2", 4), ("v4:2x2x1", 4), ("v5p:2x2x2", 6)])  # fmt: skip
+def test_the_cores_of_a_chip_share_its_links(name, links):
+    """A gather spreads over both directions of each dimension; two devices of one chip have half of them each."""
+    target = find_target(name)
+    mesh = make_mesh("1,-1,1,1", target.devices())
+    assert compilation._rates(target, mesh, "bfloat16").gather_bytes == links * target.chip.link_bandwidth
+
+
+@on_tpu
 @pytest.mark.parametrize("local", [SHORT, LONG])
 def test_hops(local):
     """n-1 in the forward, in the recomputed forward and in the backward (which may share its first), n-1 of dk and of
@@ -137,8 +148,23 @@ def has_cuda_compiler() -> bool:
         return False
 
 
+on_cuda = pytest.mark.skipif(not has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
+@on_cuda
+@pytest.mark.parametrize("generate_code", [False, True])
+def test_a_gpu_target_with_heads_of_100(generate_code):
+    """As 3B has: no tile that a compiler gives an untried kernel fits them. With offload."""
+    odd = replace(MHA, hidden_size=3200, num_heads=32, num_kv_heads=32, head_dim=100, num_layers=2, offload=True)
+    local = 16384
+    e = compile_step_apart(workload(local, odd, "8xA100-80"), generate_code=generate_code)
+    assert e.fits and e.host_bytes == 2 * local * 3200 * 2
+    assert e.argument_bytes == pytest.approx(12 * odd.num_params / N, rel=0.01)
+
+
+@pytest.mark.slow
+@on_cuda
 def test_a_gpu_target():
     """The same by the GPU compiler: n-1 hops, nothing exposed inside the loops, exposed at most 2/sp of all."""
     local = 16384
@@ -172,13 +198,15 @@ def test_reports():
 def test_what_does_not_fit_and_what_is_a_failure():
     """Both forms of the compiler's verdict are read; any other error of it is never taken for one."""
     messages = {
-        "CompileTimeHbmOom: Ran out of memory ... Used 20.50G of 15.75G hbm. Exceeded by 4.75G.": 20.5,
-        "Ran out of memory on HBM, the total memory required for HLO temporaries (16.18G) exceeds available HBM": 16.18,
+        "CompileTimeHbmOom: Ran out of memory ... Used 20.50G of 15.25G hbm. Exceeded by 4.75G.": 20.5,
+        "Ran out of memory on HBM, the total memory required for HLO temporaries (16.18G) exceeds available HBM "
+        "(15.25G). HLO module: jit_step.": 16.18,
     }
     w = workload(LONG)
     for message, gigabytes in messages.items():
         e = compilation._does_not_fit(message, w.target, 1, 2.0)
         assert not e.fits and e.peak_bytes == int(gigabytes * 2**30)
+        assert e.hbm_bytes == 15.25 * 2**30, "what the compiler has, whatever the table of chips says"
         assert "DOES NOT FIT" in estimate_text("a title", w, e)
         assert estimate_json(w, e)["exposed_permute_bytes"] is None
     with pytest.raises(CompilerFailure, match="Mosaic failed"):
