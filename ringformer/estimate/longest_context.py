@@ -12,15 +12,16 @@ from ringformer.estimate.workload import Workload, estimate_command
 def attempt(workload: Workload, log: Callable[[str], None]) -> dict:
     """Whether a preset's workload trains, with the first likely memory settings that the compiler accepts.
 
-    Returns the JSON of the estimate without its list of collectives, with `seq_len`, the settings and the command that
-    says the same; that of the smallest settings if none fits. It does not fit either if what it offloads is too much
-    for a usual host. Raises CompilerFailure if a compiler broke down.
+    Returns the JSON of the estimate without its lists of collectives and buffers, with `seq_len`, the settings and the
+    command that says the same; that of the smallest settings if none fits. It does not fit either if what it offloads
+    is too much for a usual host. Raises CompilerFailure if a compiler broke down.
     """
     workload, estimate = compile_first_accepted(
         workload, likely_settings(workload), lambda e: e.fits and e.fits_host, lambda w: log(estimate_command(w))
     )
     answer = estimate_json(workload, estimate) | {"fits": estimate.fits and estimate.fits_host}
-    del answer["collectives"]
+    for listed in ("collectives", "collective_groups", "largest_buffers"):
+        del answer[listed]
     return answer | {"seq_len": workload.seq_len, "command": estimate_command(workload)}
 
 

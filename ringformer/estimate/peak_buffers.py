@@ -5,6 +5,7 @@ moment at which the values in device memory take most bytes, the largest are wha
 the heap has beyond their sum is holes.
 """
 
+import os
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +17,9 @@ SUFFIXES = {"assignment": "-buffer-assignment.txt", "live_ranges": "-live-range.
 VALUE = r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
 """A line of a buffer assignment: instruction, element of its tuple, size, offset, type."""
 
-ESTIMATE = "/ringformer/estimate/"
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+ESTIMATE = str(Path(__file__).parent) + os.sep
+"""Where the program is lowered: what calls it is no part of it."""
 
 
 class Buffer(NamedTuple):
@@ -86,7 +89,8 @@ def peak_buffers(assignment: str, live_ranges: str, program: str, count: int = 1
 
 def _values(assignment: str) -> tuple[list[_Value], list[_Value]]:
     """The values in device memory: those that stay for the whole step, and those that share the heap."""
-    always, temporary = [], []
+    always: list[_Value] = []
+    temporary: list[_Value] = []
     heap = argument = skip = False
     number = 0
     for line in assignment.partition("\nTotal bytes used")[0].splitlines():
@@ -168,11 +172,16 @@ class _Sources:
         """
         name, _, element = value.removesuffix("}").partition("{")
         op_name, source = self._handed_on(name, element)
-        if source or op_name:
-            return op_name, source
-        user = re.search(rf"^\s+(?:ROOT )?%[\w.\-]+ = [^\n]*? [a-z\-]+\([^)\n]*%{re.escape(name)}[,)].*$",
-                         self._program, re.M)  # fmt: skip
-        return (_op_name(user[0]), self._source(user[0])) if user else ("", "")
+        while not (source or op_name) and (taker := self._taker(name)):
+            name, line = taker
+            op_name, source = _op_name(line), self._source(line)
+        return op_name, source
+
+    def _taker(self, name: str) -> tuple[str, str] | None:
+        """The first instruction that has this one for an operand, with its line."""
+        pattern = rf"^\s+(?:ROOT )?%([\w.\-]+) = [^\n]*? [a-z][a-z0-9\-]*\([^)\n]*%{re.escape(name)}[,)].*$"
+        user = re.search(pattern, self._program, re.M)
+        return (user[1], user[0]) if user else None
 
     def _handed_on(self, name: str, element: str) -> tuple[str, str]:
         op_name = of_loop = ""
@@ -236,7 +245,7 @@ def _frames(program: str) -> dict[int, str]:
         while frame in frames:
             location = locations[frames[frame]["file_location_id"]]
             file = tables["FileNames"][location["file_name_id"]].strip('"')
-            if ESTIMATE in file:  # where the program is lowered: nothing further out is of it
+            if file.startswith(ESTIMATE):
                 return ""
             if not _is_foreign(file):
                 return f"{_short(file)}:{location['line']}"
@@ -248,13 +257,14 @@ def _frames(program: str) -> dict[int, str]:
 
 def _is_foreign(file: str) -> bool:
     """Whether a file belongs to Python, to another package that is installed, or to the estimate itself."""
-    installed = re.search(r"/(?:site|dist)-packages/(?!ringformer/)|/lib/python[\d.]+/(?!site-packages/)", file)
-    return bool(installed) or file.startswith("<") or ESTIMATE in file
+    if file.startswith(PACKAGE):
+        return file.startswith(ESTIMATE)
+    return file.startswith("<") or bool(re.search(r"/(?:site|dist)-packages/|/lib/python[\d.]+/", file))
 
 
 def _short(file: str) -> str:
-    """The path inside the package, of a file of its own."""
-    return re.sub(r"^.*/(?=ringformer/(?:ops|models|train)/)", "", file)
+    """The path from the package on, of a file of its own."""
+    return "ringformer/" + file.removeprefix(PACKAGE) if file.startswith(PACKAGE) else file
 
 
 def _plain(type_: str) -> str:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+import ringformer
 from ringformer.estimate.peak_buffers import PeakBuffers, peak_buffers, read_peak_buffers
 from ringformer.estimate.targets import find_target
 
@@ -98,7 +99,7 @@ PROGRAM = """HloModule jit_f
 FileNames
 1 "/home/me/lib/python3.11/site-packages/optax/update.py"
 2 "/home/me/model.py"
-3 "/x/ringformer/estimate/compile_step.py"
+3 "PACKAGE/estimate/compile_step.py"
 4 "/home/me/run.py"
 
 FileLocations
@@ -121,7 +122,7 @@ ENTRY %main (p: f32[16]) -> f32[25] {
   %other = f32[30]{0} fusion(%p), calls=%f, metadata={op_name="jit(f)/other" stack_frame_id=5}
   ROOT %r = f32[25]{0} get-tuple-element(%late), index=0
 }
-"""
+""".replace("PACKAGE", str(Path(ringformer.__file__).parent))
 
 
 def test_the_peak_is_the_moment_at_which_places_take_most():
