@@ -16,6 +16,7 @@ from ringformer.data import Batch
 from ringformer.device_order import max_link_hops
 from ringformer.estimate.compiler_dump import CompilerFailure, Memory, compile_until_scheduled
 from ringformer.estimate.overlap import Schedule, read_schedule
+from ringformer.estimate.peak_buffers import PeakBuffers, read_peak_buffers
 from ringformer.estimate.program_seconds import Rates
 from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
@@ -53,6 +54,8 @@ class Estimate:
     """Whether the compiler went on to machine code; its verdict, the memory and the schedule come before that."""
     largest: str = ""
     """What the compiler lists as the largest allocations, where it does not fit."""
+    peak_buffers: PeakBuffers | None = None
+    """What is alive at the peak, by the compiler's live ranges; None if it dumped none."""
 
     @property
     def fits_host(self) -> bool:
@@ -68,6 +71,7 @@ class Compiled(NamedTuple):
     max_link_hops: int | None
     seconds: float
     generated_code: bool
+    peak_buffers: PeakBuffers | None = None
 
 
 def compile_step(workload: Workload) -> Estimate:
@@ -98,7 +102,8 @@ def run_compiler(workload: Workload, dump: Path | None = None) -> Compiled | Est
         return _does_not_fit(str(error), target, max_link_hops(mesh), time.perf_counter() - start)
     seconds = time.perf_counter() - start
     rates = _rates(target, mesh, model.compute_dtype)
-    return Compiled(program, memory, rates, max_link_hops(mesh), seconds, dump is None)
+    alive = read_peak_buffers(dump) if dump else None
+    return Compiled(program, memory, rates, max_link_hops(mesh), seconds, dump is None, alive)
 
 
 def _to_machine_code(lowered: jax.stages.Lowered, options: dict) -> tuple[str, Memory]:
@@ -132,6 +137,7 @@ def read_estimate(compiled: Compiled | Estimate, target: Target) -> Estimate:
         max_link_hops=compiled.max_link_hops,
         compile_seconds=compiled.seconds,
         generated_code=compiled.generated_code,
+        peak_buffers=compiled.peak_buffers,
     )
 
 

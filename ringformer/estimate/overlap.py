@@ -35,6 +35,8 @@ class Transfer:
     """Seconds for which the device stands still at its end."""
     in_ring_loop: bool
     computation: str
+    op_name: str
+    """JAX's name of the operation, its name scopes in front."""
 
     @property
     def hidden(self) -> bool:
@@ -141,6 +143,7 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
                 wait,
                 in_loop,
                 name,
+                _op_name(collective.text),
             )
         )
     return transfers
@@ -171,6 +174,11 @@ def _share_link(permutes: list[_Span], compute: list[float], rate: float) -> lis
             link_is_free = max(link_is_free, now) + permutes[i].instruction.arrays[0].bytes / rate
             seconds[i], through[i] = link_is_free - now, link_is_free
     return [(seconds[i], waits[i]) for i in range(len(permutes))]
+
+
+def _op_name(text: str) -> str:
+    name = re.search(r'op_name="([^"]*)"', text)
+    return name[1] if name else ""
 
 
 def _in_ring_loop(permute: str, loop: str | None) -> bool:

@@ -36,6 +36,10 @@ class Candidate(NamedTuple):
     seconds_per_token: float
 
     @property
+    def step_seconds(self) -> float:
+        return self.seconds_per_token * self.workload.step_tokens
+
+    @property
     def reason_against(self) -> str:
         """Why it cannot be; empty if it can, as far as the closed forms know."""
         target = self.workload.target
@@ -107,6 +111,13 @@ class Plan(NamedTuple):
     excess: float = 1.0
     """By how much the compiler's bytes exceeded the closed form's where it refused a candidate."""
 
+    @property
+    def step_seconds(self) -> float:
+        """Modelled, of the compiled step if there is one; infinite if nothing was chosen."""
+        if self.chosen is None:
+            return math.inf
+        return step_seconds(self.chosen, self.estimate)
+
 
 def plan(
     model: str,
@@ -116,18 +127,24 @@ def plan(
     log: Callable[[str], None],
     attempts: int = 4,
     excess: float = 1.0,
+    max_step_seconds: float = math.inf,
 ) -> Plan:
     """The fastest settings of a preset that the compiler accepts, trying at most `attempts` of the likely ones.
 
-    What it refuses corrects the closed forms for those that follow. Without the compiler it is the fastest that the
-    closed forms let fit, and the log says what to install. Raises CompilerFailure if the compiler broke down.
+    One step of it, with all of its sequences, takes at most `max_step_seconds`, modelled. What the compiler refuses
+    corrects the closed forms for those that follow. Without the compiler it is the fastest that the closed forms let
+    fit, and the log says what to install. Raises CompilerFailure if the compiler broke down.
     """
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; without it, the longest context is planned")
     ranked = candidates(model, target, seq_len, compute_dtype)
     if not ranked:
         raise ValueError(f"no mesh of {target.name} divides sequences of {seq_len} tokens; use a power of two")
-    refused = [(c, c.reason_against) for c in ranked if c.reason_against]
+    slow = [(c, f"a step takes about {c.step_seconds:,.0f} s") for c in ranked if c.step_seconds > max_step_seconds]
+    ranked = [c for c in ranked if c.step_seconds <= max_step_seconds]
+    if not ranked:
+        return Plan(seq_len, None, None, slow, excess)
+    refused = slow + [(c, c.reason_against) for c in ranked if c.reason_against]
     likely = [c for c in ranked if not c.reason_against]
     try:
         target.require_compiler()
@@ -145,6 +162,9 @@ def plan(
         attempts -= 1
         log(f"compiling {candidate}, {seq_len:,} tokens")
         estimate = compile_step_apart(candidate.workload)
+        if estimate.fits and (seconds := step_seconds(candidate, estimate)) > max_step_seconds:
+            refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
+            continue
         if estimate.fits:
             rest = [c for c in likely if c.seconds_per_token >= candidate.seconds_per_token]
             return Plan(seq_len, candidate, estimate, refused + _slower([candidate, *rest]), excess)
@@ -171,22 +191,45 @@ def longest_plan(model: str, target: Target, compute_dtype: str, log: Callable[[
     return best
 
 
+def longest_plan_within(
+    longest: Plan, model: str, target: Target, compute_dtype: str, log: Callable[[str], None], max_step_seconds: float
+) -> Plan:
+    """The plan of the longest power of two, at most that of the plan `longest`, of which one step takes at most so many
+    seconds, modelled; `longest` itself if that is it. Nothing is chosen if no length is quick enough."""
+    if longest.step_seconds <= max_step_seconds:
+        return longest
+    best = longest._replace(chosen=None, estimate=None)
+    length = longest.seq_len
+    while best.chosen is None and length >= 2**12:
+        best = plan(model, target, length, compute_dtype, log, excess=longest.excess, max_step_seconds=max_step_seconds)
+        length //= 2
+    return best
+
+
+def step_seconds(c: Candidate, e: Estimate | None) -> float:
+    """Seconds of a step, modelled: of the compiled one, or counted."""
+    if e is None:
+        return c.step_seconds
+    assert e.schedule is not None, "what fits has a schedule"
+    return step_time(e.schedule, c.workload.step_tokens).step
+
+
 def _verdict(c: Candidate, e: Estimate | None) -> str:
     """The line that says how much memory and time it takes, and who says so."""
     have, exposed = c.workload.target.chip.hbm_bytes, ""
     if e is None:
         need, host, said = c.peak, c.host, "closed form, not compiled"
-        step, rate, source = c.seconds_per_token * c.workload.step_tokens, 1 / c.seconds_per_token, assumption()
+        source = assumption()
     else:
         assert e.schedule is not None, "what fits has a schedule"
         need, host, said = e.peak_bytes, e.host_bytes, "compiled"
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of ring bytes exposed in its loops; "
-        time = step_time(e.schedule, c.workload.step_tokens)
-        step, rate, source = time.step, time.tokens_per_second, time.source
+        source = step_time(e.schedule, c.workload.step_tokens).source
     of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
+    step = step_seconds(c, e)
     return (
-        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step, "
-        f"{rate:,.0f} tokens/s ({source})"
+        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step of "
+        f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
     )
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 
 from ringformer.estimate import compile_step as compilation
-from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.closed_forms import assumption, smallest_local_length
 from ringformer.estimate.compile_step import compile_step
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.compiler_process import compile_step_apart
@@ -17,6 +17,7 @@ from ringformer.estimate.targets import MissingCompiler, find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
 from ringformer.mesh import make_mesh
+from ringformer.models.flops import model_flops_per_token
 from ringformer.models.llama_config import LlamaConfig
 from tests.hlo import on_tpu
 
@@ -47,11 +48,12 @@ def hops(schedule, dtype, local, model=MODEL):
 
 
 def assert_same(with_code, without):
-    """But for the time, and for what takes a few KiB of another memory than the device's."""
+    """But for the time, for what takes a few KiB of another memory than the device's, and for the live ranges, which
+    only a dump tells."""
     assert with_code.generated_code and not without.generated_code
     memory = {"peak_bytes": pytest.approx(without.peak_bytes, abs=2**16),
               "temp_bytes": pytest.approx(without.temp_bytes, abs=2**16)}  # fmt: skip
-    time = {"generated_code": True, "compile_seconds": with_code.compile_seconds}
+    time = {"generated_code": True, "compile_seconds": with_code.compile_seconds, "peak_buffers": None}
     assert vars(with_code) == vars(without) | memory | time
 
 
@@ -187,12 +189,44 @@ def test_reports():
     assert set(keys) <= found.keys() and found["step_seconds_model"] > 0
     text = estimate_text("a title", w, e)
     assert "FITS" in text and "longest hop 1 link" in text
-    listed = re.findall(r"(\d+) x collective-permute +bf16\[2, 1, 2, 4096, 128\]", text)
-    assert sum(map(int, listed)) == LAYERS * hops(e.schedule, "bf16", LONG)
+    permutes = [c for c in found["collectives"] if c["kind"] == "collective-permute"]
+    assert sum(c["executed"] for c in permutes if c["shape"] == [2, 1, 2, 4096, 128]) == LAYERS * hops(
+        e.schedule, "bf16", LONG
+    )
+    groups = re.findall(r"^  (?:ring, inside its loops|ring, at their ends) +collective-permute +([\d,]+) ", text, re.M)
+    assert sum(int(n.replace(",", "")) for n in groups) == sum(c["executed"] for c in permutes)
+    assert sum(len(line) > 0 for line in text.splitlines()) < 40, "groups instead of hundreds of collectives"
     assert "days_model" not in found
     days = estimate_json(replace(w, tokens=1e9), e)
     assert days["days_model"] == pytest.approx(1e9 / found["tokens_per_second_model"] / 86400)
+    assert days["hours_model"] == pytest.approx(24 * days["days_model"])
     assert days["device_hours_model"] == pytest.approx(N * 24 * days["days_model"])
+    assert f"{days['hours_model']:,.4g} hours" in estimate_text("a title", replace(w, tokens=1e9), e)
+
+
+@on_tpu
+def test_a_report_says_how_much_is_free_and_how_well_the_devices_are_used():
+    e, w = estimate(LONG), workload(LONG)
+    found, text = estimate_json(w, e), estimate_text("a title", w, e)
+    assert found["headroom_bytes"] == w.target.budget - e.peak_bytes > 0
+    assert f"{found['headroom_bytes'] / 2**30:.2f} GiB ({found['headroom_bytes'] / w.target.budget:.1%}) free" in text
+    per_device = found["tokens_per_second_model"] / N / w.target.chip.flops(w.model.compute_dtype)
+    assert found["mfu_palm_model"] == pytest.approx(per_device * model_flops_per_token(w.model, w.seq_len))
+    attention = 12 * w.model.num_layers * w.model.num_heads * w.model.head_dim * w.seq_len
+    assert found["mfu_palm_model"] - found["mfu_causal_model"] == pytest.approx(per_device * attention / 2)
+    assert assumption() in text and "from the batch on the devices to the updated state" in text
+
+
+@on_tpu
+def test_a_report_names_what_is_alive_at_the_peak():
+    """Of a long context without groups, the layer inputs that are kept; all of it at most what the compiler placed."""
+    e, w = estimate(LONG), workload(LONG)
+    found = estimate_json(w, e)
+    assert 0.8 * e.peak_bytes < found["alive_at_peak_bytes"] <= e.peak_bytes
+    assert len(found["largest_buffers"]) == 10
+    assert sum(b["source"].startswith("ringformer/") or b["is_argument"] for b in found["largest_buffers"]) >= 8
+    for buffer in found["largest_buffers"]:
+        assert buffer["type"] in estimate_text("a title", w, e)
 
 
 def test_what_does_not_fit_and_what_is_a_failure():

@@ -1,10 +1,12 @@
 """The plan: candidates ranked by closed forms, judged by a compiler that is a formula."""
 
+from functools import partial
+
 import pytest
 
 from ringformer.estimate import plan as planning
 from ringformer.estimate import targets
-from ringformer.estimate.plan import candidates, longest_plan, plan, plan_text
+from ringformer.estimate.plan import candidates, longest_plan, longest_plan_within, plan, plan_text
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import MemorySettings
 from ringformer.ops.layouts import VISIBLE
@@ -61,6 +63,28 @@ def test_the_longest_halves_until_something_is_accepted(monkeypatch):
     compiler(monkeypatch, lambda workload: workload.seq_len <= 2**17)
     found = longest_plan("llama_7b", GPUS, "bfloat16", lambda line: None)
     assert found.seq_len == 2**17 and found.chosen is not None
+
+
+def test_the_other_end_is_the_longest_whose_step_is_short_enough(monkeypatch):
+    """All of its sequences count to the step; what is longer is not even compiled if the closed form says so."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    longest = longest_plan("llama_7b", GPUS, "bfloat16", lambda line: None)
+    within = partial(longest_plan_within, longest, "llama_7b", GPUS, "bfloat16", lambda line: None)
+    assert within(2 * longest.step_seconds) is longest
+    quick = within(600.0)
+    assert quick.seq_len < longest.seq_len and quick.step_seconds <= 600
+    doubled = candidates("llama_7b", GPUS, 2 * quick.seq_len, "bfloat16")
+    assert all(c.reason_against or c.step_seconds > 600 for c in doubled)
+    assert any(why == f"a step takes about {c.step_seconds:,.0f} s" for c, why in within(1.0).refused)
+    assert within(1e-6).chosen is None
+
+
+def test_a_compiled_step_that_takes_too_long_is_refused(monkeypatch):
+    """Here every compiled step takes a second, whatever the closed form says."""
+    compiler(monkeypatch, lambda workload: True)
+    found = plan("llama_7b", GPUS, 4096, "bfloat16", lambda line: None, max_step_seconds=0.9)
+    assert found.chosen is None and any(why == "compiled: a step takes 1 s" for _, why in found.refused)
+    assert plan("llama_7b", GPUS, 4096, "bfloat16", lambda line: None, max_step_seconds=1.1).chosen
 
 
 def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
