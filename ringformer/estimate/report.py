@@ -210,8 +210,8 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
     """What a step takes and is worth, each number with what it counts on."""
     used = mfu(workload, time)
     lines = [
-        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state: {time.compute:,.4g} "
-        f"s of computation, {time.exposed:,.3g} s of communication that the schedule leaves exposed",
+        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state: "
+        f"{time.compute:,.4g} s of computation, {time.exposed:,.3g} s of communication that the schedule leaves exposed",
         f"    {time.source}",
         f"    no less than {time.floor + time.exposed:,.4g} s by bytes and FLOPs at the peak, no more than "
         f"{time.serial + time.exposed:,.4g} s if no data moves while an instruction computes",
