@@ -5,11 +5,8 @@ still lie ahead then: machine code, which an estimate does not need.
 """
 
 import re
-import threading
 from pathlib import Path
 from typing import NamedTuple
-
-import jax
 
 PROGRAM = {"tpu": "*after_optimizations_after_buffer_assignment.txt", "gpu": "*gpu_after_optimizations.txt"}
 """The dump of the scheduled program. The TPU compiler writes this one only of a program that it found to fit."""
@@ -30,6 +27,10 @@ class CompilerFailure(RuntimeError):
     """The compiler broke down. That says nothing of whether the program fits."""
 
 
+class Refusal(str):
+    """The error of a compiler that does not accept a program."""
+
+
 class Memory(NamedTuple):
     """Bytes of one device."""
 
@@ -41,35 +42,21 @@ class Memory(NamedTuple):
     """Temporaries in host memory."""
 
 
-def compile_until_scheduled(lowered: jax.stages.Lowered, options: dict, kind: str, folder: Path) -> tuple[str, Memory]:
-    """The text of the scheduled program, and what it holds, for a target of this kind ("tpu" or "gpu").
+class Compiled(NamedTuple):
+    """What a compiler says of a program that it accepts."""
 
-    The compiler cannot be stopped: it goes on, and writes more to the empty `folder`, in a thread that nobody waits
-    for. Call this in a process that ends. Raises what the compiler raises, CompilerFailure if it dumped nothing.
+    program: str
+    """The text of the scheduled program."""
+    memory: Memory
+    code_bytes: int | None = None
+    """Of the machine code, in the device's memory; None: it was not generated."""
+
+
+def read_dump(folder: Path, kind: str) -> Compiled | None:
+    """What the dump in a folder says of the program of a target of this kind ("tpu" or "gpu"), once it is all there.
+
+    The buffer assignment is written before the program, and a program's entry computation comes last in its text.
     """
-    failures = []
-
-    def compile_on():
-        try:
-            lowered.compile(compiler_options=options | AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(folder)})
-        except Exception as error:
-            failures.append(error)
-
-    compiler = threading.Thread(target=compile_on, daemon=True)
-    compiler.start()
-    dumped = None
-    while dumped is None and compiler.is_alive():
-        compiler.join(timeout=0.2)
-        dumped = _read(folder, kind)
-    if dumped is None and failures:
-        raise failures[0]
-    if dumped is None:
-        raise CompilerFailure(f"it wrote no {PROGRAM[kind]} to {folder}; --generate_code does without")
-    return dumped
-
-
-def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:
-    """The program and its memory, once both are written to their ends: the entry computation comes last."""
     program = next(folder.glob(PROGRAM[kind]), None)
     if program is None or not any(folder.glob(LAST[kind])):
         return None
@@ -79,7 +66,14 @@ def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:
         return None
     stem = program.name.partition("after_optimizations")[0]
     memory = read_memory((folder / f"{stem}after_optimizations-buffer-assignment.txt").read_text())
-    return (text, memory) if (memory.arguments or memory.outputs) and memory.temporaries else None
+    return Compiled(text, memory) if memory.arguments or memory.outputs else None
+
+
+def generated_program(folder: Path) -> str | None:
+    """The text of the program in a TPU compiler's dump after it generated code: the schedule, with its own estimates of
+    cycles. (`jax.stages.Compiled.as_text` cannot print programs with offloaded arrays on every chip.)"""
+    program = next(folder.glob("*after_codegen.txt"), None)
+    return program.read_text() if program else None
 
 
 def read_memory(assignment: str) -> Memory:

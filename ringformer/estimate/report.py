@@ -9,10 +9,11 @@ from ringformer.estimate.closed_forms import (
     host_bytes,
     memory,
     ring_hops,
+    state_bytes,
     step_time,
 )
-from ringformer.estimate.compile_step import Estimate
 from ringformer.estimate.overlap import Transfer
+from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 from ringformer.models.flops import executed_flops
@@ -31,7 +32,8 @@ def closed_form_json(workload: Workload) -> dict:
     target, peak = workload.target, sum(memory(workload).values())
     counted = Estimate(
         fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes,
-        host_bytes=round(host_bytes(workload)), usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
+        budget=target.budget, state_bytes=round(state_bytes(workload)), host_bytes=round(host_bytes(workload)),
+        usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
         temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
     )  # fmt: skip
     return {"closed_form": True} | _numbers(counted, time=None)
@@ -103,7 +105,8 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
     verdict = "FITS" if e.fits else "DOES NOT FIT"
     lines = [
         title,
-        f"  {verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}",
+        f"  the train step {verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each "
+        f"{workload.target.chip.name}",
     ]
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         if e.largest:
