@@ -145,9 +145,10 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
     lowered, options, mesh, state, alive = lower_program(workload, program)
     rates, dump = _rates(workload.target, mesh, workload.model.compute_dtype), folder / "dump"
     _write(folder / "surroundings", Surroundings(program, rates, max_link_hops(mesh), state, alive))
-    if not (generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", "")):  # where somebody else wants it
-        options = options | AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
-    compiled = lowered.compile(options)
+    dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
+    if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # somebody else wants to read it
+        dumps = {}
+    compiled = lowered.compile(options | dumps)
     text, memory = generated_program(dump) or compiled.as_text(), compiled.memory_analysis()
     if text is None or memory is None:
         raise CompilerFailure(f"{program}: this compiler tells neither its program nor its memory")
