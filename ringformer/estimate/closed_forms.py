@@ -182,6 +182,11 @@ def host_bytes(workload: Workload) -> float:
     return kept * workload.local_tokens * model.hidden_size * itemsize(model) if model.offload else 0.0
 
 
+def state_bytes(workload: Workload) -> float:
+    """Bytes of the run's state on a device: parameters and two moments, float32."""
+    return 12 * workload.model.num_params / workload.state_shards
+
+
 def memory(workload: Workload) -> dict[str, float]:
     """Bytes of device memory of a train step by what they are for.
 

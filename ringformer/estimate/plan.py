@@ -1,7 +1,6 @@
 """Which settings to train with: closed forms rank the candidates, the compiler judges them in that order."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -13,11 +12,15 @@ from ringformer.estimate.closed_forms import (
     host_bytes,
     itemsize,
     peak_bytes,
+    state_bytes,
     step_time,
 )
-from ringformer.estimate.compile_step import Estimate
-from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.known_failures import known_failure
 from ringformer.estimate.memory_settings import possible_settings
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.programs_report import save_line, verdict_line
+from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.targets import MissingCompiler, Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
@@ -40,15 +43,21 @@ class Candidate(NamedTuple):
         return self.seconds_per_token * self.workload.step_tokens
 
     @property
+    def impossible(self) -> str:
+        """Why no compiler need be asked; empty if one must be."""
+        target, host = self.workload.target, self.host + state_bytes(self.workload)
+        if host > target.chip.host_bytes:
+            return (f"needs {host / GiB:.0f} GiB of host memory a device, a usual host has "
+                    f"{target.chip.host_bytes / GiB:.0f}")  # fmt: skip
+        return known_failure(self.workload)
+
+    @property
     def reason_against(self) -> str:
         """Why it cannot be; empty if it can, as far as the closed forms know."""
         target = self.workload.target
         if self.peak > target.budget:
             return f"needs about {self.peak / GiB:.1f} of {target.budget / GiB:.1f} GiB"
-        if self.host > target.chip.host_bytes:
-            return (f"needs {self.host / GiB:.0f} GiB of host memory a device, a usual host has "
-                    f"{target.chip.host_bytes / GiB:.0f}")  # fmt: skip
-        return ""
+        return self.impossible
 
     def __str__(self):
         w, m = self.workload, self.workload.model
@@ -101,15 +110,20 @@ def _candidate(workload: Workload) -> Candidate:
 
 
 class Plan(NamedTuple):
-    """The chosen candidate, None if none fits, and its compiled estimate, None if the compiler is not installed."""
+    """The chosen candidate, None if none fits, and its compiled programs, None if the compiler is not installed."""
 
     seq_len: int
     chosen: Candidate | None
-    estimate: Estimate | None
+    run: RunEstimate | None
     refused: list[tuple[Candidate, str]]
     """What lost against it, fastest first, and why."""
     excess: float = 1.0
     """By how much the compiler's bytes exceeded the closed form's where it refused a candidate."""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The train step's."""
+        return self.run.step if self.run else None
 
     @property
     def step_seconds(self) -> float:
@@ -124,16 +138,18 @@ def plan(
     target: Target,
     seq_len: int,
     compute_dtype: str,
-    log: Callable[[str], None],
+    compiler: RunCompiler,
     attempts: int = 4,
     excess: float = 1.0,
     max_step_seconds: float = math.inf,
 ) -> Plan:
-    """The fastest settings of a preset that the compiler accepts, trying at most `attempts` of the likely ones.
+    """The fastest settings of a preset of which the compiler accepts all programs, trying at most `attempts` of the
+    likely ones.
 
     One step of it, with all of its sequences, takes at most `max_step_seconds`, modelled. What the compiler refuses
     corrects the closed forms for those that follow. Without the compiler it is the fastest that the closed forms let
-    fit, and the log says what to install. Raises CompilerFailure if the compiler broke down.
+    fit, and the log says what to install. Raises CompilerFailure if the compiler broke down on all that it was asked
+    for.
     """
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; without it, the longest context is planned")
@@ -149,27 +165,39 @@ def plan(
     try:
         target.require_compiler()
     except MissingCompiler as missing:
-        log(str(missing))
+        compiler.log(str(missing))
         return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
     # The closed forms, corrected or not, may be wrong about the smallest: the compiler decides.
-    smallest = min(likely or ranked, key=lambda c: c.peak)
-    for candidate in likely or [smallest]:
+    smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
+    failures, asked = [], 0
+    for candidate in likely or ([smallest] if smallest else []):
         if candidate is not smallest and candidate.peak * excess > target.budget:
             refused.append((candidate, f"needs about {candidate.peak * excess / GiB:.1f} GiB, after what was compiled"))
             continue
-        if attempts == 0:
+        if asked == attempts:
             break
-        attempts -= 1
-        log(f"compiling {candidate}, {seq_len:,} tokens")
-        estimate = compile_step_apart(candidate.workload)
-        if estimate.fits and (seconds := step_seconds(candidate, estimate)) > max_step_seconds:
-            refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
+        asked += 1
+        try:
+            compiler.log(f"compiling {candidate}, {seq_len:,} tokens")
+            step = compiler.scheduled(candidate.workload)
+            if not step.fits:
+                refused.append((candidate, f"compiled: needs {step.peak_bytes / GiB:.2f} GiB"))
+                excess = max(excess, step.peak_bytes / candidate.peak)
+                continue
+            if (seconds := step_seconds(candidate, step)) > max_step_seconds:
+                refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
+                continue
+            run = compiler.run(candidate.workload)
+        except CompilerFailure as failure:
+            failures.append(failure)
+            refused.append((candidate, str(failure)))
             continue
-        if estimate.fits:
+        if not run.reasons_against:
             rest = [c for c in likely if c.seconds_per_token >= candidate.seconds_per_token]
-            return Plan(seq_len, candidate, estimate, refused + _slower([candidate, *rest]), excess)
-        refused.append((candidate, f"compiled: needs {estimate.peak_bytes / GiB:.2f} GiB"))
-        excess = max(excess, estimate.peak_bytes / candidate.peak)
+            return Plan(seq_len, candidate, run, refused + _slower([candidate, *rest]), excess)
+        refused.append((candidate, f"compiled: {'; '.join(run.reasons_against)}"))
+    if failures and len(failures) == asked:
+        raise failures[-1]
     return Plan(seq_len, None, None, refused, excess)
 
 
@@ -179,29 +207,50 @@ def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
     return [(c, f"{slower:.1%} slower (modelled)") for c, slower in pairs if slower > 0]
 
 
-def longest_plan(model: str, target: Target, compute_dtype: str, log: Callable[[str], None]) -> Plan:
-    """The plan of the longest power of two that some candidate is accepted at."""
-    length = 2**12
-    while any(not c.reason_against for c in candidates(model, target, 2 * length, compute_dtype)):
-        length *= 2
-    best = plan(model, target, length, compute_dtype, log)
-    while best.chosen is None and length > 2**12:
-        length //= 2
-        best = plan(model, target, length, compute_dtype, log, excess=best.excess)
-    return best
+def longest_plan(model: str, target: Target, compute_dtype: str, compiler: RunCompiler) -> Plan:
+    """The plan of the longest power of two that some candidate is accepted at.
+
+    The search begins where the closed forms end, and goes up from a length that fits, else down. Machine code is
+    generated where it ends; what fails there is halved again.
+    """
+    first = 2**12
+    while any(not c.reason_against for c in candidates(model, target, 2 * first, compute_dtype)):
+        first *= 2
+
+    scheduler = replace(compiler, generate_code=False)
+
+    def found_at(length: int, excess: float, compiler: RunCompiler) -> Plan:
+        try:
+            return plan(model, target, length, compute_dtype, compiler, excess=excess)
+        except CompilerFailure as failure:
+            compiler.log(f"{length:,} tokens: {failure}")
+            return Plan(length, None, None, [], excess)
+
+    found = plan(model, target, first, compute_dtype, scheduler)
+    while found.run and (longer := found_at(2 * found.seq_len, found.excess, scheduler)).chosen:
+        found = longer
+    while found.chosen is None and found.seq_len > 2**12:
+        found = plan(model, target, found.seq_len // 2, compute_dtype, scheduler, excess=found.excess)
+    if found.run and compiler.generate_code:
+        found = found_at(found.seq_len, found.excess, compiler)
+        while found.chosen is None and found.seq_len > 2**12:
+            found = found_at(found.seq_len // 2, found.excess, compiler)
+    return found
 
 
 def longest_plan_within(
-    longest: Plan, model: str, target: Target, compute_dtype: str, log: Callable[[str], None], max_step_seconds: float
+    longest: Plan, model: str, target: Target, compute_dtype: str, compiler: RunCompiler, max_step_seconds: float
 ) -> Plan:
     """The plan of the longest power of two, at most that of the plan `longest`, of which one step takes at most so many
     seconds, modelled; `longest` itself if that is it. Nothing is chosen if no length is quick enough."""
     if longest.step_seconds <= max_step_seconds:
         return longest
-    best = longest._replace(chosen=None, estimate=None)
+    best = longest._replace(chosen=None, run=None)
     length = longest.seq_len
     while best.chosen is None and length >= 2**12:
-        best = plan(model, target, length, compute_dtype, log, excess=longest.excess, max_step_seconds=max_step_seconds)
+        best = plan(
+            model, target, length, compute_dtype, compiler, excess=longest.excess, max_step_seconds=max_step_seconds
+        )
         length //= 2
     return best
 
@@ -233,6 +282,13 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     )
 
 
+def _programs(run: RunEstimate | None) -> list[str]:
+    """The lines on the other programs of a run."""
+    if run is None:
+        return ["  evaluation, init, saves and machine code were not judged: they need the compiler"]
+    return [f"  {verdict_line(run)}", f"  {save_line(run.step)}"]
+
+
 def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str:
     """What a person wants to know of a plan; of what lost against it, the fastest `listed`."""
     title = f"{model} on {target.name}, {planned.seq_len:,} tokens"
@@ -244,6 +300,7 @@ def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str
         lines = [
             f"{title}: {planned.chosen}",
             _verdict(planned.chosen, planned.estimate),
+            *_programs(planned.run),
             "  the config to use:",
             f"    --config.seq_len={planned.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
             f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat=full "

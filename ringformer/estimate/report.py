@@ -9,12 +9,13 @@ from ringformer.estimate.closed_forms import (
     host_bytes,
     memory,
     ring_hops,
+    state_bytes,
     step_time,
 )
 from ringformer.estimate.collectives import collectives_table, group_json, grouped
-from ringformer.estimate.compile_step import Estimate
 from ringformer.estimate.overlap import Schedule, Transfer
 from ringformer.estimate.peak_buffers import PeakBuffers
+from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 from ringformer.models.flops import model_flops_per_token
@@ -33,7 +34,8 @@ def closed_form_json(workload: Workload) -> dict:
     target, peak = workload.target, sum(memory(workload).values())
     counted = Estimate(
         fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes,
-        host_bytes=round(host_bytes(workload)), usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
+        budget=target.budget, state_bytes=round(state_bytes(workload)), host_bytes=round(host_bytes(workload)),
+        usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
         temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
     )  # fmt: skip
     return {"closed_form": True} | _numbers(workload, counted, time=None)
@@ -123,7 +125,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
     e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
     verdict = "FITS" if e.fits else "DOES NOT FIT"
     of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
-    lines = [title, f"  {verdict}: {of_hbm}; {_headroom(workload, e)}"]
+    lines = [title, f"  the train step {verdict}: {of_hbm}; {_headroom(workload, e)}"]
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         if e.largest:
             lines.append("  what takes the memory, by the compiler:")
@@ -210,8 +212,9 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
     """What a step takes and is worth, each number with what it counts on."""
     used = mfu(workload, time)
     lines = [
-        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state: "
-        f"{time.compute:,.4g} s of computation, {time.exposed:,.3g} s of communication that the schedule leaves exposed",
+        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state:",
+        f"    {time.compute:,.4g} s of computation, {time.exposed:,.3g} s of communication that the schedule leaves "
+        "exposed",
         f"    {time.source}",
         f"    no less than {time.floor + time.exposed:,.4g} s by bytes and FLOPs at the peak, no more than "
         f"{time.serial + time.exposed:,.4g} s if no data moves while an instruction computes",

@@ -33,7 +33,7 @@ the train step of `ringformer train` (AdamW, full rematerialisation, one `shard_
 the real compiler for that hardware. On TPU the compiler itself accepted its memory; on GPU, whose compiler refuses
 nothing, arguments, outputs and temporaries are at most 92% of the device. With offload a usual host has room for the
 rest. An attempt ends when the compiler has scheduled the program and placed its buffers, without machine code, which
-changes none of these numbers where both were compared (`tests/estimate/test_compile_step.py`).
+changes none of these numbers where both were compared (`tests/estimate/test_programs.py`).
 "paper": the number printed in Liu, Zaharia, Abbeel.
 """
 
