@@ -55,12 +55,15 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Arguments of `ringformer plan`."""
     parser.description = (
-        "The fastest mesh and memory settings that the compiler accepts for a context, or the longest. Fastest by a "
-        "model of time: FLOPs at the share of the peak that `estimate` counts on, and what the schedule leaves exposed."
+        "The fastest mesh and memory settings that the compiler accepts for a context, or for the longest: that which "
+        "fits, and that whose step takes at most --max_step_seconds. Fastest by a model of time: FLOPs at the share of "
+        "the peak that `estimate` counts on, and what the schedule leaves exposed."
     )
     parser.add_argument("--model", required=True, help="a preset (ringformer/models/llama_presets.py)")
     parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
     parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
+    parser.add_argument("--max_step_seconds", type=float, help="of the longest context: plan also the longest whose "
+                        "step takes no more, modelled; 3600 if not given")  # fmt: skip
     from ringformer.dataclass_flags import add_flags
     from ringformer.models.llama_config import LlamaConfig
 
@@ -230,10 +233,17 @@ def _origin(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
 
 def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.compiler_dump import CompilerFailure
-    from ringformer.estimate.plan import longest_plan, plan, plan_text
+    from ringformer.estimate.longest_context import MAX_STEP_SECONDS
+    from ringformer.estimate.plan import longest_plan, longest_plan_within, plan, plan_text
     from ringformer.estimate.run_estimate import RunCompiler
     from ringformer.estimate.targets import find_target, only_compilers
 
+    limit = MAX_STEP_SECONDS if args.max_step_seconds is None else args.max_step_seconds
+    if not limit > 0:
+        raise ValueError(f"--max_step_seconds={limit:g} must be positive: how long one step may take, e.g. 3600")
+    if args.seq_len is not None and args.max_step_seconds is not None:
+        raise ValueError(f"--max_step_seconds={limit:g} is for the longest context, and --seq_len={args.seq_len} says "
+                         "which: leave one of them out")  # fmt: skip
     only_compilers()
     target = find_target(args.target)
 
@@ -244,8 +254,14 @@ def _plan(args: argparse.Namespace) -> int:
     try:
         if args.seq_len is None:
             planned = longest_plan(args.model, target, args.compute_dtype, compiler)
-        else:
-            planned = plan(args.model, target, args.seq_len, args.compute_dtype, compiler)
+            print(f"the longest that fits: {plan_text(args.model, target, planned)}", flush=True)
+            if planned.chosen is None:
+                return 0
+            quick = longest_plan_within(planned, args.model, target, args.compute_dtype, compiler, limit)
+            of = f"the longest of which a step takes at most {limit:,.4g} s"
+            print(f"{of}: the same" if quick is planned else f"{of}: {plan_text(args.model, target, quick)}")
+            return 0
+        planned = plan(args.model, target, args.seq_len, args.compute_dtype, compiler)
     except CompilerFailure as failure:
         said = f"the compiler broke down, which says nothing of what fits: {failure}"
         print(f"ringformer plan: {said}", file=sys.stderr)

@@ -6,7 +6,11 @@ still lie ahead then: machine code, which an estimate does not need.
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
+
+from ringformer.estimate.peak_buffers import PeakBuffers, read_peak_buffers
 
 PROGRAM = {"tpu": "*after_optimizations_after_buffer_assignment.txt", "gpu": "*gpu_after_optimizations.txt"}
 """The dump of the scheduled program. The TPU compiler writes this one only of a program that it found to fit."""
@@ -17,7 +21,7 @@ LAST = {"tpu": PROGRAM["tpu"], "gpu": "*.debug_options"}
 AS_COMPILED_PROGRAMS_PRINT = {
     "xla_dump_hlo_as_text": True, "xla_dump_compact_gte": False, "xla_syntax_sugar_async_ops": True,
 }  # fmt: skip
-"""How a dump writes the same text as `jax.stages.Compiled.as_text`."""
+"""How a dump writes the same text as `jax.stages.Compiled.as_text`, of a compiler that knows these options."""
 
 HOST = "5"
 """The number ("color") of host memory in a buffer assignment; that of the device is not printed."""
@@ -50,6 +54,8 @@ class Compiled(NamedTuple):
     memory: Memory
     code_bytes: int | None = None
     """Of the machine code, in the device's memory; None: it was not generated."""
+    peak_buffers: PeakBuffers | None = None
+    """What is alive at the peak; None if no dump says so."""
 
 
 def read_dump(folder: Path, kind: str) -> Compiled | None:
@@ -66,7 +72,23 @@ def read_dump(folder: Path, kind: str) -> Compiled | None:
         return None
     stem = program.name.partition("after_optimizations")[0]
     memory = read_memory((folder / f"{stem}after_optimizations-buffer-assignment.txt").read_text())
-    return Compiled(text, memory) if memory.arguments or memory.outputs else None
+    if not (memory.arguments or memory.outputs):
+        return None
+    return Compiled(text, memory, peak_buffers=read_peak_buffers(folder))
+
+
+def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[str, Any]) -> jax.stages.Compiled:
+    """Compile with these options, and with those of `printing` that the compiler knows: it refuses others at once.
+
+    One that is older than an option writes only what the option asks for.
+    """
+    try:
+        return lowered.compile(compiler_options=options | printing)
+    except jax.errors.JaxRuntimeError as error:
+        unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in printing:
+            raise
+        return compile_printing(lowered, options, {name: x for name, x in printing.items() if name != unknown[1]})
 
 
 def generated_program(folder: Path) -> str | None:
@@ -77,13 +99,14 @@ def generated_program(folder: Path) -> str | None:
 
 
 def read_memory(assignment: str) -> Memory:
-    """What the text of a buffer assignment says."""
+    """What the text of a buffer assignment says; only newer compilers give an allocation a page."""
     sizes = dict.fromkeys(Memory._fields, 0)
-    for size, color, use in re.findall(r"^allocation \d+: size (\d+), (?:color (\d+), )?(.*)$", assignment, re.M):
+    allocation = r"^allocation \d+: size (\d+), (?:color (\d+), )?(?:page \d+, )?(.*)$"
+    for size, color, use in re.findall(allocation, assignment, re.M):
         if color == HOST and "preallocated-temp" in use:
             sizes["host"] += int(size)
         elif not color:
-            kind = ("arguments" if ", parameter " in use else "temporaries" if "preallocated-temp" in use else
+            kind = ("arguments" if use.startswith("parameter ") else "temporaries" if "preallocated-temp" in use else
                     "outputs" if "maybe-live-out" in use else None)  # fmt: skip
             if kind:
                 sizes[kind] += int(size)

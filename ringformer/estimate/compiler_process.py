@@ -30,12 +30,14 @@ from ringformer.estimate.compiler_dump import (
     CompilerFailure,
     Memory,
     Refusal,
+    compile_printing,
     generated_program,
     read_dump,
 )
 from ringformer.estimate.known_failures import known_failure
-from ringformer.estimate.overlap import Rates
+from ringformer.estimate.peak_buffers import read_peak_buffers
 from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
+from ringformer.estimate.program_seconds import Rates
 from ringformer.estimate.programs import TRAIN_STEP, lower_program
 from ringformer.estimate.targets import Target, only_compilers
 from ringformer.estimate.workload import Workload
@@ -148,7 +150,7 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
     if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # somebody else wants to read it
         dumps = {}
-    compiled = lowered.compile(options | dumps)
+    compiled = compile_printing(lowered, options, dumps)
     text, memory = generated_program(dump) or compiled.as_text(), compiled.memory_analysis()
     if text is None or memory is None:
         raise CompilerFailure(f"{program}: this compiler tells neither its program nor its memory")
@@ -161,16 +163,19 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
             host=memory.host_temp_size_in_bytes,
         ),
         memory.generated_code_size_in_bytes,
+        read_peak_buffers(dump),
     )
 
 
 def _rates(target: Target, mesh: jax.sharding.Mesh, dtype: str) -> Rates:
     hop = target.ring_bandwidth(mesh.shape["sp"] * mesh.shape["tp"])
     gather = target.ring_bandwidth(mesh.devices.size)
-    if target.chip.kind == "tpu":  # in both directions of each dimension of the slice
-        coordinates = zip(*(x.coords for x in mesh.devices.flat), strict=True)
-        gather *= max(1, 2 * sum(len(set(places)) > 1 for places in coordinates))
-    return Rates(target.chip.flops(dtype), hop, gather)
+    if target.chip.kind == "tpu":  # in both directions of each dimension of the slice, shared by the cores of a chip
+        chips = [tuple(x.coords) for x in mesh.devices.flat]
+        links = 2 * sum(len(set(places)) > 1 for places in zip(*chips, strict=True))
+        gather *= max(1, links) * len(set(chips)) / len(chips)
+    chip = target.chip
+    return Rates(chip.flops(dtype), hop, gather, chip.hbm_bandwidth, chip.clock_hz if chip.kind == "tpu" else 0.0)
 
 
 def _write(path: Path, content: object) -> None:

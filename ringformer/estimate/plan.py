@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import (
     assumption,
-    causal_excess,
-    compute_seconds,
+    computation_seconds,
     hop,
     host_bytes,
     itemsize,
@@ -25,7 +24,6 @@ from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.targets import MissingCompiler, Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.flops import executed_attention_flops, executed_flops
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import VISIBLE
@@ -39,6 +37,10 @@ class Candidate(NamedTuple):
     peak: float
     host: float
     seconds_per_token: float
+
+    @property
+    def step_seconds(self) -> float:
+        return self.seconds_per_token * self.workload.step_tokens
 
     @property
     def impossible(self) -> str:
@@ -93,9 +95,7 @@ def _candidate(workload: Workload) -> Candidate:
     _, rings, tp, sp = workload.mesh_shape
     ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
     forwards = 2 + (model.remat_group > 1)
-    wasted = causal_excess(model.layout, ring, sp, model.q_chunk) - 1
-    flops = executed_flops(model, seq_len, forwards) + wasted * executed_attention_flops(model, seq_len, forwards)
-    compute = compute_seconds(flops / (sp * tp), target.chip.flops(model.compute_dtype))
+    compute = computation_seconds(workload)
     exposed = 0.0
     for backward, times in ((False, forwards), (True, 1)):
         one_hop = hop(model, target, ring, ranks=sp * tp, tp=tp, backward=backward)
@@ -125,6 +125,13 @@ class Plan(NamedTuple):
         """The train step's."""
         return self.run.step if self.run else None
 
+    @property
+    def step_seconds(self) -> float:
+        """Modelled, of the compiled step if there is one; infinite if nothing was chosen."""
+        if self.chosen is None:
+            return math.inf
+        return step_seconds(self.chosen, self.estimate)
+
 
 def plan(
     model: str,
@@ -134,20 +141,26 @@ def plan(
     compiler: RunCompiler,
     attempts: int = 4,
     excess: float = 1.0,
+    max_step_seconds: float = math.inf,
 ) -> Plan:
     """The fastest settings of a preset of which the compiler accepts all programs, trying at most `attempts` of the
     likely ones.
 
-    What it refuses corrects the closed forms for those that follow. Without the compiler it is the fastest that the
-    closed forms let fit, and the log says what to install. Raises CompilerFailure if the compiler broke down on all
-    that it was asked for.
+    One step of it, with all of its sequences, takes at most `max_step_seconds`, modelled. What the compiler refuses
+    corrects the closed forms for those that follow. Without the compiler it is the fastest that the closed forms let
+    fit, and the log says what to install. Raises CompilerFailure if the compiler broke down on all that it was asked
+    for.
     """
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; without it, the longest context is planned")
     ranked = candidates(model, target, seq_len, compute_dtype)
     if not ranked:
         raise ValueError(f"no mesh of {target.name} divides sequences of {seq_len} tokens; use a power of two")
-    refused = [(c, c.reason_against) for c in ranked if c.reason_against]
+    slow = [(c, f"a step takes about {c.step_seconds:,.0f} s") for c in ranked if c.step_seconds > max_step_seconds]
+    ranked = [c for c in ranked if c.step_seconds <= max_step_seconds]
+    if not ranked:
+        return Plan(seq_len, None, None, slow, excess)
+    refused = slow + [(c, c.reason_against) for c in ranked if c.reason_against]
     likely = [c for c in ranked if not c.reason_against]
     try:
         target.require_compiler()
@@ -170,6 +183,9 @@ def plan(
             if not step.fits:
                 refused.append((candidate, f"compiled: needs {step.peak_bytes / GiB:.2f} GiB"))
                 excess = max(excess, step.peak_bytes / candidate.peak)
+                continue
+            if (seconds := step_seconds(candidate, step)) > max_step_seconds:
+                refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
                 continue
             run = compiler.run(candidate.workload)
         except CompilerFailure as failure:
@@ -222,22 +238,47 @@ def longest_plan(model: str, target: Target, compute_dtype: str, compiler: RunCo
     return found
 
 
+def longest_plan_within(
+    longest: Plan, model: str, target: Target, compute_dtype: str, compiler: RunCompiler, max_step_seconds: float
+) -> Plan:
+    """The plan of the longest power of two, at most that of the plan `longest`, of which one step takes at most so many
+    seconds, modelled; `longest` itself if that is it. Nothing is chosen if no length is quick enough."""
+    if longest.step_seconds <= max_step_seconds:
+        return longest
+    best = longest._replace(chosen=None, run=None)
+    length = longest.seq_len
+    while best.chosen is None and length >= 2**12:
+        best = plan(
+            model, target, length, compute_dtype, compiler, excess=longest.excess, max_step_seconds=max_step_seconds
+        )
+        length //= 2
+    return best
+
+
+def step_seconds(c: Candidate, e: Estimate | None) -> float:
+    """Seconds of a step, modelled: of the compiled one, or counted."""
+    if e is None:
+        return c.step_seconds
+    assert e.schedule is not None, "what fits has a schedule"
+    return step_time(e.schedule, c.workload.step_tokens).step
+
+
 def _verdict(c: Candidate, e: Estimate | None) -> str:
     """The line that says how much memory and time it takes, and who says so."""
     have, exposed = c.workload.target.chip.hbm_bytes, ""
     if e is None:
         need, host, said = c.peak, c.host, "closed form, not compiled"
-        step, rate = c.seconds_per_token * c.workload.step_tokens, 1 / c.seconds_per_token
+        source = assumption()
     else:
         assert e.schedule is not None, "what fits has a schedule"
         need, host, said = e.peak_bytes, e.host_bytes, "compiled"
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of ring bytes exposed in its loops; "
-        time = step_time(e.schedule, c.workload.step_tokens)
-        step, rate = time.step, time.tokens_per_second
+        source = step_time(e.schedule, c.workload.step_tokens).source
     of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
+    step = step_seconds(c, e)
     return (
-        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step, "
-        f"{rate:,.0f} tokens/s ({assumption()})"
+        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step of "
+        f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
     )
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ringformer.estimate.compiler_dump import Compiled, CompilerFailure
-from ringformer.estimate.overlap import Rates, Schedule, read_schedule
+from ringformer.estimate.overlap import Schedule, read_schedule
+from ringformer.estimate.peak_buffers import PeakBuffers
+from ringformer.estimate.program_seconds import Rates
 from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
 from ringformer.estimate.targets import Target
 
@@ -52,6 +54,8 @@ class Estimate:
     """None if the compiler did not go on to machine code; its verdict, the memory and the schedule come before that."""
     largest: str = ""
     """What the compiler lists as the largest allocations, where it does not fit."""
+    peak_buffers: PeakBuffers | None = None
+    """What is alive at the peak, where it fits."""
 
     @property
     def generated_code(self) -> bool:
@@ -89,19 +93,22 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         alive_bytes=around.alive,
         state_bytes=around.state,
         code_bytes=compiled.code_bytes,
+        peak_buffers=compiled.peak_buffers,
     )
 
 
 def read_refusal(message: str, around: Surroundings, target: Target, seconds: float) -> Estimate:
     """The estimate of a program that is too large, by the compiler's error; raises CompilerFailure for another one."""
-    used = re.search(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", message)
-    used = used or re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds available HBM", message)
+    size = r"\(?([\d.]+)([KMGT])\)?"
+    used = re.search(rf"Used {size} of {size} hbm", message)
+    used = used or re.search(rf"required for HLO temporaries {size} exceeds available HBM {size}", message)
     if used is None:
         raise CompilerFailure(f"{around.program}: {message[:2000]}")
-    needed = int(float(used[1]) * {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[used[2]])
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    needed, available = int(float(used[1]) * units[used[2]]), int(float(used[3]) * units[used[4]])
     allocations = message.partition("Largest program allocations in hbm:")[2]
     return Estimate(
-        fits=False, peak_bytes=needed + around.alive, hbm_bytes=target.chip.hbm_bytes, budget=target.budget,
+        fits=False, peak_bytes=needed + around.alive, hbm_bytes=available, budget=target.budget,
         host_bytes=0, usual_host_bytes=target.chip.host_bytes, argument_bytes=0, temp_bytes=needed, schedule=None,
         max_link_hops=around.max_link_hops, compile_seconds=seconds, program=around.program, alive_bytes=around.alive,
         state_bytes=around.state, largest=allocations.strip(),

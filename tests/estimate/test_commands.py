@@ -1,6 +1,7 @@
 """`ringformer estimate` and `ringformer plan`: what they print, and what they refuse."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -202,6 +203,27 @@ def test_a_plan_is_a_config_to_use(no_compiler, capsys):
     assert out.startswith("llama_7b on 8xH100, 131,072 tokens: mesh ") and "--config.seq_len=131072" in out
     with pytest.raises(ValueError, match="unknown target '8xH900'"):
         run_verb(add_plan, "--model=llama_7b", "--target=8xH900")
+
+
+def test_the_longest_context_has_two_ends(no_compiler, capsys):
+    assert run_verb(add_plan, "--model=llama_7b", "--target=8xH100") == 0
+    fits, within = re.findall(r"^the longest .*?llama_7b on 8xH100, ([\d,]+) tokens", capsys.readouterr().out, re.M)
+    assert int(within.replace(",", "")) < int(fits.replace(",", ""))
+    assert run_verb(add_plan, "--model=llama_7b", "--target=8xH100", "--max_step_seconds=1e9") == 0
+    assert "the longest of which a step takes at most 1e+09 s: the same" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--max_step_seconds=0"], "--max_step_seconds=0 must be positive"),
+        (["--max_step_seconds=nan"], "--max_step_seconds=nan must be positive"),
+        (["--max_step_seconds=60", "--seq_len=4096"], "--max_step_seconds=60 is for the longest context"),
+    ],
+)
+def test_plans_that_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        run_verb(add_plan, "--model=llama_7b", "--target=8xH100", *change)
 
 
 CONFIG_OF_A_TOY = """
