@@ -234,7 +234,9 @@ def _origin(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
 def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.longest_context import MAX_STEP_SECONDS
-    from ringformer.estimate.plan import longest_plan, longest_plan_within, plan, plan_text
+    from ringformer.estimate.longest_plan import longest_plan, longest_plan_within
+    from ringformer.estimate.plan import plan
+    from ringformer.estimate.plan_report import plan_text
     from ringformer.estimate.run_estimate import RunCompiler
     from ringformer.estimate.targets import find_target, only_compilers
 

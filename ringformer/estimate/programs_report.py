@@ -17,7 +17,8 @@ def programs_json(run: RunEstimate) -> dict:
             {
                 "program": p.program, "fits": run.fits(p), "peak_bytes": run.peak_bytes(p),
                 "argument_bytes": p.argument_bytes, "temp_bytes": p.temp_bytes, "alive_bytes": p.alive_bytes,
-                "code_bytes": p.code_bytes, "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
+                "generated_code": p.generated_code, "code_bytes": p.code_bytes,
+                "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
             }
             for p in run.programs
         ],

@@ -46,7 +46,7 @@ def compiled(monkeypatch):
 
 def other_program(workload, program, generate_code=False, peak_bytes=2**30):
     e = estimate_of(workload, fits=peak_bytes <= workload.target.budget, peak_bytes=peak_bytes)
-    return replace(e, program=program, code_bytes=2**20 if generate_code else None)
+    return replace(e, program=program, generated_code=generate_code, code_bytes=2**20 if generate_code else None)
 
 
 def test_without_its_compiler_it_is_a_closed_form_and_says_so(no_compiler, capsys):

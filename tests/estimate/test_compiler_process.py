@@ -34,10 +34,10 @@ STAND_IN = f"""#!{sys.executable}
 # Stands for the Python of the compiler's process: schedules a program if SCHEDULES says so, and dies.
 import os, pickle, sys
 from pathlib import Path
-from ringformer.estimate.overlap import Rates
+from ringformer.estimate.program_seconds import Rates
 from ringformer.estimate.program_estimate import Surroundings
 folder = Path(sys.argv[3])
-around = Surroundings("train step", Rates(1.0, 1.0, 1.0), 1, state=1000, alive=100)
+around = Surroundings("train step", Rates(1.0, 1.0, 1.0, 1.0, None), 1, state=1000, alive=100)
 (folder / "surroundings").write_bytes(pickle.dumps(around))
 (folder / "dump").mkdir()
 name = "module_0000.jit_step.after_optimizations"

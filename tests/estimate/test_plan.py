@@ -7,7 +7,9 @@ import pytest
 
 from ringformer.estimate import run_estimate, targets
 from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.plan import candidates, longest_plan, longest_plan_within, plan, plan_text
+from ringformer.estimate.longest_plan import longest_plan, longest_plan_within
+from ringformer.estimate.plan import candidates, plan
+from ringformer.estimate.plan_report import plan_text
 from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
 from ringformer.estimate.run_estimate import RunCompiler
 from ringformer.estimate.targets import find_target
@@ -31,7 +33,9 @@ def compiler(monkeypatch, accepts, code=lambda w, program: 2**20):
         calls.append((w, program, generate_code))
         e = estimate_of(w, fits=accepts(w), peak_bytes=2**36)
         loaded = code(w, program) if generate_code else None
-        return replace(e, program=program, code_bytes=loaded, peak_bytes=e.peak_bytes + (loaded or 0))
+        return replace(
+            e, program=program, generated_code=generate_code, code_bytes=loaded, peak_bytes=e.peak_bytes + (loaded or 0)
+        )
 
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
