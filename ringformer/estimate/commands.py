@@ -106,6 +106,9 @@ def _estimate(args: argparse.Namespace) -> int:
             print(json.dumps(origin | shape | report), flush=True)
     if staged and not args.json:
         print(stages_table(reports))
+        for report in reports:
+            for reason in report.get("reasons_against", ()):
+                print(f"{report['stage']}: DOES NOT FIT: {reason}")
     fits = all(report["fits"] and report["fits_host"] for report in reports)
     return DOES_NOT_FIT if args.require_fit and not fits else 0
 
@@ -161,7 +164,9 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
 
 def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload", "Estimate | None"]:
     """The workload as it was compiled and its estimate; without the compiler the first settings, and None."""
+    from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.compiler_process import compile_apart
+    from ringformer.estimate.known_failures import known_failure
     from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
     from ringformer.estimate.targets import MissingCompiler
 
@@ -178,7 +183,10 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
         workload.target.require_compiler()
     except MissingCompiler as missing:
         print(missing, file=sys.stderr)
-        return workload.with_settings(settings[0]), None
+        workload = workload.with_settings(settings[0])
+        if reason := known_failure(workload):
+            raise CompilerFailure(reason) from None
+        return workload, None
     return compile_first_accepted(workload, settings, lambda e: e.fits, announce, args.generate_code)
 
 
@@ -196,13 +204,14 @@ def _report(
     workload: "Workload", estimate: "Estimate | None", args: argparse.Namespace, staged: bool
 ) -> tuple[dict, str]:
     """What there is to say of a workload, as JSON and as text."""
+    from ringformer.estimate.programs_report import save_closed_form
     from ringformer.estimate.report import closed_form_json, closed_form_text, estimate_json, estimate_text, stage_json
 
     title = (f"{args.config or args.model}, {workload.batch_size} x {workload.seq_len:,} tokens, "
              f"mesh {workload.mesh_dim}, {args.target}")  # fmt: skip
     if estimate is None:
         report = stage_json(workload, None) if staged else closed_form_json(workload)
-        return report, closed_form_text(title, workload)
+        return report, f"{closed_form_text(title, workload)}\n{save_closed_form(workload)}"
     if workload.has_closed_forms:
         title += f", head_groups {workload.model.head_groups}, remat_group {workload.model.remat_group}"
     report = stage_json(workload, estimate) if staged else estimate_json(workload, estimate)
@@ -225,7 +234,9 @@ def _origin(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
 def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.longest_context import MAX_STEP_SECONDS
-    from ringformer.estimate.plan import longest_plan, longest_plan_within, plan, plan_text
+    from ringformer.estimate.longest_plan import longest_plan, longest_plan_within
+    from ringformer.estimate.plan import plan
+    from ringformer.estimate.plan_report import plan_text
     from ringformer.estimate.run_estimate import RunCompiler
     from ringformer.estimate.targets import find_target, only_compilers
 

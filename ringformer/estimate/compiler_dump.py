@@ -52,8 +52,9 @@ class Compiled(NamedTuple):
     program: str
     """The text of the scheduled program."""
     memory: Memory
+    generated_code: bool = False
     code_bytes: int | None = None
-    """Of the machine code, in the device's memory; None: it was not generated."""
+    """Of the machine code, in the device's memory; None: the compiler does not say."""
     peak_buffers: PeakBuffers | None = None
     """What is alive at the peak; None if no dump says so."""
 

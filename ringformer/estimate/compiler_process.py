@@ -117,8 +117,8 @@ def _death(program: str, returncode: int, log: str) -> str:
     how = f"exit code {returncode}" if returncode >= 0 else signal.Signals(-returncode).name
     checks = re.findall(r"^F\d{4} [\d:.]+ +\d+ (.+)$", log, re.MULTILINE)  # how C++ logs what it dies of
     last = (checks[:1] or log.strip().splitlines()[-1:] or ["it said nothing"])[0].strip()
-    return (f"{program}: the compiler died ({how}): {last[:300]}; try other head_groups or remat_group, more devices "
-            "on sp, or half the sequence")  # fmt: skip
+    hint = "; try other head_groups or remat_group, more devices on sp, or half the sequence" if returncode < 0 else ""
+    return f"{program}: the compiler died ({how}): {last[:300]}{hint}"
 
 
 def main(folder: Path, parent: int) -> None:
@@ -162,8 +162,9 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
             temporaries=memory.temp_size_in_bytes,
             host=memory.host_temp_size_in_bytes,
         ),
-        memory.generated_code_size_in_bytes,
-        read_peak_buffers(dump),
+        generated_code=True,
+        code_bytes=memory.generated_code_size_in_bytes or None,  # 0 is what GPU compilers say
+        peak_buffers=read_peak_buffers(dump),
     )
 
 

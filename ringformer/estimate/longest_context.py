@@ -6,24 +6,33 @@ from dataclasses import replace
 
 from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings, possible_settings
+from ringformer.estimate.programs_report import programs_json
 from ringformer.estimate.report import computation_time, estimate_json
+from ringformer.estimate.run_estimate import RunEstimate, compile_others
 from ringformer.estimate.workload import Workload, estimate_command
 
 MAX_STEP_SECONDS = 3600.0
 """The longest step of the second end of a search, unless somebody says another: in a day it makes two dozen of them."""
 
 
-def attempt(workload: Workload, log: Callable[[str], None]) -> dict:
+def attempt(
+    workload: Workload, log: Callable[[str], None], *, whole_run: bool = False, generate_code: bool = False
+) -> dict:
     """Whether a preset's workload trains, with the first likely memory settings that the compiler accepts.
 
     Returns the JSON of the estimate without its lists of collectives and buffers, with `seq_len`, the settings and the
     command that says the same; that of the smallest settings if none fits. It does not fit either if what it offloads
-    is too much for a usual host. Raises CompilerFailure if a compiler broke down.
+    is too much for a usual host. Its `programs` are those that were judged: the train step, or with `whole_run` all of
+    a run, with `generate_code` to machine code. Raises CompilerFailure if a compiler broke down.
     """
     workload, estimate = compile_first_accepted(
-        workload, likely_settings(workload), lambda e: e.fits and e.fits_host, lambda w: log(estimate_command(w))
-    )
-    answer = estimate_json(workload, estimate) | {"fits": estimate.fits and estimate.fits_host}
+        workload, likely_settings(workload), lambda e: e.fits and e.fits_host, lambda w: log(estimate_command(w)),
+        generate_code,
+    )  # fmt: skip
+    others = compile_others(workload, generate_code=generate_code) if whole_run and estimate.fits else ()
+    run = RunEstimate((estimate, *others))
+    answer = estimate_json(workload, estimate) | programs_json(run)
+    answer["fits"] = not run.reasons_against
     for listed in ("collectives", "collective_groups", "largest_buffers"):
         del answer[listed]
     return answer | {"seq_len": workload.seq_len, "command": estimate_command(workload)}

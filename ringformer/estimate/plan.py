@@ -2,14 +2,12 @@
 first that it accepts the neighbours, by the seconds of what it compiled."""
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 from ringformer.estimate.candidates import Candidate, candidates, neighbours
-from ringformer.estimate.closed_forms import assumption, step_time
+from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.programs_report import save_line, verdict_line
 from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.targets import MissingCompiler, Target
 from ringformer.hardware import GiB
@@ -48,10 +46,9 @@ def plan(
     attempts: int = 4,
     excess: float = 1.0,
     max_step_seconds: float = math.inf,
-    nearby: bool = True,
 ) -> Plan:
     """The fastest settings of a preset of which the compiler accepts all programs, trying at most `attempts` of the
-    likely ones, and what is `nearby` the first that fits.
+    likely ones, and the neighbours of the first that fits.
 
     One step of it, with all of its sequences, takes at most `max_step_seconds`, modelled. What the compiler refuses
     corrects the closed forms for those that follow. Without the compiler it is the fastest that the closed forms let
@@ -94,7 +91,7 @@ def plan(
             if (seconds := step_seconds(candidate, step)) > max_step_seconds:
                 refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
                 continue
-            if nearby:
+            if compiler.nearby:
                 candidate = _fastest_nearby(candidate, compiler, excess)
             run = compiler.run(candidate.workload)
         except CompilerFailure as failure:
@@ -136,108 +133,9 @@ def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
     return [(c, f"{slower:.1%} slower (modelled)") for c, slower in pairs if slower > 0]
 
 
-def longest_plan(model: str, target: Target, compute_dtype: str, compiler: RunCompiler) -> Plan:
-    """The plan of the longest power of two that some candidate is accepted at.
-
-    The search begins where the closed forms end, and goes up from a length that fits, else down. Machine code is
-    generated where it ends; what fails there is halved again.
-    """
-    first = 2**12
-    while any(not c.reason_against for c in candidates(model, target, 2 * first, compute_dtype)):
-        first *= 2
-
-    scheduler = replace(compiler, generate_code=False)
-
-    def found_at(length: int, excess: float, compiler: RunCompiler, nearby: bool) -> Plan:
-        try:
-            return plan(model, target, length, compute_dtype, compiler, excess=excess, nearby=nearby)
-        except CompilerFailure as failure:
-            compiler.log(f"{length:,} tokens: {failure}")
-            return Plan(length, None, None, [], excess)
-
-    found = plan(model, target, first, compute_dtype, scheduler, nearby=False)
-    while found.run and (longer := found_at(2 * found.seq_len, found.excess, scheduler, nearby=False)).chosen:
-        found = longer
-    while found.chosen is None and found.seq_len > 2**12:
-        found = plan(model, target, found.seq_len // 2, compute_dtype, scheduler, excess=found.excess, nearby=False)
-    if found.run:
-        found = found_at(found.seq_len, found.excess, compiler, nearby=True)
-        while found.chosen is None and found.seq_len > 2**12:
-            found = found_at(found.seq_len // 2, found.excess, compiler, nearby=True)
-    return found
-
-
-def longest_plan_within(
-    longest: Plan, model: str, target: Target, compute_dtype: str, compiler: RunCompiler, max_step_seconds: float
-) -> Plan:
-    """The plan of the longest power of two, at most that of the plan `longest`, of which one step takes at most so many
-    seconds, modelled; `longest` itself if that is it. Nothing is chosen if no length is quick enough."""
-    if longest.step_seconds <= max_step_seconds:
-        return longest
-    best = longest._replace(chosen=None, run=None)
-    length = longest.seq_len
-    while best.chosen is None and length >= 2**12:
-        best = plan(
-            model, target, length, compute_dtype, compiler, excess=longest.excess, max_step_seconds=max_step_seconds
-        )
-        length //= 2
-    return best
-
-
 def step_seconds(c: Candidate, e: Estimate | None) -> float:
     """Seconds of a step, modelled: of the compiled one, or counted."""
     if e is None:
         return c.step_seconds
     assert e.schedule is not None, "what fits has a schedule"
     return step_time(e.schedule, c.workload.step_tokens).step
-
-
-def _verdict(c: Candidate, e: Estimate | None) -> str:
-    """The line that says how much memory and time it takes, and who says so."""
-    have, exposed = c.workload.target.chip.hbm_bytes, ""
-    if e is None:
-        need, host, said = c.peak, c.host, "closed form, not compiled"
-        source = assumption()
-    else:
-        assert e.schedule is not None, "what fits has a schedule"
-        need, host, said = e.peak_bytes, e.host_bytes, "compiled"
-        exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of ring bytes exposed in its loops; "
-        source = step_time(e.schedule, c.workload.step_tokens).source
-    of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
-    step = step_seconds(c, e)
-    return (
-        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step of "
-        f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
-    )
-
-
-def _programs(run: RunEstimate | None) -> list[str]:
-    """The lines on the other programs of a run."""
-    if run is None:
-        return ["  evaluation, init, saves and machine code were not judged: they need the compiler"]
-    return [f"  {verdict_line(run)}", f"  {save_line(run.step)}"]
-
-
-def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str:
-    """What a person wants to know of a plan; of what lost against it, the fastest `listed`."""
-    title = f"{model} on {target.name}, {planned.seq_len:,} tokens"
-    if planned.chosen is None:
-        lines = [f"{title}: nothing fits that was tried", "  use a larger slice, or half the sequence"]
-    else:
-        w, m = planned.chosen.workload, planned.chosen.workload.model
-        chunks = f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}" if m.q_chunk else ""
-        lines = [
-            f"{title}: {planned.chosen}",
-            _verdict(planned.chosen, planned.estimate),
-            *_programs(planned.run),
-            "  the config to use:",
-            f"    --config.seq_len={planned.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
-            f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat=full "
-            f"--config.model.head_groups={m.head_groups} --config.model.remat_group={m.remat_group} "
-            f"--config.model.offload={m.offload}",
-            f"    --config.model.layout={m.layout}{chunks}",
-        ]
-    refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)
-    lines.append(f"  why not the others (the fastest {min(listed, len(refused))} of {len(refused)}):")
-    lines += [f"    {c!s:60s} {why}" for c, why in refused[:listed]]
-    return "\n".join(lines)

@@ -50,16 +50,14 @@ class Estimate:
     """What else is alive while the program runs, for example the optimizer's state beside an evaluation."""
     state_bytes: int = 0
     """The run's state, which a save copies to the host."""
+    generated_code: bool = False
+    """Whether the compiler went on to machine code; its verdict, the memory and the schedule come before that."""
     code_bytes: int | None = None
-    """None if the compiler did not go on to machine code; its verdict, the memory and the schedule come before that."""
+    """Of the machine code on the device; GPU compilers do not say."""
     largest: str = ""
     """What the compiler lists as the largest allocations, where it does not fit."""
     peak_buffers: PeakBuffers | None = None
     """What is alive at the peak, where it fits."""
-
-    @property
-    def generated_code(self) -> bool:
-        return self.code_bytes is not None
 
     @property
     def save_host_bytes(self) -> int:
@@ -92,6 +90,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         program=around.program,
         alive_bytes=around.alive,
         state_bytes=around.state,
+        generated_code=compiled.generated_code,
         code_bytes=compiled.code_bytes,
         peak_buffers=compiled.peak_buffers,
     )

@@ -1,7 +1,9 @@
 """The programs of a run as JSON objects, and as text for a person: the verdict on all of them."""
 
+from ringformer.estimate.closed_forms import host_bytes, state_bytes
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.run_estimate import RunEstimate
+from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 
 
@@ -15,7 +17,8 @@ def programs_json(run: RunEstimate) -> dict:
             {
                 "program": p.program, "fits": run.fits(p), "peak_bytes": run.peak_bytes(p),
                 "argument_bytes": p.argument_bytes, "temp_bytes": p.temp_bytes, "alive_bytes": p.alive_bytes,
-                "code_bytes": p.code_bytes, "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
+                "generated_code": p.generated_code, "code_bytes": p.code_bytes,
+                "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
             }
             for p in run.programs
         ],
@@ -27,6 +30,17 @@ def programs_text(run: RunEstimate) -> str:
     lines = [f"  the programs of a run, {how_far(run)}:", *(f"    {_program_line(run, p)}" for p in run.programs)]
     lines += [f"  {save_line(run.step)}", f"  {verdict_line(run)}"]
     return "\n".join(lines)
+
+
+def save_closed_form(workload: Workload) -> str:
+    """What closed forms say of the run beyond the train step's memory, and what they cannot."""
+    host, usual = host_bytes(workload) + state_bytes(workload), workload.target.chip.host_bytes
+    verdict = "should fit" if host <= usual else "should not fit"
+    return (
+        f"  a save beside what is offloaded: {verdict}, {host / GiB:.1f} of {usual / GiB:.0f} GiB of host memory a "
+        "device\n"
+        "  not judged without the compiler: evaluation, init, machine code; by count they hold less than the train step"
+    )
 
 
 def verdict_line(run: RunEstimate) -> str:

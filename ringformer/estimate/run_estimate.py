@@ -63,6 +63,8 @@ class RunCompiler:
     log: Callable[[str], None]
     generate_code: bool
     """Whether runs that fit are compiled to machine code."""
+    nearby: bool = True
+    """Whether plans compile the neighbours of what fits, too."""
     _scheduled: dict[tuple[Workload, str], Estimate] = field(default_factory=dict)
 
     def scheduled(self, workload: Workload, program: str = TRAIN_STEP) -> Estimate:

@@ -46,7 +46,7 @@ def compiled(monkeypatch):
 
 def other_program(workload, program, generate_code=False, peak_bytes=2**30):
     e = estimate_of(workload, fits=peak_bytes <= workload.target.budget, peak_bytes=peak_bytes)
-    return replace(e, program=program, code_bytes=2**20 if generate_code else None)
+    return replace(e, program=program, generated_code=generate_code, code_bytes=2**20 if generate_code else None)
 
 
 def test_without_its_compiler_it_is_a_closed_form_and_says_so(no_compiler, capsys):
@@ -94,6 +94,17 @@ def test_what_must_fit_and_does_not_is_an_exit_code(no_compiler, capsys):
     assert estimate("--require_fit") == 0
     assert estimate("--require_fit", "--seq_len=33554432") == 3
     assert "closed form, not compiled: should not fit" in capsys.readouterr().out
+
+
+def test_without_a_compiler_all_that_is_known_must_fit(no_compiler, capsys):
+    """The host too: 7B at 8M tokens offloads 32 x 8 GiB a device. And what is not judged is said."""
+    assert estimate("--require_fit", "--seq_len=8388608", "--offload", "--remat_group=1") == 3
+    out = capsys.readouterr().out
+    assert "a save beside what is offloaded: should not fit, " in out
+    assert "not judged without the compiler: evaluation, init, machine code" in out
+    choking = ["--model=llama3_8b", "--target=v5p-128", "--seq_len=33554432", "--mesh_dim=1,1,1,-1", "--offload"]
+    assert run_verb(add_estimate, *choking) == 1
+    assert "bf16[524288,4096] on each device, has 4.00 GiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

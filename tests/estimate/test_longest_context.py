@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate import memory_settings
+from ringformer.estimate import memory_settings, run_estimate
 from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.longest_context import (
     attempt,
@@ -17,6 +17,7 @@ from ringformer.estimate.memory_settings import likely_settings, possible_settin
 from ringformer.estimate.overlap import Schedule
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.program_seconds import OTHER, Rates, Seconds
+from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
 from ringformer.estimate.report import computation_time
 from ringformer.estimate.workload import Workload
 from ringformer.paper.max_context import cells
@@ -75,6 +76,19 @@ def test_what_was_not_compiled_is_counted():
     assert quick <= 3600 < slow
     assert counted_longest_within(cell.workload(length // 4), 3600.0) == length // 4
     assert counted_longest_within(cell.workload(2**26), 1e-9) is None
+
+
+def test_an_attempt_says_which_programs_were_judged(monkeypatch):
+    """The train step, or all of a run; then an evaluation that does not fit is a run that does not."""
+    monkeypatch.setattr(memory_settings, "compile_apart", lambda w, generate_code: estimate_of(w, fits=True))
+    monkeypatch.setattr(
+        run_estimate, "compile_apart",
+        lambda w, program, generate_code: replace(estimate_of(w, fits=program != EVALUATION), program=program),
+    )  # fmt: skip
+    (cell,) = (cell for cell in cells() if cell.name == "v5e-256/7b/ring/offload/m=1")
+    step, run = (attempt(cell.workload(2**20), lambda line: None, whole_run=whole) for whole in (False, True))
+    assert step["fits"] and [p["program"] for p in step["programs"]] == [TRAIN_STEP]
+    assert not run["fits"] and [p["program"] for p in run["programs"]] == list(PROGRAMS)
 
 
 @pytest.mark.parametrize("attention", ["ring", "blockwise"])

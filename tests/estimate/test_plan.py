@@ -8,7 +8,9 @@ import pytest
 from ringformer.estimate import run_estimate, targets
 from ringformer.estimate.candidates import candidates, neighbours
 from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.plan import longest_plan, longest_plan_within, plan, plan_text
+from ringformer.estimate.longest_plan import longest_plan, longest_plan_within
+from ringformer.estimate.plan import plan
+from ringformer.estimate.plan_report import plan_text
 from ringformer.estimate.program_seconds import OTHER, Seconds
 from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
 from ringformer.estimate.run_estimate import RunCompiler
@@ -20,8 +22,8 @@ from tests.estimate.test_longest_context import estimate_of
 GPUS = find_target("8xA100-80")
 
 
-def asked(log=lambda line: None, *, generate_code=False):
-    return RunCompiler(log, generate_code)
+def asked(log=lambda line: None, **options):
+    return RunCompiler(log, **{"generate_code": False} | options)
 
 
 def compiler(monkeypatch, accepts, code=lambda w, program: 2**20):
@@ -33,7 +35,9 @@ def compiler(monkeypatch, accepts, code=lambda w, program: 2**20):
         calls.append((w, program, generate_code))
         e = estimate_of(w, fits=accepts(w), peak_bytes=2**36)
         loaded = code(w, program) if generate_code else None
-        return replace(e, program=program, code_bytes=loaded, peak_bytes=e.peak_bytes + (loaded or 0))
+        return replace(
+            e, program=program, generated_code=generate_code, code_bytes=loaded, peak_bytes=e.peak_bytes + (loaded or 0)
+        )
 
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
@@ -121,7 +125,7 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
 
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
-    found = plan("llama_7b", GPUS, length, "bfloat16", asked(), nearby=False)
+    found = plan("llama_7b", GPUS, length, "bfloat16", asked(nearby=False))
     assert len(compiled) == 2 and found.chosen.workload == compiled[1] and found.excess == pytest.approx(2)
     assert 2 * peaks[compiled[0]] > GPUS.budget >= 2 * peaks[compiled[1]]
     assert list(peaks).index(compiled[0]) < list(peaks).index(compiled[1])  # the faster first
@@ -142,7 +146,7 @@ def test_the_longest_doubles_as_long_as_something_is_accepted(monkeypatch):
 
 def test_a_plan_ends_with_the_machine_code_of_every_program_of_its_winner(monkeypatch):
     calls = compiler(monkeypatch, lambda workload: True)
-    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True), nearby=False)
+    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True, nearby=False))
     winner = found.chosen.workload
     assert calls == [(winner, program, code) for code in (False, True) for program in PROGRAMS]
     assert "FITS: every program of the run and its saves, compiled to machine code" in plan_text(
