@@ -72,6 +72,7 @@ def _estimate(args: argparse.Namespace) -> int:
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.report import stages_table
     from ringformer.estimate.targets import find_target, only_compilers
+    from ringformer.runtime_environment import runtime_environment
 
     only_compilers()
     target = find_target(args.target)
@@ -85,6 +86,7 @@ def _estimate(args: argparse.Namespace) -> int:
             print(f"ringformer estimate: {workload.name}: {said}", file=sys.stderr)
             return 1
         report, text = _report(workload, estimate, args, staged)
+        report["environment"] = runtime_environment(target.chip.kind, report["host_bytes"])
         reports.append(report)
         if args.json:
             shape = {"mesh_dim": workload.mesh_dim, "seq_len": workload.seq_len, "batch_size": workload.batch_size}
@@ -93,6 +95,8 @@ def _estimate(args: argparse.Namespace) -> int:
             print(text)
     if staged and not args.json:
         print(stages_table(reports))
+    if not args.json and (needed := runtime_environment(target.chip.kind, max(r["host_bytes"] for r in reports))):
+        print("environment:", *(f"{name}={value}" for name, value in needed.items()))
     fits = all(report["fits"] and report["fits_host"] for report in reports)
     return DOES_NOT_FIT if args.require_fit and not fits else 0
 
