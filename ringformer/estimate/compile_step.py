@@ -26,9 +26,12 @@ from ringformer.train.run_checks import check_batch
 from ringformer.train.state import abstract_state, decayed, state_shardings, weight_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
-WITHOUT_DEVICES = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": "False"}}
-"""Options of a compiler that has no device to try variants of a kernel on: of matrix products it takes cuBLAS's, since
-the tiles that it would give Triton's untried fit not every shape (with heads of 100 JAX 0.10.2 breaks down)."""
+# The tiles that JAX 0.10.2 gives an untried Triton product do not fit every shape: with heads of 100 it breaks down. Of
+# 0.12 they do.
+_ONLY_CUBLAS = {"xla_gpu_enable_triton_gemm": "False"} if jax.__version_info__ < (0, 12) else {}
+
+WITHOUT_DEVICES = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": "0"} | _ONLY_CUBLAS}
+"""Options of a compiler that has no device to try variants of a kernel on."""
 
 
 @dataclass(frozen=True)
