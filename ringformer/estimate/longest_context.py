@@ -1,26 +1,31 @@
-"""The longest context that trains on a target: a search over powers of two, each one compiled."""
+"""The longest context that trains on a target, and the longest whose step a person would wait for: powers of two, each
+one compiled."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings, possible_settings
-from ringformer.estimate.report import estimate_json
+from ringformer.estimate.report import computation_time, estimate_json
 from ringformer.estimate.workload import Workload, estimate_command
+
+MAX_STEP_SECONDS = 3600.0
+"""The longest step of the second end of a search, unless somebody says another: in a day it makes two dozen of them."""
 
 
 def attempt(workload: Workload, log: Callable[[str], None]) -> dict:
     """Whether a preset's workload trains, with the first likely memory settings that the compiler accepts.
 
-    Returns the JSON of the estimate without its list of collectives, with `seq_len`, the settings and the command that
-    says the same; that of the smallest settings if none fits. It does not fit either if what it offloads is too much
-    for a usual host. Raises CompilerFailure if a compiler broke down.
+    Returns the JSON of the estimate without its lists of collectives and buffers, with `seq_len`, the settings and the
+    command that says the same; that of the smallest settings if none fits. It does not fit either if what it offloads
+    is too much for a usual host. Raises CompilerFailure if a compiler broke down.
     """
     workload, estimate = compile_first_accepted(
         workload, likely_settings(workload), lambda e: e.fits and e.fits_host, lambda w: log(estimate_command(w))
     )
     answer = estimate_json(workload, estimate) | {"fits": estimate.fits and estimate.fits_host}
-    del answer["collectives"]
+    for listed in ("collectives", "collective_groups", "largest_buffers"):
+        del answer[listed]
     return answer | {"seq_len": workload.seq_len, "command": estimate_command(workload)}
 
 
@@ -47,3 +52,25 @@ def longest_start(workload: Workload) -> int:
     while fits(2 * length):
         length *= 2
     return length
+
+
+def longest_within(attempts: list[dict], max_step_seconds: float = MAX_STEP_SECONDS) -> dict | None:
+    """The attempt at the longest context that fits and whose modelled step takes at most so long; None: none does."""
+    quick = [a for a in attempts if a["fits"] and a["step_seconds_model"] <= max_step_seconds]
+    return max(quick, key=lambda a: a["seq_len"], default=None)
+
+
+def counted_longest_within(workload: Workload, max_step_seconds: float = MAX_STEP_SECONDS) -> int | None:
+    """The longest context, the workload's halved until it is, whose step takes at most so long by the closed form.
+
+    For what was not compiled. The closed form leaves exposed communication out, and takes the fastest memory settings
+    that should fit; of the steps in `results/max_context.json` it says 0.72 to 1.02 times what their compiled programs
+    do. None: not even 1024 tokens are quick enough.
+    """
+    length = workload.seq_len
+    while length >= 1024:
+        shorter = replace(workload, seq_len=length)
+        if computation_time(shorter.with_settings(likely_settings(shorter)[0])).step <= max_step_seconds:
+            return length
+        length //= 2
+    return None

@@ -5,17 +5,20 @@ from ringformer.estimate.closed_forms import (
     Hop,
     StepTime,
     assumption,
-    compute_seconds,
+    computation_seconds,
     host_bytes,
     memory,
     ring_hops,
+    state_bytes,
     step_time,
 )
-from ringformer.estimate.compile_step import Estimate
-from ringformer.estimate.overlap import Transfer
+from ringformer.estimate.collectives import collectives_table, group_json, grouped
+from ringformer.estimate.overlap import Schedule, Transfer
+from ringformer.estimate.peak_buffers import PeakBuffers
+from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.flops import executed_flops
+from ringformer.models.flops import model_flops_per_token
 
 
 def estimate_json(workload: Workload, estimate: Estimate) -> dict:
@@ -23,7 +26,7 @@ def estimate_json(workload: Workload, estimate: Estimate) -> dict:
     such thing."""
     time = modelled_time(workload, estimate)
     settings, hops = (vars(workload.settings), ring_hops(workload)) if workload.has_closed_forms else ({}, {})
-    return settings | _numbers(estimate, time, hops) | _cost(workload, time)
+    return settings | _numbers(workload, estimate, time, hops) | _cost(workload, time)
 
 
 def closed_form_json(workload: Workload) -> dict:
@@ -31,10 +34,11 @@ def closed_form_json(workload: Workload) -> dict:
     target, peak = workload.target, sum(memory(workload).values())
     counted = Estimate(
         fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes,
-        host_bytes=round(host_bytes(workload)), usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
+        budget=target.budget, state_bytes=round(state_bytes(workload)), host_bytes=round(host_bytes(workload)),
+        usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
         temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
     )  # fmt: skip
-    return {"closed_form": True} | _numbers(counted, time=None)
+    return {"closed_form": True} | _numbers(workload, counted, time=None)
 
 
 def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
@@ -55,7 +59,7 @@ def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
         }  # fmt: skip
     else:
         time = modelled_time(w, estimate)
-        numbers = {"closed_form": False} | _numbers(estimate, time)
+        numbers = {"closed_form": False} | _numbers(w, estimate, time)
     return {"stage": w.name} | shape | settings | numbers | _cost(w, time)
 
 
@@ -66,17 +70,30 @@ def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
 
 def computation_time(workload: Workload) -> StepTime:
     """The time of a step's computation by the closed form, as if all communication were hidden."""
-    model, target = workload.model, workload.target
-    forwards = 2 + (model.remat_group > 1)
-    flops = workload.batch_size * executed_flops(model, workload.seq_len, forwards) / target.num_devices
-    return StepTime(compute_seconds(flops, target.chip.flops(model.compute_dtype)), 0.0, workload.step_tokens)
+    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens)
 
 
-def _numbers(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | None = None) -> dict:
-    s = estimate.schedule
+def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
+    """Model FLOPs utilisation of a modelled step by two conventions; nothing for a model without closed forms.
+
+    "causal" halves attention for its mask, which is what has to be computed; "palm" does not, as most papers print it
+    (PaLM, appendix B). At long contexts they differ by almost 2. Of the peak of the compute dtype.
+    """
+    if not workload.has_closed_forms:
+        return {}
+    target = workload.target
+    rate = time.tokens_per_second / (target.num_devices * target.chip.flops(workload.model.compute_dtype))
+    return {name: rate * model_flops_per_token(workload.model, workload.seq_len, causal=causal)
+            for name, causal in (("causal", True), ("palm", False))}  # fmt: skip
+
+
+def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | None = None) -> dict:
+    s, alive = estimate.schedule, estimate.peak_buffers
+    used = mfu(workload, time) if time else {}
     return {
         "fits": estimate.fits,
         "peak_bytes": estimate.peak_bytes,
+        "headroom_bytes": round(workload.target.budget) - estimate.peak_bytes,
         "hbm_bytes": estimate.hbm_bytes,
         "host_bytes": estimate.host_bytes,
         "fits_host": estimate.fits_host,
@@ -90,9 +107,15 @@ def _numbers(estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | N
         "max_link_hops": estimate.max_link_hops,
         "step_seconds_model": time and time.step,
         "tokens_per_second_model": time and time.tokens_per_second,
+        "seconds_source": time and assumption(),
+        "mfu_causal_model": used.get("causal"),
+        "mfu_palm_model": used.get("palm"),
         "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
         "compile_seconds": estimate.compile_seconds and round(estimate.compile_seconds, 1),
         "generated_code": estimate.generated_code,
+        "alive_at_peak_bytes": alive and alive.bytes,
+        "largest_buffers": alive and [b._asdict() for b in alive.largest],
+        "collective_groups": s and [group_json(g) for g in grouped(s.transfers)],
         "collectives": s and [_transfer_json(t) for t in _by_bytes(s.transfers)],
     }
 
@@ -101,10 +124,8 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
     """What a person wants to know of a compiled workload, the verdict first."""
     e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
     verdict = "FITS" if e.fits else "DOES NOT FIT"
-    lines = [
-        title,
-        f"  {verdict}: {e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}",
-    ]
+    of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
+    lines = [title, f"  the train step {verdict}: {of_hbm}; {_headroom(workload, e)}"]
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         if e.largest:
             lines.append("  what takes the memory, by the compiler:")
@@ -114,20 +135,17 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
         + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
         + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
-        f"  {s.flops:.3g} FLOPs a device; modelled {time.step:.3g} s a step ({time.compute:.3g} s of {assumption()}, "
-        f"{time.exposed:.3g} s of exposed communication), {time.tokens_per_second:,.0f} tokens/s",
-        f"  ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, {s.exposed_permute_bytes / GiB:,.1f} GiB exposed, "
-        f"of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops"
-        + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
-        f"  weights and gradients: {s.exposed_gather_bytes / GiB:,.1f} GiB exposed",
-        *_modelled(workload, time),
-        f"  compiled {'to machine code' if e.generated_code else 'and scheduled'} in {e.compile_seconds:.0f} s; its "
-        "collectives, times executed:",
+        *_largest(e.peak_buffers),
+        *_time(workload, time),
+        *_where(s),
+        f"  {s.flops:.3g} FLOPs a device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
+        f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed, of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside "
+        "its loops" + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
+        *_hops(workload),
+        *("  " + line for line in collectives_table(s.transfers)),
+        f"  compiled {'to machine code' if e.generated_code else 'and scheduled'} in {e.compile_seconds:.0f} s; --json "
+        "lists every collective",
     ]
-    lines += [f"    {t.count:>8,.0f} x {t.kind:18s} {t.dtype}{list(t.shape)}  {t.bytes / 2**20:,.1f} MiB, link "
-              f"{t.seconds * 1e3:,.2f} ms, under {t.cover * 1e3:,.2f} ms of computation: "
-              f"{'hidden' if t.hidden else 'exposed'}{'' if t.asynchronous else ' (synchronous)'}"
-              for t in _by_bytes(s.transfers) if t.bytes * t.count > 1e-4 * GiB]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -158,23 +176,77 @@ def stages_table(stages: list[dict]) -> str:
 
 
 def _cost(workload: Workload, time: StepTime | None) -> dict:
-    """The modelled days and device-hours of the workload's tokens; nothing if there are none, or no time."""
+    """The modelled hours, days and device-hours of the workload's tokens; nothing if there are none, or no time."""
     if time is None or not workload.tokens:
         return {}
     days = time.days(workload.tokens)
-    return {"days_model": days, "device_hours_model": 24 * days * workload.target.num_devices}
+    return {"hours_model": 24 * days, "days_model": days, "device_hours_model": 24 * days * workload.target.num_devices}
 
 
-def _modelled(workload: Workload, time: StepTime) -> list[str]:
+def _headroom(workload: Workload, e: Estimate) -> str:
+    """What is left of what a step may take: all of a TPU's memory, of a GPU's the share that libraries leave."""
+    budget = workload.target.budget
+    left = budget - e.peak_bytes
+    of = f" of {budget / GiB:.2f} GiB that a step may take" if budget < e.hbm_bytes else ""
+    return f"{abs(left) / GiB:.2f} GiB ({abs(left) / budget:.1%}) {'free' if left >= 0 else 'too much'}{of}"
+
+
+def _largest(alive: PeakBuffers | None) -> list[str]:
+    """The largest buffers at the peak, one a line; nothing if nobody said."""
+    if alive is None:
+        return []
+    lines = [f"  alive at the peak: {alive.bytes / GiB:.2f} GiB, the rest is holes in the heap; the largest:"]
+    for b in alive.largest:
+        made = b.op_name if b.is_argument else " ".join(filter(None, (b.source, _short_name(b.op_name))))
+        lines.append(f"    {b.bytes / 2**20:>10,.1f} MiB  {b.type:28} {made or b.instruction}")
+    return lines
+
+
+def _short_name(op_name: str) -> str:
+    """The end of an op's name: what it does, and whether it is done again for the backward, or the backward itself."""
+    again = "rematerialised" if "rematted" in op_name else "backward" if "transpose(" in op_name else ""
+    return " ".join(filter(None, (op_name.rpartition("/")[2], again and f"({again})")))
+
+
+def _time(workload: Workload, time: StepTime) -> list[str]:
+    """What a step takes and is worth, each number with what it counts on."""
+    used = mfu(workload, time)
+    lines = [
+        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state:",
+        f"    {time.compute:,.4g} s of computation, {time.exposed:,.3g} s of communication that the schedule leaves "
+        "exposed",
+        f"    {time.source}",
+        f"    no less than {time.floor + time.exposed:,.4g} s by bytes and FLOPs at the peak, no more than "
+        f"{time.serial + time.exposed:,.4g} s if no data moves while an instruction computes",
+        f"  {time.tokens_per_second:,.4g} tokens a second"
+        + (f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} with all of it "
+           "(PaLM's convention)" if used else ""),
+    ]  # fmt: skip
+    if workload.tokens:
+        hours, days, device_hours = _cost(workload, time).values()
+        lines.append(f"  {workload.tokens:.3g} tokens: {hours:,.4g} hours ({days:,.3g} days), {device_hours:,.4g} "
+                     "device-hours, modelled")  # fmt: skip
+    return lines
+
+
+def _where(schedule: Schedule) -> list[str]:
+    """Where the time of a step goes, the most first."""
+    seconds = {name: spent.overlapped for name, spent in schedule.purposes.items()}
+    seconds["exposed communication"] = schedule.exposed_seconds
+    whole = sum(seconds.values())
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])
+    return ["  where the time goes:"] + [
+        f"    {spent:>10,.3f} s {spent / whole:>6.1%}  {name}" for name, spent in ranked if spent > 5e-4 * whole
+    ]
+
+
+def _hops(workload: Workload) -> list[str]:
     lines = []
     for name, h in (ring_hops(workload) if workload.has_closed_forms else {}).items():
         times = f"{h.compute * 1e3:,.2f} ms of computation over {h.link * 1e3:,.2f} ms of link"
         lines.append(
             f"  a hop {name}, at peak rates: {times} ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs a byte"
         )
-    if workload.tokens:
-        days, hours = _cost(workload, time).values()
-        lines.append(f"  {workload.tokens:.3g} tokens: {days:,.1f} days, {hours:,.0f} device-hours, modelled")
     return lines
 
 

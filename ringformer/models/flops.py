@@ -16,14 +16,15 @@ PAIR_FORWARD, PAIR_BACKWARD, PAIR_LOGITS_AGAIN = 4, 8, 2
 """FLOPs a pair of a query and a key, head, and feature of the head."""
 
 
-def model_flops_per_token(config: LlamaConfig, seq_len: int) -> float:
+def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = False) -> float:
     """Training FLOPs per token by the convention of MFU, `6 N + 12 L H d T` (PaLM, appendix B).
 
     What the mathematics needs, whatever the program does: nothing is recomputed, and attention is not halved for its
-    causal mask.
+    causal mask, unless `causal`: then it is 6 L H d T, the pairs that a causal mask leaves.
     """
     weights = (WEIGHT_FORWARD + WEIGHT_BACKWARD) * working_params(config)
-    return float(weights + (PAIR_FORWARD + PAIR_BACKWARD) * _pair_features(config) * seq_len)
+    pairs = seq_len / 2 if causal else seq_len
+    return float(weights + (PAIR_FORWARD + PAIR_BACKWARD) * _pair_features(config) * pairs)
 
 
 def executed_flops(config: LlamaConfig, seq_len: int, forwards: int = 1) -> float:

@@ -8,6 +8,9 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
 
+GATHER, SCATTER = "gather_weight", "scatter_gradient"
+"""The name scopes of the two collectives, by which a compiled program tells them from others."""
+
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def gather_weight(
@@ -23,7 +26,8 @@ def gather_weight(
       dim: the sharded dimension, negative.
       size: its logical size: padding beyond it is cut off.
     """
-    gathered = lax.all_gather(w.astype(dtype), axes, axis=w.ndim + dim, tiled=True)
+    with jax.named_scope(GATHER):
+        gathered = lax.all_gather(w.astype(dtype), axes, axis=w.ndim + dim, tiled=True)
     return lax.slice_in_dim(gathered, 0, size, axis=w.ndim + dim)
 
 
@@ -35,7 +39,8 @@ def _backward(axes, dim, size, dtype, _, dw):
     padded = -(-size // lax.axis_size(axes)) * lax.axis_size(axes)
     padding = [(0, padded - size if i == dw.ndim + dim else 0) for i in range(dw.ndim)]
     dw = jnp.pad(dw.astype(jnp.float32), padding)
-    return (lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)
+    with jax.named_scope(SCATTER):
+        return (lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)
 
 
 gather_weight.defvjp(_forward, _backward)

@@ -1,6 +1,7 @@
 """`ringformer tables`."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 def _tables(args: argparse.Namespace) -> None:
     from ringformer.estimate.targets import only_compilers
     from ringformer.paper import activation_memory
-    from ringformer.paper.max_context import ROWS, SCALING, cells, fill
+    from ringformer.paper.max_context import ROWS, SCALING, cells, fill, other_compilers, read
     from ringformer.paper.tables_document import write_tables
 
     only_compilers()
@@ -43,6 +44,8 @@ def _tables(args: argparse.Namespace) -> None:
     def log(line: str) -> None:
         print(line, flush=True)
 
+    for line in other_compilers(read(out), wanted):
+        print(line, file=sys.stderr)
     table1 = out.with_name("activations.json")
     if args.only == "table1" or not (args.row or args.only or args.passes == 0):
         activation_memory.fill(table1, log)

@@ -38,6 +38,8 @@ class Contexts(NamedTuple):
     paper: int
     ours: tuple[int | None, int | None, int | None]
     """In the order of `REGIMES`; None: not known yet."""
+    days: tuple[float, ...] = (0.0, 0.0, 0.0)
+    """Modelled days of one step there."""
 
 
 def _drawn(draw: Callable) -> Callable:
@@ -76,6 +78,9 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
             if length not in row.ours[i + 1 :]:
                 axes.annotate(f"{length / row.paper:g}×", (length, y), (8, 0), textcoords="offset points",
                               va="center", fontsize=9, color=color, fontweight="bold")  # fmt: skip
+            if row.days[i] > 1:
+                axes.annotate(f"{row.days[i]:.1f} days", (length, y), (0, -13), textcoords="offset points",
+                              ha="center", fontsize=7, color=color)  # fmt: skip
     top = rows[0]
     axes.annotate("paper", (top.paper, 0), (0, 11), textcoords="offset points", ha="center", fontsize=9, color=FAINT)
     for i, (length, name) in enumerate(zip(top.ours, REGIMES, strict=True)):
@@ -90,7 +95,8 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
     axes.set_yticks(range(len(rows)), [f"{row.hardware}   {row.model:>3}" for row in rows], color=INK)
     axes.set_ylim(len(rows) - 0.4, -1.3)
     _log_tokens(axes, min(row.paper for row in rows), max(max(row.paper, *(x or 0 for x in row.ours)) for row in rows))
-    axes.set_xlabel("tokens of the longest context that trains (compiled; × the paper's)")
+    axes.set_xlabel("tokens of the longest context that trains (compiled; × the paper's; like for like is float32)\n"
+                    "days: of one modelled step, where it takes more than one")  # fmt: skip
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
     return figure

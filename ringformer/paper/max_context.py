@@ -7,6 +7,7 @@ the search goes on where it was, and at any time the file says what is known so 
 import datetime
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,6 +168,20 @@ def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
             log(f"{name} is left out: {missing}")
             absent.add(name)
     return [cell for cell in wanted if cell.row.target not in absent]
+
+
+def other_compilers(known: dict[str, list[dict]], wanted: list[Cell]) -> list[str]:
+    """A line for each target whose attempts were compiled by another compiler than the one that is installed."""
+    lines = []
+    for name in dict.fromkeys(cell.row.target for cell in wanted):
+        cells_of = [cell.name for cell in wanted if cell.row.target == name]
+        before = {a["compiled_by"] for cell in cells_of for a in known.get(cell, [])}
+        with suppress(MissingCompiler):
+            now = compiled_by(find_target(name))
+            if before - {now}:
+                lines.append(f"{name}: attempts of {'; '.join(sorted(before - {now}))} stand in the file, the compiler "
+                             f"here is {now}: bytes and seconds may differ a little")  # fmt: skip
+    return lines
 
 
 def read(path: Path) -> dict[str, list[dict]]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.longest_context import MAX_STEP_SECONDS, counted_longest_within, longest_within
 from ringformer.hardware import CHIPS, GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
@@ -18,8 +19,10 @@ def write_tables(results: Path, held: Path, folder: Path) -> None:
     pictures.mkdir(parents=True, exist_ok=True)
     draw_longest_contexts(contexts(attempts), path=pictures / "longest_contexts.svg")
     draw_training_cost(path=pictures / "training_cost.svg")
-    sections = [HEAD, table3(attempts), details(attempts), scaling(attempts), table1(activation_memory.read(held)),
-                table2(), FIGURES]  # fmt: skip
+    sections = [
+        HEAD + provenance(attempts), table3(attempts), baselines(attempts), details(attempts), scaling(attempts),
+        table1(activation_memory.read(held)), table2(), FIGURES,
+    ]  # fmt: skip
     (folder / "tables.md").write_text("\n".join(sections))
 
 
@@ -30,27 +33,42 @@ the train step of `ringformer train` (AdamW, full rematerialisation, one `shard_
 the real compiler for that hardware. On TPU the compiler itself accepted its memory; on GPU, whose compiler refuses
 nothing, arguments, outputs and temporaries are at most 92% of the device. With offload a usual host has room for the
 rest. An attempt ends when the compiler has scheduled the program and placed its buffers, without machine code, which
-changes none of these numbers where both were compared (`tests/estimate/test_compile_step.py`).
+changes none of these numbers where both were compared (`tests/estimate/test_programs.py`).
 "paper": the number printed in Liu, Zaharia, Abbeel.
 """
 
 TABLE_3 = """## Table 3: the longest context that trains (compiled)
 
-Ring columns: m sequences at once, each over n/m devices, as in the paper (n/m is the ratio of its columns), and m=1.
-In brackets: times the paper's ring. float32 is the paper's regime (float32 arrays, bf16 matmul passes on TPU); bf16
-computes in bfloat16 over float32 weights; offload keeps layer inputs in host memory. ≥: the next power of two was not
-tried yet; <: not even this fits so far; empty: not searched yet.
+**Like for like is float32 with the paper's m**, the first columns. The other regimes are ours: bf16 computes in
+bfloat16 over float32 weights, offload keeps layer inputs in host memory as well (float32: float32 arrays, bf16 matmul
+passes on TPU). m sequences are trained at once, each over n/m devices (n/m is the ratio of the paper's columns).
+
+Each regime has both ends of the search. **fits**: the longest context whose train step fits, how many times the paper's
+ring it is, and the modelled seconds of ONE step; **⚠**: more than a day a step. **{hours:g} h a step**: the longest
+whose step takes at most {seconds:,.0f} s by the same model. There "~" was not compiled: it is shorter than all that was
+tried, and the closed form counts its seconds. ≥: the next power of two was not tried yet; <: not even this fits so far;
+empty: not searched yet.
 """
 
-OUT_OF_REACH = """
-The paper's own protocol does not reach all of its cells: by its memory model the blockwise columns of 32xA100 7B and
-13B and of v5e-256 3B and 7B need more than the devices hold.
+BASELINES = """## Baselines: one sequence per device (compiled)
+
+float32, the longest that fits; in brackets the paper's.
 """
+
+BLOCKWISE = """By the closed form that reproduces most of the paper's blockwise column, with
+16 N/n + 8 N_layer + 4 L s h + 12 s V + 40 s h bytes a device, what is printed there needs more than these devices
+hold."""
+
+DAY = 86400
+
+FIRST_SECONDS = "computation at 60% of the peak"
+"""What the seconds count on of attempts that do not say it: all of a time when nothing else was to be had."""
 
 EXECUTABLES = """## The executables of Table 3's ring
 
 Peak and host bytes of one device; exposed: ring bytes that no computation hides, inside the loops over hops and in the
-whole step; hop: the longest, in links. The commands are in `results/max_context.json`.
+whole step; hop: the longest, in links; s/step: modelled seconds of one step, from the batch on the devices to the
+updated state. The commands are in `results/max_context.json`.
 """
 
 SCALED = """## Linear in devices
@@ -86,7 +104,8 @@ FIGURES = """
 
 ![Longest contexts by hardware and model, and how many times the paper's they are](figures/longest_contexts.svg)
 
-Table 3 drawn: the paper's context (open), and ours in its three regimes, each with its multiple of the paper's.
+Table 3 drawn, m as in the paper: the paper's context (open), and ours in its three regimes, each with its multiple of
+the paper's. Like for like is float32. Days: of one modelled step.
 
 ![FLOPs of a pass over the same data at a longer context](figures/training_cost.svg)
 
@@ -100,48 +119,90 @@ def longest(attempts: list[dict]) -> dict | None:
     return max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
 
 
+def provenance(attempts: dict) -> str:
+    """The sentences on which compilers the attempts are of, and what their seconds are."""
+    tried = [a for cell in attempts.values() for a in cell]
+    compilers = sorted({a["compiled_by"] for a in tried})
+    seconds = sorted({a.get("seconds_source", FIRST_SECONDS) for a in tried})
+    return (f"\nSeconds are **modelled**: {'; '.join(seconds)}, and what communication the schedule leaves exposed.\n"
+            "Compilers: " + ";\n".join(compilers) + ".\nAnother one may place a buffer differently: where it is "
+            "installed, `ringformer tables` says so.\n")  # fmt: skip
+
+
 def _longest_text(attempts: list[dict], paper: int | None = None) -> str:
-    """A cell: the longest that fits, and how many times the paper's that is; >=: the double was not tried yet."""
+    """The longest that fits, and how many times the paper's that is; >=: the double was not tried yet."""
     best = longest(attempts)
     failed = [a["seq_len"] for a in attempts if not a["fits"]]
     if best is None:
         return f"< {min(failed) // K:,}K" if failed else ""
     sign = "" if 2 * best["seq_len"] in failed else "≥ "
-    times = f" ({best['seq_len'] / paper:g}×)" if paper else ""
-    return f"{sign}{best['seq_len'] // K:,}K{times}"
+    return sign + _length(best["seq_len"], paper)
+
+
+def _length(tokens: int, paper: int | None = None) -> str:
+    return f"{tokens // K:,}K" + (f" ({tokens / paper:g}×)" if paper else "")
+
+
+def _fits_text(attempts: list[dict], paper: int) -> str:
+    """A cell: the longest that fits with the seconds of its step, more than a day of them marked."""
+    text, best = _longest_text(attempts, paper), longest(attempts)
+    if best is None:
+        return text
+    seconds = best["step_seconds_model"]
+    took = f"**⚠ {seconds / DAY:.1f} days**" if seconds > DAY else f"{seconds:,.0f} s"
+    return f"{text} {took}"
+
+
+def _within_text(cell: Cell, attempts: list[dict]) -> str:
+    """A cell: the longest whose step takes at most `MAX_STEP_SECONDS`; ~: counted, where all that fits takes longer."""
+    fitting = [a["seq_len"] for a in attempts if a["fits"]]
+    if not fitting:
+        return ""
+    if best := longest_within(attempts):
+        return f"{_length(best['seq_len'], cell.paper)} {best['step_seconds_model']:,.0f} s"
+    counted = counted_longest_within(cell.workload(min(fitting) // 2))
+    return f"~ {_length(counted, cell.paper)}" if counted else ""
 
 
 def table3(attempts: dict) -> str:
-    """Longest contexts: the ring in three regimes with the paper's number of sequences and with one, and baselines."""
-    rows = [
-        TABLE_3,
-        "| hardware | model | n/m | paper | float32 | bf16 | bf16 + offload | m=1: float32 | bf16 | bf16 + offload |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in ROWS:
-        ring = Cell(row, "ring", REGIMES[0], row.sequences)
-        columns = [
-            _longest_text(attempts.get(Cell(row, "ring", regime, m).name, []), ring.paper)
-            for m in (row.sequences, 1)
-            for regime in REGIMES
-        ]
-        if row.sequences == 1:
-            columns[3:] = ["as left"] * 3
-        head = f"| {row.target} | {_size(row)} | {row.devices}/{row.sequences} | {ring.paper // K:,}K | "
-        rows.append(head + " | ".join(columns) + " |")
-    rows += [
-        "\nBaselines, one sequence per device (float32), compiled (paper):\n",
-        "| hardware | model | vanilla | memory efficient | blockwise |",
-        "|---|---|---|---|---|",
-    ]
+    """Both ends of the ring's contexts in three regimes, with the paper's number of sequences and with one."""
+    hours = MAX_STEP_SECONDS / 3600
+    text = TABLE_3.format(hours=hours, seconds=MAX_STEP_SECONDS)
+    single = [row for row in ROWS if row.sequences > 1]
+    for title, rows, sequences in (("m as in the paper", ROWS, None), ("m = 1", single, 1)):
+        names = [f"{name}: fits | {hours:g} h a step" for name in ("float32", "bf16", "bf16 + offload")]
+        lines = [f"| hardware | model | n/m | paper | {' | '.join(names)} |", "|---" * 10 + "|"]
+        for row in rows:
+            cells = [Cell(row, "ring", regime, sequences or row.sequences) for regime in REGIMES]
+            columns = []
+            for cell in cells:
+                tried = attempts.get(cell.name, [])
+                columns += [_fits_text(tried, cell.paper), _within_text(cell, tried)]
+            head = f"| {row.target} | {_size(row)} | {row.devices}/{cells[0].sequences} | {cells[0].paper // K:,}K | "
+            lines.append(head + " | ".join(columns) + " |")
+        text += f"\n### {title}\n\n" + "\n".join(lines) + "\n"
+        if sequences:
+            text += "\nThe rows that are not here have m = 1 in the paper, too.\n"
+    return text
+
+
+def baselines(attempts: dict) -> str:
+    """The longest contexts without a ring, beside the paper's, and where ours are shorter."""
+    lines = [BASELINES, "| hardware | model | vanilla | memory efficient | blockwise |", "|---|---|---|---|---|"]
+    shorter = []
     for row in ROWS:
         columns = []
         for kind in ATTENTION[:3]:
             cell = Cell(row, kind, REGIMES[0], row.devices)
-            columns.append(f"{_longest_text(attempts.get(cell.name, []))} ({cell.paper // K}K)")
-        rows.append(f"| {row.target} | {_size(row)} | " + " | ".join(columns) + " |")
-    rows.append(OUT_OF_REACH)
-    return "\n".join(rows) + "\n"
+            tried = attempts.get(cell.name, [])
+            columns.append(f"{_longest_text(tried)} ({cell.paper // K}K)")
+            best = longest(tried)
+            if best and best["seq_len"] < cell.paper:
+                shorter.append(f"{kind.replace('_', ' ')} of {row.target} {_size(row)} ({best['seq_len'] // K}K of "
+                               f"{cell.paper // K}K)")  # fmt: skip
+        lines.append(f"| {row.target} | {_size(row)} | " + " | ".join(columns) + " |")
+    said = f"Shorter than the paper's: {', '.join(shorter)}.\n{BLOCKWISE}" if shorter else ""
+    return "\n".join(lines) + f"\n\n{said}\n"
 
 
 def details(attempts: dict) -> str:
@@ -149,7 +210,7 @@ def details(attempts: dict) -> str:
     rows = [
         EXECUTABLES,
         "| cell | tokens | peak GiB | of | host GiB | head groups | remat group | exposed in loops | exposed | hop | "
-        "modelled s/step | compiled |",
+        "modelled s/step | compiled by |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, tried in attempts.items():
@@ -214,7 +275,8 @@ def contexts(attempts: dict) -> list[Contexts]:
         rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES]
         best = [longest(attempts.get(ring.name, [])) for ring in rings]
         float32, bfloat16, offload = (attempt["seq_len"] if attempt else None for attempt in best)
-        columns.append(Contexts(row.target, _size(row), rings[0].paper, (float32, bfloat16, offload)))
+        days = tuple(attempt["step_seconds_model"] / DAY if attempt else 0.0 for attempt in best)
+        columns.append(Contexts(row.target, _size(row), rings[0].paper, (float32, bfloat16, offload), days))
     return columns
 
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from ringformer.estimate.compiler_dump import AS_COMPILED_PROGRAMS_PRINT, Memory, _compile_printing, read_memory
+from ringformer.estimate.compiler_dump import AS_COMPILED_PROGRAMS_PRINT, Memory, compile_printing, read_memory
 
 TEXT = """BufferAssignment:
 allocation 0: size 4096, page 0, thread-local:
@@ -73,10 +73,10 @@ def test_how_to_print_is_asked_of_a_compiler_that_knows():
     """What it is to compile with is never left out."""
     needed = {"xla_gpu_autotune_level": "0"}
     older = OlderCompiler({*needed, *AS_COMPILED_PROGRAMS_PRINT} - {"xla_dump_compact_gte"})
-    _compile_printing(older, needed, AS_COMPILED_PROGRAMS_PRINT)
+    compile_printing(older, needed, AS_COMPILED_PROGRAMS_PRINT)
     assert older.asked == [needed | {"xla_dump_hlo_as_text": True, "xla_syntax_sugar_async_ops": True}]
     newer = OlderCompiler({*needed, *AS_COMPILED_PROGRAMS_PRINT})
-    _compile_printing(newer, needed, AS_COMPILED_PROGRAMS_PRINT)
+    compile_printing(newer, needed, AS_COMPILED_PROGRAMS_PRINT)
     assert newer.asked == [needed | AS_COMPILED_PROGRAMS_PRINT]
     with pytest.raises(jax.errors.JaxRuntimeError, match="'xla_gpu_autotune_level'"):
-        _compile_printing(OlderCompiler(AS_COMPILED_PROGRAMS_PRINT), needed, AS_COMPILED_PROGRAMS_PRINT)
+        compile_printing(OlderCompiler(AS_COMPILED_PROGRAMS_PRINT), needed, AS_COMPILED_PROGRAMS_PRINT)

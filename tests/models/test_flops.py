@@ -18,6 +18,12 @@ def test_the_convention_of_mfu():
     assert model_flops_per_token(MODEL, 2048) == pytest.approx(6 * N + 12 * 32 * 4096 * 2048, rel=1e-3)
 
 
+def test_a_causal_mask_leaves_half_of_attention():
+    attention = 12 * 32 * 4096 * 2048
+    whole, causal = (model_flops_per_token(MODEL, 2048, causal=causal) for causal in (False, True))
+    assert whole - causal == attention / 2
+
+
 def test_what_a_step_executes():
     """6 a weight and token, and 14 d a visible pair and head; a second forward is 2 and 4 d more."""
     weights, pairs = MODEL.num_params - 32000 * 4096, 32 * 32 * 128 * 4096**2 / 2

@@ -1,10 +1,14 @@
 """`ringformer tables`: it writes where it is told."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from ringformer.estimate import targets
+from ringformer.paper import max_context
 from ringformer.paper.commands import add_tables
+from ringformer.paper.max_context import read
 from tests.verbs import run_verb
 
 RESULTS = Path(__file__).parents[2] / "results" / "max_context.json"
@@ -16,6 +20,18 @@ def test_the_page_is_written_where_it_is_told_and_nothing_elsewhere(tmp_path, mo
     assert sorted(p.name for p in tmp_path.rglob("*")) == [
         "figures", "longest_contexts.svg", "page", "tables.md", "training_cost.svg"]  # fmt: skip
     assert capsys.readouterr().out.endswith("page/tables.md, figures/longest_contexts.svg, figures/training_cost.svg\n")
+
+
+def test_another_compiler_than_that_of_the_results_is_said_and_not_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there" if name == "libtpu" else None)
+    monkeypatch.setattr(targets, "version", lambda wheel: "1.2.3")
+    run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0", f"--docs={tmp_path}")
+    said = capsys.readouterr().err
+    assert re.search(r"v5e-64: attempts of jax .*, libtpu .* stand in the file, the compiler here is jax 1.2.3", said)
+    (made,) = {a["compiled_by"] for a in read(RESULTS)["v5e-64/7b/ring/bfloat16/m=1"]}
+    monkeypatch.setattr(max_context, "compiled_by", lambda target: made)
+    run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0", f"--docs={tmp_path}")
+    assert not capsys.readouterr().err
 
 
 def test_without_a_folder_no_page_is_written(tmp_path, monkeypatch, capsys):

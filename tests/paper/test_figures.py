@@ -78,16 +78,19 @@ def test_flops_of_a_dataset_are_those_of_figure_5(hidden_size, context, ratio):
 
 
 def test_the_committed_figure_of_longest_contexts_has_the_multiples_of_the_table():
-    lines = (ROOT / "docs" / "tables.md").read_text().split("Baselines")[0].splitlines()
+    page = (ROOT / "docs" / "tables.md").read_text().partition("### m as in the paper")[2]
     table = []
-    for line in lines:
-        cells = line.split("|")[5:8]
-        if line.startswith("| ") and cells[0].strip().endswith("×)"):
+    for line in page.partition("### m = 1")[0].splitlines():
+        cells = line.split("|")[5:11:2]
+        if line.startswith("| ") and "×)" in cells[0]:
             lengths = [cell.split("(")[0] for cell in cells]
             times = [re.search(r"\((.*)\)", cell)[1] for cell in cells]
             table += [times[i] for i in range(3) if lengths[i] not in lengths[i + 1 :]]
     assert len(table) > 30
-    assert [word for word in words(FIGURES / "longest_contexts.svg") if word.endswith("×")] == table
+    found = words(FIGURES / "longest_contexts.svg")
+    assert [word for word in found if word.endswith("×")] == table
+    marked = re.findall(r"⚠ ([\d.]+ days)", page.partition("### m = 1")[0])
+    assert [word for word in found if word.endswith(" days")] == marked and len(marked) == 5
 
 
 def test_the_committed_figure_of_the_overlap_names_its_targets():

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from ringformer.paper.max_context import ROWS, cells
-from ringformer.paper.tables_document import _longest_text, write_tables
+from ringformer.estimate.longest_context import MAX_STEP_SECONDS
+from ringformer.paper.max_context import REGIMES, ROWS, Cell, cells, read
+from ringformer.paper.tables_document import _fits_text, _longest_text, _within_text, longest, write_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,44 @@ def test_a_cell_says_what_is_known():
     assert _longest_text([attempt(8 * K, fits=False)]) == "< 8K"
 
 
+def test_a_cell_says_what_a_step_takes():
+    K = 1024
+    slow = attempt(8 * K) | {"step_seconds_model": 1.6 * 86400}
+    assert _fits_text([slow], 2 * K) == "≥ 8K (4×) **⚠ 1.6 days**"
+    assert _fits_text([attempt(8 * K) | {"step_seconds_model": 86399.0}], 2 * K) == "≥ 8K (4×) 86,399 s"
+    assert _fits_text([], 2 * K) == ""
+
+
+def test_the_other_end_is_the_longest_that_a_person_would_wait_for():
+    """Of what was compiled; counted, and said so, where all that fits takes longer."""
+    cell = Cell(ROWS[-1], "ring", REGIMES[1], 1)
+    n = cell.paper
+    known = [attempt(n) | {"step_seconds_model": 12.0}, attempt(2 * n) | {"step_seconds_model": 3600.0},
+             attempt(4 * n) | {"step_seconds_model": 3601.0}, attempt(8 * n, fits=False)]  # fmt: skip
+    assert _within_text(cell, known) == "4,096K (2×) 3,600 s"
+    assert _within_text(cell, known[2:3]) == "~ 4,096K (2×)"
+    assert _within_text(cell, known[3:]) == ""
+
+
+def test_steps_of_more_than_a_day_are_marked_on_the_committed_page():
+    """And each is a cell whose compiled attempt takes that long."""
+    page = (ROOT / "docs" / "tables.md").read_text()
+    attempts = read(ROOT / "results" / "max_context.json")
+    rings = [cell for cell in cells(ROWS) if cell.attention == "ring"]
+    slow = [cell for cell in rings if longest(attempts[cell.name])["step_seconds_model"] > 86400]
+    assert page.count("**⚠ ") == len(slow) == 13
+    assert f"at most {MAX_STEP_SECONDS:,.0f} s" in page
+
+
+def test_baselines_that_are_shorter_than_the_papers_are_named():
+    page = (ROOT / "docs" / "tables.md").read_text()
+    said = page.partition("Shorter than the paper's: ")[2].partition("By the closed form")[0]
+    assert said.strip().split(", ") == [
+        "blockwise of 32xA100-80 7B (64K of 128K)",
+        "blockwise of 32xA100-80 13B (32K of 64K).",
+    ]
+
+
 def test_the_committed_page_is_what_the_results_say(tmp_path):
     write_tables(ROOT / "results" / "max_context.json", ROOT / "results" / "activations.json", tmp_path)
     committed = (ROOT / "docs" / "tables.md").read_text()
@@ -38,7 +77,9 @@ def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
     (tmp_path / "held.json").write_text(json.dumps({"kinds": {"blockwise": held}}))
     write_tables(results, tmp_path / "held.json", tmp_path / "docs")
     text = (tmp_path / "docs" / "tables.md").read_text()
-    assert "| v5e-256 | 7B | 256/2 | 2,048K | ≥ 4,096K (2×) | ≥ 8,192K (4×) | ≥ 16,384K (8×) |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| v5e-256 | 7B | 256/2 | 2,048K |"))
+    ends = "≥ {0} 12 s | {0} 12 s"  # both: the step of what fits takes 12 s
+    assert row.endswith(" | ".join(ends.format(x) for x in ("4,096K (2×)", "8,192K (4×)", "16,384K (8×)")) + " |")
     assert "| blockwise | 8,192 | 2 b s h | 64 | 192 | 1,024 |" in text
     assert "| 256 | ≥ 8,192K | 32,768 | 8.00 |" in text and "| 32 | - | - | - |" in text
     assert "1.00%" in text  # exposed of the ring's bytes

@@ -1,0 +1,87 @@
+"""The collectives of a compiled step, grouped by what they are for: a few lines for a person instead of hundreds."""
+
+import math
+from collections import defaultdict
+from typing import NamedTuple
+
+from ringformer.estimate.overlap import Transfer
+from ringformer.hardware import GiB
+from ringformer.ops.gather_weight import GATHER, SCATTER
+
+PURPOSES = (
+    "ring, inside its loops",
+    "ring, at their ends",
+    "weights gathered",
+    "gradients reduced",
+    "other",
+)
+"""What collectives are for, in the order of the table. At the ends of a ring's loops: the hops before the first turn
+and after the last. Other: activations over tp, scalars such as the loss."""
+
+
+class Group(NamedTuple):
+    """The collectives of one kind and purpose, of one step on one device."""
+
+    purpose: str
+    kind: str
+    executions: float
+    synchronous: float
+    """Those of the executions that have no start of their own: nothing can travel under other work."""
+    hidden_bytes: float
+    exposed_bytes: float
+    longest: Transfer
+    """The one whose bytes take longest, from its start until its last byte is through."""
+
+    @property
+    def bytes(self) -> float:
+        return self.hidden_bytes + self.exposed_bytes
+
+
+def purpose(t: Transfer) -> str:
+    """What a collective is for: one of `PURPOSES`."""
+    inside, ends, gathered, reduced, other = PURPOSES
+    if t.kind == "collective-permute":
+        return inside if t.in_ring_loop else ends
+    if GATHER in t.op_name:
+        return gathered
+    # Gradients of weights that every device holds whole are summed where their replicas were made, without a scope.
+    if SCATTER in t.op_name or (t.kind == "all-reduce" and math.prod(t.shape) > 1):
+        return reduced
+    return other
+
+
+def grouped(transfers: list[Transfer]) -> list[Group]:
+    """The groups in the order of `PURPOSES`; of one purpose, the kind with most bytes first."""
+    members: dict[tuple[str, str], list[Transfer]] = defaultdict(list)
+    for t in transfers:
+        members[purpose(t), t.kind].append(t)
+    groups = [
+        Group(
+            what, kind, sum(t.count for t in all_), sum(t.count for t in all_ if not t.asynchronous),
+            sum(t.count * t.bytes for t in all_ if t.hidden), sum(t.count * t.bytes for t in all_ if not t.hidden),
+            max(all_, key=lambda t: t.seconds),
+        )
+        for (what, kind), all_ in members.items()
+    ]  # fmt: skip
+    return sorted(groups, key=lambda g: (PURPOSES.index(g.purpose), -g.bytes))
+
+
+def collectives_table(transfers: list[Transfer]) -> list[str]:
+    """The lines of a table of the groups; none for a step without collectives."""
+    lines = [f"{'collectives':24}{'kind':20}{'executed':>10}{'synchronous':>13}{'hidden GiB':>12}{'exposed GiB':>13}"
+             "  longest single one"]  # fmt: skip
+    for g in grouped(transfers):
+        t = g.longest
+        single = f"{t.seconds * 1e3:,.2f} ms on the link, {t.bytes / 2**20:,.1f} MiB, {t.dtype}{list(t.shape)}"
+        lines.append(
+            f"{g.purpose:24}{g.kind:20}{g.executions:>10,.0f}{g.synchronous:>13,.0f}{g.hidden_bytes / GiB:>12,.2f}"
+            f"{g.exposed_bytes / GiB:>13,.2f}  {single}"
+        )
+    return lines if len(lines) > 1 else []
+
+
+def group_json(g: Group) -> dict:
+    """A group as a JSON object."""
+    numbers = g._asdict() | {"longest_seconds": g.longest.seconds, "longest_bytes": g.longest.bytes}
+    del numbers["longest"]
+    return numbers
