@@ -105,7 +105,7 @@ _BLACKWELL = Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_by
 # NICs by the same pages (v5e two of 100 Gb/s and v6e four of 200 for 8 chips, v5p 50 and tpu7x 100 Gb/s a chip); of v3
 # and v4 none is published.
 # Host memory: what some GiB for the system leave to a device of machine types with 340 (v3, 8 cores), 407 (v4, 4
-# chips), 192 (v5e, 4 chips: cloud.google.com/tpu/docs/v5e), 448 (v5p, 4 chips), 720 (v6e, 8 chips), 960 GB (TPU7x, 8
+# chips), 192 (v5e, 4 chips: cloud.google.com/tpu/docs/v5e), 448 (v5p, 4 chips), 720 (v6e, 4 chips), 960 GB (TPU7x, 8
 # cores) and 2 TB (8 GPUs). GPU memory: what CUDA reports, less than the nominal size.
 CHIPS = {
     "v3": _tpu("TPU v3 core", "TPU v3", tflops=61.5, ghz=0.94, cores=1, units=2, hbm_gib=15.48, hbm_gb=450, link_gb=70,
@@ -117,7 +117,7 @@ CHIPS = {
     "v5p": _tpu("TPU v5p", "TPU v5", "TPU v5p", tflops=459, ghz=1.75, cores=2, units=4, hbm_gib=95.73, hbm_gb=2765,
                 link_gb=90, host_gib=100, network_gb=6.25),
     "v6e": _tpu("TPU v6e", "TPU v6 lite", "TPU v6e", tflops=918, ghz=1.751, cores=1, units=16, hbm_gib=31.24,
-                hbm_gb=1640, link_gb=90, host_gib=80, network_gb=12.5),
+                hbm_gb=1640, link_gb=90, host_gib=160, network_gb=12.5),
     "tpu7x": _tpu("TPU7x core", "TPU7x", tflops=1153, ghz=2.199, cores=1, units=16, hbm_gib=94.74, hbm_gb=3690,
                   link_gb=90, host_gib=105, host_devices=8, network_gb=6.25),
     "A100-80": _gpu("NVIDIA A100-SXM4-80GB", "NVIDIA A100", _AMPERE, tflops=312, tf32_tflops=156, ghz=1.41,

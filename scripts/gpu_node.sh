@@ -15,7 +15,8 @@ parse_options "$@"
 [ ${#own[@]} -eq 0 ] || fail "unknown option ${own[0]} (--help lists them)"
 [ -n "$target$skip_estimate" ] || fail "which GPUs? --target=8xH200, or --skip-estimate"
 require_ringformer cuda
+# JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%, and says how large the pool of host
+# memory must be for what is offloaded. The trainer itself passes the compiler its options.
+environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)
 estimate_first
-# JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%. The trainer itself passes the
-# compiler its options.
-become "this host" env XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 "${ringformer[@]}" train "--config=$config" "${overrides[@]}"
+become "this host" env "${environment[@]}" "${ringformer[@]}" train "--config=$config" "${overrides[@]}"

@@ -88,9 +88,18 @@ require_ringformer() {
     "${ringformer[0]}" -c 'import ringformer.cli' || fail "${ringformer[0]} has no ringformer; $cure"
 }
 
-# The compiler's word on every stage before anything is rented or reserved any longer.
+# The compiler's word on every stage before anything is rented or reserved any longer. Adds what the estimate says that
+# the run's environment needs to the array environment, as NAME=VALUE: those of a dry run are not known.
+environment=()
 estimate_first() {
     [ -n "$skip_estimate" ] && return
-    run "this host" "${ringformer[@]}" estimate "--config=$config" "--target=$target" --require_fit "${overrides[@]}" ||
+    local command=("${ringformer[@]}" estimate "--config=$config" "--target=$target" --require_fit "${overrides[@]}")
+    [ -z "$dry_run" ] || { run "this host" "${command[@]}" && return; }
+    local said needed verdict=0
+    said=$("${command[@]}") || verdict=$?
+    printf '%s\n' "$said"
+    [ "$verdict" -eq 0 ] ||
         fail "not every stage fits $target, or the estimate failed (above); --skip-estimate trains all the same"
+    read -r -a needed <<<"$(sed -n 's/^environment: //p' <<<"$said")" || true
+    environment+=("${needed[@]}")
 }

@@ -38,15 +38,15 @@ nodes=${SLURM_NNODES:-$(((gpus + 7) / 8))}
 [ $((8 * nodes)) -eq "$gpus" ] || fail "--target=$target has $gpus GPUs, $nodes nodes of eight have $((8 * nodes)): sbatch --nodes=$((gpus / 8))"
 [ -n "$dry_run${SLURM_JOB_ID:-}" ] || fail "this is a job: sbatch --nodes=$nodes scripts/slurm.sh ..., or --dry-run"
 require_ringformer cuda
+# JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%, and says how large the pool of host
+# memory must be for what is offloaded. The trainer itself passes the compiler its options. The processes find each other
+# through SLURM's variables.
+environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)
 estimate_first
-# JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%. The trainer itself passes the
-# compiler its options. The processes find each other through SLURM's variables.
-command=("${ringformer[@]}" train --distributed "--config=$config" "${overrides[@]}")
-export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92
+command=(env "${environment[@]}" "${ringformer[@]}" train --distributed "--config=$config" "${overrides[@]}")
 if [ -n "$dry_run" ]; then
     for ((node = 0; node < nodes; node++)); do
-        run "node $node, tasks $((8 * node)) to $((8 * node + 7))" \
-            env XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 "${command[@]}"
+        run "node $node, tasks $((8 * node)) to $((8 * node + 7))" "${command[@]}"
     done
 else
     srun --kill-on-bad-exit=1 "${command[@]}"

@@ -19,7 +19,7 @@ FLOORS = (
         "hardware",
         "shipped_configs",
     ),
-    ("ops", "device_order"),
+    ("ops", "device_order", "runtime_environment"),
     ("mesh", "weight_sharding"),
     ("models",),
     ("data",),

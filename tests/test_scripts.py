@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.hardware import CLOUD_TPUS, SLICES
+from ringformer.hardware import CLOUD_TPUS, SLICES, GiB
+from ringformer.runtime_environment import GPU_FRACTION, HOST_POOL, MEMORY_FRACTION, runtime_environment
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(ROOT.glob("scripts/*.sh"))
@@ -51,7 +52,7 @@ def test_one_command_on_a_slurm_cluster():
     assert [c[:4] for c in found.pop("this host")] == [[*RINGFORMER, "estimate"]]
     assert list(found) == [f"node {n}, tasks {8 * n} to {8 * n + 7}" for n in range(4)]
     (command,) = found["node 3, tasks 24 to 31"]
-    assert command[:7] == ["env", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.92", *RINGFORMER, "train", "--distributed"]
+    assert command[:7] == ["env", f"{MEMORY_FRACTION}={GPU_FRACTION}", *RINGFORMER, "train", "--distributed"]
     assert {A100, "--config.init_from=/share/llama 13b", "--config.run_dir=/share/run", "--config.steps=3"} < {*command}
     assert all(commands == [command] for commands in found.values())
 
@@ -199,6 +200,21 @@ def test_the_environment_is_used_whether_active_or_not(clone, tmp_path, named):
         assert done.returncode == 0, done.stderr
         last = (python.parent / "python.log").read_text().splitlines()[-1]
         assert last.startswith(f"-m ringformer.cli train {distributed}{A100}") and "--config.run_dir=/share/run" in last
+
+
+@pytest.mark.parametrize("script", ["gpu_node.sh", "slurm.sh"])
+def test_a_run_gets_the_environment_that_the_estimate_says(clone, tmp_path, script):
+    """With a `ringformer` that says what is needed for 13B with offload, and one that trains where it is set."""
+    needed = runtime_environment("gpu", 81 * GiB)
+    line = "environment: " + " ".join(f"{name}={value}" for name, value in needed.items())
+    estimate, train = f'echo "a title"; echo "{line}"', f'echo "$3 ${HOST_POOL} ${MEMORY_FRACTION}"'
+    fake_python(clone / ".venv/bin/python", f'if [ "$3" = estimate ]; then {estimate}; else {train}; fi')
+    fake_python(tmp_path / "bin" / "srun", 'shift; "$@"')
+    done = launch(script, "--target=8xA100-80", A100, *PATHS, cwd=clone, PATH=f"{tmp_path}/bin:/usr/bin:/bin",
+                  SLURM_JOB_ID="1", SLURM_NNODES="1", SLURM_SUBMIT_DIR=str(clone))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *_, title, said, trained = done.stdout.splitlines()
+    assert (title, said, trained) == ("a title", line, f"train 83 {GPU_FRACTION}")
 
 
 def test_a_job_is_submitted_from_the_repository(clone, tmp_path):

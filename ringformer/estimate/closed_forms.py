@@ -177,9 +177,7 @@ def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True
 
 def host_bytes(workload: Workload) -> float:
     """Bytes of offloaded layer inputs in host memory, per device."""
-    model = workload.model
-    kept = model.num_layers // model.remat_group + model.num_layers % model.remat_group
-    return kept * workload.local_tokens * model.hidden_size * itemsize(model) if model.offload else 0.0
+    return float(workload.model.offloaded_bytes(workload.local_tokens))
 
 
 def state_bytes(workload: Workload) -> float:

@@ -79,6 +79,7 @@ def _estimate(args: argparse.Namespace) -> int:
     from ringformer.estimate.programs_report import programs_json, programs_text
     from ringformer.estimate.report import stages_table
     from ringformer.estimate.targets import find_target, only_compilers
+    from ringformer.runtime_environment import runtime_environment
 
     only_compilers()
     target = find_target(args.target)
@@ -100,6 +101,7 @@ def _estimate(args: argparse.Namespace) -> int:
             said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
             print(f"ringformer estimate: {workload.name}: {said}", file=sys.stderr)
             return 1
+        report["environment"] = runtime_environment(target.chip.kind, report["host_bytes"])
         reports.append(report)
         if args.json:
             shape = {"mesh_dim": workload.mesh_dim, "seq_len": workload.seq_len, "batch_size": workload.batch_size}
@@ -109,6 +111,8 @@ def _estimate(args: argparse.Namespace) -> int:
         for report in reports:
             for reason in report.get("reasons_against", ()):
                 print(f"{report['stage']}: DOES NOT FIT: {reason}")
+    if not args.json and (needed := runtime_environment(target.chip.kind, max(r["host_bytes"] for r in reports))):
+        print("environment:", *(f"{name}={value}" for name, value in needed.items()))
     fits = all(report["fits"] and report["fits_host"] for report in reports)
     return DOES_NOT_FIT if args.require_fit and not fits else 0
 

@@ -13,7 +13,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,9 +21,7 @@ import jax
 from jax.experimental import topologies
 
 from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, PODS, SLICES, Chip, Multiprocessors
-
-GPU_FRACTION = 0.92
-"""The share of a GPU's memory that a step may take; the CUDA context, the libraries and fragmentation take the rest."""
+from ringformer.runtime_environment import GPU_FRACTION
 
 
 def only_compilers() -> None:
@@ -103,13 +101,13 @@ def compiler_versions(target: Target) -> dict[str, str]:
     names = ["jax", "jaxlib"]
     with suppress(MissingCompiler):
         names.append(target.require_compiler())
-    return {name: version(name) for name in names}
+    return {name: _version(name) for name in names}
 
 
 def compiled_by(target: Target) -> str:
     """The compiler of a target with its version, and JAX's, in words; raises MissingCompiler."""
     wheel = target.require_compiler()
-    return f"jax {version('jax')}, {wheel} {version(wheel)}"
+    return f"jax {_version('jax')}, {wheel} {_version(wheel)}"
 
 
 def find_target(name: str) -> Target:
@@ -195,6 +193,14 @@ def _devices(generation: str, topology: str) -> tuple:
         return tuple(topologies.get_topology_desc(**more).devices)
     except Exception as error:
         raise ValueError(f"the compiler knows no topology {topology!r} of {chip.name}: {str(error)[:300]}") from error
+
+
+def _version(wheel: str) -> str:
+    """Of an installed wheel; "unknown" if a compiler came another way: what it compiled is not lost to that."""
+    try:
+        return version(wheel)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _installed(module: str) -> bool:

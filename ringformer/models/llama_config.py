@@ -132,6 +132,12 @@ class LlamaConfig:
         layer = D * d * (2 * H + 2 * K) + 3 * D * F + 2 * D
         return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
 
+    def offloaded_bytes(self, tokens: int) -> int:
+        """Bytes of layer inputs that wait in host memory, of a device with so many tokens of a microbatch."""
+        kept = self.num_layers // self.remat_group + self.num_layers % self.remat_group
+        itemsize = 2 if self.compute_dtype == "bfloat16" else 4
+        return kept * tokens * self.hidden_size * itemsize if self.offload else 0
+
     def check_mesh(self, mesh: Mesh) -> None:
         """Raise ValueError if the model cannot be computed on the mesh: tp must divide heads and features."""
         tp, sp, K = mesh.shape["tp"], mesh.shape["sp"], self.num_kv_heads

@@ -1,6 +1,7 @@
 """What must be true of a run: of the folders it begins with, of its batches, of the state it keeps."""
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from ringformer.hardware import GiB
 from ringformer.mesh import AXIS_NAMES
 from ringformer.models.interface import ModelConfig
 from ringformer.ops.layouts import check_layout
+from ringformer.runtime_environment import HOST_POOL, host_pool, host_pool_needed
 from ringformer.train.checkpoints import HF_CONFIG
 from ringformer.train.config import Config
 from ringformer.train.config_parsing import model_of
@@ -74,6 +77,21 @@ def check_batch(config: ModelConfig, mesh: Mesh, seq_len: int, batch_size: int, 
     check_layout(config.layout, seq_len, sp)
     if seq_len % (sp * tp):
         raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
+
+
+def check_host_pool(config: Config, mesh: Mesh) -> None:
+    """Raise ValueError if GPUs are to offload more than the pools that JAX has made for it in this environment."""
+    if mesh.devices.flat[0].platform != "gpu" or not hasattr(config.model, "offloaded_bytes"):
+        return
+    tokens = config.seq_len * config.batch_size // config.accumulate // mesh.devices.size
+    offloaded = config.model.offloaded_bytes(tokens)
+    needed, pool = host_pool_needed(offloaded), host_pool(os.environ)
+    if needed > pool:
+        raise ValueError(
+            f"model.offload keeps {offloaded / GiB:.1f} GiB of each GPU in host memory, for which XLA has a pool of "
+            f"{pool} GiB a GPU: set {HOST_POOL}={needed} before the run starts (scripts/gpu_node.sh and "
+            "scripts/slurm.sh do)"
+        )
 
 
 class BatchWatch:

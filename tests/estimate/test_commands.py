@@ -60,6 +60,19 @@ def test_without_its_compiler_it_is_a_closed_form_and_says_so(no_compiler, capsy
     assert answer["exposed_permute_bytes"] is None and answer["step_seconds_model"] is None
 
 
+def test_gpus_are_told_the_environment_that_a_run_needs(no_compiler, capsys):
+    """13B's inputs of 40 layers, 262,144 tokens of 5,120 in bf16, are 100 GiB of each GPU: more than XLA's own pool."""
+    needed = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "102"}
+    long = ["--model=llama_13b", "--seq_len=2097152", "--offload"]
+    assert estimate(*long) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "environment: " + " ".join(f"{name}={value}" for name, value in needed.items())
+    assert estimate(*long, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["environment"] == needed
+    assert estimate(*long, "--target=v5e-256") == 0
+    assert "environment" not in capsys.readouterr().out
+
+
 def test_json_says_what_it_is_of_and_what_made_it(compiled, capsys):
     assert estimate("--json", "--tokens=1e9") == 0
     answer = json.loads(capsys.readouterr().out)
@@ -111,7 +124,7 @@ def test_without_a_compiler_all_that_is_known_must_fit(no_compiler, capsys):
     ("change", "message"),
     [
         ("--model=llama_9b", "unknown model 'llama_9b'; known models: tiny"),
-        ("--target=v5e-3", "unknown slice 'v5e-3'; known: v5e-1"),
+        ("--target=v5e-3", "unknown slice 'v5e-3'; known: v5e-1, v5e-4"),
         ("--mesh_dim=1,1,1,5", "needs 5 devices, there are 8"),
         ("--head_groups=5", "head_groups=5 does not divide num_kv_heads=32"),
         ("--head_groups=0", "--head_groups=0 must be at least 1"),
@@ -156,7 +169,9 @@ def test_every_program_of_a_run_is_judged(compiled, monkeypatch, capsys):
     assert estimate("--require_fit") == 0
     out = capsys.readouterr().out
     assert all(f"\n    {program:17}fits, " in out for program in PROGRAMS)
-    assert out.rstrip().endswith("FITS: every program of the run and its saves, scheduled; machine code not tried")
+    *_, verdict, environment = out.splitlines()
+    assert verdict.strip() == "FITS: every program of the run and its saves, scheduled; machine code not tried"
+    assert environment == "environment: XLA_PYTHON_CLIENT_MEM_FRACTION=0.92"
     budget = find_target("8xH100").budget
 
     def too_large(workload, program, generate_code):

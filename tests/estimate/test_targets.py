@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from itertools import product
 
 import pytest
@@ -136,3 +137,16 @@ def test_the_wheel_that_is_installed_is_named(monkeypatch, cuda):
     assert list(compiler_versions(tpus)) == ["jax", "jaxlib"]
     with pytest.raises(MissingCompiler):
         compiled_by(tpus)
+
+
+def test_a_compiler_that_no_wheel_brought_is_named_all_the_same(monkeypatch):
+    """What it compiled is done by then."""
+
+    def version(wheel):
+        if wheel != "jax":
+            raise PackageNotFoundError(wheel)
+        return "1.2"
+
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there" if name == "jax_plugins.xla_cuda13" else None)
+    monkeypatch.setattr(targets, "version", version)
+    assert compiled_by(find_target("8xH100")) == "jax 1.2, jax-cuda13-plugin unknown"

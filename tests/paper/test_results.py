@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ringformer.estimate.longest_context import next_length
-from ringformer.estimate.targets import GPU_FRACTION, find_target
+from ringformer.estimate.targets import find_target
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, read
 from ringformer.paper.tables_document import longest
+from ringformer.runtime_environment import GPU_FRACTION
 
 RESULTS = Path(__file__).parents[2] / "results"
 ATTEMPTS = read(RESULTS / "max_context.json")

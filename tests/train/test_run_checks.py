@@ -1,10 +1,21 @@
 """A run's batches and its state: odd batches are counted, a hundred in a row or a NaN stop it."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.train.run_checks import PATIENCE, BatchWatch, check_metrics_finite, check_state_finite
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+from ringformer.runtime_environment import HOST_POOL
+from ringformer.train.run_checks import (
+    PATIENCE,
+    BatchWatch,
+    check_host_pool,
+    check_metrics_finite,
+    check_state_finite,
+)
 
 QUESTION = {"trained_tokens": 0, "masked_tokens": 64}
 ANSWER = {"trained_tokens": 64, "masked_tokens": 0}
@@ -55,3 +66,32 @@ def test_a_state_must_be_finite(bad):
     check_state_finite(state, "here")
     with pytest.raises(FloatingPointError, match="not finite are in the state here"):
         check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, "here")
+
+
+def check_offload(offload: bool, platform: str = "gpu") -> None:
+    """Of 13B, with 262,144 tokens of a microbatch on each device: 40 layers' inputs of 5,120 in bf16 are 100 GiB."""
+    model = LlamaConfig(**preset("llama_13b") | {"offload": offload})
+    config = SimpleNamespace(model=model, seq_len=2**20, batch_size=8, accumulate=4)
+    check_host_pool(config, SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * 8)))
+
+
+def test_what_is_offloaded_must_have_its_pool(monkeypatch):
+    """On GPUs alone, where XLA's own has 64 GiB; the error is what to set."""
+    monkeypatch.delenv(HOST_POOL, raising=False)
+    check_offload(False)
+    check_offload(True, "tpu")
+    with pytest.raises(
+        ValueError, match=rf"keeps 100.0 GiB of each GPU .* a pool of 64 GiB a GPU: set {HOST_POOL}=102"
+    ):
+        check_offload(True)
+    monkeypatch.setenv(HOST_POOL, "101")
+    with pytest.raises(ValueError, match="a pool of 101 GiB"):
+        check_offload(True)
+    monkeypatch.setenv(HOST_POOL, "102")
+    check_offload(True)
+
+
+def test_a_model_that_offloads_nothing_is_asked_for_nothing():
+    """Any family that says no `offloaded_bytes`."""
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="gpu")]))
+    check_host_pool(SimpleNamespace(model=object()), mesh)
