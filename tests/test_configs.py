@@ -57,9 +57,9 @@ def test_stages_fit_by_the_closed_forms(name, monkeypatch, capsys):
     arguments = [f"--config={ROOT}/configs/{name}.py", f"--target={SHIPPED[name]}", "--require_fit"]
     assert run_verb(add_estimate, *arguments) == 0
     out = capsys.readouterr().out
-    title, *stages = [line for line in out.splitlines() if not line.startswith("environment: ")]
-    assert title.startswith("stage ") and stages
-    assert all("fits (closed form, not compiled" in stage for stage in stages)
+    _, *rows, note = [line for line in out.splitlines() if not line.startswith("environment: ")]
+    assert rows and all("fits (closed form, not compiled" in row for row in rows)
+    assert note.startswith("s/step: of one optimizer step")
 
 
 def test_estimates_of_stages_without_a_compiler(monkeypatch, capsys):

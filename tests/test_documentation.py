@@ -60,7 +60,8 @@ PROGRAMS = [block for block in PYTHON if block not in FRAGMENTS + OF_A_RUN]
 
 
 def commands() -> list:
-    """Each command of the shell blocks, as words without comments and environment, and where it stands."""
+    """Each command of the shell blocks, as words without comments, environment and where its output goes, and where it
+    stands."""
     found = []
     for block in BLOCKS:
         if block.language == "bash":
@@ -69,6 +70,7 @@ def commands() -> list:
                     words = shlex.split(command)
                     while words and re.match(r"[A-Z_]+=", words[0]):
                         words = words[1:]
+                    words = words[: words.index(">")] if ">" in words else words
                     if words:
                         found.append(pytest.param(words, id=f"{block.where} {' '.join(words[:3])}"))
     return found

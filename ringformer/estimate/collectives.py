@@ -30,7 +30,7 @@ class Group(NamedTuple):
     hidden_bytes: float
     exposed_bytes: float
     longest: Transfer
-    """The one whose bytes take longest, from its start until its last byte is through."""
+    """The one with most bytes, which is on the link for longest; of several, the one that waits for it most."""
 
     @property
     def bytes(self) -> float:
@@ -59,7 +59,7 @@ def grouped(transfers: list[Transfer]) -> list[Group]:
         Group(
             what, kind, sum(t.count for t in all_), sum(t.count for t in all_ if not t.asynchronous),
             sum(t.count * t.bytes for t in all_ if t.hidden), sum(t.count * t.bytes for t in all_ if not t.hidden),
-            max(all_, key=lambda t: t.seconds),
+            max(all_, key=lambda t: (t.bytes, t.seconds)),
         )
         for (what, kind), all_ in members.items()
     ]  # fmt: skip
@@ -72,7 +72,7 @@ def collectives_table(transfers: list[Transfer]) -> list[str]:
              "  longest single one"]  # fmt: skip
     for g in grouped(transfers):
         t = g.longest
-        single = f"{t.seconds * 1e3:,.2f} ms on the link, {t.bytes / 2**20:,.1f} MiB, {t.dtype}{list(t.shape)}"
+        single = f"{t.dtype}{list(t.shape)}, {t.bytes / 2**20:,.1f} MiB, through after {t.seconds * 1e3:,.2f} ms"
         lines.append(
             f"{g.purpose:24}{g.kind:20}{g.executions:>10,.0f}{g.synchronous:>13,.0f}{g.hidden_bytes / GiB:>12,.2f}"
             f"{g.exposed_bytes / GiB:>13,.2f}  {single}"

@@ -21,6 +21,9 @@ PACKAGE = str(Path(__file__).parents[1]) + os.sep
 ESTIMATE = str(Path(__file__).parent) + os.sep
 """Where the program is lowered: what calls it is no part of it."""
 
+WRAPPERS = tuple(PACKAGE + os.path.join("ops", name) for name in ("derivative_guards.py", "varying_axes.py"))
+"""Modules that compute nothing themselves: who calls them says more."""
+
 
 class Buffer(NamedTuple):
     """A value in device memory, alive at the peak."""
@@ -256,9 +259,9 @@ def _frames(program: str) -> dict[int, str]:
 
 
 def _is_foreign(file: str) -> bool:
-    """Whether a file belongs to Python, to another package that is installed, or to the estimate itself."""
+    """Whether a file belongs to Python, to another package that is installed, to the estimate itself or to wrappers."""
     if file.startswith(PACKAGE):
-        return file.startswith(ESTIMATE)
+        return file.startswith(ESTIMATE) or file in WRAPPERS
     return file.startswith("<") or bool(re.search(r"/(?:site|dist)-packages/|/lib/python[\d.]+/", file))
 
 

@@ -158,7 +158,7 @@ def closed_form_text(title: str, workload: Workload) -> str:
 
 
 def stages_table(stages: list[dict]) -> str:
-    """A table of `stage_json`s for a person."""
+    """A table of `stage_json`s for a person, and what its seconds are of."""
     lines = [f"{'stage':9}{'context':>10}{'batch':>6}  {'mesh':13}{'peak GiB':>16}{'host GiB':>9}{'s/step':>9}"
              f"{'days':>8}{'device-hours':>14}"]  # fmt: skip
     for stage in stages:
@@ -172,6 +172,8 @@ def stages_table(stages: list[dict]) -> str:
             f"{stage['stage']:9}{stage['seq_len']:>10,}{stage['batch_size']:>6}  {stage['mesh_dim']:13}{gigabytes:>16}"
             f"{stage['host_bytes'] / GiB:>9.1f}{seconds:>9}{days:>8}{hours:>14}  {verdict} ({how})"
         )
+    lines.append("s/step: of one optimizer step, from the batch on the devices to the updated state; days and "
+                 "device-hours: of the stage's tokens")  # fmt: skip
     return "\n".join(lines)
 
 

@@ -75,8 +75,8 @@ SCALED = """## Linear in devices
 
 The longest context of 7B on v5e, bf16, one sequence, no offload. A dash: not searched yet.
 
-| chips | longest | tokens a chip | peak GiB |
-|---|---|---|---|"""
+| chips | longest | tokens a chip | peak GiB | modelled s/step |
+|---|---|---|---|---|"""
 
 TABLE_1 = """## Table 1: activations of one layer of 7B
 
@@ -235,9 +235,10 @@ def scaling(attempts: dict) -> str:
         tried = attempts.get(Cell(row, "ring", REGIMES[1], 1).name, [])
         if best := longest(tried):
             local, peak = best["seq_len"] // row.devices, best["peak_bytes"] / GiB
-            rows.append(f"| {row.devices} | {_longest_text(tried)} | {local:,} | {peak:.2f} |")
+            seconds = best["step_seconds_model"]
+            rows.append(f"| {row.devices} | {_longest_text(tried)} | {local:,} | {peak:.2f} | {seconds:,.0f} |")
         else:
-            rows.append(f"| {row.devices} | - | - | - |")
+            rows.append(f"| {row.devices} | - | - | - | - |")
     return "\n".join(rows) + "\n"
 
 

@@ -35,12 +35,13 @@ def test_what_a_collective_is_for(found, expected):
 def test_groups_hold_every_byte_and_execution():
     ring = transfer("collective-permute", 10.0, ring=True)
     waits = transfer("collective-permute", 3.0, ring=True, seconds=5.0)
+    queues = transfer("collective-permute", 1.0, ring=True, size=4, seconds=9.0, cover=9.0)
     alone = transfer("all-gather", 2.0, size=7, asynchronous=False, op_name="gather_weight/all_gather")
-    groups = grouped([alone, ring, waits])
+    groups = grouped([alone, ring, waits, queues])
     assert [g.purpose for g in groups] == [PURPOSES[0], PURPOSES[2]]
-    assert (groups[0].executions, groups[0].synchronous) == (13, 0)
-    assert (groups[0].hidden_bytes, groups[0].exposed_bytes) == (10 * 2**20, 3 * 2**20)
-    assert groups[0].longest is waits
+    assert (groups[0].executions, groups[0].synchronous) == (14, 0)
+    assert (groups[0].hidden_bytes, groups[0].exposed_bytes) == (10 * 2**20 + 4, 3 * 2**20)
+    assert groups[0].longest is waits, "not a small one that queued behind it"
     assert (groups[1].executions, groups[1].synchronous, groups[1].exposed_bytes) == (2, 2, 14)
 
 

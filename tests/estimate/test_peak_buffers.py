@@ -11,6 +11,7 @@ from jax.sharding import SingleDeviceSharding
 import ringformer
 from ringformer.estimate.peak_buffers import PeakBuffers, peak_buffers, read_peak_buffers
 from ringformer.estimate.targets import find_target
+from ringformer.ops import derivative_guards, varying_axes
 
 T, F, D = 16384, 8192, 256
 
@@ -136,6 +137,12 @@ def test_sources_are_the_innermost_line_that_is_not_a_librarys():
     assert (late.instruction, late.source) == ("late{0}", "/home/me/model.py:7"), "optax is called from there"
     assert (beside.op_name, beside.source) == ("jit(f)/other", ""), "who lowers the program is not in it"
     assert (argument.op_name, argument.is_argument) == ("state.params['w']", True)
+
+
+def test_wrappers_are_seen_through():
+    for module in (derivative_guards, varying_axes):
+        program = PROGRAM.replace("/home/me/lib/python3.11/site-packages/optax/update.py", module.__file__)
+        assert peak_buffers(ASSIGNMENT, RANGES, program).largest[1].source == "/home/me/model.py:7"
 
 
 def test_only_the_largest_are_listed():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.estimate.longest_context import next_length
+from ringformer.estimate.longest_context import counted_longest_within, longest_within, next_length
 from ringformer.estimate.targets import find_target
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, read
 from ringformer.paper.tables_document import longest
@@ -49,6 +49,30 @@ def test_llama3_8b_on_one_node():
     assert found["fits"] and "--seq_len=5242880" in found["command"]
     assert found["peak_bytes"] <= GPU_FRACTION * found["hbm_bytes"] and 8 * found["host_bytes"] <= 2e12
     assert found["exposed_in_ring_loops_bytes"] == 0
+
+
+def _range(values) -> str:
+    return f"{min(values):g} to {max(values):g}"
+
+
+def test_what_the_readme_says_of_both_ends():
+    """Every multiple with its dtype, offload, m and seconds a step."""
+    text = " ".join((RESULTS.parent / "README.md").read_text().split())
+    times, hours, quick = {}, {}, {}
+    for regime in REGIMES:
+        rings = [cell for cell in CELLS if cell.regime == regime]
+        best = [longest(ATTEMPTS[cell.name]) for cell in rings]
+        times[regime.name] = _range([b["seq_len"] / cell.paper for b, cell in zip(best, rings, strict=True)])
+        hours[regime.name] = _range([round(b["step_seconds_model"] / 3600, 1) for b in best])
+        within = [longest_within(ATTEMPTS[cell.name]) for cell in rings]
+        lengths = [w["seq_len"] if w else counted_longest_within(cell.workload(cell.paper * 4))
+                   for w, cell in zip(within, rings, strict=True)]  # fmt: skip
+        quick[regime.name] = _range([n / cell.paper for n, cell in zip(lengths, rings, strict=True)])
+    assert f"(float32, no offload, the paper's number of sequences m) that is {times['float32']} times" in text
+    assert f"with modelled steps of {hours['float32']} hours" in text
+    assert f"In bf16 it is {times['bfloat16']} times ({hours['bfloat16']} hours a step)" in text
+    assert f"with offload {times['offload']} times ({hours['offload']} hours a step)" in text
+    assert f"an hour a step it is {quick['float32']} times in float32 and {quick['bfloat16']} times in bf16" in text
 
 
 @pytest.mark.parametrize("cell", SINGLE, ids=lambda cell: cell.name)
