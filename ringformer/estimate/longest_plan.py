@@ -3,8 +3,9 @@
 import math
 from dataclasses import replace
 
+from ringformer.estimate.candidates import candidates
 from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.plan import Plan, candidates, plan
+from ringformer.estimate.plan import Plan, plan
 from ringformer.estimate.run_estimate import RunCompiler
 from ringformer.estimate.targets import Target
 
@@ -19,15 +20,15 @@ def longest_plan(model: str, target: Target, compute_dtype: str, compiler: RunCo
     while any(not c.reason_against for c in candidates(model, target, 2 * first, compute_dtype)):
         first *= 2
     scheduler = replace(compiler, generate_code=False)
-    found = plan(model, target, first, compute_dtype, scheduler)
+    found = plan(model, target, first, compute_dtype, scheduler, nearby=False)
     while found.run:
-        longer = _tried(model, target, 2 * found.seq_len, compute_dtype, scheduler, found.excess)
+        longer = _tried(model, target, 2 * found.seq_len, compute_dtype, scheduler, found.excess, nearby=False)
         if longer.chosen is None:
             break
         found = longer
     while found.chosen is None and found.seq_len > 2**12:
-        found = plan(model, target, found.seq_len // 2, compute_dtype, scheduler, excess=found.excess)
-    if found.run and compiler.generate_code:
+        found = plan(model, target, found.seq_len // 2, compute_dtype, scheduler, excess=found.excess, nearby=False)
+    if found.run:
         found = _tried(model, target, found.seq_len, compute_dtype, compiler, found.excess)
         while found.chosen is None and found.seq_len > 2**12:
             found = _tried(model, target, found.seq_len // 2, compute_dtype, compiler, found.excess)
@@ -44,14 +45,14 @@ def longest_plan_within(
     best = longest._replace(chosen=None, run=None)
     length = longest.seq_len
     while best.chosen is None and length >= 2**12:
-        best = _tried(model, target, length, compute_dtype, compiler, longest.excess, max_step_seconds)
+        best = _tried(model, target, length, compute_dtype, compiler, longest.excess, max_step_seconds=max_step_seconds)
         length //= 2
     return best
 
 
 def _tried(
-    model: str, target: Target, seq_len: int, compute_dtype: str, compiler: RunCompiler, excess: float,
-    max_step_seconds: float = math.inf,
+    model: str, target: Target, seq_len: int, compute_dtype: str, compiler: RunCompiler, excess: float, *,
+    nearby: bool = True, max_step_seconds: float = math.inf,
 ) -> Plan:  # fmt: skip
     """The plan of a length; of one that the compiler breaks down on, that is said, and nothing is chosen."""
     try:

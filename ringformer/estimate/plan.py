@@ -1,110 +1,17 @@
-"""Which settings to train with: closed forms rank the candidates, the compiler judges them in that order."""
+"""Which settings to train with: closed forms rank the candidates, the compiler judges them in that order, and of the
+first that it accepts the neighbours, by the seconds of what it compiled."""
 
 import math
-from dataclasses import replace
-from itertools import product
 from typing import NamedTuple
 
-from ringformer.estimate.closed_forms import (
-    computation_seconds,
-    hop,
-    host_bytes,
-    itemsize,
-    peak_bytes,
-    state_bytes,
-    step_time,
-)
+from ringformer.estimate.candidates import Candidate, candidates, neighbours
+from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.known_failures import known_failure
-from ringformer.estimate.memory_settings import possible_settings
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.targets import MissingCompiler, Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
-from ringformer.ops.layouts import VISIBLE
-from ringformer.ops.work_list import default_chunk
-
-
-class Candidate(NamedTuple):
-    """A workload with what the closed forms say of it: bytes of a device and of its host, seconds a token."""
-
-    workload: Workload
-    peak: float
-    host: float
-    seconds_per_token: float
-
-    @property
-    def step_seconds(self) -> float:
-        return self.seconds_per_token * self.workload.step_tokens
-
-    @property
-    def impossible(self) -> str:
-        """Why no compiler need be asked; empty if one must be."""
-        target, host = self.workload.target, self.host + state_bytes(self.workload)
-        if host > target.chip.host_bytes:
-            return (f"needs {host / GiB:.0f} GiB of host memory a device, a usual host has "
-                    f"{target.chip.host_bytes / GiB:.0f}")  # fmt: skip
-        return known_failure(self.workload)
-
-    @property
-    def reason_against(self) -> str:
-        """Why it cannot be; empty if it can, as far as the closed forms know."""
-        target = self.workload.target
-        if self.peak > target.budget:
-            return f"needs about {self.peak / GiB:.1f} of {target.budget / GiB:.1f} GiB"
-        return self.impossible
-
-    def __str__(self):
-        w, m = self.workload, self.workload.model
-        chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
-        return (f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{chunk} head_groups {m.head_groups} "
-                f"remat_group {m.remat_group}{' offload' if m.offload else ''}")  # fmt: skip
-
-
-def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> list[Candidate]:
-    """Every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk and memory setting; the
-    fastest first."""
-    ranked = []
-    shape = LlamaConfig(**preset(model) | {"compute_dtype": compute_dtype})
-    for tp in (1, 2, 4, 8):
-        if shape.num_heads % tp or shape.intermediate_size % tp or shape.num_kv_heads % tp:
-            continue
-        for rings in (1, 2, 4, 8):
-            sp = target.num_devices // (tp * rings)
-            if sp * tp * rings != target.num_devices or seq_len % (2 * sp * tp):
-                continue
-            usual = default_chunk(seq_len // sp)
-            for layout, offload, chunk in product(VISIBLE, (False, True), (None, usual // 2)):
-                config = replace(shape, layout=layout, offload=offload, q_chunk=chunk, k_chunk=chunk)
-                workload = Workload(config, target, f"1,{rings},{tp},{sp}", seq_len, batch_size=rings, name=model)
-                ranked += [
-                    _candidate(workload.with_settings(settings))
-                    for settings in possible_settings(config)
-                    if (shape.num_kv_heads // tp) % settings.head_groups == 0
-                ]
-    return sorted(ranked, key=lambda c: c.seconds_per_token)
-
-
-def _candidate(workload: Workload) -> Candidate:
-    model, target, seq_len = workload.model, workload.target, workload.seq_len
-    _, rings, tp, sp = workload.mesh_shape
-    ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
-    forwards = 2 + (model.remat_group > 1)
-    compute = computation_seconds(workload)
-    exposed = 0.0
-    for backward, times in ((False, forwards), (True, 1)):
-        one_hop = hop(model, target, ring, ranks=sp * tp, tp=tp, backward=backward)
-        exposed += times * (sp - 1) * model.num_layers * max(0.0, one_hop.link - one_hop.compute)
-    if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
-        moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
-        exposed += (1 + forwards) * model.num_layers * moved / target.ring_bandwidth(tp)
-    # Groups of heads and small chunks make more, smaller kernels; a transfer to the host is taken to be hidden.
-    smaller = math.log2(model.head_groups) + 2 * (model.q_chunk is not None)
-    seconds = (compute + exposed) * (1 + 0.005 * smaller + 0.002 * model.offload)
-    return Candidate(workload, peak_bytes(workload), host_bytes(workload), seconds / (seq_len * rings))
 
 
 class Plan(NamedTuple):
@@ -140,9 +47,10 @@ def plan(
     attempts: int = 4,
     excess: float = 1.0,
     max_step_seconds: float = math.inf,
+    nearby: bool = True,
 ) -> Plan:
     """The fastest settings of a preset of which the compiler accepts all programs, trying at most `attempts` of the
-    likely ones.
+    likely ones, and what is `nearby` the first that fits.
 
     One step of it, with all of its sequences, takes at most `max_step_seconds`, modelled. What the compiler refuses
     corrects the closed forms for those that follow. Without the compiler it is the fastest that the closed forms let
@@ -167,36 +75,64 @@ def plan(
         return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
     # The closed forms, corrected or not, may be wrong about the smallest: the compiler decides.
     smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
-    failures, asked = [], 0
-    for candidate in likely or ([smallest] if smallest else []):
+    failures: list[CompilerFailure] = []
+    failed: set[Workload] = set()  # as machine code, or another program than the step
+    asked, waiting = 0, likely or ([smallest] if smallest else [])
+    for candidate in waiting:
         if candidate is not smallest and candidate.peak * excess > target.budget:
             refused.append((candidate, f"needs about {candidate.peak * excess / GiB:.1f} GiB, after what was compiled"))
             continue
-        if asked == attempts:
-            break
-        asked += 1
-        try:
-            compiler.log(f"compiling {candidate}, {seq_len:,} tokens")
-            step = compiler.scheduled(candidate.workload)
-            if not step.fits:
-                refused.append((candidate, f"compiled: needs {step.peak_bytes / GiB:.2f} GiB"))
-                excess = max(excess, step.peak_bytes / candidate.peak)
-                continue
-            if (seconds := step_seconds(candidate, step)) > max_step_seconds:
-                refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
-                continue
-            run = compiler.run(candidate.workload)
-        except CompilerFailure as failure:
-            failures.append(failure)
-            refused.append((candidate, str(failure)))
-            continue
-        if not run.reasons_against:
-            rest = [c for c in likely if c.seconds_per_token >= candidate.seconds_per_token]
-            return Plan(seq_len, candidate, run, refused + _slower([candidate, *rest]), excess)
-        refused.append((candidate, f"compiled: {'; '.join(run.reasons_against)}"))
+        while asked < attempts and candidate.workload not in failed:
+            asked += 1
+            best = candidate
+            try:
+                compiler.log(f"compiling {candidate}, {seq_len:,} tokens")
+                step = compiler.scheduled(candidate.workload)
+                if not step.fits:
+                    refused.append((candidate, f"compiled: needs {step.peak_bytes / GiB:.2f} GiB"))
+                    excess = max(excess, step.peak_bytes / candidate.peak)
+                    break
+                if (seconds := step_seconds(candidate, step)) > max_step_seconds:
+                    refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
+                    break
+                if nearby:
+                    best = _fastest_nearby(candidate, compiler, excess, failed)
+                run = compiler.run(best.workload)
+            except CompilerFailure as failure:
+                failures.append(failure)
+                reason = str(failure)
+            else:
+                if not run.reasons_against:
+                    rest = [c for c in likely if c.seconds_per_token >= best.seconds_per_token]
+                    return Plan(seq_len, best, run, refused + _slower([best, *rest]), excess)
+                reason = f"compiled: {'; '.join(run.reasons_against)}"
+            failed.add(best.workload)
+            refused.append((best, reason))
     if failures and len(failures) == asked:
         raise failures[-1]
     return Plan(seq_len, None, None, refused, excess)
+
+
+def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, failed: set[Workload]) -> Candidate:
+    """The candidate, or a neighbour that fits, has not failed, and whose compiled step is over 3% faster, and so on
+    from that one.
+
+    Raises CompilerFailure as `RunCompiler.scheduled` of the candidate, not of a neighbour.
+    """
+    seconds = step_seconds(candidate, compiler.scheduled(candidate.workload))
+    for other in neighbours(candidate):
+        too_large = other.peak * excess > other.workload.target.budget
+        if other.impossible or too_large or other.workload in failed:
+            continue
+        compiler.log(f"  {seconds:,.1f} s a step; compiling its neighbour {other}")
+        try:
+            step = compiler.scheduled(other.workload)
+        except CompilerFailure as failure:
+            compiler.log(f"  {failure}")
+            continue
+        if step.fits and step_seconds(other, step) < 0.97 * seconds:
+            return _fastest_nearby(other, compiler, excess, failed)
+    return candidate
 
 
 def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:

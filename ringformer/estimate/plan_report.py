@@ -1,7 +1,8 @@
 """A plan as text for a person."""
 
+from ringformer.estimate.candidates import Candidate
 from ringformer.estimate.closed_forms import assumption, step_time
-from ringformer.estimate.plan import Candidate, Plan, step_seconds
+from ringformer.estimate.plan import Plan, step_seconds
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.programs_report import save_line, verdict_line
 from ringformer.estimate.run_estimate import RunEstimate

@@ -111,7 +111,7 @@ def test_without_a_compiler_all_that_is_known_must_fit(no_compiler, capsys):
     ("change", "message"),
     [
         ("--model=llama_9b", "unknown model 'llama_9b'; known models: tiny"),
-        ("--target=v5e-3", "unknown slice 'v5e-3'; known: v5e-4"),
+        ("--target=v5e-3", "unknown slice 'v5e-3'; known: v5e-1"),
         ("--mesh_dim=1,1,1,5", "needs 5 devices, there are 8"),
         ("--head_groups=5", "head_groups=5 does not divide num_kv_heads=32"),
         ("--head_groups=0", "--head_groups=0 must be at least 1"),

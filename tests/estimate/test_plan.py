@@ -5,11 +5,14 @@ from functools import partial
 
 import pytest
 
+from ringformer.estimate import plan as planning
 from ringformer.estimate import run_estimate, targets
+from ringformer.estimate.candidates import candidates, neighbours
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.longest_plan import longest_plan, longest_plan_within
-from ringformer.estimate.plan import candidates, plan
+from ringformer.estimate.plan import plan
 from ringformer.estimate.plan_report import plan_text
+from ringformer.estimate.program_seconds import OTHER, Seconds
 from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
 from ringformer.estimate.run_estimate import RunCompiler
 from ringformer.estimate.targets import find_target
@@ -90,8 +93,8 @@ def test_the_longest_halves_until_something_is_accepted(monkeypatch):
 def test_the_other_end_is_the_longest_whose_step_is_short_enough(monkeypatch):
     """All of its sequences count to the step; what is longer is not even compiled if the closed form says so."""
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
-    longest = longest_plan("llama_7b", GPUS, "bfloat16", lambda line: None)
-    within = partial(longest_plan_within, longest, "llama_7b", GPUS, "bfloat16", lambda line: None)
+    longest = longest_plan("llama_7b", GPUS, "bfloat16", asked())
+    within = partial(longest_plan_within, longest, "llama_7b", GPUS, "bfloat16", asked())
     assert within(2 * longest.step_seconds) is longest
     quick = within(600.0)
     assert quick.seq_len < longest.seq_len and quick.step_seconds <= 600
@@ -104,9 +107,9 @@ def test_the_other_end_is_the_longest_whose_step_is_short_enough(monkeypatch):
 def test_a_compiled_step_that_takes_too_long_is_refused(monkeypatch):
     """Here every compiled step takes a second, whatever the closed form says."""
     compiler(monkeypatch, lambda workload: True)
-    found = plan("llama_7b", GPUS, 4096, "bfloat16", lambda line: None, max_step_seconds=0.9)
+    found = plan("llama_7b", GPUS, 4096, "bfloat16", asked(), max_step_seconds=0.9)
     assert found.chosen is None and any(why == "compiled: a step takes 1 s" for _, why in found.refused)
-    assert plan("llama_7b", GPUS, 4096, "bfloat16", lambda line: None, max_step_seconds=1.1).chosen
+    assert plan("llama_7b", GPUS, 4096, "bfloat16", asked(), max_step_seconds=1.1).chosen
 
 
 def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
@@ -123,7 +126,7 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
 
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
-    found = plan("llama_7b", GPUS, length, "bfloat16", asked())
+    found = plan("llama_7b", GPUS, length, "bfloat16", asked(), nearby=False)
     assert len(compiled) == 2 and found.chosen.workload == compiled[1] and found.excess == pytest.approx(2)
     assert 2 * peaks[compiled[0]] > GPUS.budget >= 2 * peaks[compiled[1]]
     assert list(peaks).index(compiled[0]) < list(peaks).index(compiled[1])  # the faster first
@@ -144,7 +147,7 @@ def test_the_longest_doubles_as_long_as_something_is_accepted(monkeypatch):
 
 def test_a_plan_ends_with_the_machine_code_of_every_program_of_its_winner(monkeypatch):
     calls = compiler(monkeypatch, lambda workload: True)
-    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True))
+    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True), nearby=False)
     winner = found.chosen.workload
     assert calls == [(winner, program, code) for code in (False, True) for program in PROGRAMS]
     assert "FITS: every program of the run and its saves, compiled to machine code" in plan_text(
@@ -154,6 +157,35 @@ def test_a_plan_ends_with_the_machine_code_of_every_program_of_its_winner(monkey
     quick = plan("llama_7b", GPUS, 2**17, "bfloat16", asked())
     assert quick.chosen == found.chosen and not any(code for _, _, code in calls)
     assert "scheduled; machine code not tried" in plan_text("llama_7b", GPUS, quick)
+
+
+@pytest.mark.parametrize(("refused", "expected"), [(None, 4), (4, 2)])
+def test_what_is_nearby_and_faster_is_taken(monkeypatch, refused, expected):
+    """The compiler's seconds are 10 with one head group, 5 with two, 1 with four and 8 with eight: from neighbour to
+    neighbour to four. A neighbour that does not fit is not."""
+    seconds = {1: 10.0, 2: 5.0, 4: 1.0, 8: 8.0}
+
+    def compile_apart(w, program=TRAIN_STEP, *, generate_code=False):
+        plain_chunks = w.model.q_chunk is None and w.settings.remat_group == 1
+        spent = {OTHER: Seconds(overlapped=seconds.get(w.model.head_groups, 20.0) if plain_chunks else 20.0)}
+        e = estimate_of(w, fits=w.model.head_groups != refused)
+        return replace(e, schedule=replace(e.schedule, purposes=spent))
+
+    monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
+    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked())
+    assert found.chosen.workload.model.head_groups == expected
+
+
+def test_neighbours_halve_and_double():
+    """Groups of heads that divide the heads of a tp rank, layers of a remat group, chunks: none of them twice."""
+    (middle,) = (c for c in candidates("llama_7b", GPUS, 2**17, "bfloat16") if c.workload.mesh_dim == "1,1,1,8"
+                 and c.workload.settings == MemorySettings(head_groups=8) and not c.workload.model.offload
+                 and c.workload.model.layout == "zigzag")  # fmt: skip
+    found = [c.workload.settings for c in neighbours(middle)]
+    assert found == [MemorySettings(head_groups=g) for g in (16, 4)] + [MemorySettings(8, 2)] + [
+        MemorySettings(8, q_chunk=c, k_chunk=c) for c in (2048, 512)
+    ]
 
 
 @pytest.mark.parametrize("how", ["dies", "code is too large"])
@@ -173,6 +205,31 @@ def test_what_fails_as_machine_code_is_passed_over(monkeypatch, how):
     assert found.chosen.workload != fastest and found.run.all_fit
     (why,) = (why for c, why in found.refused if c.workload == fastest)
     assert "evaluation" in why and ("SIGABRT" in why if how == "dies" else "too much" in why)
+
+
+def test_a_neighbour_that_fails_as_machine_code_leaves_its_candidate(monkeypatch):
+    """Four head groups are the fastest and die; what led there is taken, and four groups are not tried twice."""
+    died = []
+
+    def compile_apart(w, program=TRAIN_STEP, *, generate_code=False):
+        fastest = w.model.head_groups == 4
+        if generate_code and fastest:
+            died.append(w)
+            raise CompilerFailure("train step: the compiler died (SIGABRT)")
+        e = estimate_of(w, fits=True)
+        seconds = {OTHER: Seconds(overlapped=1.0 if fastest else 10.0)}
+        return replace(e, program=program, generated_code=generate_code,
+                       schedule=replace(e.schedule, purposes=seconds))  # fmt: skip
+
+    monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
+    first = candidates("llama_7b", GPUS, 2**17, "bfloat16")[0]
+    four = next(c for c in candidates("llama_7b", GPUS, 2**17, "bfloat16")
+                if c.workload == first.workload.with_settings(MemorySettings(head_groups=4)))  # fmt: skip
+    monkeypatch.setattr(planning, "neighbours", lambda c: [four])
+    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True), attempts=10)
+    assert found.chosen == first and found.run.all_fit and died == [four.workload]
+    assert next(why for c, why in found.refused if c == four).endswith("the compiler died (SIGABRT)")
 
 
 def test_a_compiler_that_dies_of_everything_is_no_plan(monkeypatch):

@@ -217,7 +217,7 @@ def test_reports():
     )
     groups = re.findall(r"^  (?:ring, inside its loops|ring, at their ends) +collective-permute +([\d,]+) ", text, re.M)
     assert sum(int(n.replace(",", "")) for n in groups) == sum(c["executed"] for c in permutes)
-    assert sum(len(line) > 0 for line in text.splitlines()) < 40, "groups instead of hundreds of collectives"
+    assert sum(len(line) > 0 for line in text.splitlines()) < 50, "groups instead of hundreds of collectives"
     assert "days_model" not in found
     days = estimate_json(replace(w, tokens=1e9), e)
     assert days["days_model"] == pytest.approx(1e9 / found["tokens_per_second_model"] / 86400)
