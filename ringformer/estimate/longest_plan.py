@@ -45,13 +45,13 @@ def longest_plan_within(
     best = longest._replace(chosen=None, run=None)
     length = longest.seq_len
     while best.chosen is None and length >= 2**12:
-        best = _tried(model, target, length, compute_dtype, compiler, longest.excess, max_step_seconds)
+        best = _tried(model, target, length, compute_dtype, compiler, longest.excess, max_step_seconds=max_step_seconds)
         length //= 2
     return best
 
 
 def _tried(
-    model: str, target: Target, seq_len: int, compute_dtype: str, compiler: RunCompiler, excess: float,
+    model: str, target: Target, seq_len: int, compute_dtype: str, compiler: RunCompiler, excess: float, *,
     max_step_seconds: float = math.inf,
 ) -> Plan:  # fmt: skip
     """The plan of a length; of one that the compiler breaks down on, that is said, and nothing is chosen."""

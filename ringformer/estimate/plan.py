@@ -10,6 +10,7 @@ from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.targets import MissingCompiler, Target
+from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 
 
@@ -73,48 +74,54 @@ def plan(
         return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
     # The closed forms, corrected or not, may be wrong about the smallest: the compiler decides.
     smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
-    failures, asked = [], 0
-    for candidate in likely or ([smallest] if smallest else []):
+    failures: list[CompilerFailure] = []
+    failed: set[Workload] = set()  # as machine code, or another program than the step
+    asked, waiting = 0, likely or ([smallest] if smallest else [])
+    for candidate in waiting:
         if candidate is not smallest and candidate.peak * excess > target.budget:
             refused.append((candidate, f"needs about {candidate.peak * excess / GiB:.1f} GiB, after what was compiled"))
             continue
-        if asked == attempts:
-            break
-        asked += 1
-        try:
-            compiler.log(f"compiling {candidate}, {seq_len:,} tokens")
-            step = compiler.scheduled(candidate.workload)
-            if not step.fits:
-                refused.append((candidate, f"compiled: needs {step.peak_bytes / GiB:.2f} GiB"))
-                excess = max(excess, step.peak_bytes / candidate.peak)
-                continue
-            if (seconds := step_seconds(candidate, step)) > max_step_seconds:
-                refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
-                continue
-            if compiler.nearby:
-                candidate = _fastest_nearby(candidate, compiler, excess)
-            run = compiler.run(candidate.workload)
-        except CompilerFailure as failure:
-            failures.append(failure)
-            refused.append((candidate, str(failure)))
-            continue
-        if not run.reasons_against:
-            rest = [c for c in likely if c.seconds_per_token >= candidate.seconds_per_token]
-            return Plan(seq_len, candidate, run, refused + _slower([candidate, *rest]), excess)
-        refused.append((candidate, f"compiled: {'; '.join(run.reasons_against)}"))
+        while asked < attempts and candidate.workload not in failed:
+            asked += 1
+            best = candidate
+            try:
+                compiler.log(f"compiling {candidate}, {seq_len:,} tokens")
+                step = compiler.scheduled(candidate.workload)
+                if not step.fits:
+                    refused.append((candidate, f"compiled: needs {step.peak_bytes / GiB:.2f} GiB"))
+                    excess = max(excess, step.peak_bytes / candidate.peak)
+                    break
+                if (seconds := step_seconds(candidate, step)) > max_step_seconds:
+                    refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
+                    break
+                if compiler.nearby:
+                    best = _fastest_nearby(candidate, compiler, excess, failed)
+                run = compiler.run(best.workload)
+            except CompilerFailure as failure:
+                failures.append(failure)
+                reason = str(failure)
+            else:
+                if not run.reasons_against:
+                    rest = [c for c in likely if c.seconds_per_token >= best.seconds_per_token]
+                    return Plan(seq_len, best, run, refused + _slower([best, *rest]), excess)
+                reason = f"compiled: {'; '.join(run.reasons_against)}"
+            failed.add(best.workload)
+            refused.append((best, reason))
     if failures and len(failures) == asked:
         raise failures[-1]
     return Plan(seq_len, None, None, refused, excess)
 
 
-def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float) -> Candidate:
-    """The candidate, or a neighbour that fits and whose compiled step is over 3% faster, and so on from that one.
+def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, failed: set[Workload]) -> Candidate:
+    """The candidate, or a neighbour that fits, has not failed, and whose compiled step is over 3% faster, and so on
+    from that one.
 
     Raises CompilerFailure as `RunCompiler.scheduled` of the candidate, not of a neighbour.
     """
     seconds = step_seconds(candidate, compiler.scheduled(candidate.workload))
     for other in neighbours(candidate):
-        if other.impossible or other.peak * excess > other.workload.target.budget:
+        too_large = other.peak * excess > other.workload.target.budget
+        if other.impossible or too_large or other.workload in failed:
             continue
         compiler.log(f"  {seconds:,.1f} s a step; compiling its neighbour {other}")
         try:
@@ -123,7 +130,7 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float) 
             compiler.log(f"  {failure}")
             continue
         if step.fits and step_seconds(other, step) < 0.97 * seconds:
-            return _fastest_nearby(other, compiler, excess)
+            return _fastest_nearby(other, compiler, excess, failed)
     return candidate
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from ringformer.estimate import plan as planning
 from ringformer.estimate import run_estimate, targets
 from ringformer.estimate.candidates import candidates, neighbours
 from ringformer.estimate.compiler_dump import CompilerFailure
@@ -204,6 +205,31 @@ def test_what_fails_as_machine_code_is_passed_over(monkeypatch, how):
     assert found.chosen.workload != fastest and found.run.all_fit
     (why,) = (why for c, why in found.refused if c.workload == fastest)
     assert "evaluation" in why and ("SIGABRT" in why if how == "dies" else "too much" in why)
+
+
+def test_a_neighbour_that_fails_as_machine_code_leaves_its_candidate(monkeypatch):
+    """Four head groups are the fastest and die; what led there is taken, and four groups are not tried twice."""
+    died = []
+
+    def compile_apart(w, program=TRAIN_STEP, *, generate_code=False):
+        fastest = w.model.head_groups == 4
+        if generate_code and fastest:
+            died.append(w)
+            raise CompilerFailure("train step: the compiler died (SIGABRT)")
+        e = estimate_of(w, fits=True)
+        seconds = {OTHER: Seconds(overlapped=1.0 if fastest else 10.0)}
+        return replace(e, program=program, generated_code=generate_code,
+                       schedule=replace(e.schedule, purposes=seconds))  # fmt: skip
+
+    monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
+    monkeypatch.setattr(targets, "find_spec", lambda name: "there")
+    first = candidates("llama_7b", GPUS, 2**17, "bfloat16")[0]
+    four = next(c for c in candidates("llama_7b", GPUS, 2**17, "bfloat16")
+                if c.workload == first.workload.with_settings(MemorySettings(head_groups=4)))  # fmt: skip
+    monkeypatch.setattr(planning, "neighbours", lambda c: [four])
+    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True), attempts=10)
+    assert found.chosen == first and found.run.all_fit and died == [four.workload]
+    assert next(why for c, why in found.refused if c == four).endswith("the compiler died (SIGABRT)")
 
 
 def test_a_compiler_that_dies_of_everything_is_no_plan(monkeypatch):
