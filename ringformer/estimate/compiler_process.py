@@ -16,8 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from ringformer.estimate.peak_buffers import read_peak_buffers
 from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
 from ringformer.estimate.program_seconds import Rates
 from ringformer.estimate.programs import TRAIN_STEP, lower_program
+from ringformer.estimate.step_parts import ATTENTION, lower_attention
 from ringformer.estimate.targets import Target, only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.train.config_parsing import CONFIG_MODULE
@@ -67,16 +69,8 @@ def compile_apart(
     if reason := known_failure(workload):
         raise CompilerFailure(f"{program}: {reason}")
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "call").write_bytes(pickle.dumps((workload, program, generate_code)))
-        process = _start(folder, environment or {})
-        try:
-            said = _wait(process, folder, None if generate_code else workload.target.chip.kind)
-        finally:
-            with suppress(ProcessLookupError):  # it has ended, and so has all that it started
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with at_work((workload, program, generate_code), environment or {}) as (process, folder):
+        said = _wait(process, folder, None if generate_code else workload.target.chip.kind)
         if said is None:
             raise CompilerFailure(_death(program, process.returncode, (folder / "log").read_text(errors="replace")))
         if isinstance(said, Exception):
@@ -86,6 +80,22 @@ def compile_apart(
     if isinstance(said, Refusal):
         return read_refusal(said, around, workload.target, seconds)
     return read_estimate(said, around, workload.target, seconds)
+
+
+@contextmanager
+def at_work(call: tuple, environment: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A process that compiles `(workload, program, generate_code)`, and its folder, in which it dumps to "dump". Both
+    are gone when the context ends."""
+    with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "call").write_bytes(pickle.dumps(call))
+        process = _start(folder, environment)
+        try:
+            yield process, folder
+        finally:
+            with suppress(ProcessLookupError):  # it has ended, and so has all that it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _start(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen:
@@ -144,7 +154,8 @@ def main(folder: Path, parent: int) -> None:
 
 
 def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
-    lowered, options, mesh, state, alive = lower_program(workload, program)
+    lower = lower_attention if program == ATTENTION else partial(lower_program, program=program)
+    lowered, options, mesh, state, alive = lower(workload)
     rates, dump = _rates(workload.target, mesh, workload.model.compute_dtype), folder / "dump"
     _write(folder / "surroundings", Surroundings(program, rates, max_link_hops(mesh), state, alive))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}

@@ -1,7 +1,7 @@
 """What one program of a run takes on a device of its target, from what the compiler said of it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ringformer.estimate.compiler_dump import Compiled, CompilerFailure
@@ -58,6 +58,8 @@ class Estimate:
     """What the compiler lists as the largest allocations, where it does not fit."""
     peak_buffers: PeakBuffers | None = None
     """What is alive at the peak, where it fits."""
+    text: str = field(default="", repr=False, compare=False)
+    """The scheduled program."""
 
     @property
     def save_host_bytes(self) -> int:
@@ -93,6 +95,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         generated_code=compiled.generated_code,
         code_bytes=compiled.code_bytes,
         peak_buffers=compiled.peak_buffers,
+        text=compiled.program,
     )
 
 

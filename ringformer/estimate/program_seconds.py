@@ -144,7 +144,7 @@ def _add(sums: dict[str, Seconds], more: dict[str, Seconds]) -> None:
 
 def efficiency(instruction: Instruction) -> float:
     """The share of the peak that an instruction's matrix products are taken to reach."""
-    return PAIR_EFFICIENCY if _of_chunk_pairs(instruction) else MATMUL_EFFICIENCY
+    return PAIR_EFFICIENCY if of_chunk_pairs(instruction) else MATMUL_EFFICIENCY
 
 
 def purpose(instruction: Instruction) -> str:
@@ -152,7 +152,7 @@ def purpose(instruction: Instruction) -> str:
     if instruction.opcode in ("copy", "copy-start", "slice-start", "transpose"):
         return COPIES
     name = instruction.op_name
-    if _of_chunk_pairs(instruction) or f"/{LOOP}/" in name:
+    if of_chunk_pairs(instruction) or f"/{LOOP}/" in name:
         if "transpose(" not in name:
             return "attention forward"
         return "attention recomputed" if "rematted_computation" in name else "attention backward"
@@ -160,5 +160,6 @@ def purpose(instruction: Instruction) -> str:
     return SCOPES[scope[1]] if scope else OTHER
 
 
-def _of_chunk_pairs(instruction: Instruction) -> bool:
+def of_chunk_pairs(instruction: Instruction) -> bool:
+    """Whether an instruction stands in a loop over chunk pairs of attention."""
     return re.search(r"at_most_\d+_trips", instruction.op_name) is not None

@@ -1,0 +1,106 @@
+"""The seconds of a train step on TPU by its machine code, of which the part that matters is generated alone."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ringformer.estimate.compiled_program import Program
+from ringformer.estimate.compiler_dump import CompilerFailure, read_dump
+from ringformer.estimate.compiler_process import at_work
+from ringformer.estimate.kernel_cache import KernelCache
+from ringformer.estimate.kernel_keys import KernelKeys
+from ringformer.estimate.machine_code import dump_flags, dumped_kernels, read_kernel
+from ringformer.estimate.overlap import read_schedule
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.program_seconds import of_chunk_pairs
+from ringformer.estimate.step_parts import ATTENTION
+from ringformer.estimate.workload import Workload
+
+KERNEL_OPCODES = ("fusion", "convolution", "custom-call", "copy", "reduce", "dynamic-slice", "dynamic-update-slice")
+"""Instructions that have machine code of their own."""
+
+IDLE_SECONDS = 15.0
+"""Without a new kernel, after those with matrix products: what is left is the program around them, which takes long."""
+
+
+def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str], None]) -> Estimate:
+    """The estimate of a scheduled train step, its seconds by the machine code of its chunk pairs.
+
+    That is generated if the cache lacks it, in about a minute. An estimate of a GPU, or of a model whose parts are not
+    known, stays as it is; so does one of a compiler that writes no machine code, and the log says so.
+    """
+    attends = workload.has_closed_forms and workload.model.attention == "ring"
+    if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
+        return estimate
+    program, cache = Program.parse(estimate.text), KernelCache.of(workload.target)
+    wanted, cycles = chunk_pair_keys(program), cache.read()
+    if missing := wanted.keys() - cycles.keys():
+        log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
+        try:
+            cycles = cache.add(generate_cycles(workload, {key: wanted[key] for key in missing}))
+        except CompilerFailure as failure:
+            log(f"{failure}; its seconds are not by machine code")
+    schedule = read_schedule(estimate.text, estimate.schedule.rates, {k: c for k, c in cycles.items() if k in wanted})
+    return replace(estimate, schedule=schedule)
+
+
+def chunk_pair_keys(program: Program) -> dict[str, bool]:
+    """The keys of the instructions of chunk pairs that have machine code, and whether they do matrix products."""
+    keys, found = KernelKeys(program), {}
+    for name in program.executed:
+        for instruction in program.computations[name].values():
+            if instruction.opcode in KERNEL_OPCODES and of_chunk_pairs(instruction):
+                found[keys.key(name, instruction)] = program.instruction_flops(name, instruction) > 0
+    return found
+
+
+def generate_cycles(workload: Workload, wanted: dict[str, bool]) -> dict[str, float]:
+    """The cycles of the wanted instructions that the attention of a layer has too, by their keys.
+
+    The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code.
+    """
+    with TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as bundles:
+        environment = {"LIBTPU_INIT_ARGS": f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump_flags(Path(bundles))}"}
+        with at_work((workload, ATTENTION, True), environment) as (process, folder):
+            while (compiled := read_dump(folder / "dump", "tpu")) is None:
+                if process.poll() is not None:
+                    log = (folder / "log").read_text(errors="replace")
+                    raise CompilerFailure(f"{ATTENTION}: the compiler wrote no schedule: {log.strip()[-300:]}")
+                time.sleep(0.2)
+            keys = _keys_by_name(Program.parse(compiled.program), wanted)
+            cycles = _read_as_written(process, Path(bundles), keys, {key for key in keys.values() if wanted[key]})
+    if not cycles:
+        raise CompilerFailure(f"{ATTENTION}: this compiler writes no machine code")
+    return cycles
+
+
+def _keys_by_name(program: Program, wanted: dict[str, bool]) -> dict[str, str]:
+    """The keys of a program's instructions that are wanted."""
+    keys, found = KernelKeys(program), {}
+    for name in program.executed:
+        for instruction in program.computations[name].values():
+            if instruction.opcode in KERNEL_OPCODES and (key := keys.key(name, instruction)) in wanted:
+                found[instruction.name] = key
+    return found
+
+
+def _read_as_written(
+    process: subprocess.Popen, folder: Path, keys: dict[str, str], products: set[str]
+) -> dict[str, float]:
+    """Cycles by key, read while the compiler writes, until all are there or nothing comes any more."""
+    cycles: dict[str, float] = {}
+    last = time.monotonic()
+    while cycles.keys() != set(keys.values()):
+        ended = process.poll() is not None
+        for name, path in dumped_kernels(folder).items():
+            if name in keys and keys[name] not in cycles and (kernel := read_kernel(path.read_text())):
+                cycles[keys[name]], last = kernel.cycles, time.monotonic()
+        idle = time.monotonic() - last > IDLE_SECONDS
+        if ended or (idle and products <= cycles.keys()):
+            break
+        time.sleep(0.5)
+    return cycles
