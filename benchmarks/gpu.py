@@ -127,7 +127,7 @@ def step(size: str, index: int) -> dict:
 
 def predicted(size: str, index: int, target: str) -> dict:
     """What `ringformer estimate` says of the same configuration, with no device."""
-    from ringformer.estimate.compiler_process import compile_step_apart
+    from ringformer.estimate.compiler_process import compile_apart
     from ringformer.estimate.targets import find_target
     from ringformer.estimate.workload import Workload, estimate_command
     from ringformer.models.llama_config import LlamaConfig
@@ -135,7 +135,7 @@ def predicted(size: str, index: int, target: str) -> dict:
 
     name, T, settings = STEPS[size][index]
     workload = Workload(LlamaConfig(**preset(name) | settings), find_target(target), "1,1,1,1", T, name=name)
-    return {"peak_bytes_estimate": compile_step_apart(workload).peak_bytes, "command": estimate_command(workload)}
+    return {"peak_bytes_estimate": compile_apart(workload).peak_bytes, "command": estimate_command(workload)}
 
 
 def _with_gradients(run, q, k, v, do):

@@ -19,7 +19,7 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 from ringformer.estimate.closed_forms import smallest_local_length
-from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig
@@ -37,7 +37,7 @@ def compile_rows(lengths: tuple[int, ...]) -> list[dict]:
     for name in TARGETS:
         target = find_target(name)
         for local in lengths:
-            estimate = compile_step_apart(Workload(MODEL, target, "1,1,1,-1", local * target.num_devices))
+            estimate = compile_apart(Workload(MODEL, target, "1,1,1,-1", local * target.num_devices))
             hops = [
                 t for t in estimate.schedule.transfers if t.in_ring_loop and t.dtype != "s32"
             ]  # not the segment ids

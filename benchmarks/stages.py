@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.report import stage_json
 from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
 from ringformer.estimate.workload import Workload, stage_workloads
@@ -46,7 +46,7 @@ def stages() -> dict[str, tuple[Workload, str]]:
 
 def compile_stage(workload: Workload, command: str) -> dict:
     """The row of a stage; raises MissingCompiler, and CompilerFailure if the compiler broke down."""
-    row = stage_json(workload, compile_step_apart(workload))
+    row = stage_json(workload, compile_apart(workload))
     del row["hops_model"]
     return row | {"command": command, "date": datetime.date.today().isoformat(),
                   "compiled_by": compiled_by(workload.target)}  # fmt: skip

@@ -3,41 +3,43 @@
 from dataclasses import dataclass
 
 from ringformer.estimate.overlap import Schedule
+from ringformer.estimate.program_seconds import MATMUL_EFFICIENCY, PAIR_EFFICIENCY
 from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import Chip
-from ringformer.models.flops import PAIR_BACKWARD, PAIR_FORWARD, PAIR_LOGITS_AGAIN
+from ringformer.models.flops import (
+    PAIR_BACKWARD,
+    PAIR_FORWARD,
+    PAIR_LOGITS_AGAIN,
+    executed_attention_flops,
+    executed_flops,
+)
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 
-MATMUL_EFFICIENCY = 0.6
-"""The share of a device's dense peak that large matrix multiplications reach (stated, not measured here).
+LOGITS_ON_CHIP = {"v4": 32 * 2**20, "v5e": 32 * 2**20, "v6e": 32 * 2**20}
+"""Bytes of a chunk pair's float32 logits that the TPU compiler keeps on the chip, by generation: larger ones, and all
+of the other generations in every program that was compiled, lie in HBM. Compiled programs say it themselves."""
 
-Every modelled time of a step counts on it; whether a transfer is hidden is judged at the peak itself, which is
-stricter.
-"""
-
-
-def compute_seconds(flops: float, peak: float) -> float:
-    """Seconds that so many FLOPs take on a device of `peak` FLOP/s."""
-    return flops / (MATMUL_EFFICIENCY * peak)
-
-
-def assumption() -> str:
-    """What modelled times count on, to be said beside them."""
-    return f"computation at {MATMUL_EFFICIENCY:.0%} of the peak"
+SPILLED_FORWARD, SPILLED_BACKWARD = 3.4, 4.2
+"""HBM bytes of a chunk pair for each byte of its logits, where these lie there (from compiled v5e programs)."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step on the target, modelled."""
+    """Seconds of one step on the target."""
 
     compute: float
-    """`compute_seconds` of the schedule's FLOPs."""
     exposed: float
     """Communication that the schedule leaves uncovered, at the link's full rate."""
     tokens: int
+    floor: float = 0.0
+    """The roofline: no instruction faster than its FLOPs at the peak and its bytes allow."""
+    serial: float = 0.0
+    """As long as it takes if no instruction's bytes move while it computes: the other end of the error band."""
+    counted: float = 0.0
+    """The share of `compute` that machine code or HBM bytes say; the rest is FLOPs at a stated share of the peak."""
 
     @property
     def step(self) -> float:
@@ -47,14 +49,30 @@ class StepTime:
     def tokens_per_second(self) -> float:
         return self.tokens / self.step
 
+    @property
+    def source(self) -> str:
+        """Where the seconds come from, in words."""
+        if self.counted == 0:
+            return assumption()
+        return f"{self.counted:.0%} of the computation by machine code or HBM bytes, the rest {assumption()}"
+
     def days(self, tokens: float) -> float:
         """Days that it takes to train on so many tokens."""
         return tokens / self.tokens_per_second / 86400
 
 
+def assumption() -> str:
+    """What the seconds of FLOPs count on, to be said beside them."""
+    return f"FLOPs at {PAIR_EFFICIENCY:.0%} of the peak in attention, {MATMUL_EFFICIENCY:.0%} elsewhere"
+
+
 def step_time(schedule: Schedule, tokens: int) -> StepTime:
-    """The time of a step from its schedule. Memory traffic is not in it: fused kernels hide it, XLA's blocks do not."""
-    return StepTime(compute_seconds(schedule.flops, schedule.rates.flops), schedule.exposed_seconds, tokens)
+    """The time of a compiled step, from its program and its schedule."""
+    seconds = schedule.seconds
+    return StepTime(
+        seconds.overlapped, schedule.exposed_seconds, tokens, floor=seconds.floor, serial=seconds.busy + seconds.memory,
+        counted=seconds.counted / max(seconds.overlapped, 1e-30),
+    )  # fmt: skip
 
 
 def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = None) -> float:
@@ -67,6 +85,33 @@ def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = No
     cut = m * (m + 1) / 2
     visiting = {"zigzag": m * m / 2, "striped": cut, "contiguous": m * m}[layout]
     return (cut + (ranks - 1) * visiting) / (ranks * m * m / 2)
+
+
+def computation_seconds(workload: Workload) -> float:
+    """Seconds of one step's computation on its busiest devices, as if all communication were hidden."""
+    model, target = workload.model, workload.target
+    peak, forwards = target.chip.flops(model.compute_dtype), 2 + (model.remat_group > 1)
+    ring = workload.mesh_shape[3] if model.attention == "ring" else 1
+    excess = causal_excess(model.layout, workload.seq_len // ring, ring, model.q_chunk)
+    each = workload.batch_size / target.num_devices  # of a sequence's work, a device's
+    attention = executed_attention_flops(model, workload.seq_len, forwards) * each
+    rest = executed_flops(model, workload.seq_len, forwards) * each - attention
+    parts = {SPILLED_FORWARD: PAIR_FORWARD * forwards, SPILLED_BACKWARD: PAIR_BACKWARD + PAIR_LOGITS_AGAIN}
+    seconds = rest / (MATMUL_EFFICIENCY * peak)
+    for spilled, flops in parts.items():
+        passes = forwards if spilled == SPILLED_FORWARD else 1
+        pairs = excess * attention / sum(parts.values()) / model.head_dim  # of a query and a key, in each head
+        memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
+        seconds += max(flops * model.head_dim * pairs / (PAIR_EFFICIENCY * peak), memory)
+    return seconds
+
+
+def _logits_on_chip(workload: Workload) -> bool:
+    """Whether the logits of a chunk pair of all heads that are computed at once stay out of HBM."""
+    model, (_, _, tp, sp) = workload.model, workload.mesh_shape
+    usual = default_chunk(workload.seq_len // (sp if model.attention == "ring" else 1))
+    pair = (model.q_chunk or usual) * (model.k_chunk or usual)
+    return 4 * pair * model.num_heads / (tp * model.head_groups) <= LOGITS_ON_CHIP.get(workload.target.generation, 0)
 
 
 def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
@@ -135,6 +180,11 @@ def host_bytes(workload: Workload) -> float:
     model = workload.model
     kept = model.num_layers // model.remat_group + model.num_layers % model.remat_group
     return kept * workload.local_tokens * model.hidden_size * itemsize(model) if model.offload else 0.0
+
+
+def state_bytes(workload: Workload) -> float:
+    """Bytes of the run's state on a device: parameters and two moments, float32."""
+    return 12 * workload.model.num_params / workload.state_shards
 
 
 def memory(workload: Workload) -> dict[str, float]:

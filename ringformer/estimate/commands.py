@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringformer.estimate.compile_step import Estimate
+    from ringformer.estimate.program_estimate import Estimate
+    from ringformer.estimate.run_estimate import RunEstimate
     from ringformer.estimate.targets import Target
     from ringformer.estimate.workload import Workload
 
@@ -24,7 +25,7 @@ MODEL_FLAGS = ("attention", "layout", "compute_dtype", "remat", "remat_group", "
 def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Arguments of `ringformer estimate`."""
     parser.description = (
-        "Compile the training step for a target and report memory, communication and overlap. With --config, "
+        "Compile the programs of a run for a target and report memory, communication and overlap. With --config, "
         "overrides such as --config.model.ffn_chunk=512 change the configuration; of one with stages, each is "
         "estimated, with the days and device-hours of its tokens. If neither --head_groups nor --remat_group is given, "
         "a preset's are chosen so that it fits."
@@ -47,7 +48,7 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "--require_fit", action="store_true", help=f"exit with code {DOES_NOT_FIT} if something does not fit"
     )
     parser.add_argument("--generate_code", action="store_true", help="compile on from the schedule to machine code: "
-                        "ten times as long on TPU, the same verdict, and proof that all of it compiles")  # fmt: skip
+                        "ten times as long on TPU, and proof that all programs of a run compile")  # fmt: skip
     return _estimate
 
 
@@ -67,12 +68,15 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     from ringformer.models.llama_config import LlamaConfig
 
     add_flags(parser, LlamaConfig, ["compute_dtype"])
+    parser.add_argument("--no_generate_code", action="store_true", help="end with the schedule of the winner's "
+                        "programs, a minute; without, with their machine code, minutes")  # fmt: skip
     return _plan
 
 
 def _estimate(args: argparse.Namespace) -> int:
     _check_numbers(args)
     from ringformer.estimate.compiler_dump import CompilerFailure
+    from ringformer.estimate.programs_report import programs_json, programs_text
     from ringformer.estimate.report import stages_table
     from ringformer.estimate.targets import find_target, only_compilers
 
@@ -81,19 +85,25 @@ def _estimate(args: argparse.Namespace) -> int:
     workloads, staged = _workloads(args, target)
     origin, reports = _origin(args, target), []
     for workload in workloads:
+        printed = not args.json and (not staged or len(workloads) == 1)
         try:
             workload, estimate = _compile(workload, args)
+            report, text = _report(workload, estimate, args, staged)
+            if printed:
+                print(text, flush=True)
+            if estimate:
+                run = _compile_others(workload, estimate, args)
+                report |= programs_json(run)
+                if printed:
+                    print(programs_text(run))
         except CompilerFailure as failure:
             said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
             print(f"ringformer estimate: {workload.name}: {said}", file=sys.stderr)
             return 1
-        report, text = _report(workload, estimate, args, staged)
         reports.append(report)
         if args.json:
             shape = {"mesh_dim": workload.mesh_dim, "seq_len": workload.seq_len, "batch_size": workload.batch_size}
             print(json.dumps(origin | shape | report), flush=True)
-        elif not staged or len(workloads) == 1:
-            print(text)
     if staged and not args.json:
         print(stages_table(reports))
     fits = all(report["fits"] and report["fits_host"] for report in reports)
@@ -151,12 +161,12 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
 
 def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload", "Estimate | None"]:
     """The workload as it was compiled and its estimate; without the compiler the first settings, and None."""
-    from ringformer.estimate.compiler_process import compile_step_apart
+    from ringformer.estimate.compiler_process import compile_apart
     from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
     from ringformer.estimate.targets import MissingCompiler
 
     if not workload.has_closed_forms:  # nothing to choose by, and no answer without the compiler
-        return workload, compile_step_apart(workload, generate_code=args.generate_code)
+        return workload, compile_apart(workload, generate_code=args.generate_code)
     choose = not (args.config or args.head_groups or args.remat_group)
     settings = likely_settings(workload) if choose else [workload.settings]
     duration = "minutes" if args.generate_code else "half a minute"
@@ -170,6 +180,16 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
         print(missing, file=sys.stderr)
         return workload.with_settings(settings[0]), None
     return compile_first_accepted(workload, settings, lambda e: e.fits, announce, args.generate_code)
+
+
+def _compile_others(workload: "Workload", step: "Estimate", args: argparse.Namespace) -> "RunEstimate":
+    """The estimate of the whole run, or of the train step alone if that does not fit."""
+    from ringformer.estimate.run_estimate import RunEstimate, compile_others
+
+    if not step.fits:
+        return RunEstimate((step,))
+    print("compiling the other programs of a run: evaluation, init, ...", file=sys.stderr)
+    return RunEstimate((step, *compile_others(workload, generate_code=args.generate_code)))
 
 
 def _report(
@@ -206,6 +226,7 @@ def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.longest_context import MAX_STEP_SECONDS
     from ringformer.estimate.plan import longest_plan, longest_plan_within, plan, plan_text
+    from ringformer.estimate.run_estimate import RunCompiler
     from ringformer.estimate.targets import find_target, only_compilers
 
     limit = MAX_STEP_SECONDS if args.max_step_seconds is None else args.max_step_seconds
@@ -220,17 +241,18 @@ def _plan(args: argparse.Namespace) -> int:
     def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    compiler = RunCompiler(log, generate_code=not args.no_generate_code)
     try:
         if args.seq_len is None:
-            planned = longest_plan(args.model, target, args.compute_dtype, log)
+            planned = longest_plan(args.model, target, args.compute_dtype, compiler)
             print(f"the longest that fits: {plan_text(args.model, target, planned)}", flush=True)
             if planned.chosen is None:
                 return 0
-            quick = longest_plan_within(planned, args.model, target, args.compute_dtype, log, limit)
+            quick = longest_plan_within(planned, args.model, target, args.compute_dtype, compiler, limit)
             of = f"the longest of which a step takes at most {limit:,.4g} s"
             print(f"{of}: the same" if quick is planned else f"{of}: {plan_text(args.model, target, quick)}")
             return 0
-        planned = plan(args.model, target, args.seq_len, args.compute_dtype, log)
+        planned = plan(args.model, target, args.seq_len, args.compute_dtype, compiler)
     except CompilerFailure as failure:
         said = f"the compiler broke down, which says nothing of what fits: {failure}"
         print(f"ringformer plan: {said}", file=sys.stderr)

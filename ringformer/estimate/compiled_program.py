@@ -48,6 +48,12 @@ class Instruction(NamedTuple):
         return [Array(dtype, tuple(int(x) for x in dims.split(",") if x)) for dtype, dims in types]
 
     @property
+    def op_name(self) -> str:
+        """The path of scopes and the primitive that it was traced from; empty if the compiler made it."""
+        found = re.search(r'op_name="([^"]*)"', self.text)
+        return found[1] if found else ""
+
+    @property
     def called(self) -> list[str]:
         """The computations that it runs, a loop's condition left out."""
         names = re.findall(r"\b(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", self.text)

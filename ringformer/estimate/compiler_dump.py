@@ -5,11 +5,12 @@ still lie ahead then: machine code, which an estimate does not need.
 """
 
 import re
-import threading
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+
+from ringformer.estimate.peak_buffers import PeakBuffers, read_peak_buffers
 
 PROGRAM = {"tpu": "*after_optimizations_after_buffer_assignment.txt", "gpu": "*gpu_after_optimizations.txt"}
 """The dump of the scheduled program. The TPU compiler writes this one only of a program that it found to fit."""
@@ -20,7 +21,7 @@ LAST = {"tpu": PROGRAM["tpu"], "gpu": "*.debug_options"}
 AS_COMPILED_PROGRAMS_PRINT = {
     "xla_dump_hlo_as_text": True, "xla_dump_compact_gte": False, "xla_syntax_sugar_async_ops": True,
 }  # fmt: skip
-"""How a dump writes the same text as `jax.stages.Compiled.as_text`."""
+"""How a dump writes the same text as `jax.stages.Compiled.as_text`, of a compiler that knows these options."""
 
 HOST = "5"
 """The number ("color") of host memory in a buffer assignment; that of the device is not printed."""
@@ -28,6 +29,10 @@ HOST = "5"
 
 class CompilerFailure(RuntimeError):
     """The compiler broke down. That says nothing of whether the program fits."""
+
+
+class Refusal(str):
+    """The error of a compiler that does not accept a program."""
 
 
 class Memory(NamedTuple):
@@ -41,35 +46,23 @@ class Memory(NamedTuple):
     """Temporaries in host memory."""
 
 
-def compile_until_scheduled(lowered: jax.stages.Lowered, options: dict, kind: str, folder: Path) -> tuple[str, Memory]:
-    """The text of the scheduled program, and what it holds, for a target of this kind ("tpu" or "gpu").
+class Compiled(NamedTuple):
+    """What a compiler says of a program that it accepts."""
 
-    The compiler cannot be stopped: it goes on, and writes more to the empty `folder`, in a thread that nobody waits
-    for. Call this in a process that ends. Raises what the compiler raises, CompilerFailure if it dumped nothing.
+    program: str
+    """The text of the scheduled program."""
+    memory: Memory
+    code_bytes: int | None = None
+    """Of the machine code, in the device's memory; None: it was not generated."""
+    peak_buffers: PeakBuffers | None = None
+    """What is alive at the peak; None if no dump says so."""
+
+
+def read_dump(folder: Path, kind: str) -> Compiled | None:
+    """What the dump in a folder says of the program of a target of this kind ("tpu" or "gpu"), once it is all there.
+
+    The buffer assignment is written before the program, and a program's entry computation comes last in its text.
     """
-    failures = []
-
-    def compile_on():
-        try:
-            lowered.compile(compiler_options=options | AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(folder)})
-        except Exception as error:
-            failures.append(error)
-
-    compiler = threading.Thread(target=compile_on, daemon=True)
-    compiler.start()
-    dumped = None
-    while dumped is None and compiler.is_alive():
-        compiler.join(timeout=0.2)
-        dumped = _read(folder, kind)
-    if dumped is None and failures:
-        raise failures[0]
-    if dumped is None:
-        raise CompilerFailure(f"it wrote no {PROGRAM[kind]} to {folder}; --generate_code does without")
-    return dumped
-
-
-def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:
-    """The program and its memory, once both are written to their ends: the entry computation comes last."""
     program = next(folder.glob(PROGRAM[kind]), None)
     if program is None or not any(folder.glob(LAST[kind])):
         return None
@@ -79,17 +72,41 @@ def _read(folder: Path, kind: str) -> tuple[str, Memory] | None:
         return None
     stem = program.name.partition("after_optimizations")[0]
     memory = read_memory((folder / f"{stem}after_optimizations-buffer-assignment.txt").read_text())
-    return (text, memory) if (memory.arguments or memory.outputs) and memory.temporaries else None
+    if not (memory.arguments or memory.outputs):
+        return None
+    return Compiled(text, memory, peak_buffers=read_peak_buffers(folder))
+
+
+def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[str, Any]) -> jax.stages.Compiled:
+    """Compile with these options, and with those of `printing` that the compiler knows: it refuses others at once.
+
+    One that is older than an option writes only what the option asks for.
+    """
+    try:
+        return lowered.compile(compiler_options=options | printing)
+    except jax.errors.JaxRuntimeError as error:
+        unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in printing:
+            raise
+        return compile_printing(lowered, options, {name: x for name, x in printing.items() if name != unknown[1]})
+
+
+def generated_program(folder: Path) -> str | None:
+    """The text of the program in a TPU compiler's dump after it generated code: the schedule, with its own estimates of
+    cycles. (`jax.stages.Compiled.as_text` cannot print programs with offloaded arrays on every chip.)"""
+    program = next(folder.glob("*after_codegen.txt"), None)
+    return program.read_text() if program else None
 
 
 def read_memory(assignment: str) -> Memory:
-    """What the text of a buffer assignment says."""
+    """What the text of a buffer assignment says; only newer compilers give an allocation a page."""
     sizes = dict.fromkeys(Memory._fields, 0)
-    for size, color, use in re.findall(r"^allocation \d+: size (\d+), (?:color (\d+), )?(.*)$", assignment, re.M):
+    allocation = r"^allocation \d+: size (\d+), (?:color (\d+), )?(?:page \d+, )?(.*)$"
+    for size, color, use in re.findall(allocation, assignment, re.M):
         if color == HOST and "preallocated-temp" in use:
             sizes["host"] += int(size)
         elif not color:
-            kind = ("arguments" if ", parameter " in use else "temporaries" if "preallocated-temp" in use else
+            kind = ("arguments" if use.startswith("parameter ") else "temporaries" if "preallocated-temp" in use else
                     "outputs" if "maybe-live-out" in use else None)  # fmt: skip
             if kind:
                 sizes[kind] += int(size)

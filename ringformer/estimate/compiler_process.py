@@ -1,11 +1,14 @@
-"""A train step compiled in a process of its own, so that a compiler that dies takes nothing along.
+"""A program compiled in a process of its own, so that a compiler that dies takes nothing along.
 
-`python -m ringformer.estimate.compiler_process FOLDER PARENT` is that process: it reads the call that
-`compile_step_apart` left in the folder, and leaves the answer there.
+`python -m ringformer.estimate.compiler_process FOLDER PARENT` is that process: it reads the call that `compile_apart`
+left in the folder, and leaves there what it knows before the compiler begins, what the compiler dumps, and the answer
+if it ends. Who asked reads the dump: whether a program fits is known when it is scheduled, whatever becomes of the
+compiler then.
 """
 
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -13,20 +16,47 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from ringformer.estimate.compile_step import Estimate, read_estimate, run_compiler
-from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.targets import only_compilers
+import jax
+
+from ringformer.device_order import max_link_hops
+from ringformer.estimate.compiler_dump import (
+    AS_COMPILED_PROGRAMS_PRINT,
+    Compiled,
+    CompilerFailure,
+    Memory,
+    Refusal,
+    compile_printing,
+    generated_program,
+    read_dump,
+)
+from ringformer.estimate.known_failures import known_failure
+from ringformer.estimate.peak_buffers import read_peak_buffers
+from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
+from ringformer.estimate.program_seconds import Rates
+from ringformer.estimate.programs import TRAIN_STEP, lower_program
+from ringformer.estimate.targets import Target, only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.train.config_parsing import CONFIG_MODULE
 
 
-def compile_step_apart(workload: Workload, *, generate_code: bool = False) -> Estimate:
-    """`compile_step` in a process of its own, which ends when the program is scheduled and its buffers are placed: on
-    TPU after a tenth of the compiler's work. With `generate_code` it goes on to machine code, of which nothing is said.
+def compile_apart(
+    workload: Workload, program: str = TRAIN_STEP, *, generate_code: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Estimate:  # fmt: skip
+    """What one of `PROGRAMS` takes, compiled in a process of its own until it is scheduled and its buffers are placed:
+    on TPU after a tenth of the compiler's work. Then the process is ended; what a compiler does after its schedule
+    changes nothing.
 
-    Raises as `compile_step`, MissingCompiler, and CompilerFailure also if the compiler dies.
+    With `generate_code` it goes on to machine code, and a compiler that dies on the way is a failure. `environment`
+    holds variables of that process, LIBTPU_INIT_ARGS for example.
+
+    Raises ValueError for a mesh that cannot be, MissingCompiler, and CompilerFailure, of one line, if the compiler
+    fails for another reason than memory, dies, or is known to die of such a workload.
     """
     workload.target.require_compiler()
     if type(workload.model).__module__ == CONFIG_MODULE:
@@ -34,25 +64,65 @@ def compile_step_apart(workload: Workload, *, generate_code: bool = False) -> Es
             f"{type(workload.model).__name__} is defined in the config file, where the compiler's process cannot find "
             "it: put the model in a module beside the config, and import that"
         )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as folder:
-        Path(folder, "call").write_bytes(pickle.dumps((workload, None if generate_code else Path(folder, "dump"))))
-        done = subprocess.run(
-            [sys.executable, "-m", "ringformer.estimate.compiler_process", folder, str(os.getpid())],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            env=environment,
+    if reason := known_failure(workload):
+        raise CompilerFailure(f"{program}: {reason}")
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "call").write_bytes(pickle.dumps((workload, program, generate_code)))
+        process = _start(folder, environment or {})
+        try:
+            said = _wait(process, folder, None if generate_code else workload.target.chip.kind)
+        finally:
+            with suppress(ProcessLookupError):  # it has ended, and so has all that it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if said is None:
+            raise CompilerFailure(_death(program, process.returncode, (folder / "log").read_text(errors="replace")))
+        if isinstance(said, Exception):
+            raise said
+        around: Surroundings = pickle.loads((folder / "surroundings").read_bytes())
+    seconds = time.perf_counter() - begin
+    if isinstance(said, Refusal):
+        return read_refusal(said, around, workload.target, seconds)
+    return read_estimate(said, around, workload.target, seconds)
+
+
+def _start(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+    path = os.pathsep.join(path for path in sys.path if path)
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ringformer.estimate.compiler_process", str(folder), str(os.getpid())],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0,
+            env={**os.environ, "PYTHONPATH": path, **environment},
         )  # fmt: skip
-        answer = Path(folder, "answer")
-        if not answer.exists():
-            raise CompilerFailure(f"its process ended with {done.returncode}: {done.stdout.strip()[-2000:]}")
-        compiled = pickle.loads(answer.read_bytes())
-    if isinstance(compiled, Exception):
-        raise compiled
-    return read_estimate(compiled, workload.target)
 
 
-def main(folder: str, parent: int) -> None:
-    """The process itself. It ends without waiting for the compiler, and if its parent is gone."""
+def _wait(process: subprocess.Popen, folder: Path, dumps: str | None) -> Compiled | Refusal | Exception | None:
+    """What the dump of a target of the kind `dumps` says as soon as it is there, else the process's answer when it
+    ends; None: it died without one."""
+    while True:
+        ended = process.poll() is not None  # asked first: what it wrote last is then there to be read
+        if dumps and (compiled := read_dump(folder / "dump", dumps)):
+            return compiled
+        if ended:
+            answer = folder / "answer"
+            return pickle.loads(answer.read_bytes()) if answer.exists() else None
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+
+
+def _death(program: str, returncode: int, log: str) -> str:
+    """What a compiler that died said last, in a line, and what to try."""
+    how = f"exit code {returncode}" if returncode >= 0 else signal.Signals(-returncode).name
+    checks = re.findall(r"^F\d{4} [\d:.]+ +\d+ (.+)$", log, re.MULTILINE)  # how C++ logs what it dies of
+    last = (checks[:1] or log.strip().splitlines()[-1:] or ["it said nothing"])[0].strip()
+    return (f"{program}: the compiler died ({how}): {last[:300]}; try other head_groups or remat_group, more devices "
+            "on sp, or half the sequence")  # fmt: skip
+
+
+def main(folder: Path, parent: int) -> None:
+    """The process itself. It ends with the compiler's answer, and if its parent is gone."""
 
     def follow():
         while os.getppid() == parent:
@@ -60,19 +130,59 @@ def main(folder: str, parent: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to say
     threading.Thread(target=follow, daemon=True).start()
     only_compilers()
-    answer: object
+    answer: Any
     try:
-        answer = run_compiler(*pickle.loads(Path(folder, "call").read_bytes()))
+        answer = _compile(folder, *pickle.loads((folder / "call").read_bytes()))
+    except jax.errors.JaxRuntimeError as error:
+        answer = Refusal(str(error))
     except (ValueError, RuntimeError) as error:
         answer = error
-    part = Path(folder, "part")
-    part.write_bytes(pickle.dumps(answer))
-    part.replace(Path(folder, "answer"))
+    _write(folder / "answer", answer)
     os._exit(0)
 
 
+def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
+    lowered, options, mesh, state, alive = lower_program(workload, program)
+    rates, dump = _rates(workload.target, mesh, workload.model.compute_dtype), folder / "dump"
+    _write(folder / "surroundings", Surroundings(program, rates, max_link_hops(mesh), state, alive))
+    dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
+    if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # somebody else wants to read it
+        dumps = {}
+    compiled = compile_printing(lowered, options, dumps)
+    text, memory = generated_program(dump) or compiled.as_text(), compiled.memory_analysis()
+    if text is None or memory is None:
+        raise CompilerFailure(f"{program}: this compiler tells neither its program nor its memory")
+    return Compiled(
+        text,
+        Memory(
+            arguments=memory.argument_size_in_bytes,
+            outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            temporaries=memory.temp_size_in_bytes,
+            host=memory.host_temp_size_in_bytes,
+        ),
+        memory.generated_code_size_in_bytes,
+        read_peak_buffers(dump),
+    )
+
+
+def _rates(target: Target, mesh: jax.sharding.Mesh, dtype: str) -> Rates:
+    hop = target.ring_bandwidth(mesh.shape["sp"] * mesh.shape["tp"])
+    gather = target.ring_bandwidth(mesh.devices.size)
+    if target.chip.kind == "tpu":  # in both directions of each dimension of the slice, shared by the cores of a chip
+        chips = [tuple(x.coords) for x in mesh.devices.flat]
+        links = 2 * sum(len(set(places)) > 1 for places in zip(*chips, strict=True))
+        gather *= max(1, links) * len(set(chips)) / len(chips)
+    chip = target.chip
+    return Rates(chip.flops(dtype), hop, gather, chip.hbm_bandwidth, chip.clock_hz if chip.kind == "tpu" else 0.0)
+
+
+def _write(path: Path, content: object) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(pickle.dumps(content))
+    part.replace(path)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

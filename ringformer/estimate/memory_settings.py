@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ringformer.estimate.closed_forms import host_bytes, peak_bytes
-from ringformer.estimate.compile_step import Estimate
-from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.workload import MemorySettings, Workload
 from ringformer.models.llama_config import LlamaConfig
 
@@ -44,12 +44,12 @@ def compile_first_accepted(
 ) -> tuple[Workload, Estimate]:
     """The workload with the first of these settings whose estimate is accepted, and that estimate; else the last.
 
-    `announce` is told of each workload before it is compiled. Raises as `compile_step_apart`.
+    `announce` is told of each workload before it is compiled. Raises as `compile_apart`.
     """
     for option in settings:
         workload = workload.with_settings(option)
         announce(workload)
-        estimate = compile_step_apart(workload, generate_code=generate_code)
+        estimate = compile_apart(workload, generate_code=generate_code)
         if accepts(estimate):
             break
     return workload, estimate

@@ -1,27 +1,19 @@
 """What of a program's communication is hidden, read off the compiler's own schedule.
 
 A collective that starts here and is waited for there travels while the instructions between the two execute. It counts
-as hidden if their matrix multiplications, at the device's peak rate, take at least as long as its bytes on the link;
-permutes share one link, in the order in which they start. A collective without a start of its own is exposed, and so is
-one whose computation is a branch that may not be taken.
+as hidden if these take (`program_seconds.py`) at least as long as its bytes on the link; permutes share one link, in
+the order in which they start. A collective without a start of its own is exposed, and so is one whose computation is a
+branch that may not be taken.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ringformer.estimate.compiled_program import COLLECTIVES, Instruction, Program
+from ringformer.estimate.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.ops.ring_attention import LOOP
-
-
-class Rates(NamedTuple):
-    """What a device can do in a second."""
-
-    flops: float
-    hop_bytes: float
-    """Bytes of a permute, one way."""
-    gather_bytes: float
-    """Bytes of a gather or reduction, over all links that it spreads over."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +27,6 @@ class Transfer:
     bytes: int
     """That one device sends, or receives of a gather, each time."""
     asynchronous: bool
-    flops: float
-    """Between its start and its end."""
     seconds: float
     """The time from its start until its last byte is through; a permute queues behind those that started before it."""
     cover: float
@@ -55,12 +45,19 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The communication of one step on one device."""
+    """The seconds and the communication of one step on one device."""
 
     transfers: list[Transfer]
     flops: float
     """FLOPs of matrix multiplications, of one step, per device; chunk pairs counted as for one document."""
     rates: Rates
+    purposes: dict[str, Seconds]
+    """Seconds of computation by what they are for; chunk pairs as for one document."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """Of computation, as if all communication were hidden."""
+        return sum(self.purposes.values(), Seconds())
 
     def bytes(self, kinds: tuple[str, ...], hidden: bool) -> float:
         return sum(t.bytes * t.count for t in self.transfers if t.kind in kinds and t.hidden == hidden)
@@ -89,15 +86,16 @@ class Schedule:
         return sum(t.count * t.wait for t in self.transfers)
 
 
-def read_schedule(text: str, rates: Rates) -> Schedule:
-    """The schedule of a compiled program's text."""
+def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = None) -> Schedule:
+    """The schedule of a compiled program's text, with the cycles of known machine code by `KernelKeys.key`."""
     program = Program.parse(text)
+    seconds = ProgramSeconds(program, rates, cycles or {})
     loops = {body: loop.text for instructions in program.computations.values() for loop in instructions.values()
              if loop.opcode == "while" for body in loop.called}  # fmt: skip
     transfers = []
     for name, count in program.executed.items():
-        transfers += _of_computation(program, name, count, rates, loops.get(name))
-    return Schedule(transfers, program.flops(program.entry), rates)
+        transfers += _of_computation(seconds, name, count, loops.get(name))
+    return Schedule(transfers, program.flops(program.entry), rates, seconds.purposes)
 
 
 class _Span(NamedTuple):
@@ -106,30 +104,31 @@ class _Span(NamedTuple):
     end: int | None
 
 
-def _of_computation(program: Program, name: str, count: float, rates: Rates, loop: str | None) -> list[Transfer]:
+def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str | None) -> list[Transfer]:
     """`loop`: the text of the loop whose body this computation is."""
+    program, rates = seconds.program, seconds.rates
     instructions = list(program.computations[name].values())
     spans = list(_spans(program, instructions))
     if not spans:
         return []
-    flops = [0.0]
+    before = [0.0]  # seconds of computation before each instruction, of branches the fastest
     for instruction in instructions:
-        flops.append(flops[-1] + program.instruction_flops(name, instruction))
+        taken = sum(s.certain for s in seconds.of_instruction(name, instruction).values())
+        before.append(before[-1] + taken)
     permutes = [s for s in spans if s.instruction.collective == "collective-permute"]
-    on_link = iter(_share_link(permutes, [x / rates.flops for x in flops], rates.hop_bytes))
+    on_link = iter(_share_link(permutes, before, rates.hop_bytes))
     transfers = []
     for span in spans:
         collective = span.instruction
         kind, array = collective.collective, collective.arrays[0]
-        between = 0.0 if span.end is None else flops[span.end] - flops[span.start + 1]
-        cover = between / rates.flops
+        cover = 0.0 if span.end is None else before[span.end] - before[span.start + 1]
         if kind == "collective-permute":
-            sent, (seconds, wait) = array.bytes, next(on_link)
+            sent, (on_its_way, wait) = array.bytes, next(on_link)
         else:
             largest = max(a.bytes for a in collective.arrays)
             sent = 2 * largest if kind == "all-reduce" else largest  # reduce, then gather
-            seconds = sent / rates.gather_bytes
-            wait = max(0.0, seconds - cover)
+            on_its_way = sent / rates.gather_bytes
+            wait = max(0.0, on_its_way - cover)
         in_loop = _in_ring_loop(collective.text, loop)
         transfers.append(
             Transfer(
@@ -139,8 +138,7 @@ def _of_computation(program: Program, name: str, count: float, rates: Rates, loo
                 count,
                 sent,
                 span.end is not None,
-                between,
-                seconds,
+                on_its_way,
                 cover,
                 wait,
                 in_loop,

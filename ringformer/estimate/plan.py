@@ -1,119 +1,35 @@
-"""Which settings to train with: closed forms rank the candidates, the compiler judges them in that order."""
+"""Which settings to train with: closed forms rank the candidates, the compiler judges them in that order, and of the
+first that it accepts the neighbours, by the seconds of what it compiled."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from typing import NamedTuple
 
-from ringformer.estimate.closed_forms import (
-    assumption,
-    causal_excess,
-    compute_seconds,
-    hop,
-    host_bytes,
-    itemsize,
-    peak_bytes,
-    step_time,
-)
-from ringformer.estimate.compile_step import Estimate
-from ringformer.estimate.compiler_process import compile_step_apart
-from ringformer.estimate.memory_settings import possible_settings
+from ringformer.estimate.candidates import Candidate, candidates, neighbours
+from ringformer.estimate.closed_forms import assumption, step_time
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.programs_report import save_line, verdict_line
+from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.targets import MissingCompiler, Target
-from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.flops import executed_attention_flops, executed_flops
-from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.llama_presets import preset
-from ringformer.ops.layouts import VISIBLE
-from ringformer.ops.work_list import default_chunk
-
-
-class Candidate(NamedTuple):
-    """A workload with what the closed forms say of it: bytes of a device and of its host, seconds a token."""
-
-    workload: Workload
-    peak: float
-    host: float
-    seconds_per_token: float
-
-    @property
-    def step_seconds(self) -> float:
-        return self.seconds_per_token * self.workload.step_tokens
-
-    @property
-    def reason_against(self) -> str:
-        """Why it cannot be; empty if it can, as far as the closed forms know."""
-        target = self.workload.target
-        if self.peak > target.budget:
-            return f"needs about {self.peak / GiB:.1f} of {target.budget / GiB:.1f} GiB"
-        if self.host > target.chip.host_bytes:
-            return (f"needs {self.host / GiB:.0f} GiB of host memory a device, a usual host has "
-                    f"{target.chip.host_bytes / GiB:.0f}")  # fmt: skip
-        return ""
-
-    def __str__(self):
-        w, m = self.workload, self.workload.model
-        chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
-        return (f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{chunk} head_groups {m.head_groups} "
-                f"remat_group {m.remat_group}{' offload' if m.offload else ''}")  # fmt: skip
-
-
-def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> list[Candidate]:
-    """Every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk and memory setting; the
-    fastest first."""
-    ranked = []
-    shape = LlamaConfig(**preset(model) | {"compute_dtype": compute_dtype})
-    for tp in (1, 2, 4, 8):
-        if shape.num_heads % tp or shape.intermediate_size % tp or shape.num_kv_heads % tp:
-            continue
-        for rings in (1, 2, 4, 8):
-            sp = target.num_devices // (tp * rings)
-            if sp * tp * rings != target.num_devices or seq_len % (2 * sp * tp):
-                continue
-            usual = default_chunk(seq_len // sp)
-            for layout, offload, chunk in product(VISIBLE, (False, True), (None, usual // 2)):
-                config = replace(shape, layout=layout, offload=offload, q_chunk=chunk, k_chunk=chunk)
-                workload = Workload(config, target, f"1,{rings},{tp},{sp}", seq_len, batch_size=rings, name=model)
-                ranked += [
-                    _candidate(workload.with_settings(settings))
-                    for settings in possible_settings(config)
-                    if (shape.num_kv_heads // tp) % settings.head_groups == 0
-                ]
-    return sorted(ranked, key=lambda c: c.seconds_per_token)
-
-
-def _candidate(workload: Workload) -> Candidate:
-    model, target, seq_len = workload.model, workload.target, workload.seq_len
-    _, rings, tp, sp = workload.mesh_shape
-    ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
-    forwards = 2 + (model.remat_group > 1)
-    wasted = causal_excess(model.layout, ring, sp, model.q_chunk) - 1
-    flops = executed_flops(model, seq_len, forwards) + wasted * executed_attention_flops(model, seq_len, forwards)
-    compute = compute_seconds(flops / (sp * tp), target.chip.flops(model.compute_dtype))
-    exposed = 0.0
-    for backward, times in ((False, forwards), (True, 1)):
-        one_hop = hop(model, target, ring, ranks=sp * tp, tp=tp, backward=backward)
-        exposed += times * (sp - 1) * model.num_layers * max(0.0, one_hop.link - one_hop.compute)
-    if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
-        moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
-        exposed += (1 + forwards) * model.num_layers * moved / target.ring_bandwidth(tp)
-    # Groups of heads and small chunks make more, smaller kernels; a transfer to the host is taken to be hidden.
-    smaller = math.log2(model.head_groups) + 2 * (model.q_chunk is not None)
-    seconds = (compute + exposed) * (1 + 0.005 * smaller + 0.002 * model.offload)
-    return Candidate(workload, peak_bytes(workload), host_bytes(workload), seconds / (seq_len * rings))
 
 
 class Plan(NamedTuple):
-    """The chosen candidate, None if none fits, and its compiled estimate, None if the compiler is not installed."""
+    """The chosen candidate, None if none fits, and its compiled programs, None if the compiler is not installed."""
 
     seq_len: int
     chosen: Candidate | None
-    estimate: Estimate | None
+    run: RunEstimate | None
     refused: list[tuple[Candidate, str]]
     """What lost against it, fastest first, and why."""
     excess: float = 1.0
     """By how much the compiler's bytes exceeded the closed form's where it refused a candidate."""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The train step's."""
+        return self.run.step if self.run else None
 
     @property
     def step_seconds(self) -> float:
@@ -128,16 +44,19 @@ def plan(
     target: Target,
     seq_len: int,
     compute_dtype: str,
-    log: Callable[[str], None],
+    compiler: RunCompiler,
     attempts: int = 4,
     excess: float = 1.0,
     max_step_seconds: float = math.inf,
+    nearby: bool = True,
 ) -> Plan:
-    """The fastest settings of a preset that the compiler accepts, trying at most `attempts` of the likely ones.
+    """The fastest settings of a preset of which the compiler accepts all programs, trying at most `attempts` of the
+    likely ones, and what is `nearby` the first that fits.
 
     One step of it, with all of its sequences, takes at most `max_step_seconds`, modelled. What the compiler refuses
     corrects the closed forms for those that follow. Without the compiler it is the fastest that the closed forms let
-    fit, and the log says what to install. Raises CompilerFailure if the compiler broke down.
+    fit, and the log says what to install. Raises CompilerFailure if the compiler broke down on all that it was asked
+    for.
     """
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; without it, the longest context is planned")
@@ -153,28 +72,62 @@ def plan(
     try:
         target.require_compiler()
     except MissingCompiler as missing:
-        log(str(missing))
+        compiler.log(str(missing))
         return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
     # The closed forms, corrected or not, may be wrong about the smallest: the compiler decides.
-    smallest = min(likely or ranked, key=lambda c: c.peak)
-    for candidate in likely or [smallest]:
+    smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
+    failures, asked = [], 0
+    for candidate in likely or ([smallest] if smallest else []):
         if candidate is not smallest and candidate.peak * excess > target.budget:
             refused.append((candidate, f"needs about {candidate.peak * excess / GiB:.1f} GiB, after what was compiled"))
             continue
-        if attempts == 0:
+        if asked == attempts:
             break
-        attempts -= 1
-        log(f"compiling {candidate}, {seq_len:,} tokens")
-        estimate = compile_step_apart(candidate.workload)
-        if estimate.fits and (seconds := step_seconds(candidate, estimate)) > max_step_seconds:
-            refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
+        asked += 1
+        try:
+            compiler.log(f"compiling {candidate}, {seq_len:,} tokens")
+            step = compiler.scheduled(candidate.workload)
+            if not step.fits:
+                refused.append((candidate, f"compiled: needs {step.peak_bytes / GiB:.2f} GiB"))
+                excess = max(excess, step.peak_bytes / candidate.peak)
+                continue
+            if (seconds := step_seconds(candidate, step)) > max_step_seconds:
+                refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
+                continue
+            if nearby:
+                candidate = _fastest_nearby(candidate, compiler, excess)
+            run = compiler.run(candidate.workload)
+        except CompilerFailure as failure:
+            failures.append(failure)
+            refused.append((candidate, str(failure)))
             continue
-        if estimate.fits:
+        if not run.reasons_against:
             rest = [c for c in likely if c.seconds_per_token >= candidate.seconds_per_token]
-            return Plan(seq_len, candidate, estimate, refused + _slower([candidate, *rest]), excess)
-        refused.append((candidate, f"compiled: needs {estimate.peak_bytes / GiB:.2f} GiB"))
-        excess = max(excess, estimate.peak_bytes / candidate.peak)
+            return Plan(seq_len, candidate, run, refused + _slower([candidate, *rest]), excess)
+        refused.append((candidate, f"compiled: {'; '.join(run.reasons_against)}"))
+    if failures and len(failures) == asked:
+        raise failures[-1]
     return Plan(seq_len, None, None, refused, excess)
+
+
+def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float) -> Candidate:
+    """The candidate, or a neighbour that fits and whose compiled step is over 3% faster, and so on from that one.
+
+    Raises CompilerFailure as `RunCompiler.scheduled` of the candidate, not of a neighbour.
+    """
+    seconds = step_seconds(candidate, compiler.scheduled(candidate.workload))
+    for other in neighbours(candidate):
+        if other.impossible or other.peak * excess > other.workload.target.budget:
+            continue
+        compiler.log(f"  {seconds:,.1f} s a step; compiling its neighbour {other}")
+        try:
+            step = compiler.scheduled(other.workload)
+        except CompilerFailure as failure:
+            compiler.log(f"  {failure}")
+            continue
+        if step.fits and step_seconds(other, step) < 0.97 * seconds:
+            return _fastest_nearby(other, compiler, excess)
+    return candidate
 
 
 def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
@@ -183,29 +136,50 @@ def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
     return [(c, f"{slower:.1%} slower (modelled)") for c, slower in pairs if slower > 0]
 
 
-def longest_plan(model: str, target: Target, compute_dtype: str, log: Callable[[str], None]) -> Plan:
-    """The plan of the longest power of two that some candidate is accepted at."""
-    length = 2**12
-    while any(not c.reason_against for c in candidates(model, target, 2 * length, compute_dtype)):
-        length *= 2
-    best = plan(model, target, length, compute_dtype, log)
-    while best.chosen is None and length > 2**12:
-        length //= 2
-        best = plan(model, target, length, compute_dtype, log, excess=best.excess)
-    return best
+def longest_plan(model: str, target: Target, compute_dtype: str, compiler: RunCompiler) -> Plan:
+    """The plan of the longest power of two that some candidate is accepted at.
+
+    The search begins where the closed forms end, and goes up from a length that fits, else down. Machine code is
+    generated where it ends; what fails there is halved again.
+    """
+    first = 2**12
+    while any(not c.reason_against for c in candidates(model, target, 2 * first, compute_dtype)):
+        first *= 2
+
+    scheduler = replace(compiler, generate_code=False)
+
+    def found_at(length: int, excess: float, compiler: RunCompiler, nearby: bool) -> Plan:
+        try:
+            return plan(model, target, length, compute_dtype, compiler, excess=excess, nearby=nearby)
+        except CompilerFailure as failure:
+            compiler.log(f"{length:,} tokens: {failure}")
+            return Plan(length, None, None, [], excess)
+
+    found = plan(model, target, first, compute_dtype, scheduler, nearby=False)
+    while found.run and (longer := found_at(2 * found.seq_len, found.excess, scheduler, nearby=False)).chosen:
+        found = longer
+    while found.chosen is None and found.seq_len > 2**12:
+        found = plan(model, target, found.seq_len // 2, compute_dtype, scheduler, excess=found.excess, nearby=False)
+    if found.run:
+        found = found_at(found.seq_len, found.excess, compiler, nearby=True)
+        while found.chosen is None and found.seq_len > 2**12:
+            found = found_at(found.seq_len // 2, found.excess, compiler, nearby=True)
+    return found
 
 
 def longest_plan_within(
-    longest: Plan, model: str, target: Target, compute_dtype: str, log: Callable[[str], None], max_step_seconds: float
+    longest: Plan, model: str, target: Target, compute_dtype: str, compiler: RunCompiler, max_step_seconds: float
 ) -> Plan:
     """The plan of the longest power of two, at most that of the plan `longest`, of which one step takes at most so many
     seconds, modelled; `longest` itself if that is it. Nothing is chosen if no length is quick enough."""
     if longest.step_seconds <= max_step_seconds:
         return longest
-    best = longest._replace(chosen=None, estimate=None)
+    best = longest._replace(chosen=None, run=None)
     length = longest.seq_len
     while best.chosen is None and length >= 2**12:
-        best = plan(model, target, length, compute_dtype, log, excess=longest.excess, max_step_seconds=max_step_seconds)
+        best = plan(
+            model, target, length, compute_dtype, compiler, excess=longest.excess, max_step_seconds=max_step_seconds
+        )
         length //= 2
     return best
 
@@ -223,16 +197,25 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     have, exposed = c.workload.target.chip.hbm_bytes, ""
     if e is None:
         need, host, said = c.peak, c.host, "closed form, not compiled"
+        source = assumption()
     else:
         assert e.schedule is not None, "what fits has a schedule"
         need, host, said = e.peak_bytes, e.host_bytes, "compiled"
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of ring bytes exposed in its loops; "
+        source = step_time(e.schedule, c.workload.step_tokens).source
     of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
     step = step_seconds(c, e)
     return (
         f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step of "
-        f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({assumption()})"
+        f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
     )
+
+
+def _programs(run: RunEstimate | None) -> list[str]:
+    """The lines on the other programs of a run."""
+    if run is None:
+        return ["  evaluation, init, saves and machine code were not judged: they need the compiler"]
+    return [f"  {verdict_line(run)}", f"  {save_line(run.step)}"]
 
 
 def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str:
@@ -246,6 +229,7 @@ def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str
         lines = [
             f"{title}: {planned.chosen}",
             _verdict(planned.chosen, planned.estimate),
+            *_programs(planned.run),
             "  the config to use:",
             f"    --config.seq_len={planned.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
             f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat=full "

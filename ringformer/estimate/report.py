@@ -5,19 +5,20 @@ from ringformer.estimate.closed_forms import (
     Hop,
     StepTime,
     assumption,
-    compute_seconds,
+    computation_seconds,
     host_bytes,
     memory,
     ring_hops,
+    state_bytes,
     step_time,
 )
 from ringformer.estimate.collectives import collectives_table, group_json, grouped
-from ringformer.estimate.compile_step import Estimate
-from ringformer.estimate.overlap import Transfer
+from ringformer.estimate.overlap import Schedule, Transfer
 from ringformer.estimate.peak_buffers import PeakBuffers
+from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.flops import executed_flops, model_flops_per_token
+from ringformer.models.flops import model_flops_per_token
 
 
 def estimate_json(workload: Workload, estimate: Estimate) -> dict:
@@ -33,7 +34,8 @@ def closed_form_json(workload: Workload) -> dict:
     target, peak = workload.target, sum(memory(workload).values())
     counted = Estimate(
         fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes,
-        host_bytes=round(host_bytes(workload)), usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
+        budget=target.budget, state_bytes=round(state_bytes(workload)), host_bytes=round(host_bytes(workload)),
+        usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
         temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
     )  # fmt: skip
     return {"closed_form": True} | _numbers(workload, counted, time=None)
@@ -68,10 +70,7 @@ def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
 
 def computation_time(workload: Workload) -> StepTime:
     """The time of a step's computation by the closed form, as if all communication were hidden."""
-    model, target = workload.model, workload.target
-    forwards = 2 + (model.remat_group > 1)
-    flops = workload.batch_size * executed_flops(model, workload.seq_len, forwards) / target.num_devices
-    return StepTime(compute_seconds(flops, target.chip.flops(model.compute_dtype)), 0.0, workload.step_tokens)
+    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens)
 
 
 def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
@@ -126,7 +125,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
     e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
     verdict = "FITS" if e.fits else "DOES NOT FIT"
     of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
-    lines = [title, f"  {verdict}: {of_hbm}; {_headroom(workload, e)}"]
+    lines = [title, f"  the train step {verdict}: {of_hbm}; {_headroom(workload, e)}"]
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         if e.largest:
             lines.append("  what takes the memory, by the compiler:")
@@ -138,6 +137,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
         *_largest(e.peak_buffers),
         *_time(workload, time),
+        *_where(s),
         f"  {s.flops:.3g} FLOPs a device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
         f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed, of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside "
         "its loops" + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
@@ -214,8 +214,12 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
     """What a step takes and is worth, each number with what it counts on."""
     used = mfu(workload, time)
     lines = [
-        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state: {assumption()}, "
-        "and the communication that the schedule leaves exposed",
+        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state:",
+        f"    {time.compute:,.4g} s of computation, {time.exposed:,.3g} s of communication that the schedule leaves "
+        "exposed",
+        f"    {time.source}",
+        f"    no less than {time.floor + time.exposed:,.4g} s by bytes and FLOPs at the peak, no more than "
+        f"{time.serial + time.exposed:,.4g} s if no data moves while an instruction computes",
         f"  {time.tokens_per_second:,.4g} tokens a second"
         + (f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} with all of it "
            "(PaLM's convention)" if used else ""),
@@ -225,6 +229,17 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
         lines.append(f"  {workload.tokens:.3g} tokens: {hours:,.4g} hours ({days:,.3g} days), {device_hours:,.4g} "
                      "device-hours, modelled")  # fmt: skip
     return lines
+
+
+def _where(schedule: Schedule) -> list[str]:
+    """Where the time of a step goes, the most first."""
+    seconds = {name: spent.overlapped for name, spent in schedule.purposes.items()}
+    seconds["exposed communication"] = schedule.exposed_seconds
+    whole = sum(seconds.values())
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])
+    return ["  where the time goes:"] + [
+        f"    {spent:>10,.3f} s {spent / whole:>6.1%}  {name}" for name, spent in ranked if spent > 5e-4 * whole
+    ]
 
 
 def _hops(workload: Workload) -> list[str]:

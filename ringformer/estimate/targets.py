@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, SLICES, Chip, Multiprocessors
+from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, PODS, SLICES, Chip, Multiprocessors
 
 GPU_FRACTION = 0.92
 """The share of a GPU's memory that a step may take; the CUDA context, the libraries and fragmentation take the rest."""
@@ -93,8 +93,9 @@ class Target:
 
     def ring_bandwidth(self, ranks: int) -> float:
         """Bytes per second, one way, of the slowest hop of a ring; `ranks` devices, tp groups included, are close."""
-        crosses = self.chip.kind == "gpu" and ranks > GPUS_OF_A_NODE
-        return self.chip.node_bandwidth if crosses else self.chip.link_bandwidth
+        if self.chip.kind == "gpu" and ranks > GPUS_OF_A_NODE and self.chip.node_bandwidth:
+            return self.chip.node_bandwidth
+        return self.chip.link_bandwidth
 
 
 def compiler_versions(target: Target) -> dict[str, str]:
@@ -124,6 +125,7 @@ def find_target(name: str) -> Target:
             raise ValueError(f"target {name!r}: more than one node of eight must be whole nodes, e.g. 16x{gpu}")
     elif match := re.fullmatch(r"([a-z]\w*):(\d+(?:x\d+)+)", name):
         if match[1] in SLICES:
+            _check_shape(name)
             return Target(name, match[1], name)
     elif match := re.fullmatch(r"([a-z]\w*)-(\d+)", name):
         generation, count = match[1], int(match[2])
@@ -138,6 +140,26 @@ def find_target(name: str) -> Target:
                      "or a TPU slice by its shape, e.g. v5e:4x8")  # fmt: skip
 
 
+def _check_shape(name: str) -> None:
+    """Raise ValueError, with what is possible, if there is no slice of the shape in a name such as "v5e:4x8"."""
+    generation, _, sides = name.partition(":")
+    shape, pod = ([int(x) for x in text.split("x")] for text in (sides, PODS[generation]))
+    if len(shape) != len(pod):
+        problem = f"it is laid out in {len(pod)} dimensions"
+    elif math.prod(shape) > math.prod(pod):
+        problem = f"a whole pod is {PODS[generation]}, {math.prod(pod):,} chips"
+    elif (shape[0] % 2 or shape[1] % 2) and sides not in _PARTS_OF_A_HOST.get(generation, ()):
+        problem = "its hosts hold 2x2 chips, so that the first two sides are even"
+    else:
+        return
+    known = ", ".join(f"{generation}:{shape}" for shape in SLICES[generation].values())
+    raise ValueError(f"no slice of {CHIPS[generation].name} has the shape {name}: {problem}; usual ones: {known}")
+
+
+_PARTS_OF_A_HOST = {"v3": ("1x1",), "v5e": ("1x1", "1x2", "2x1"), "v6e": ("1x1", "1x2", "2x1"), "tpu7x": ("1x1x1",)}
+"""Slices smaller than 2x2 chips."""
+
+
 def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
     """What the GPU compiler is told instead of a device (the text of a GpuTargetConfigProto)."""
     return f"""
@@ -147,7 +169,7 @@ def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
           block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
           shared_memory_per_block: 49152 shared_memory_per_core: {cores.shared_bytes}
           shared_memory_per_block_optin: {cores.shared_bytes - 1024}
-          core_count: {cores.count} fpus_per_core: {cores.fpus} clock_rate_ghz: {cores.clock_ghz}
+          core_count: {cores.count} fpus_per_core: {cores.fpus} clock_rate_ghz: {chip.clock_hz / 1e9}
           l2_cache_size: {cores.l2_bytes}
           device_memory_size: {chip.hbm_bytes} memory_bandwidth: {chip.hbm_bandwidth}
           cuda_compute_capability {{ major: {cores.compute_capability} }}

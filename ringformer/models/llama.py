@@ -157,8 +157,10 @@ class Layer(nnx.Module):
     def __call__(
         self, x: Float[Array, "B t D"], rotation: Rotation, segment_ids: Int[AnyArray, "B T"] | None, axes: Axes
     ) -> Float[Array, "B t D"]:
-        x = x + self.attention(x, self.attention_norm, rotation, segment_ids, axes)
-        return x + self.feedforward(x, self.feedforward_norm, axes)
+        with jax.named_scope("attention"):
+            x = x + self.attention(x, self.attention_norm, rotation, segment_ids, axes)
+        with jax.named_scope("feed_forward"):
+            return x + self.feedforward(x, self.feedforward_norm, axes)
 
 
 class Llama(nnx.Module):
@@ -196,7 +198,8 @@ class Llama(nnx.Module):
     def loss(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, ""]:
         """The sum of -log p(target) over this device's tokens with mask; see `ringformer.data.Batch`."""
         x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
-        return cross_entropy(x, self._head(x.dtype, gather), batch.targets, batch.mask, self.config.loss_chunk)
+        with jax.named_scope("loss"):
+            return cross_entropy(x, self._head(x.dtype, gather), batch.targets, batch.mask, self.config.loss_chunk)
 
     def token_losses(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, "B T"]:
         """-log p(target) of each of this device's tokens, masked or not; for evaluation."""
@@ -212,7 +215,8 @@ class Llama(nnx.Module):
         if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
             raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
         gather = _no_gather if gather is None else gather
-        x = embed(gather("embed", self.embed[...]).astype(c.compute_dtype), tokens)
+        with jax.named_scope("embedding"):
+            x = embed(gather("embed", self.embed[...]).astype(c.compute_dtype), tokens)
         positions, segment_ids = (None if a is None else _enter_tp(a, axes) for a in (positions, segment_ids))
         if positions is None:
             positions = self._places(tokens.shape[1], axes)

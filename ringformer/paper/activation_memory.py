@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ringformer.estimate.compile_step import compile_step, lower_evaluation
+from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
 from ringformer.estimate.targets import compiled_by, find_target
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
@@ -57,11 +58,8 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
             log(f"[table 1] {kind}, {c:,} tokens a device")
             mesh, seq_len, batch = ("1,1,1,-1", c * DEVICES, 1) if kind == "ring" else ("1,-1,1,1", c, DEVICES)
             workload = Workload(model, target, mesh, seq_len, batch)
-            evaluation, step = lower_evaluation(workload).compile().memory_analysis(), compile_step(workload)
-            if evaluation is None or step.temp_bytes is None:
-                raise ValueError(f"the compiler of {TARGET} tells no memory of {kind} at {c:,} tokens a device")
-            forward.append(evaluation.temp_size_in_bytes)
-            train.append(step.temp_bytes)
+            forward.append(_temporaries(workload, EVALUATION))
+            train.append(_temporaries(workload, TRAIN_STEP))
         c = local_length(kind)
         known[kind] = {
             "local_tokens": c, "paper_bytes": paper(kind, model, c), "forward_bytes": grows_by(kind, forward),
@@ -72,6 +70,13 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
         content = {"what": "compiled: activations of a layer of 7B, paper's Table 1", "target": TARGET,
                    "layers": LAYERS, "command": "ringformer tables --only=table1", "kinds": known}  # fmt: skip
         path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _temporaries(workload: Workload, program: str) -> int:
+    size = compile_apart(workload, program).temp_bytes
+    if size is None:
+        raise ValueError(f"the compiler of {TARGET} tells no memory of the {program}")
+    return size
 
 
 def read(path: Path) -> dict[str, dict]:

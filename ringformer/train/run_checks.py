@@ -124,10 +124,10 @@ def check_metrics_finite(step: int, metrics: dict[str, float]) -> None:
 
 def check_state_finite(state, which: str) -> None:
     """Raise FloatingPointError if any number of the state is not finite; `which` completes "the state"."""
-    if not bool(_all_finite(state)):
+    if not bool(all_finite(state)):
         raise FloatingPointError(f"numbers that are not finite are in the state {which}; it is not saved")
 
 
 @jax.jit
-def _all_finite(tree) -> jax.Array:
+def all_finite(tree) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()

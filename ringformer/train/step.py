@@ -47,9 +47,10 @@ def make_train_step(
 
         tokens, masked = (lax.psum(x.sum(), AXIS_NAMES) for x in (batch.mask, ~batch.mask & ~batch.ends))
         loss, grads = jax.tree.map(lambda x: x / jnp.maximum(tokens, 1), (loss, sum_over_replicas(grads)[0]))
-        norm = global_norm(grads)
-        updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("optimizer"):
+            norm = global_norm(grads)
+            updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         metrics = {"loss": lax.psum(loss, AXIS_NAMES), "grad_norm": norm, "tokens": tokens, "masked": masked}
         return TrainState(state.step + 1, params, opt_state), metrics
 

@@ -2,13 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate import memory_settings, targets
-from ringformer.estimate import plan as planning
+from ringformer.estimate import memory_settings, run_estimate, targets
 from ringformer.estimate.commands import add_estimate, add_plan
 from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.programs import EVALUATION, PROGRAMS
+from ringformer.estimate.targets import find_target
 from tests.estimate.test_longest_context import estimate_of
 from tests.hlo import on_tpu
 from tests.verbs import run_verb
@@ -31,14 +33,20 @@ def compiled(monkeypatch):
     """The workloads that were compiled, by a compiler that accepts all."""
     workloads = []
 
-    def compile_step_apart(workload, generate_code):
+    def compile_apart(workload, generate_code):
         workloads.append(workload)
         return estimate_of(workload, fits=True)
 
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
     monkeypatch.setattr(targets, "version", lambda wheel: "1.2.3")
-    monkeypatch.setattr(memory_settings, "compile_step_apart", compile_step_apart)
+    monkeypatch.setattr(memory_settings, "compile_apart", compile_apart)
+    monkeypatch.setattr(run_estimate, "compile_apart", other_program)
     return workloads
+
+
+def other_program(workload, program, generate_code=False, peak_bytes=2**30):
+    e = estimate_of(workload, fits=peak_bytes <= workload.target.budget, peak_bytes=peak_bytes)
+    return replace(e, program=program, code_bytes=2**20 if generate_code else None)
 
 
 def test_without_its_compiler_it_is_a_closed_form_and_says_so(no_compiler, capsys):
@@ -92,7 +100,7 @@ def test_what_must_fit_and_does_not_is_an_exit_code(no_compiler, capsys):
     ("change", "message"),
     [
         ("--model=llama_9b", "unknown model 'llama_9b'; known models: tiny"),
-        ("--target=v5e-3", "unknown slice 'v5e-3'; known: v5e-4"),
+        ("--target=v5e-3", "unknown slice 'v5e-3'; known: v5e-1"),
         ("--mesh_dim=1,1,1,5", "needs 5 devices, there are 8"),
         ("--head_groups=5", "head_groups=5 does not divide num_kv_heads=32"),
         ("--head_groups=0", "--head_groups=0 must be at least 1"),
@@ -122,13 +130,60 @@ def test_a_broken_compiler_is_not_called_too_large(compiled, monkeypatch, capsys
     def breaks(*args, **kwargs):
         raise CompilerFailure("INTERNAL: something else")
 
-    monkeypatch.setattr(memory_settings, "compile_step_apart", breaks)
-    monkeypatch.setattr(planning, "compile_step_apart", breaks)
+    monkeypatch.setattr(memory_settings, "compile_apart", breaks)
+    monkeypatch.setattr(run_estimate, "compile_apart", breaks)
     assert estimate() == 1
     out, err = capsys.readouterr()
     assert not out and "the compiler broke down, which says nothing of whether it fits: INTERNAL" in err
     assert run_verb(add_plan, "--model=llama_7b", "--target=8xH100", "--seq_len=131072") == 1
     assert "the compiler broke down, which says nothing of what fits: INTERNAL" in capsys.readouterr().err
+
+
+def test_every_program_of_a_run_is_judged(compiled, monkeypatch, capsys):
+    """The evaluation needs more than the train step here: the run does not fit, and it is said which, and by how
+    much."""
+    assert estimate("--require_fit") == 0
+    out = capsys.readouterr().out
+    assert all(f"\n    {program:17}fits, " in out for program in PROGRAMS)
+    assert out.rstrip().endswith("FITS: every program of the run and its saves, scheduled; machine code not tried")
+    budget = find_target("8xH100").budget
+
+    def too_large(workload, program, generate_code):
+        need = round(budget) + 2**30 if program == EVALUATION else 2**30
+        return other_program(workload, program, generate_code, need)
+
+    monkeypatch.setattr(run_estimate, "compile_apart", too_large)
+    assert estimate() == 0 and estimate("--require_fit") == 3
+    out = capsys.readouterr().out
+    assert "DOES NOT FIT: evaluation needs 73.85 of 72.85 GiB on each device, 1.00 too much" in out
+    assert estimate("--require_fit", "--json") == 3
+    answer = json.loads(capsys.readouterr().out)
+    assert not answer["fits"] and [p["program"] for p in answer["programs"]] == list(PROGRAMS)
+    assert [p["program"] for p in answer["programs"] if not p["fits"]] == ["evaluation"]
+    assert answer["reasons_against"][0].startswith("evaluation needs")
+
+
+def test_a_save_that_the_host_cannot_hold(compiled, monkeypatch, capsys):
+    """It copies the state of all of a host's devices to the host, beside what is offloaded."""
+
+    def compile_apart(workload, generate_code):
+        e = estimate_of(workload, fits=True, host_bytes=200 * 2**30)
+        return replace(e, state_bytes=100 * 2**30)
+
+    monkeypatch.setattr(memory_settings, "compile_apart", compile_apart)
+    assert estimate("--require_fit") == 3
+    out = capsys.readouterr().out
+    assert "the host needs 300.0 GiB a device for offloaded activations and a save, a usual one has 250.0" in out
+
+
+def test_a_compiler_that_dies_on_another_program_is_a_failure(compiled, monkeypatch, capsys):
+    def dies(workload, program, generate_code):
+        raise CompilerFailure(f"{program}: the compiler died (SIGABRT)")
+
+    monkeypatch.setattr(run_estimate, "compile_apart", dies)
+    assert estimate("--generate_code") == 1
+    err = capsys.readouterr().err
+    assert "evaluation: the compiler died (SIGABRT)" in err and "Traceback" not in err
 
 
 def test_a_plan_is_a_config_to_use(no_compiler, capsys):

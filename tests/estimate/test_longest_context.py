@@ -6,7 +6,6 @@ import pytest
 
 from ringformer.estimate import memory_settings
 from ringformer.estimate.closed_forms import peak_bytes
-from ringformer.estimate.compile_step import Estimate
 from ringformer.estimate.longest_context import (
     attempt,
     counted_longest_within,
@@ -14,8 +13,10 @@ from ringformer.estimate.longest_context import (
     longest_within,
     next_length,
 )
-from ringformer.estimate.memory_settings import possible_settings
-from ringformer.estimate.overlap import Rates, Schedule
+from ringformer.estimate.memory_settings import likely_settings, possible_settings
+from ringformer.estimate.overlap import Schedule
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.program_seconds import OTHER, Rates, Seconds
 from ringformer.estimate.report import computation_time
 from ringformer.estimate.workload import Workload
 from ringformer.paper.max_context import cells
@@ -24,9 +25,10 @@ from ringformer.paper.max_context import cells
 def estimate_of(workload: Workload, *, fits: bool, peak_bytes: int = 2**30, host_bytes: int = 0) -> Estimate:
     """An estimate by a compiler that is a formula; its step takes a second."""
     return Estimate(
-        fits=fits, peak_bytes=peak_bytes, hbm_bytes=workload.target.chip.hbm_bytes, host_bytes=host_bytes,
-        usual_host_bytes=workload.target.chip.host_bytes, argument_bytes=0, temp_bytes=peak_bytes,
-        schedule=Schedule([], 0.6, Rates(1.0, 1.0, 1.0)), max_link_hops=1, compile_seconds=1.0,
+        fits=fits, peak_bytes=peak_bytes, hbm_bytes=workload.target.chip.hbm_bytes, budget=workload.target.budget,
+        host_bytes=host_bytes, usual_host_bytes=workload.target.chip.host_bytes, argument_bytes=0,
+        temp_bytes=peak_bytes, max_link_hops=1, compile_seconds=1.0,
+        schedule=Schedule([], 0.6, Rates(1.0, 1.0, 1.0, 1.0, 0.0), {OTHER: Seconds(overlapped=1.0)}),
     )  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def test_next_length():
 def test_what_a_usual_host_cannot_hold_does_not_fit(monkeypatch):
     """16 KiB a token here: 42 GiB of a v5e's host end before the compiler's limit."""
     monkeypatch.setattr(
-        memory_settings, "compile_step_apart",
+        memory_settings, "compile_apart",
         lambda w, generate_code: estimate_of(w, fits=True, host_bytes=w.seq_len * 2**14),
     )  # fmt: skip
     (cell,) = (cell for cell in cells() if cell.name == "v5e-256/7b/ring/offload/m=1")
@@ -68,7 +70,8 @@ def test_what_was_not_compiled_is_counted():
     """The closed form's longest: its step takes at most so long, and that of the double takes longer."""
     (cell,) = (cell for cell in cells() if cell.name == "v5e-256/7b/ring/bfloat16/m=1")
     length = counted_longest_within(cell.workload(2**26), 3600.0)
-    quick, slow = (computation_time(cell.workload(n)).step for n in (length, 2 * length))
+    both = (cell.workload(n) for n in (length, 2 * length))
+    quick, slow = (computation_time(w.with_settings(likely_settings(w)[0])).step for w in both)
     assert quick <= 3600 < slow
     assert counted_longest_within(cell.workload(length // 4), 3600.0) == length // 4
     assert counted_longest_within(cell.workload(2**26), 1e-9) is None

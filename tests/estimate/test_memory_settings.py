@@ -41,7 +41,7 @@ def test_the_first_that_is_accepted_is_kept(monkeypatch):
     """And the last if none is; each is announced before it is compiled."""
     settings = [MemorySettings(g) for g in (1, 4, 8)]
     seen = []
-    monkeypatch.setattr(memory_settings, "compile_step_apart", lambda w, generate_code: w.model.head_groups)
+    monkeypatch.setattr(memory_settings, "compile_apart", lambda w, generate_code: w.model.head_groups)
     for accepted, kept in ((4, 4), (16, 8)):
         seen.clear()
         workload, estimate = compile_first_accepted(

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 
 from ringformer.estimate import targets
 from ringformer.estimate.targets import MissingCompiler, compiled_by, compiler_versions, find_target
+from ringformer.hardware import PODS, SLICES
 from tests.hlo import on_tpu
 
 
@@ -38,7 +40,7 @@ def test_a_ring_across_nodes_runs_at_the_networks_rate():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v5e-100", "unknown slice 'v5e-100'; known: v5e-4, v5e-8"),
+        ("v5e-100", "unknown slice 'v5e-100'; known: v5e-1, v5e-4, v5e-8"),
         ("v9-8", "unknown target 'v9-8'"),
         ("12xH100", "must be whole nodes"),
         ("8xB900", "unknown target '8xB900'"),
@@ -79,10 +81,48 @@ def test_programs_for_elsewhere_are_kept_in_no_compilation_cache(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v5e:3x7", "hosts hold 2x2 chips, so that the first two sides are even; usual ones: v5e:1x1, v5e:2x2"),
+        ("v4:5x1x1", "the first two sides are even"),
+        ("v5p:1x1x1", "the first two sides are even"),
+        ("v5e:999x1", "a whole pod is 16x16, 256 chips"),
+        ("v5e:32x32", "a whole pod is 16x16, 256 chips"),
+        ("v4:32x16x16", "a whole pod is 16x16x16, 4,096 chips"),
+        ("v4:4x4", "laid out in 3 dimensions; usual ones: v4:2x2x1"),
+        ("v5e:2x2x2", "laid out in 2 dimensions"),
+    ],
+)
+def test_a_shape_that_no_slice_has(name, message):
+    with pytest.raises(ValueError, match=rf"no slice of TPU \w+ has the shape {name}: .*{message}"):
+        find_target(name)
+
+
 @on_tpu
-def test_a_shape_that_no_slice_has():
-    with pytest.raises(ValueError, match="knows no topology 'v5e:3x77'"):
-        find_target("v5e:3x77").devices()
+@pytest.mark.parametrize("generation", SLICES)
+def test_the_compiler_knows_every_slice_with_a_name(generation):
+    """And how many hosts it has. Those of over 2,048 devices take seconds."""
+    for size in SLICES[generation]:
+        target = find_target(f"{generation}-{size}")
+        assert target.num_devices == (size // 2 if generation in ("v4", "v5p") else size)
+        if target.num_devices <= 2048:
+            devices = target.devices()
+            assert len(devices) == target.num_devices
+            assert len({x.process_index for x in devices}) == max(1, len(devices) // target.chip.host_devices)
+
+
+@on_tpu
+def test_the_compiler_knows_every_small_shape_that_is_let_through():
+    """What it knows and is not let through, it takes though no hardware has it."""
+    for generation, pod in PODS.items():
+        for shape in product(range(1, 6), repeat=pod.count("x") + 1):
+            name = f"{generation}:{'x'.join(map(str, shape))}"
+            try:
+                target = find_target(name)
+            except ValueError:
+                continue
+            assert len(target.devices()) == target.num_devices, name
 
 
 @pytest.mark.parametrize("cuda", ["12", "13"])

@@ -81,7 +81,7 @@ def test_backward_hops(layout):
 @pytest.mark.parametrize("layout", ["zigzag", "striped", "contiguous"])
 def test_memory_is_linear(layout):
     """Twice the tokens take twice the memory: no mask, no logits and no block of the ring is kept. (Of a whole train
-    step: `tests/estimate/test_compile_step.py`.)"""
+    step: `tests/estimate/test_programs.py`.)"""
     short, long = (with_backward(layout, T).memory_analysis().temp_size_in_bytes for T in (8192, 16384))
     assert long <= 2.15 * short
 

@@ -1,6 +1,7 @@
 """Table 1: the slopes of compiled temporaries, from temporaries that are a formula."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,21 +31,11 @@ def test_the_papers_forms():
 def test_fill_goes_on_where_it_was(tmp_path, monkeypatch):
     compiled = []
 
-    class Program:
-        temp_size_in_bytes = temp_bytes = property(lambda self: 2**30 + 10**5 * self.length)
+    def compile_apart(workload, program):
+        compiled.append((workload.model.attention, workload.local_tokens))
+        return SimpleNamespace(temp_bytes=2**30 + 10**5 * workload.local_tokens)
 
-        def __init__(self, workload):
-            self.length = workload.local_tokens
-            compiled.append((workload.model.attention, self.length))
-
-        def compile(self):
-            return self
-
-        def memory_analysis(self):
-            return self
-
-    monkeypatch.setattr(activation_memory, "lower_evaluation", Program)
-    monkeypatch.setattr(activation_memory, "compile_step", Program)
+    monkeypatch.setattr(activation_memory, "compile_apart", compile_apart)
     monkeypatch.setattr(activation_memory, "compiled_by", lambda target: "a formula")
     path = tmp_path / "held.json"
     activation_memory.fill(path, lambda line: None)

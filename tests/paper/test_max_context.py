@@ -40,11 +40,11 @@ def compiled(monkeypatch):
     """The workloads that were compiled: they fit up to 2**22 tokens, with two-level remat to 2**23."""
     workloads = []
 
-    def compile_step_apart(workload, generate_code):
+    def compile_apart(workload, generate_code):
         workloads.append(workload)
         return estimate_of(workload, fits=workload.seq_len <= (2**23 if workload.model.remat_group > 1 else 2**22))
 
-    monkeypatch.setattr(memory_settings, "compile_step_apart", compile_step_apart)
+    monkeypatch.setattr(memory_settings, "compile_apart", compile_apart)
     return workloads
 
 
@@ -80,7 +80,7 @@ def test_a_broken_compiler_is_no_answer(tmp_path, monkeypatch):
     def breaks_down(workload, generate_code):
         raise CompilerFailure("its process ended with -6")
 
-    monkeypatch.setattr(memory_settings, "compile_step_apart", breaks_down)
+    monkeypatch.setattr(memory_settings, "compile_apart", breaks_down)
     lines = []
     fill(tmp_path / "t.json", cells()[:2], lines.append)
     assert read(tmp_path / "t.json") == {}

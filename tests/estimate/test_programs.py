@@ -1,4 +1,4 @@
-"""A small model's train step, compiled by the TPU compiler for eight v5e chips: memory, hops, what is hidden."""
+"""A small model's programs, compiled by the TPU compiler for eight v5e chips: memory, hops, what is hidden."""
 
 import json
 import re
@@ -7,15 +7,18 @@ from functools import lru_cache
 
 import pytest
 
-from ringformer.estimate import compile_step as compilation
+from ringformer.estimate import compiler_process
 from ringformer.estimate.closed_forms import assumption, smallest_local_length
-from ringformer.estimate.compile_step import compile_step
 from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.compiler_process import compile_step_apart
+from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.program_estimate import Surroundings, read_refusal
+from ringformer.estimate.program_seconds import Rates
+from ringformer.estimate.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
 from ringformer.estimate.report import estimate_json, estimate_text
 from ringformer.estimate.targets import MissingCompiler, find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
+from ringformer.mesh import make_mesh
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.llama_config import LlamaConfig
 from tests.hlo import on_tpu
@@ -36,7 +39,7 @@ def workload(local: int, model: LlamaConfig = MODEL, target: str = "v5e-8", mesh
 
 @lru_cache
 def estimate(local: int):
-    return compile_step_apart(workload(local))
+    return compile_apart(workload(local))
 
 
 def hops(schedule, dtype, local, model=MODEL):
@@ -47,20 +50,40 @@ def hops(schedule, dtype, local, model=MODEL):
 
 
 def assert_same(with_code, without):
-    """But for the time, for what takes a few KiB of another memory than the device's, and for the live ranges, which
-    only a dump tells."""
+    """But for the time, the code itself, and what takes some KiB of another memory than the device's (init: 209)."""
     assert with_code.generated_code and not without.generated_code
-    memory = {"peak_bytes": pytest.approx(without.peak_bytes, abs=2**16),
-              "temp_bytes": pytest.approx(without.temp_bytes, abs=2**16)}  # fmt: skip
-    time = {"generated_code": True, "compile_seconds": with_code.compile_seconds, "peak_buffers": None}
-    assert vars(with_code) == vars(without) | memory | time
+    memory = {"peak_bytes": pytest.approx(without.peak_bytes + with_code.code_bytes, abs=2**18),
+              "temp_bytes": pytest.approx(without.temp_bytes, abs=2**18)}  # fmt: skip
+    code = {"code_bytes": with_code.code_bytes, "compile_seconds": with_code.compile_seconds}
+    assert vars(with_code) == vars(without) | memory | code
 
 
 @pytest.mark.slow
 @on_tpu
-def test_machine_code_changes_nothing():
-    """All that an estimate says is known when the program is scheduled."""
-    assert_same(compile_step(workload(SHORT)), estimate(SHORT))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_machine_code_changes_nothing(program):
+    """All that an estimate says is known when the program is scheduled, but for the bytes of its code."""
+    with_code = compile_apart(workload(SHORT), program, generate_code=True)
+    assert with_code.code_bytes > 0
+    assert_same(with_code, compile_apart(workload(SHORT), program))
+
+
+@on_tpu
+def test_what_is_alive_beside_a_program_counts():
+    """The optimizer's two moments beside the evaluation, the parameters beside the first state, and two batches that
+    the loader has ready: 2 x (4 of int32, 2 of bool) a token."""
+    params = 4 * MODEL.num_params / N
+    batches = 2 * (4 * 4 + 2 * 1) * SHORT
+    beside = {p: compile_apart(workload(SHORT), p) for p in (EVALUATION, FIRST_STATE, INIT)}
+    assert beside[EVALUATION].alive_bytes == pytest.approx(2 * params + batches, rel=0.01)
+    assert beside[FIRST_STATE].alive_bytes == pytest.approx(params, rel=0.01)
+    assert beside[INIT].alive_bytes == 0 and estimate(SHORT).alive_bytes == batches
+    assert beside[EVALUATION].peak_bytes >= 3 * params + batches + beside[EVALUATION].temp_bytes
+    assert beside[FIRST_STATE].peak_bytes >= 3 * params and beside[INIT].peak_bytes >= params
+    assert {e.state_bytes for e in beside.values()} == {estimate(SHORT).state_bytes}
+    assert estimate(SHORT).state_bytes == pytest.approx(3 * params, rel=0.01)
+    assert all(e.fits for e in beside.values())
+    assert beside[EVALUATION].schedule.flops < estimate(SHORT).schedule.flops
 
 
 @on_tpu
@@ -68,15 +91,25 @@ def test_the_schedule_has_the_host_memory(monkeypatch):
     """Offloaded inputs of the layers, in bf16; the embedding's output is one of them. In any environment."""
     for name in ("JAX_PLATFORMS", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_SKIP_MDS_QUERY"):
         monkeypatch.delenv(name, raising=False)
-    e = compile_step_apart(workload(LONG, replace(MODEL, offload=True)))
+    e = compile_apart(workload(LONG, replace(MODEL, offload=True)))
     assert e.fits and e.host_bytes == LAYERS * LONG * MODEL.hidden_size * 2
 
 
 @on_tpu
 @pytest.mark.parametrize("generate_code", [False, True])
 def test_what_does_not_fit(generate_code):
-    e = compile_step_apart(replace(workload(LONG), batch_size=1024), generate_code=generate_code)
+    e = compile_apart(replace(workload(LONG), batch_size=1024), generate_code=generate_code)
     assert not e.fits and e.peak_bytes > e.hbm_bytes and e.schedule is None
+
+
+@on_tpu
+@pytest.mark.parametrize(("name", "links"), [("v3:2x2", 4 / 2), ("tpu7x:2x2x2", 6 / 2), ("v3:1x1", 1 / 2),
+                                             ("v5e:4x2", 4), ("v4:2x2x1", 4), ("v5p:2x2x2", 6)])  # fmt: skip
+def test_the_cores_of_a_chip_share_its_links(name, links):
+    """A gather spreads over both directions of each dimension; two devices of one chip have half of them each."""
+    target = find_target(name)
+    mesh = make_mesh("1,-1,1,1", target.devices())
+    assert compiler_process._rates(target, mesh, "bfloat16").gather_bytes == links * target.chip.link_bandwidth
 
 
 @on_tpu
@@ -98,12 +131,12 @@ def test_memory_is_linear():
 
 @on_tpu
 def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
-    """SHORT local tokens are too few to hide a hop, LONG are enough; what is left is outside of the loops, and no more
-    than one hop in sp."""
+    """The closed form is of the units' full rate: LONG is more than it wants. An eighth of it is too short at the rate
+    that blocks reach. What is left of LONG is outside of the loops, and no more than one hop in sp."""
     model, chip = MODEL, CHIPS["v5e"]
     for backward in (False, True):
         assert SHORT < smallest_local_length(model, chip, backward=backward) < LONG
-    assert estimate(SHORT).schedule.exposed_in_ring_loops > 0
+    assert estimate(LONG // 8).schedule.exposed_in_ring_loops > 0
     schedule = estimate(LONG).schedule
     assert schedule.exposed_in_ring_loops == 0
     assert schedule.exposed_permute_bytes <= (schedule.hidden_permute_bytes + schedule.exposed_permute_bytes) / N
@@ -116,7 +149,7 @@ def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
                                           ("v5e-8", 4)])  # fmt: skip
 def test_every_ring_is_hidden(name, sp):
     """From 32,768 local tokens, more than v6e's 24,480: one link a hop, exposed at most 1/sp of the ring's bytes."""
-    e = compile_step_apart(Workload(MHA, find_target(name), f"1,{8 // sp},1,{sp}", sp * 32768, batch_size=8 // sp))
+    e = compile_apart(Workload(MHA, find_target(name), f"1,{8 // sp},1,{sp}", sp * 32768, batch_size=8 // sp))
     s = e.schedule
     assert e.fits and e.max_link_hops == 1 and s.exposed_in_ring_loops == 0
     assert s.exposed_permute_bytes <= (s.hidden_permute_bytes + s.exposed_permute_bytes) / sp
@@ -139,15 +172,30 @@ def has_cuda_compiler() -> bool:
         return False
 
 
+on_cuda = pytest.mark.skipif(not has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
+@on_cuda
+@pytest.mark.parametrize("generate_code", [False, True])
+def test_a_gpu_target_with_heads_of_100(generate_code):
+    """As 3B has: no tile that a compiler gives an untried kernel fits them. With offload."""
+    odd = replace(MHA, hidden_size=3200, num_heads=32, num_kv_heads=32, head_dim=100, num_layers=2, offload=True)
+    local = 16384
+    e = compile_apart(workload(local, odd, "8xA100-80"), generate_code=generate_code)
+    assert e.fits and e.host_bytes == 2 * local * 3200 * 2
+    assert e.argument_bytes == pytest.approx(12 * odd.num_params / N, rel=0.01)
+
+
+@pytest.mark.slow
+@on_cuda
 def test_a_gpu_target():
     """The same by the GPU compiler: n-1 hops, nothing exposed inside the loops, exposed at most 2/sp of all."""
     local = 16384
     gpus = workload(local, MHA, "8xA100-80")
-    e = compile_step_apart(gpus)
+    e = compile_apart(gpus)
     assert e.fits and e.max_link_hops is None
-    assert_same(compile_step(gpus), e)
+    assert_same(compile_apart(gpus, generate_code=True), e)
     assert hops(e.schedule, "f32", local, MHA) == 2 * (N - 1)
     s = e.schedule
     assert s.exposed_in_ring_loops == 0
@@ -169,7 +217,7 @@ def test_reports():
     )
     groups = re.findall(r"^  (?:ring, inside its loops|ring, at their ends) +collective-permute +([\d,]+) ", text, re.M)
     assert sum(int(n.replace(",", "")) for n in groups) == sum(c["executed"] for c in permutes)
-    assert sum(len(line) > 0 for line in text.splitlines()) < 40, "groups instead of hundreds of collectives"
+    assert sum(len(line) > 0 for line in text.splitlines()) < 50, "groups instead of hundreds of collectives"
     assert "days_model" not in found
     days = estimate_json(replace(w, tokens=1e9), e)
     assert days["days_model"] == pytest.approx(1e9 / found["tokens_per_second_model"] / 86400)
@@ -203,20 +251,25 @@ def test_a_report_names_what_is_alive_at_the_peak():
         assert buffer["type"] in estimate_text("a title", w, e)
 
 
+AROUND = Surroundings(TRAIN_STEP, Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state=0, alive=0)
+
+
 def test_what_does_not_fit_and_what_is_a_failure():
     """Both forms of the compiler's verdict are read; any other error of it is never taken for one."""
     messages = {
-        "CompileTimeHbmOom: Ran out of memory ... Used 20.50G of 15.75G hbm. Exceeded by 4.75G.": 20.5,
-        "Ran out of memory on HBM, the total memory required for HLO temporaries (16.18G) exceeds available HBM": 16.18,
+        "CompileTimeHbmOom: Ran out of memory ... Used 20.50G of 15.25G hbm. Exceeded by 4.75G.": 20.5,
+        "Ran out of memory on HBM, the total memory required for HLO temporaries (16.18G) exceeds available HBM "
+        "(15.25G). HLO module: jit_step.": 16.18,
     }
     w = workload(LONG)
     for message, gigabytes in messages.items():
-        e = compilation._does_not_fit(message, w.target, 1, 2.0)
+        e = read_refusal(message, AROUND, w.target, 2.0)
         assert not e.fits and e.peak_bytes == int(gigabytes * 2**30)
+        assert e.hbm_bytes == 15.25 * 2**30, "what the compiler has, whatever the table of chips says"
         assert "DOES NOT FIT" in estimate_text("a title", w, e)
         assert estimate_json(w, e)["exposed_permute_bytes"] is None
     with pytest.raises(CompilerFailure, match="Mosaic failed"):
-        compilation._does_not_fit("INTERNAL: Mosaic failed to compile", w.target, 1, 2.0)
+        read_refusal("INTERNAL: Mosaic failed to compile", AROUND, w.target, 2.0)
 
 
 @on_tpu
@@ -230,7 +283,7 @@ def test_what_does_not_fit_and_what_is_a_failure():
 )
 def test_meshes_that_cannot_be(mesh_dim, message):
     with pytest.raises(ValueError, match=message):
-        compile_step(workload(1024, MHA, mesh_dim=mesh_dim))
+        lower_program(workload(1024, MHA, mesh_dim=mesh_dim), TRAIN_STEP)
 
 
 @on_tpu
@@ -244,4 +297,4 @@ def test_meshes_that_cannot_be(mesh_dim, message):
 )
 def test_batches_that_cannot_be(mesh_dim, seq_len, message):
     with pytest.raises(ValueError, match=message):
-        compile_step(Workload(MODEL, find_target("v5e-8"), mesh_dim, seq_len))
+        lower_program(Workload(MODEL, find_target("v5e-8"), mesh_dim, seq_len), TRAIN_STEP)

@@ -1,0 +1,47 @@
+"""What decides the machine code of an instruction: instructions with equal keys have equal code.
+
+The compiler generates code for an instruction from its opcode, the computation that it fuses, and the types of its
+operands and results with their layouts and memory spaces; names and metadata change nothing (it reuses code by the same
+rule). So the cycles of a step's instruction may be read from another program that has the same one.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+
+from ringformer.estimate.compiled_program import Instruction, Program
+
+_SAYS_NOTHING = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
+
+
+@dataclass(frozen=True)
+class KernelKeys:
+    """The keys of a program's instructions."""
+
+    program: Program
+    _texts: dict[str, str] = field(default_factory=dict)
+
+    def key(self, computation: str, instruction: Instruction) -> str:
+        """A hash of what decides the machine code of this instruction of a computation."""
+        here = self.program.computations[computation]
+        operands = [here[name].type if name in here else name for name in instruction.operands]
+        attributes = _without_names(instruction, {}).partition("(")[2]
+        words = [instruction.opcode, instruction.type, *operands, attributes, *map(self._text, instruction.called)]
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()[:20]
+
+    def _text(self, computation: str) -> str:
+        """A computation's instructions, each value named by its place."""
+        if computation not in self._texts:
+            instructions = self.program.computations[computation].values()
+            places = {instruction.name: f"%{place}" for place, instruction in enumerate(instructions)}
+            lines = [_without_names(i, places) + "".join(map(self._text, i.called)) for i in instructions]
+            self._texts[computation] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return self._texts[computation]
+
+
+def _without_names(instruction: Instruction, places: dict[str, str]) -> str:
+    """An instruction's text, its values by their `places`, without the names of what it calls."""
+    text = _SAYS_NOTHING.sub("", instruction.text.strip())
+    for called in instruction.called:
+        text = text.replace(f"%{called}", "")
+    return re.sub(r"%([\w.\-]+)", lambda name: places.get(name[1], ""), text)

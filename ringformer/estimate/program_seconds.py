@@ -1,0 +1,164 @@
+"""Seconds of a compiled program on one device: cycles of its machine code where they are known, bytes, and FLOPs.
+
+An instruction takes the larger of its cycles at the chip's clock and its HBM bytes at the memory's rate, as often as it
+is executed: data are fetched while the units compute. Where no machine code is known, its FLOPs at a share of the peak
+stand for the cycles. Communication is not in it; the schedule says what of that is exposed (`overlap.py`).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ringformer.estimate.compiled_program import Instruction, Program
+from ringformer.estimate.kernel_keys import KernelKeys
+from ringformer.estimate.memory_traffic import hbm_bytes
+from ringformer.ops.ring_attention import LOOP
+
+PAIR_EFFICIENCY, MATMUL_EFFICIENCY = 0.55, 0.85
+"""The share of the peak that the products of a chunk pair and all other matrix products reach where no machine code
+says it: what it says of 7B on four TPUs (results/kernel_cycles.json)."""
+
+COPIES, OTHER = "copies and layout changes", "other"
+SCOPES = {
+    "attention": "projections", "feed_forward": "feed-forward", "loss": "loss", "embedding": "embedding",
+    "optimizer": "optimizer",
+}  # fmt: skip
+"""What a `jax.named_scope` of the model or of the train step is called in a report; of attention, all but the pairs."""
+
+
+class Rates(NamedTuple):
+    """What a device can do in a second."""
+
+    flops: float
+    """Of matrix products in the program's dtype, at the peak."""
+    hop_bytes: float
+    """Bytes of a permute, one way."""
+    gather_bytes: float
+    """Bytes of a gather or reduction, over all links that it spreads over."""
+    hbm_bytes: float
+    cycles: float
+    """The clock; 0 where machine code is not counted (GPU)."""
+
+
+class Seconds(NamedTuple):
+    """Seconds of instructions: with data fetched while the units compute, and what bounds that."""
+
+    busy: float = 0.0
+    """Of the units: cycles, or FLOPs at an efficiency."""
+    memory: float = 0.0
+    """Of HBM bytes."""
+    overlapped: float = 0.0
+    """The estimate: the larger of the two for each instruction."""
+    floor: float = 0.0
+    """The roofline: the larger of FLOPs at the peak and HBM bytes."""
+    counted: float = 0.0
+    """Of the estimate what has machine code, or moves bytes for longer than it could compute."""
+    certain: float = 0.0
+    """Of the estimate what passes whichever branches are taken."""
+
+    def __add__(self, other):
+        return Seconds(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, count: float) -> "Seconds":
+        return Seconds(*(x * count for x in self))
+
+
+@dataclass(frozen=True)
+class ProgramSeconds:
+    """Seconds of every instruction of a program, each with all that it calls."""
+
+    program: Program
+    rates: Rates
+    cycles: Mapping[str, float] = field(default_factory=dict)
+    """Of known machine code, by `KernelKeys.key`."""
+    _keys: KernelKeys = field(init=False)
+    _computations: dict[str, dict[str, Seconds]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "_keys", KernelKeys(self.program))
+
+    @property
+    def purposes(self) -> dict[str, Seconds]:
+        """The seconds of one run of the whole program by what they are for (`PURPOSES`)."""
+        return self.of_computation(self.program.entry)
+
+    @property
+    def total(self) -> Seconds:
+        return sum(self.purposes.values(), Seconds())
+
+    def of_computation(self, name: str) -> dict[str, Seconds]:
+        """One run of a computation; no less than its HBM bytes, those of asynchronous copies too, take."""
+        if name not in self._computations:
+            sums: dict[str, Seconds] = {}
+            for instruction in self.program.computations[name].values():
+                _add(sums, self.of_instruction(name, instruction))
+            waiting = sum(s.memory for s in sums.values()) - _overlapped(sums)
+            if waiting > 0:
+                _add(sums, {COPIES: Seconds(overlapped=waiting, floor=waiting, counted=waiting)})
+            self._computations[name] = sums
+        return self._computations[name]
+
+    def of_instruction(self, computation: str, instruction: Instruction) -> dict[str, Seconds]:
+        """One run of an instruction; of branches, the slowest: the ring waits for its busiest rank."""
+        if instruction.opcode == "while":
+            trips = self.program.trip_count(computation, instruction)
+            return {k: s.times(trips) for k, s in self.of_computation(instruction.called[0]).items()}
+        if instruction.opcode == "conditional":
+            branches = [self.of_computation(name) for name in instruction.called]
+            sums = {k: s._replace(certain=0.0) for k, s in max(branches, key=_overlapped).items()}
+            certain = min(sum(s.certain for s in branch.values()) for branch in branches)
+            _add(sums, {OTHER: Seconds(certain=certain)})
+            return sums
+        if instruction.opcode == "call" and not instruction.collective:
+            return self.of_computation(instruction.called[0])
+        seconds = self._alone(computation, instruction)
+        return {purpose(instruction): seconds} if any(seconds) else {}
+
+    def _alone(self, computation: str, instruction: Instruction) -> Seconds:
+        flops = self.program.instruction_flops(computation, instruction)
+        memory = hbm_bytes(self.program, computation, instruction) / self.rates.hbm_bytes
+        cycles = self._known_cycles(computation, instruction)
+        guess = flops / (efficiency(instruction) * self.rates.flops)
+        busy = guess if cycles is None else cycles / self.rates.cycles
+        if instruction.opcode.endswith("-start"):  # beside what follows it; of_computation sees to its bytes
+            return Seconds(memory=memory)
+        overlapped = max(busy, memory)
+        counted = overlapped if cycles is not None or memory >= guess else 0.0
+        return Seconds(busy, memory, overlapped, max(flops / self.rates.flops, memory), counted, overlapped)
+
+    def _known_cycles(self, computation: str, instruction: Instruction) -> float | None:
+        if not self.cycles or not self.rates.cycles:
+            return None
+        return self.cycles.get(self._keys.key(computation, instruction))
+
+
+def _overlapped(sums: dict[str, Seconds]) -> float:
+    return sum(seconds.overlapped for seconds in sums.values())
+
+
+def _add(sums: dict[str, Seconds], more: dict[str, Seconds]) -> None:
+    for name, seconds in more.items():
+        sums[name] = sums.get(name, Seconds()) + seconds
+
+
+def efficiency(instruction: Instruction) -> float:
+    """The share of the peak that an instruction's matrix products are taken to reach."""
+    return PAIR_EFFICIENCY if _of_chunk_pairs(instruction) else MATMUL_EFFICIENCY
+
+
+def purpose(instruction: Instruction) -> str:
+    """What an instruction's seconds are for, by its opcode and the scopes in its name."""
+    if instruction.opcode in ("copy", "copy-start", "slice-start", "transpose"):
+        return COPIES
+    name = instruction.op_name
+    if _of_chunk_pairs(instruction) or f"/{LOOP}/" in name:
+        if "transpose(" not in name:
+            return "attention forward"
+        return "attention recomputed" if "rematted_computation" in name else "attention backward"
+    scope = re.search(rf"[/(]({'|'.join(SCOPES)})[)/]", name)
+    return SCOPES[scope[1]] if scope else OTHER
+
+
+def _of_chunk_pairs(instruction: Instruction) -> bool:
+    return re.search(r"at_most_\d+_trips", instruction.op_name) is not None

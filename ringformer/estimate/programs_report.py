@@ -1,0 +1,59 @@
+"""The programs of a run as JSON objects, and as text for a person: the verdict on all of them."""
+
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.run_estimate import RunEstimate
+from ringformer.hardware import GiB
+
+
+def programs_json(run: RunEstimate) -> dict:
+    """Whether the whole run fits, and the bytes of a device for each of its programs."""
+    return {
+        "fits": run.all_fit,
+        "reasons_against": run.reasons_against,
+        "save_host_bytes": run.step.save_host_bytes,
+        "programs": [
+            {
+                "program": p.program, "fits": run.fits(p), "peak_bytes": run.peak_bytes(p),
+                "argument_bytes": p.argument_bytes, "temp_bytes": p.temp_bytes, "alive_bytes": p.alive_bytes,
+                "code_bytes": p.code_bytes, "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
+            }
+            for p in run.programs
+        ],
+    }  # fmt: skip
+
+
+def programs_text(run: RunEstimate) -> str:
+    """Each program with its verdict, what saving needs, and the verdict on the run."""
+    lines = [f"  the programs of a run, {how_far(run)}:", *(f"    {_program_line(run, p)}" for p in run.programs)]
+    lines += [f"  {save_line(run.step)}", f"  {verdict_line(run)}"]
+    return "\n".join(lines)
+
+
+def verdict_line(run: RunEstimate) -> str:
+    """Whether the run fits, and if not what does not, and by how much."""
+    if reasons := run.reasons_against:
+        return f"DOES NOT FIT: {'; '.join(reasons)}"
+    return f"FITS: every program of the run and its saves, {how_far(run)}"
+
+
+def how_far(run: RunEstimate) -> str:
+    """How far the compiler went with the programs."""
+    if not run.step.fits:
+        return "not scheduled: too large"
+    generated = all(p.generated_code for p in run.programs)
+    return "compiled to machine code" if generated else "scheduled; machine code not tried"
+
+
+def save_line(step: Estimate) -> str:
+    """What saving and restoring take: no program, but host memory."""
+    beside = f" beside {step.host_bytes / GiB:.2f} GiB of offloaded activations" if step.host_bytes else ""
+    return (f"save, restore and init_from run no program; a save copies {step.state_bytes / GiB:.2f} GiB a device to "
+            f"its host{beside}, of {step.usual_host_bytes / GiB:.0f} GiB that a usual one has")  # fmt: skip
+
+
+def _program_line(run: RunEstimate, p: Estimate) -> str:
+    code = f", {p.code_bytes / 2**20:,.1f} MiB of code" if p.code_bytes is not None else ""
+    alive = f", {p.alive_bytes / GiB:.2f} GiB alive beside it" if p.alive_bytes >= 0.005 * GiB else ""
+    verdict = "fits" if run.fits(p) else "DOES NOT FIT"
+    peak = run.peak_bytes(p) / GiB
+    return f"{p.program:17}{verdict}, {peak:.2f} of {p.hbm_bytes / GiB:.2f} GiB{alive}{code}"

@@ -1,0 +1,88 @@
+"""Seconds of programs of known answer: a product of 8 x 8 does 1024 FLOPs."""
+
+import pytest
+
+from ringformer.estimate.compiled_program import Program
+from ringformer.estimate.kernel_keys import KernelKeys
+from ringformer.estimate.program_seconds import (
+    MATMUL_EFFICIENCY,
+    PAIR_EFFICIENCY,
+    ProgramSeconds,
+    Rates,
+    purpose,
+)
+
+RATES = Rates(flops=1024.0, hop_bytes=1.0, gather_bytes=1.0, hbm_bytes=256.0, cycles=10.0)
+DOT = "f32[8,8]{1,0:S(1)} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+TEXT = """
+%body (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0:S(1)} parameter(0)
+  ROOT %m = DOT, metadata={op_name="jit(step)/attention/ring/while/body/at_most_3_trips/while/body/dot_general"}
+}
+%condition (x: f32[8,8]) -> pred[] {
+  %x = f32[8,8]{1,0:S(1)} parameter(0)
+  ROOT %p = pred[] constant(true)
+}
+%idle (x: f32[8,8]) -> f32[8,8] {
+  ROOT %x = f32[8,8]{1,0:S(1)} parameter(0)
+}
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0:S(1)} parameter(0)
+  %w = f32[8,8]{1,0:S(1)} while(%x), condition=%condition, body=%body, known_trip_count={"n":"3"}
+  %c = f32[8,8]{1,0:S(1)} conditional(%i, %x, %x), branch_computations={%idle, %body}
+  %l = DOT, metadata={op_name="jit(step)/jvp(loss)/dot_general"}
+  ROOT %n = f32[8,8]{1,0} negate(%l), metadata={op_name="jit(step)/optimizer/neg"}
+}
+""".replace("DOT", DOT)
+
+
+def seconds(cycles=None, text=TEXT):
+    return ProgramSeconds(Program.parse(text), RATES, cycles or {})
+
+
+def test_loops_multiply_and_the_slowest_branch_is_taken():
+    """Three turns and one branch of a product at the share of the peak that pairs reach; of the branch nothing is
+    certain. Its bytes take the negation a second."""
+    found = seconds().purposes
+    assert found["attention forward"].overlapped == pytest.approx(4 / PAIR_EFFICIENCY)
+    assert sum(s.certain for s in found.values()) == pytest.approx(3 / PAIR_EFFICIENCY + 1 / MATMUL_EFFICIENCY + 1)
+    assert found["loss"].overlapped == pytest.approx(1 / MATMUL_EFFICIENCY) and found["loss"].counted == 0
+    assert found["optimizer"].overlapped == found["optimizer"].counted == 1
+    assert seconds().total.floor == pytest.approx(4 + 1 + 1)
+
+
+def test_known_machine_code_replaces_the_assumption():
+    program = Program.parse(TEXT)
+    product = program.computations["body"]["m"]
+    found = seconds({KernelKeys(program).key("body", product): 25.0}).purposes["attention forward"]
+    assert found.overlapped == found.counted == pytest.approx(4 * 2.5)
+
+
+def test_bytes_that_cannot_pass_while_the_program_runs_are_waited_for():
+    """An asynchronous copy of four arrays takes four seconds of the memory's time, and the product little over one."""
+    text = """
+ENTRY %main (x: f32[32,8], y: f32[8,8]) -> f32[8,8] {
+  %big = f32[32,8]{1,0} parameter(0)
+  %x = f32[8,8]{1,0:S(1)} parameter(1)
+  %s = (f32[32,8]{1,0:S(1)}, f32[32,8]{1,0}, u32[]{:S(2)}) copy-start(%big)
+  %m = DOT
+  %d = f32[32,8]{1,0:S(1)} copy-done(%s)
+}
+""".replace("DOT", DOT)
+    assert seconds(text=text).total.overlapped == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ("jit(step)/jvp()/while/body/attention/ring/while/body/at_most_9_trips/while/body/exp", "attention forward"),
+        ("transpose(jvp())/checkpoint/rematted_computation/attention/ring/while/body/add", "attention recomputed"),
+        ("transpose(jvp())/checkpoint/transpose(jvp(attention))/at_most_9_trips/while/body/exp", "attention backward"),
+        ("jit(step)/jvp()/while/body/attention/bthd,hdD->btD/dot_general", "projections"),
+        ("jit(step)/transpose(jvp(feed_forward))/while/body/dot_general", "feed-forward"),
+        ("state.params['layers']['attention']['wq']", "other"),
+    ],
+)
+def test_purposes(scope, expected):
+    text = f'ENTRY %m (x: f32[]) -> f32[] {{\n  ROOT %x = f32[] add(%a), metadata={{op_name="{scope}"}}\n}}\n'
+    assert purpose(Program.parse(text).computations["m"]["x"]) == expected
