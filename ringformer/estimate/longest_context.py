@@ -73,8 +73,7 @@ def counted_longest_within(workload: Workload, max_step_seconds: float = MAX_STE
     """The longest context, the workload's halved until it is, whose step takes at most so long by the closed form.
 
     For what was not compiled. The closed form leaves exposed communication out, and takes the fastest memory settings
-    that should fit; of the steps in `results/max_context.json` it says 0.72 to 1.02 times what their compiled programs
-    do. None: not even 1024 tokens are quick enough.
+    that should fit. None: not even 1024 tokens are quick enough.
     """
     length = workload.seq_len
     while length >= 1024:
