@@ -49,6 +49,8 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     )
     parser.add_argument("--generate_code", action="store_true", help="compile on from the schedule to machine code: "
                         "ten times as long on TPU, and proof that all programs of a run compile")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="seconds by bytes and FLOPs at stated shares of the peak; "
+                        "without, on TPU, by the machine code of a layer's attention: a minute, once")  # fmt: skip
     return _estimate
 
 
@@ -56,8 +58,8 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     """Arguments of `ringformer plan`."""
     parser.description = (
         "The fastest mesh and memory settings that the compiler accepts for a context, or for the longest: that which "
-        "fits, and that whose step takes at most --max_step_seconds. Fastest by a model of time: FLOPs at the share of "
-        "the peak that `estimate` counts on, and what the schedule leaves exposed."
+        "fits, and that whose step takes at most --max_step_seconds. Fastest by the seconds that `estimate` says of "
+        "bytes, FLOPs and exposed communication; those of the winner by machine code."
     )
     parser.add_argument("--model", required=True, help="a preset (ringformer/models/llama_presets.py)")
     parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
@@ -170,6 +172,7 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
     """The workload as it was compiled and its estimate; without the compiler the first settings, and None."""
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.compiler_process import compile_apart
+    from ringformer.estimate.kernel_cycles import with_machine_code
     from ringformer.estimate.known_failures import known_failure
     from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
     from ringformer.estimate.targets import MissingCompiler
@@ -181,7 +184,7 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
     duration = "minutes" if args.generate_code else "half a minute"
 
     def announce(w: "Workload") -> None:
-        print(f"compiling for {w.target.topology} with {w.settings}; {duration}", file=sys.stderr)
+        _log(f"compiling for {w.target.topology} with {w.settings}; {duration}")
 
     try:
         workload.target.require_compiler()
@@ -191,7 +194,12 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
         if reason := known_failure(workload):
             raise CompilerFailure(reason) from None
         return workload, None
-    return compile_first_accepted(workload, settings, lambda e: e.fits, announce, args.generate_code)
+    workload, estimate = compile_first_accepted(workload, settings, lambda e: e.fits, announce, args.generate_code)
+    return workload, estimate if args.quick else with_machine_code(workload, estimate, _log)
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _compile_others(workload: "Workload", step: "Estimate", args: argparse.Namespace) -> "RunEstimate":
@@ -200,7 +208,7 @@ def _compile_others(workload: "Workload", step: "Estimate", args: argparse.Names
 
     if not step.fits:
         return RunEstimate((step,))
-    print("compiling the other programs of a run: evaluation, init, ...", file=sys.stderr)
+    _log("compiling the other programs of a run: evaluation, init, ...")
     return RunEstimate((step, *compile_others(workload, generate_code=args.generate_code)))
 
 
@@ -252,11 +260,7 @@ def _plan(args: argparse.Namespace) -> int:
                          "which: leave one of them out")  # fmt: skip
     only_compilers()
     target = find_target(args.target)
-
-    def log(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    compiler = RunCompiler(log, generate_code=not args.no_generate_code)
+    compiler = RunCompiler(_log, generate_code=not args.no_generate_code)
     try:
         if args.seq_len is None:
             planned = longest_plan(args.model, target, args.compute_dtype, compiler)

@@ -19,7 +19,7 @@ def longest_plan(model: str, target: Target, compute_dtype: str, compiler: RunCo
     first = 2**12
     while any(not c.reason_against for c in candidates(model, target, 2 * first, compute_dtype)):
         first *= 2
-    scheduler = replace(compiler, generate_code=False, nearby=False)
+    scheduler = replace(compiler, generate_code=False, thorough=False)
     found = plan(model, target, first, compute_dtype, scheduler)
     while found.run:
         longer = _tried(model, target, 2 * found.seq_len, compute_dtype, scheduler, found.excess)

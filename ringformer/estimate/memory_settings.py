@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ringformer.estimate.closed_forms import host_bytes, peak_bytes
+from ringformer.estimate.closed_forms import computation_seconds, host_bytes, peak_bytes
 from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.workload import MemorySettings, Workload
@@ -11,7 +11,7 @@ from ringformer.models.llama_config import LlamaConfig
 
 
 def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
-    """The settings worth a try, from the fastest on: groups of heads cost only latency, two-level remat a forward."""
+    """The settings worth a try: groups of heads cost latency and save memory, two-level remat a forward."""
     groups = [g for g in (1, 4, 8, 13, 16) if model.num_kv_heads % g == 0]
     # Layers that make no group cost a second loop in the program: only if they save much.
     fewest = min(range(1, model.num_layers), default=1,
@@ -31,7 +31,7 @@ def likely_settings(workload: Workload) -> list[MemorySettings]:
     options = {s: workload.with_settings(s) for s in possible_settings(model) if key_heads % s.head_groups == 0}
     peaks = {s: peak_bytes(w) for s, w in options.items()}
     in_host = [s for s, w in options.items() if host_bytes(w) <= target.chip.host_bytes] or list(options)
-    fitting = [s for s in in_host if peaks[s] <= target.budget]
+    fitting = sorted((s for s in in_host if peaks[s] <= target.budget), key=lambda s: computation_seconds(options[s]))
     return list(dict.fromkeys(fitting[:1] + [min(in_host, key=peaks.__getitem__)]))
 
 

@@ -94,7 +94,7 @@ def plan(
                 if (seconds := step_seconds(candidate, step)) > max_step_seconds:
                     refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
                     break
-                if compiler.nearby:
+                if compiler.thorough:
                     best = _fastest_nearby(candidate, compiler, excess, failed)
                 run = compiler.run(best.workload)
             except CompilerFailure as failure:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.kernel_cycles import with_machine_code
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.programs import PROGRAMS, TRAIN_STEP
 from ringformer.estimate.workload import Workload
@@ -63,8 +64,8 @@ class RunCompiler:
     log: Callable[[str], None]
     generate_code: bool
     """Whether runs that fit are compiled to machine code."""
-    nearby: bool = True
-    """Whether plans compile the neighbours of what fits, too."""
+    thorough: bool = True
+    """Whether plans compile the neighbours of what fits and count machine code; not while they search."""
     _scheduled: dict[tuple[Workload, str], Estimate] = field(default_factory=dict)
 
     def scheduled(self, workload: Workload, program: str = TRAIN_STEP) -> Estimate:
@@ -77,7 +78,11 @@ class RunCompiler:
     def run(self, workload: Workload) -> RunEstimate:
         """Every program of a run. Raises as `compile_apart`."""
         run = RunEstimate(tuple(self.scheduled(workload, program) for program in PROGRAMS))
-        if not self.generate_code or run.reasons_against:
+        if run.reasons_against:
             return run
-        self.log("  fits; generating the machine code of its programs: minutes")
-        return RunEstimate(tuple(compile_apart(workload, program, generate_code=True) for program in PROGRAMS))
+        if self.generate_code:
+            self.log("  fits; generating the machine code of its programs: minutes")
+            run = RunEstimate(tuple(compile_apart(workload, program, generate_code=True) for program in PROGRAMS))
+        if not self.thorough:
+            return run
+        return RunEstimate((with_machine_code(workload, run.step, self.log), *run.programs[1:]))

@@ -126,7 +126,7 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
 
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
-    found = plan("llama_7b", GPUS, length, "bfloat16", asked(nearby=False))
+    found = plan("llama_7b", GPUS, length, "bfloat16", asked(thorough=False))
     assert len(compiled) == 2 and found.chosen.workload == compiled[1] and found.excess == pytest.approx(2)
     assert 2 * peaks[compiled[0]] > GPUS.budget >= 2 * peaks[compiled[1]]
     assert list(peaks).index(compiled[0]) < list(peaks).index(compiled[1])  # the faster first
@@ -147,7 +147,7 @@ def test_the_longest_doubles_as_long_as_something_is_accepted(monkeypatch):
 
 def test_a_plan_ends_with_the_machine_code_of_every_program_of_its_winner(monkeypatch):
     calls = compiler(monkeypatch, lambda workload: True)
-    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True, nearby=False))
+    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True, thorough=False))
     winner = found.chosen.workload
     assert calls == [(winner, program, code) for code in (False, True) for program in PROGRAMS]
     assert "FITS: every program of the run and its saves, compiled to machine code" in plan_text(
