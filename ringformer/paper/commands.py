@@ -17,13 +17,15 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
     parser.add_argument("--docs", metavar="DIR", help="write tables.md and its pictures to this folder")
     parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
     parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16; or table1")
+    parser.add_argument("--whole_runs", action="store_true", help="compile every program of the runs at the maxima")
+    parser.add_argument("--generate_code", action="store_true", help="the same, to machine code: minutes each on TPU")
     return _tables
 
 
 def _tables(args: argparse.Namespace) -> None:
     from ringformer.estimate.targets import only_compilers
     from ringformer.paper import activation_memory
-    from ringformer.paper.max_context import ROWS, SCALING, cells, fill, other_compilers, read
+    from ringformer.paper.max_context import ROWS, SCALING, cells, fill, judge_maxima, other_compilers, read
     from ringformer.paper.tables_document import write_tables
 
     only_compilers()
@@ -49,6 +51,8 @@ def _tables(args: argparse.Namespace) -> None:
     table1 = out.with_name("activations.json")
     if args.only == "table1" or not (args.row or args.only or args.passes == 0):
         activation_memory.fill(table1, log)
+    if args.whole_runs or args.generate_code:
+        judge_maxima(out, wanted, log, args.generate_code)
     fill(out, wanted, log, args.passes)
     if args.docs:
         write_tables(out, table1, Path(args.docs))

@@ -158,6 +158,30 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
         done += 1
 
 
+def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], generate_code: bool) -> None:
+    """Compile every program of the runs at the longest contexts that fit so far, to machine code or to their schedules.
+
+    What was judged so before stays. A run of which a program fails does not fit: `fill` goes on from there.
+    """
+    pending = [(c, a) for c in _compilable(wanted, log) if (a := _unjudged(read(path).get(c.name, []), generate_code))]
+    for i, (cell, before) in enumerate(pending):
+        log(f"[{i + 1}/{len(pending)}] {cell.name} at {before['seq_len']:,} tokens: every program of the run")
+        try:
+            answer = attempt(cell.workload(before["seq_len"]), log, whole_run=True, generate_code=generate_code)
+        except CompilerFailure as error:  # of a run that was scheduled before: it does not compile
+            log(f"  {error}")
+            answer = before | {"fits": False, "reasons_against": [str(error)]}
+        log("  fits" if answer["fits"] else f"  does not fit: {'; '.join(answer['reasons_against'])}")
+        write(path, cell, answer)
+
+
+def _unjudged(attempts: list[dict], generate_code: bool) -> dict | None:
+    """The attempt at the longest context that fits, if its run was not judged as wanted."""
+    best = max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
+    judged = best and len(best.get("programs", ())) > 1 and (best["generated_code"] or not generate_code)
+    return None if judged else best
+
+
 def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
     """The cells whose compiler is installed; of each other target it is said what to install."""
     absent = set()
@@ -190,10 +214,12 @@ def read(path: Path) -> dict[str, list[dict]]:
 
 
 def write(path: Path, cell: Cell, answer: dict) -> None:
-    """Add today's attempt at a cell to the file; the file is read anew, so that two searches can share it."""
+    """Add today's attempt at a cell to the file, instead of an older one at its length; the file is read anew, so that
+    two searches can share it."""
     known = read(path)
+    known[cell.name] = [a for a in known.get(cell.name, []) if a["seq_len"] != answer["seq_len"]]
     stamp = {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(find_target(cell.row.target))}
-    known.setdefault(cell.name, []).append(answer | stamp)
+    known[cell.name].append(answer | stamp)
     about = "compiled: whole train steps of `ringformer train`, one attempt per length; bytes of one device"
     content = {"what": about, "command": "ringformer tables", "cells": dict(sorted(known.items()))}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,17 @@
 """The search of Table 3, with a compiler that is a formula."""
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from ringformer.estimate import memory_settings, targets
+from ringformer.estimate import longest_context, memory_settings, targets
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.paper import max_context
-from ringformer.paper.max_context import ROWS, Cell, cells, fill, read
+from ringformer.paper.max_context import ROWS, Cell, cells, fill, judge_maxima, read
+from ringformer.paper.tables_document import longest
 from tests.estimate.test_longest_context import estimate_of
 
 
@@ -95,3 +98,33 @@ def test_cells_without_their_compiler_are_left_out(tmp_path, compiled, monkeypat
     fill(tmp_path / "t.json", [gpu, tpu], lines.append, passes=1)
     assert list(read(tmp_path / "t.json")) == [tpu.name]
     assert any("8xA100-80 is left out" in line and "pip install 'jax[cuda13]'" in line for line in lines)
+
+
+def test_a_maximum_whose_run_fails_falls(tmp_path, compiled, monkeypatch):
+    """Each program of the run at the longest context is compiled, once; where the evaluation dies of machine code the
+    run does not fit, and the search goes on below."""
+    wanted = [cell for cell in cells() if cell.name == "v5e-256/7b/ring/bfloat16/m=1"]
+    path, others = tmp_path / "attempts.json", []
+
+    def compile_others(workload, generate_code):
+        others.append((workload.seq_len, generate_code))
+        if generate_code and workload.seq_len > 2**22:
+            raise CompilerFailure("evaluation: the compiler died")
+        return [replace(estimate_of(workload, fits=True), program="evaluation")]
+
+    def compile_apart(workload, generate_code):
+        return replace(estimate_of(workload, fits=workload.seq_len <= 2**23), generated_code=generate_code)
+
+    monkeypatch.setattr(longest_context, "compile_others", compile_others)
+    monkeypatch.setattr(memory_settings, "compile_apart", compile_apart)
+    fill(path, wanted, lambda line: None)
+    judge = partial(judge_maxima, path, wanted, lambda line: None)
+    judge(generate_code=False)
+    judge(generate_code=False)
+    assert others == [(2**23, False)] and longest(read(path)[wanted[0].name])["seq_len"] == 2**23
+    for _ in range(2):
+        judge(generate_code=True)
+        fill(path, wanted, lambda line: None)
+    assert others[1:] == [(2**23, True), (2**22, True)]
+    best = longest(read(path)[wanted[0].name])
+    assert best["seq_len"] == 2**22 and best["generated_code"] and len(best["programs"]) == 2
