@@ -13,7 +13,8 @@ from ringformer.estimate.targets import Target, compiler_versions
 class KernelCache:
     """Cycles by `KernelKeys.key`, of one generation of TPU and one version of its compiler.
 
-    In $XDG_CACHE_HOME/ringformer/kernels, or ~/.cache; a file that cannot be read is one that knows nothing.
+    In $XDG_CACHE_HOME/ringformer/kernels, or ~/.cache; a file that cannot be read is one that knows nothing. None
+    stands for an instruction that was looked for and not found.
     """
 
     path: Path
@@ -25,15 +26,15 @@ class KernelCache:
         versions = compiler_versions(target)
         return KernelCache(home / "ringformer" / "kernels" / f"{target.generation}-libtpu-{versions['libtpu']}.json")
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> dict[str, float | None]:
         """All that is known."""
         try:
             known = json.loads(self.path.read_text())
-            return {str(key): float(cycles) for key, cycles in known.items()}
+            return {str(key): cycles and float(cycles) for key, cycles in known.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
-    def add(self, cycles: dict[str, float]) -> dict[str, float]:
+    def add(self, cycles: dict[str, float | None]) -> dict[str, float | None]:
         """All that is known with these; a cache that cannot be written stays as it is."""
         known = self.read() | cycles
         try:

@@ -41,11 +41,12 @@ def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str
     if missing := wanted.keys() - cycles.keys():
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
         try:
-            cycles = cache.add(generate_cycles(workload, {key: wanted[key] for key in missing}))
+            generated = generate_cycles(workload, {key: wanted[key] for key in missing})
+            cycles = cache.add({key: generated.get(key) for key in missing})
         except CompilerFailure as failure:
             log(f"{failure}; its seconds are not by machine code")
-    schedule = read_schedule(estimate.text, estimate.schedule.rates, {k: c for k, c in cycles.items() if k in wanted})
-    return replace(estimate, schedule=schedule)
+    known = {key: found for key in wanted if (found := cycles.get(key)) is not None}
+    return replace(estimate, schedule=read_schedule(estimate.text, estimate.schedule.rates, known))
 
 
 def chunk_pair_keys(program: Program) -> dict[str, bool]:
@@ -72,6 +73,8 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool]) -> dict[str, fl
                     raise CompilerFailure(f"{ATTENTION}: the compiler wrote no schedule: {log.strip()[-300:]}")
                 time.sleep(0.2)
             keys = _keys_by_name(Program.parse(compiled.program), wanted)
+            if not keys:
+                return {}
             cycles = _read_as_written(process, Path(bundles), keys, {key for key in keys.values() if wanted[key]})
     if not cycles:
         raise CompilerFailure(f"{ATTENTION}: this compiler writes no machine code")

@@ -1,0 +1,78 @@
+"""Seconds by the machine code of a layer's attention, by the real compiler."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+from ringformer.estimate import kernel_cycles
+from ringformer.estimate.compiled_program import Program
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.kernel_cache import KernelCache
+from ringformer.estimate.kernel_cycles import with_machine_code
+from ringformer.estimate.kernel_keys import KernelKeys
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import Workload
+from tests.estimate.test_programs import MHA
+from tests.hlo import on_tpu
+
+SMALL = replace(MHA, q_chunk=256, k_chunk=256)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def workload(target="v5e:2x2"):
+    return Workload(SMALL, find_target(target), "1,1,1,4", 4 * 2048)
+
+
+@lru_cache
+def scheduled():
+    return compile_apart(workload())
+
+
+@on_tpu
+def test_the_part_has_the_instructions_of_the_step(monkeypatch):
+    """All products of the ring's loops, forward and backward, take at least as long as their FLOPs at the units' full
+    rate, and less than ten times that. What is known once is not generated again."""
+    w, said, assumed = workload(), [], scheduled()
+    counted = with_machine_code(w, assumed, said.append)
+    assert said == ["generating the machine code of a layer's attention, for its cycles; about a minute, once"]
+    before, after = (sum(s.counted for k, s in e.schedule.purposes.items() if k.startswith("attention"))
+                     / sum(s.overlapped for k, s in e.schedule.purposes.items() if k.startswith("attention"))
+                     for e in (assumed, counted))  # fmt: skip
+    assert before < 0.5 and after > 0.8
+    assert replace(counted, schedule=assumed.schedule) == assumed
+
+    cycles, program, cores = KernelCache.of(w.target).read(), Program.parse(assumed.text), w.target.chip.tensor_cores
+    products = {}
+    for name in program.executed:
+        for instruction in program.computations[name].values():
+            flops = program.instruction_flops(name, instruction) if instruction.opcode == "fusion" else 0
+            if flops and (found := cycles.get(KernelKeys(program).key(name, instruction))):
+                products[instruction.name] = found * cores.count * cores.matrix_flops_per_cycle / flops
+    assert len(products) >= 5 and all(1 < share < 10 for share in products.values())
+
+    monkeypatch.setattr(kernel_cycles, "at_work", lambda *_: pytest.fail("it is in the cache"))
+    assert with_machine_code(w, assumed, said.append).schedule == counted.schedule and len(said) == 1
+
+
+def test_what_has_no_machine_code_stays_as_it_is(monkeypatch):
+    """A GPU's, for one."""
+    monkeypatch.setattr(kernel_cycles, "at_work", lambda *_: pytest.fail("nothing to generate"))
+    estimate = object()
+    assert with_machine_code(workload("4xH100"), estimate, pytest.fail) is estimate
+
+
+@on_tpu
+def test_a_compiler_that_writes_no_machine_code_is_said(monkeypatch):
+    def none(workload, wanted):
+        raise CompilerFailure("attention of a layer: this compiler writes no machine code")
+
+    monkeypatch.setattr(kernel_cycles, "generate_cycles", none)
+    w, said, assumed = workload(), [], scheduled()
+    assert with_machine_code(w, assumed, said.append).schedule == assumed.schedule
+    assert said[1] == "attention of a layer: this compiler writes no machine code; its seconds are not by machine code"
