@@ -107,7 +107,9 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
         "max_link_hops": estimate.max_link_hops,
         "step_seconds_model": time and time.step,
         "tokens_per_second_model": time and time.tokens_per_second,
-        "seconds_source": time and assumption(),
+        "seconds_source": time and time.source,
+        "step_seconds_bounds": time and time.floor and [time.floor + time.exposed, time.serial + time.exposed],
+        "seconds_by_purpose": s and where_the_time_goes(s),
         "mfu_causal_model": used.get("causal"),
         "mfu_palm_model": used.get("palm"),
         "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
@@ -231,14 +233,20 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
     return lines
 
 
-def _where(schedule: Schedule) -> list[str]:
-    """Where the time of a step goes, the most first."""
+def where_the_time_goes(schedule: Schedule) -> dict[str, float]:
+    """Seconds of a step by what they are for, the most first."""
     seconds = {name: spent.overlapped for name, spent in schedule.purposes.items()}
     seconds["exposed communication"] = schedule.exposed_seconds
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+def _where(schedule: Schedule) -> list[str]:
+    seconds = where_the_time_goes(schedule)
     whole = sum(seconds.values())
-    ranked = sorted(seconds.items(), key=lambda item: -item[1])
     return ["  where the time goes:"] + [
-        f"    {spent:>10,.3f} s {spent / whole:>6.1%}  {name}" for name, spent in ranked if spent > 5e-4 * whole
+        f"    {spent:>10,.3f} s {spent / whole:>6.1%}  {name}"
+        for name, spent in seconds.items()
+        if spent > 5e-4 * whole
     ]
 
 

@@ -1,5 +1,6 @@
 """The paper's tables and figures from closed forms and from the compiled attempts: docs/tables.md and its pictures."""
 
+import re
 from pathlib import Path
 
 from ringformer.estimate.closed_forms import assumption, smallest_local_length
@@ -62,9 +63,6 @@ hold."""
 
 DAY = 86400
 
-FIRST_SECONDS = "computation at 60% of the peak"
-"""What the seconds count on of attempts that do not say it: all of a time when nothing else was to be had."""
-
 EXECUTABLES = """## The executables of Table 3's ring
 
 Peak and host bytes of one device; exposed: ring bytes that no computation hides, inside the loops over hops and in the
@@ -124,7 +122,7 @@ def provenance(attempts: dict) -> str:
     """The sentences on which compilers the attempts are of, and what their seconds are."""
     tried = [a for cell in attempts.values() for a in cell]
     compilers = sorted({a["compiled_by"] for a in tried})
-    seconds = sorted({a.get("seconds_source", FIRST_SECONDS) for a in tried})
+    seconds = sorted({re.sub(r"^\d+%", "a part", a["seconds_source"]) for a in tried if a["fits"]})
     return (f"\nSeconds are **modelled**: {'; '.join(seconds)}, and what communication the schedule leaves exposed.\n"
             "Compilers: " + ";\n".join(compilers) + ".\nAnother one may place a buffer differently: where it is "
             "installed, `ringformer tables` says so.\n")  # fmt: skip

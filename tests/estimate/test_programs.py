@@ -298,3 +298,19 @@ def test_meshes_that_cannot_be(mesh_dim, message):
 def test_batches_that_cannot_be(mesh_dim, seq_len, message):
     with pytest.raises(ValueError, match=message):
         lower_program(Workload(MODEL, find_target("v5e-8"), mesh_dim, seq_len), TRAIN_STEP)
+
+
+@on_tpu
+def test_a_report_says_where_the_time_goes():
+    """Purposes and exposed communication sum up to the step, which lies between its bounds; the chunk pairs' seconds
+    are attention's, and the source is said."""
+    e, w = estimate(LONG), workload(LONG)
+    found, text = estimate_json(w, e), estimate_text("a title", w, e)
+    spent = found["seconds_by_purpose"]
+    assert sum(spent.values()) == pytest.approx(found["step_seconds_model"])
+    least, most = found["step_seconds_bounds"]
+    assert 0 < least <= found["step_seconds_model"] <= most
+    assert {"attention forward", "attention recomputed", "attention backward", "projections", "feed-forward", "loss",
+            "embedding", "optimizer"} <= set(spent)  # fmt: skip
+    assert spent["attention backward"] > spent["attention forward"] > spent["feed-forward"]
+    assert found["seconds_source"] in text and f"{next(iter(spent))}" in text.partition("where the time goes:")[2]
