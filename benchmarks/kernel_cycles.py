@@ -2,8 +2,9 @@
 
     python benchmarks/kernel_cycles.py [--only=v5e] [--out=results/kernel_cycles.json]
 
-Compiled, not measured. A cell is one train step of a preset on a target, compiled to machine code with all of its
-programs dumped: some ten CPU-minutes. What a cell said replaces what it said before.
+Compiled, not measured. A cell is one train step of a preset on a target, compiled to machine code twice, once with its
+programs dumped until all of its matrix products are there: some ten CPU-minutes. What a cell said replaces what it said
+before.
 """
 
 import argparse
@@ -12,16 +13,12 @@ import json
 import os
 import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import sleep
 
 from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.compiled_program import Program
-from ringformer.estimate.compiler_dump import generated_program, read_dump
-from ringformer.estimate.compiler_process import at_work, compile_apart
-from ringformer.estimate.kernel_cycles import KERNEL_OPCODES, with_machine_code
+from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.kernel_cycles import KERNEL_OPCODES, generate_cycles, kernel_keys, with_machine_code
 from ringformer.estimate.kernel_keys import KernelKeys
-from ringformer.estimate.machine_code import dump_flags, dumped_kernels, read_kernel
 from ringformer.estimate.overlap import read_schedule
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.program_seconds import of_chunk_pairs, purpose
@@ -38,27 +35,6 @@ CELLS = {
     "v6e": ("v6e-64", "llama_7b", 2**20, 4),
 }
 """Target, preset, tokens of the one sequence, head groups."""
-
-
-def whole_step(workload: Workload) -> tuple[str, dict[str, float]]:
-    """The text of the step's program after code generation, and the cycles of its kernels by key."""
-    with TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as bundles:
-        environment = {"LIBTPU_INIT_ARGS": dump_flags(Path(bundles))}
-        with at_work((workload, TRAIN_STEP, True), environment) as (process, folder):
-            while (text := generated_program(folder / "dump")) is None or not text.rstrip().endswith("}"):
-                if process.poll() is not None:
-                    raise SystemExit(f"the compiler ended: {(folder / 'log').read_text()[-1000:]}")
-                sleep(1)
-            scheduled = read_dump(folder / "dump", "tpu")
-            assert scheduled is not None, "what generates code was scheduled"
-        kernels = {name: read_kernel(path.read_text()) for name, path in dumped_kernels(Path(bundles)).items()}
-    program, cycles = Program.parse(scheduled.program), {}
-    keys = KernelKeys(program)
-    for name in program.executed:
-        for instruction in program.computations[name].values():
-            if instruction.opcode in KERNEL_OPCODES and (kernel := kernels.get(instruction.name)):
-                cycles[keys.key(name, instruction)] = kernel.cycles
-    return text, cycles
 
 
 def products(scheduled: str, generated: str, cycles: dict[str, float]) -> list[dict]:
@@ -93,8 +69,9 @@ def judge(cell: tuple) -> dict:
     workload = Workload(config, find_target(target), "1,1,1,-1", seq_len, name=model)
     scheduled = compile_apart(workload)
     part = with_machine_code(workload, scheduled, print)
-    text, cycles = whole_step(workload)
     assert scheduled.schedule is not None
+    cycles = generate_cycles(workload, kernel_keys(Program.parse(scheduled.text)), TRAIN_STEP)
+    text = compile_apart(workload, generate_code=True).text
     schedule = read_schedule(scheduled.text, scheduled.schedule.rates, cycles)
     whole = Estimate(**vars(scheduled) | {"schedule": schedule})
     chip = workload.target.chip

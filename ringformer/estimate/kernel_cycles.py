@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ringformer.estimate.compiled_program import Program
+from ringformer.estimate.compiled_program import Instruction, Program
 from ringformer.estimate.compiler_dump import CompilerFailure, read_dump
 from ringformer.estimate.compiler_process import at_work
 from ringformer.estimate.kernel_cache import KernelCache
@@ -37,7 +37,7 @@ def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str
     if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
         return estimate
     program, cache = Program.parse(estimate.text), KernelCache.of(workload.target)
-    wanted, cycles = chunk_pair_keys(program), cache.read()
+    wanted, cycles = kernel_keys(program, of_chunk_pairs), cache.read()
     if missing := wanted.keys() - cycles.keys():
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
         try:
@@ -49,35 +49,35 @@ def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str
     return replace(estimate, schedule=read_schedule(estimate.text, estimate.schedule.rates, known))
 
 
-def chunk_pair_keys(program: Program) -> dict[str, bool]:
-    """The keys of the instructions of chunk pairs that have machine code, and whether they do matrix products."""
+def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda _: True) -> dict[str, bool]:
+    """The keys of the instructions of a program that have machine code, and whether they do matrix products."""
     keys, found = KernelKeys(program), {}
     for name in program.executed:
         for instruction in program.computations[name].values():
-            if instruction.opcode in KERNEL_OPCODES and of_chunk_pairs(instruction):
+            if instruction.opcode in KERNEL_OPCODES and among(instruction):
                 found[keys.key(name, instruction)] = program.instruction_flops(name, instruction) > 0
     return found
 
 
-def generate_cycles(workload: Workload, wanted: dict[str, bool]) -> dict[str, float]:
-    """The cycles of the wanted instructions that the attention of a layer has too, by their keys.
+def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = ATTENTION) -> dict[str, float]:
+    """The cycles of the wanted instructions that the attention of a layer has too, or one of `PROGRAMS`, by their key.
 
     The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code.
     """
     with TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as bundles:
         environment = {"LIBTPU_INIT_ARGS": f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump_flags(Path(bundles))}"}
-        with at_work((workload, ATTENTION, True), environment) as (process, folder):
+        with at_work((workload, program, True), environment) as (process, folder):
             while (compiled := read_dump(folder / "dump", "tpu")) is None:
                 if process.poll() is not None:
                     log = (folder / "log").read_text(errors="replace")
-                    raise CompilerFailure(f"{ATTENTION}: the compiler wrote no schedule: {log.strip()[-300:]}")
+                    raise CompilerFailure(f"{program}: the compiler wrote no schedule: {log.strip()[-300:]}")
                 time.sleep(0.2)
             keys = _keys_by_name(Program.parse(compiled.program), wanted)
             if not keys:
                 return {}
             cycles = _read_as_written(process, Path(bundles), keys, {key for key in keys.values() if wanted[key]})
     if not cycles:
-        raise CompilerFailure(f"{ATTENTION}: this compiler writes no machine code")
+        raise CompilerFailure(f"{program}: this compiler writes no machine code")
     return cycles
 
 

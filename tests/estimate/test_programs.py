@@ -54,7 +54,12 @@ def assert_same(with_code, without):
     assert with_code.generated_code and not without.generated_code
     memory = {"peak_bytes": pytest.approx(without.peak_bytes + with_code.code_bytes, abs=2**18),
               "temp_bytes": pytest.approx(without.temp_bytes, abs=2**18)}  # fmt: skip
-    code = {"code_bytes": with_code.code_bytes, "compile_seconds": with_code.compile_seconds}
+    code = {
+        "code_bytes": with_code.code_bytes,
+        "generated_code": True,
+        "text": with_code.text,
+        "compile_seconds": with_code.compile_seconds,
+    }
     assert vars(with_code) == vars(without) | memory | code
 
 

@@ -1,0 +1,67 @@
+"""Four plans to their machine code, and whether a neighbour of what they recommend would be faster.
+
+    python benchmarks/plans.py [--only=llama3_8b/v5p-128] [--out=results/plans.json]
+
+Compiled, not measured: a quarter of an hour each, and more on few cores. A plan that is in --out stays.
+"""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+
+from ringformer.estimate.candidates import Candidate, neighbours
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.longest_plan import longest_plan
+from ringformer.estimate.plan import step_seconds
+from ringformer.estimate.plan_report import plan_text
+from ringformer.estimate.programs_report import programs_json
+from ringformer.estimate.run_estimate import RunCompiler
+from ringformer.estimate.targets import compiled_by, find_target, only_compilers
+
+PLANS = (("llama3_8b", "v5p-128"), ("llama_7b", "v5e-256"), ("llama_13b", "32xA100-80"), ("llama3_8b", "8xH100"))
+
+
+def seconds_nearby(chosen: Candidate, compiler: RunCompiler) -> dict[str, float | str]:
+    """Seconds of a step of each neighbour, by its schedule as the plan compares them, or why it cannot be."""
+    found: dict[str, float | str] = {}
+    for other in neighbours(chosen):
+        if other.impossible:
+            found[str(other)] = other.impossible
+            continue
+        try:
+            step = compiler.scheduled(other.workload)
+        except CompilerFailure as failure:
+            found[str(other)] = str(failure)
+            continue
+        found[str(other)] = step_seconds(other, step) if step.fits else f"needs {step.peak_bytes / 2**30:.2f} GiB"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="one of them, e.g. llama3_8b/v5p-128")
+    parser.add_argument("--out", type=Path, default=Path("results/plans.json"))
+    args = parser.parse_args()
+    only_compilers()
+    for model, name in PLANS:
+        known = json.loads(args.out.read_text())["plans"] if args.out.exists() else {}
+        if f"{model}/{name}" in known or args.only not in (None, f"{model}/{name}"):
+            continue
+        target, compiler = find_target(name), RunCompiler(lambda line: print(line, flush=True), generate_code=True)
+        planned = longest_plan(model, target, "bfloat16", compiler)
+        text = plan_text(model, target, planned)
+        print(text, flush=True)
+        assert planned.chosen and planned.run, "some length fits"
+        said = {"text": text.splitlines(), "seq_len": planned.seq_len, "chosen": str(planned.chosen)}
+        said |= {"seconds": step_seconds(planned.chosen, compiler.scheduled(planned.chosen.workload)),
+                 "seconds_nearby": seconds_nearby(planned.chosen, compiler)}  # fmt: skip
+        said |= programs_json(planned.run)
+        said |= {"compiled_by": compiled_by(target), "date": datetime.date.today().isoformat()}
+        about = "compiled: the longest plan, its programs to machine code; seconds modelled by the schedule"
+        content = {"what": about, "command": "python benchmarks/plans.py", "plans": known | {f"{model}/{name}": said}}
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
