@@ -17,7 +17,8 @@ from ringformer.ops.ring_attention import LOOP
 
 PAIR_EFFICIENCY, MATMUL_EFFICIENCY = 0.55, 0.85
 """The share of the peak that the products of a chunk pair and all other matrix products reach where no machine code
-says it: what it says of 7B on four TPUs (results/kernel_cycles.json)."""
+says it. It says 70% on v4, 82% on v5p and 85% on v5e of the latter (results/kernel_cycles.json); the former is what
+makes the seconds of attention, its exponentials among them, those of v5e's machine code."""
 
 COPIES, OTHER = "copies and layout changes", "other"
 SCOPES = {
