@@ -22,8 +22,8 @@ def test_seconds_by_a_part_are_those_of_the_whole_step(chip):
 
 @pytest.mark.parametrize("chip", CELLS)
 def test_no_product_is_faster_than_the_matrix_units(chip):
-    """Cycles of all of a step's products: no fewer than their FLOPs need, and outside of attention what is assumed where
-    no machine code says it, to a fifth."""
+    """Cycles of all of a step's products: no fewer than their FLOPs need; outside of attention what is assumed where no
+    machine code says it, to a fifth."""
     products, cores = CELLS[chip]["products"], CHIPS[chip].tensor_cores
     for product in products:
         ideal = product["flops"] / (cores.count * cores.matrix_flops_per_cycle)
