@@ -42,3 +42,17 @@ def test_products_that_xla_estimates_otherwise_are_listed():
     rows = [line.split("|")[1:5] for line in table.splitlines() if line.startswith("| v")]
     listed = [(chip.strip(), name) for chip, names, *_ in rows for name in re.findall(r"[\w.\-]+", names)]
     assert sorted(listed) == sorted(apart)
+
+
+PLANS = json.loads((ROOT / "results" / "plans.json").read_text())["plans"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_a_plan_recommends_compiles_and_no_neighbour_is_faster(name):
+    """Every program of the run to machine code; half or double the head groups, remat groups and chunks at most 5%
+    faster."""
+    plan = PLANS[name]
+    assert not plan["reasons_against"] and len(plan["programs"]) == 5
+    assert all(program["fits"] and program["generated_code"] for program in plan["programs"])
+    nearby = [seconds for seconds in plan["seconds_nearby"].values() if isinstance(seconds, float)]
+    assert nearby and plan["seconds"] < 1.05 * min(nearby)
