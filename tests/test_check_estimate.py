@@ -80,6 +80,7 @@ def test_an_estimate_of_another_step_is_refused():
         check_shape(SAID | {"seq_len": 7}, config)
 
 
+@pytest.mark.slow
 def test_on_a_cpu_the_steps_run_and_only_the_arguments_are_compared(tmp_path):
     """On eight simulated devices, with the config of the quickstart."""
     (tmp_path / "estimate.json").write_text(json.dumps(SAID))

@@ -101,7 +101,7 @@ def test_the_schedule_has_the_host_memory(monkeypatch):
 
 
 @on_tpu
-@pytest.mark.parametrize("generate_code", [False, True])
+@pytest.mark.parametrize("generate_code", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_does_not_fit(generate_code):
     e = compile_apart(replace(workload(LONG), batch_size=1024), generate_code=generate_code)
     assert not e.fits and e.peak_bytes > e.hbm_bytes and e.schedule is None
