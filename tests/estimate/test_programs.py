@@ -74,6 +74,7 @@ def test_machine_code_changes_nothing(program):
 
 
 @on_tpu
+@pytest.mark.slow
 def test_what_is_alive_beside_a_program_counts():
     """The optimizer's two moments beside the evaluation, the parameters beside the first state, and two batches that
     the loader has ready: 2 x (4 of int32, 2 of bool) a token."""
