@@ -17,7 +17,7 @@ from pathlib import Path
 from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.compiled_program import Program
 from ringformer.estimate.compiler_process import compile_apart
-from ringformer.estimate.kernel_cycles import KERNEL_OPCODES, generate_cycles, kernel_keys, with_machine_code
+from ringformer.estimate.kernel_cycles import generate_cycles, kernel_keys, with_machine_code
 from ringformer.estimate.kernel_keys import KernelKeys
 from ringformer.estimate.overlap import read_schedule
 from ringformer.estimate.program_estimate import Estimate
@@ -41,16 +41,14 @@ def products(scheduled: str, generated: str, cycles: dict[str, float]) -> list[d
     """Each instruction with matrix products: its cycles, XLA's estimate of them, and what its FLOPs need at least."""
     estimated = dict(re.findall(r'^ +(?:ROOT )?%([\w.\-]+) = .*"estimated_cycles":"(\d+)"', generated, re.MULTILINE))
     program = Program.parse(scheduled)
-    keys, found = KernelKeys(program), {}
-    for name, times in program.executed.items():
-        for instruction in program.computations[name].values():
-            flops = program.instruction_flops(name, instruction) if instruction.opcode in KERNEL_OPCODES else 0
-            key = keys.key(name, instruction) if flops else ""
-            if key in cycles and instruction.name in estimated:
-                row = found.setdefault(key, {"instruction": instruction.name, "purpose": purpose(instruction),
-                                             "chunk_pair": of_chunk_pairs(instruction), "executed": 0.0})  # fmt: skip
-                row["executed"] += times
-                row |= {"flops": flops, "cycles": cycles[key], "xla_estimated_cycles": int(estimated[instruction.name])}
+    found: dict[str, dict] = {}
+    for name, instruction, key in KernelKeys(program).kernels():
+        flops = program.instruction_flops(name, instruction)
+        if flops and key in cycles and instruction.name in estimated:
+            row = found.setdefault(key, {"instruction": instruction.name, "purpose": purpose(instruction),
+                                         "chunk_pair": of_chunk_pairs(instruction), "executed": 0.0})  # fmt: skip
+            row["executed"] += program.executed[name]
+            row |= {"flops": flops, "cycles": cycles[key], "xla_estimated_cycles": int(estimated[instruction.name])}
     return sorted(found.values(), key=lambda row: -row["executed"] * row["cycles"])
 
 

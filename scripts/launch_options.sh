@@ -93,7 +93,7 @@ require_ringformer() {
 environment=()
 estimate_first() {
     [ -n "$skip_estimate" ] && return
-    local command=("${ringformer[@]}" estimate "--config=$config" "--target=$target" --require_fit "${overrides[@]}")
+    local command=("${ringformer[@]}" estimate "--config=$config" "--target=$target" --require_fit --quick "${overrides[@]}")
     [ -z "$dry_run" ] || { run "this host" "${command[@]}" && return; }
     local said needed verdict=0
     said=$("${command[@]}") || verdict=$?

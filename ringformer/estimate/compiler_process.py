@@ -70,7 +70,7 @@ def compile_apart(
         raise CompilerFailure(f"{program}: {reason}")
     begin = time.perf_counter()
     with at_work((workload, program, generate_code), environment or {}) as (process, folder):
-        said = _wait(process, folder, None if generate_code else workload.target.chip.kind)
+        said = wait_for_schedule(process, folder, None if generate_code else workload.target.chip.kind)
         if said is None:
             raise CompilerFailure(_death(program, process.returncode, (folder / "log").read_text(errors="replace")))
         if isinstance(said, Exception):
@@ -108,7 +108,9 @@ def _start(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen:
         )  # fmt: skip
 
 
-def _wait(process: subprocess.Popen, folder: Path, dumps: str | None) -> Compiled | Refusal | Exception | None:
+def wait_for_schedule(
+    process: subprocess.Popen, folder: Path, dumps: str | None
+) -> Compiled | Refusal | Exception | None:
     """What the dump of a target of the kind `dumps` says as soon as it is there, else the process's answer when it
     ends; None: it died without one."""
     while True:

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ringformer.estimate.compiled_program import Instruction, Program
-from ringformer.estimate.compiler_dump import CompilerFailure, read_dump
-from ringformer.estimate.compiler_process import at_work
+from ringformer.estimate.compiler_dump import Compiled, CompilerFailure
+from ringformer.estimate.compiler_process import at_work, wait_for_schedule
 from ringformer.estimate.kernel_cache import KernelCache
 from ringformer.estimate.kernel_keys import KernelKeys
 from ringformer.estimate.machine_code import dump_flags, dumped_kernels, read_kernel
@@ -19,9 +19,6 @@ from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.program_seconds import of_chunk_pairs
 from ringformer.estimate.step_parts import ATTENTION
 from ringformer.estimate.workload import Workload
-
-KERNEL_OPCODES = ("fusion", "convolution", "custom-call", "copy", "reduce", "dynamic-slice", "dynamic-update-slice")
-"""Instructions that have machine code of their own."""
 
 IDLE_SECONDS = 15.0
 """Without a new kernel, after those with matrix products: what is left is the program around them, which takes long."""
@@ -51,12 +48,11 @@ def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str
 
 def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda _: True) -> dict[str, bool]:
     """The keys of the instructions of a program that have machine code, and whether they do matrix products."""
-    keys, found = KernelKeys(program), {}
-    for name in program.executed:
-        for instruction in program.computations[name].values():
-            if instruction.opcode in KERNEL_OPCODES and among(instruction):
-                found[keys.key(name, instruction)] = program.instruction_flops(name, instruction) > 0
-    return found
+    return {
+        key: program.instruction_flops(name, instruction) > 0
+        for name, instruction, key in KernelKeys(program).kernels()
+        if among(instruction)
+    }
 
 
 def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = ATTENTION) -> dict[str, float]:
@@ -67,28 +63,17 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
     with TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as bundles:
         environment = {"LIBTPU_INIT_ARGS": f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump_flags(Path(bundles))}"}
         with at_work((workload, program, True), environment) as (process, folder):
-            while (compiled := read_dump(folder / "dump", "tpu")) is None:
-                if process.poll() is not None:
-                    log = (folder / "log").read_text(errors="replace")
-                    raise CompilerFailure(f"{program}: the compiler wrote no schedule: {log.strip()[-300:]}")
-                time.sleep(0.2)
-            keys = _keys_by_name(Program.parse(compiled.program), wanted)
+            said = wait_for_schedule(process, folder, "tpu")
+            if not isinstance(said, Compiled):
+                raise CompilerFailure(f"{program}: the compiler wrote no schedule: {str(said)[:300]}")
+            kernels = KernelKeys(Program.parse(said.program)).kernels()
+            keys = {instruction.name: key for _, instruction, key in kernels if key in wanted}
             if not keys:
                 return {}
             cycles = _read_as_written(process, Path(bundles), keys, {key for key in keys.values() if wanted[key]})
     if not cycles:
         raise CompilerFailure(f"{program}: this compiler writes no machine code")
     return cycles
-
-
-def _keys_by_name(program: Program, wanted: dict[str, bool]) -> dict[str, str]:
-    """The keys of a program's instructions that are wanted."""
-    keys, found = KernelKeys(program), {}
-    for name in program.executed:
-        for instruction in program.computations[name].values():
-            if instruction.opcode in KERNEL_OPCODES and (key := keys.key(name, instruction)) in wanted:
-                found[instruction.name] = key
-    return found
 
 
 def _read_as_written(

@@ -7,11 +7,16 @@ rule). So the cycles of a step's instruction may be read from another program th
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ringformer.estimate.compiled_program import Instruction, Program
 
 _SAYS_NOTHING = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
+
+
+KERNEL_OPCODES = ("fusion", "convolution", "custom-call", "copy", "reduce", "dynamic-slice", "dynamic-update-slice")
+"""Instructions that have machine code of their own."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,13 @@ class KernelKeys:
 
     program: Program
     _texts: dict[str, str] = field(default_factory=dict)
+
+    def kernels(self) -> Iterator[tuple[str, Instruction, str]]:
+        """Every executed instruction that has machine code of its own: its computation, itself, and its key."""
+        for name in self.program.executed:
+            for instruction in self.program.computations[name].values():
+                if instruction.opcode in KERNEL_OPCODES:
+                    yield name, instruction, self.key(name, instruction)
 
     def key(self, computation: str, instruction: Instruction) -> str:
         """A hash of what decides the machine code of this instruction of a computation."""

@@ -40,7 +40,10 @@ def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str
     """What a person wants to know of a plan; of what lost against it, the fastest `listed`."""
     title = f"{model} on {target.name}, {planned.seq_len:,} tokens"
     if planned.chosen is None:
-        lines = [f"{title}: nothing fits that was tried", "  use a larger slice, or half the sequence"]
+        lines = [
+            f"{title}: nothing that was tried fits and is quick enough",
+            "  use a larger slice, or half the sequence",
+        ]
     else:
         w, m = planned.chosen.workload, planned.chosen.workload.model
         chunks = f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}" if m.q_chunk else ""

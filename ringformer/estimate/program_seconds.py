@@ -81,12 +81,8 @@ class ProgramSeconds:
 
     @property
     def purposes(self) -> dict[str, Seconds]:
-        """The seconds of one run of the whole program by what they are for (`PURPOSES`)."""
+        """The seconds of one run of the whole program by what they are for (`purpose`)."""
         return self.of_computation(self.program.entry)
-
-    @property
-    def total(self) -> Seconds:
-        return sum(self.purposes.values(), Seconds())
 
     def of_computation(self, name: str) -> dict[str, Seconds]:
         """One run of a computation; no less than its HBM bytes, those of asynchronous copies too, take."""

@@ -34,7 +34,8 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         o, backward = jax.vjp(lambda q, k, v: attend(q, k, v, segment_ids=segment_ids), q, k, v)
         return o, backward(do)
 
-    q, k = array(model.num_heads // model.head_groups), array(model.num_kv_heads // model.head_groups)
+    key_heads = max(model.num_kv_heads, mesh.shape["tp"])  # fewer than tp ranks: each reads one of them
+    q, k = array(model.num_heads // model.head_groups), array(key_heads // model.head_groups)
     ids_spec = P(("dp", "fsdp"), "sp")
     ids = jax.ShapeDtypeStruct(q.shape[:2], jnp.int32, sharding=NamedSharding(mesh, ids_spec))
     sharded = jax.shard_map(both, mesh=mesh, in_specs=(spec, spec, spec, ids_spec, spec), out_specs=(spec, (spec,) * 3))

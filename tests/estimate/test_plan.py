@@ -253,7 +253,7 @@ def test_what_a_compiler_is_known_to_die_of_is_no_candidate():
 def test_nothing_fits(monkeypatch):
     compiler(monkeypatch, lambda workload: False)
     found = plan("llama_65b", GPUS, 2**24, "float32", asked())
-    assert found.chosen is None and "nothing fits" in plan_text("llama_65b", GPUS, found)
+    assert found.chosen is None and "nothing that was tried fits" in plan_text("llama_65b", GPUS, found)
 
 
 def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
