@@ -57,6 +57,8 @@ class Compiled(NamedTuple):
     """Of the machine code, in the device's memory; None: the compiler does not say."""
     peak_buffers: PeakBuffers | None = None
     """What is alive at the peak; None if no dump says so."""
+    cycles: dict[str, float] | None = None
+    """Of the program's own machine code, by `KernelKeys.key`; None if it was not read."""
 
 
 def read_dump(folder: Path, kind: str) -> Compiled | None:

@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 from ringformer.device_order import max_link_hops
+from ringformer.estimate.compiled_program import Program
 from ringformer.estimate.compiler_dump import (
     AS_COMPILED_PROGRAMS_PRINT,
     Compiled,
@@ -35,7 +36,9 @@ from ringformer.estimate.compiler_dump import (
     generated_program,
     read_dump,
 )
+from ringformer.estimate.kernel_keys import KernelKeys
 from ringformer.estimate.known_failures import known_failure
+from ringformer.estimate.machine_code import dump_flags, read_cycles
 from ringformer.estimate.peak_buffers import read_peak_buffers
 from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
 from ringformer.estimate.program_seconds import Rates
@@ -46,6 +49,12 @@ from ringformer.estimate.workload import Workload
 from ringformer.train.config_parsing import CONFIG_MODULE
 
 
+MACHINE_CODE = "machine_code"
+"""The folder in a process's own for the machine code that is to be read."""
+
+LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
+
+
 def compile_apart(
     workload: Workload, program: str = TRAIN_STEP, *, generate_code: bool = False,
     environment: Mapping[str, str] | None = None,
@@ -54,8 +63,9 @@ def compile_apart(
     on TPU after a tenth of the compiler's work. Then the process is ended; what a compiler does after its schedule
     changes nothing.
 
-    With `generate_code` it goes on to machine code, and a compiler that dies on the way is a failure. `environment`
-    holds variables of that process, LIBTPU_INIT_ARGS for example.
+    With `generate_code` it goes on to machine code, and a compiler that dies on the way is a failure; of the train step
+    on TPU that code is read, and its cycles are in the estimate's seconds. `environment` holds variables of that
+    process, LIBTPU_INIT_ARGS for example.
 
     Raises ValueError for a mesh that cannot be, MissingCompiler, and CompilerFailure, of one line, if the compiler
     fails for another reason than memory, dies, or is known to die of such a workload.
@@ -69,7 +79,8 @@ def compile_apart(
     if reason := known_failure(workload):
         raise CompilerFailure(f"{program}: {reason}")
     begin = time.perf_counter()
-    with at_work((workload, program, generate_code), environment or {}) as (process, folder):
+    read_code = generate_code and program == TRAIN_STEP and workload.target.chip.kind == "tpu"
+    with at_work((workload, program, generate_code), environment or {}, read_code=read_code) as (process, folder):
         said = wait_for_schedule(process, folder, None if generate_code else workload.target.chip.kind)
         if said is None:
             raise CompilerFailure(_death(program, process.returncode, (folder / "log").read_text(errors="replace")))
@@ -83,12 +94,18 @@ def compile_apart(
 
 
 @contextmanager
-def at_work(call: tuple, environment: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """A process that compiles `(workload, program, generate_code)`, and its folder, in which it dumps to "dump". Both
-    are gone when the context ends."""
+def at_work(
+    call: tuple, environment: Mapping[str, str], *, read_code: bool = False
+) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A process that compiles `(workload, program, generate_code)`, and its folder, in which it dumps to "dump", with
+    `read_code` a TPU's machine code to `MACHINE_CODE`. Both are gone when the context ends."""
     with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "call").write_bytes(pickle.dumps(call))
+        if read_code:
+            (folder / MACHINE_CODE).mkdir()
+            given = environment.get(LIBTPU_FLAGS, os.environ.get(LIBTPU_FLAGS, ""))
+            environment = {**environment, LIBTPU_FLAGS: f"{given} {dump_flags(folder / MACHINE_CODE)}"}
         process = _start(folder, environment)
         try:
             yield process, folder
@@ -178,7 +195,15 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
         generated_code=True,
         code_bytes=memory.generated_code_size_in_bytes or None,  # 0 is what GPU compilers say
         peak_buffers=read_peak_buffers(dump),
+        cycles=_cycles(text, folder / MACHINE_CODE) if (folder / MACHINE_CODE).exists() else None,
     )
+
+
+def _cycles(text: str, code: Path) -> dict[str, float]:
+    """Of a program's instructions by their keys; of equal ones the compiler writes the machine code of one."""
+    by_name = read_cycles(code)
+    kernels = KernelKeys(Program.parse(text)).kernels()
+    return {key: by_name[instruction.name] for _, instruction, key in kernels if instruction.name in by_name}
 
 
 def _rates(target: Target, mesh: jax.sharding.Mesh, dtype: str) -> Rates:

@@ -1,19 +1,17 @@
 """The seconds of a train step on TPU by its machine code, of which the part that matters is generated alone."""
 
-import os
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ringformer.estimate.compiled_program import Instruction, Program
 from ringformer.estimate.compiler_dump import Compiled, CompilerFailure
-from ringformer.estimate.compiler_process import at_work, wait_for_schedule
+from ringformer.estimate.compiler_process import MACHINE_CODE, at_work, wait_for_schedule
 from ringformer.estimate.kernel_cache import KernelCache
 from ringformer.estimate.kernel_keys import KernelKeys
-from ringformer.estimate.machine_code import dump_flags, dumped_kernels, read_kernel
+from ringformer.estimate.machine_code import dumped_kernels, read_kernel
 from ringformer.estimate.overlap import read_schedule
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.program_seconds import of_chunk_pairs
@@ -27,8 +25,9 @@ IDLE_SECONDS = 15.0
 def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str], None]) -> Estimate:
     """The estimate of a scheduled train step, its seconds by the machine code of its chunk pairs.
 
-    That is generated if the cache lacks it, in about a minute. An estimate of a GPU, or of a model whose parts are not
-    known, stays as it is; so does one of a compiler that writes no machine code, and the log says so.
+    That is generated if the cache lacks it, in about a minute. An estimate by the step's own machine code keeps its
+    seconds, and has these beside them. That of a GPU, or of a model whose parts are not known, stays as it is; so does
+    one of a compiler that writes no machine code, and the log says so.
     """
     attends = workload.has_closed_forms and workload.model.attention == "ring"
     if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
@@ -43,7 +42,8 @@ def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str
         except CompilerFailure as failure:
             log(f"{failure}; its seconds are not by machine code")
     known = {key: found for key in wanted if (found := cycles.get(key)) is not None}
-    return replace(estimate, schedule=read_schedule(estimate.text, estimate.schedule.rates, known))
+    schedule = read_schedule(estimate.text, estimate.schedule.rates, known)
+    return replace(estimate, by_parts=schedule) if estimate.own_machine_code else replace(estimate, schedule=schedule)
 
 
 def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda _: True) -> dict[str, bool]:
@@ -60,17 +60,16 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
 
     The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code.
     """
-    with TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as bundles:
-        environment = {"LIBTPU_INIT_ARGS": f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump_flags(Path(bundles))}"}
-        with at_work((workload, program, True), environment) as (process, folder):
-            said = wait_for_schedule(process, folder, "tpu")
-            if not isinstance(said, Compiled):
-                raise CompilerFailure(f"{program}: the compiler wrote no schedule: {str(said)[:300]}")
-            kernels = KernelKeys(Program.parse(said.program)).kernels()
-            keys = {instruction.name: key for _, instruction, key in kernels if key in wanted}
-            if not keys:
-                return {}
-            cycles = _read_as_written(process, Path(bundles), keys, {key for key in keys.values() if wanted[key]})
+    with at_work((workload, program, True), {}, read_code=True) as (process, folder):
+        said = wait_for_schedule(process, folder, "tpu")
+        if not isinstance(said, Compiled):
+            raise CompilerFailure(f"{program}: the compiler wrote no schedule: {str(said)[:300]}")
+        kernels = KernelKeys(Program.parse(said.program)).kernels()
+        keys = {instruction.name: key for _, instruction, key in kernels if key in wanted}
+        if not keys:
+            return {}
+        products = {key for key in keys.values() if wanted[key]}
+        cycles = _read_as_written(process, folder / MACHINE_CODE, keys, products)
     if not cycles:
         raise CompilerFailure(f"{program}: this compiler writes no machine code")
     return cycles

@@ -42,6 +42,12 @@ def dumped_kernels(folder: Path) -> dict[str, Path]:
     return files
 
 
+def read_cycles(folder: Path) -> dict[str, float]:
+    """The cycles of every kernel of a finished dump by the name of its instruction."""
+    kernels = {name: read_kernel(path.read_text()) for name, path in dumped_kernels(folder).items()}
+    return {name: kernel.cycles for name, kernel in kernels.items() if kernel}
+
+
 def read_kernel(text: str) -> Kernel | None:
     """The kernel of a dumped program; None if the text is not written to its end."""
     if "End region 0" not in text[-2000:]:

@@ -54,6 +54,10 @@ class Estimate:
     """Whether the compiler went on to machine code; its verdict, the memory and the schedule come before that."""
     code_bytes: int | None = None
     """Of the machine code on the device; GPU compilers do not say."""
+    own_machine_code: bool = False
+    """Whether the seconds of the schedule are by this program's own machine code."""
+    by_parts: Schedule | None = None
+    """If they are: the schedule with the cycles of parts compiled alone, to be held against it."""
     largest: str = ""
     """What the compiler lists as the largest allocations, where it does not fit."""
     peak_buffers: PeakBuffers | None = None
@@ -77,6 +81,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
     memory = compiled.memory
     own = memory.arguments + memory.outputs + memory.temporaries
     more = around.alive + (compiled.code_bytes or 0)
+    has_schedule = around.program in (TRAIN_STEP, EVALUATION)
     return Estimate(
         fits=own + more <= target.budget or (target.chip.kind == "tpu" and not more),
         peak_bytes=own + more,
@@ -86,7 +91,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         usual_host_bytes=target.chip.host_bytes,
         argument_bytes=memory.arguments,
         temp_bytes=memory.temporaries,
-        schedule=read_schedule(compiled.program, around.rates) if around.program in (TRAIN_STEP, EVALUATION) else None,
+        schedule=read_schedule(compiled.program, around.rates, compiled.cycles) if has_schedule else None,
         max_link_hops=around.max_link_hops,
         compile_seconds=seconds,
         program=around.program,
@@ -95,6 +100,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         generated_code=compiled.generated_code,
         code_bytes=compiled.code_bytes,
         peak_buffers=compiled.peak_buffers,
+        own_machine_code=bool(compiled.cycles),
         text=compiled.program,
     )
 

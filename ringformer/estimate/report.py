@@ -108,6 +108,7 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
         "step_seconds_model": time and time.step,
         "tokens_per_second_model": time and time.tokens_per_second,
         "seconds_source": time and time.source,
+        "step_seconds_by_parts": estimate.by_parts and step_time(estimate.by_parts, workload.step_tokens).step,
         "step_seconds_bounds": time and time.floor and [time.floor + time.exposed, time.serial + time.exposed],
         "seconds_by_purpose": s and where_the_time_goes(s),
         "mfu_causal_model": used.get("causal"),
@@ -139,6 +140,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
         *_largest(e.peak_buffers),
         *_time(workload, time),
+        *_held_against_parts(workload, e, time),
         *_where(s),
         f"  {s.flops:.3g} FLOPs a device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
         f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed, of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside "
@@ -231,6 +233,15 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
         lines.append(f"  {workload.tokens:.3g} tokens: {hours:,.4g} hours ({days:,.3g} days), {device_hours:,.4g} "
                      "device-hours, modelled")  # fmt: skip
     return lines
+
+
+def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
+    """What a step that has its own machine code would be said to take without it."""
+    if estimate.by_parts is None:
+        return []
+    parts = step_time(estimate.by_parts, workload.step_tokens).step
+    return [f"  held against the machine code of a layer's attention, compiled alone: {parts:,.4g} s "
+            f"({parts / time.step - 1:+.1%})"]  # fmt: skip
 
 
 def where_the_time_goes(schedule: Schedule) -> dict[str, float]:

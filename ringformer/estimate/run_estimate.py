@@ -83,6 +83,6 @@ class RunCompiler:
         if self.generate_code:
             self.log("  fits; generating the machine code of its programs: minutes")
             run = RunEstimate(tuple(compile_apart(workload, program, generate_code=True) for program in PROGRAMS))
-        if not self.thorough:
+        if not self.thorough or run.step.own_machine_code:
             return run
         return RunEstimate((with_machine_code(workload, run.step, self.log), *run.programs[1:]))

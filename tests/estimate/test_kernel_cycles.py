@@ -35,9 +35,10 @@ def scheduled():
 
 
 @on_tpu
-def test_the_part_has_the_instructions_of_the_step(monkeypatch):
+def test_the_part_has_the_instructions_of_the_step_and_their_seconds(monkeypatch):
     """All products of the ring's loops, forward and backward, take at least as long as their FLOPs at the units' full
-    rate, and less than ten times that. What is known once is not generated again."""
+    rate, and less than ten times that. What is known once is not generated again. A step that is compiled to machine
+    code has its own seconds, and those of the part beside them."""
     w, said, assumed = workload(), [], scheduled()
     counted = with_machine_code(w, assumed, said.append)
     assert said == ["generating the machine code of a layer's attention, for its cycles; about a minute, once"]
@@ -56,13 +57,20 @@ def test_the_part_has_the_instructions_of_the_step(monkeypatch):
                 products[instruction.name] = found * cores.count * cores.matrix_flops_per_cycle / flops
     assert len(products) >= 5 and all(1 < share < 10 for share in products.values())
 
-    monkeypatch.setattr(kernel_cycles, "at_work", lambda *_: pytest.fail("it is in the cache"))
+    monkeypatch.setattr(kernel_cycles, "at_work", lambda *_, **__: pytest.fail("it is in the cache"))
     assert with_machine_code(w, assumed, said.append).schedule == counted.schedule and len(said) == 1
+
+    own = compile_apart(w, generate_code=True)
+    held = with_machine_code(w, own, said.append)
+    assert own.own_machine_code and held.schedule == own.schedule and held.by_parts != own.schedule
+    seconds = own.schedule.seconds
+    assert seconds.counted > 0.95 * seconds.overlapped > 0.95 * counted.schedule.seconds.counted
+    assert held.by_parts.seconds.overlapped == pytest.approx(seconds.overlapped, rel=0.25)
 
 
 def test_what_has_no_machine_code_stays_as_it_is(monkeypatch):
     """A GPU's, for one."""
-    monkeypatch.setattr(kernel_cycles, "at_work", lambda *_: pytest.fail("nothing to generate"))
+    monkeypatch.setattr(kernel_cycles, "at_work", lambda *_, **__: pytest.fail("nothing to generate"))
     estimate = object()
     assert with_machine_code(workload("4xH100"), estimate, pytest.fail) is estimate
 
