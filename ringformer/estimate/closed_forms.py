@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ringformer.estimate.overlap import Schedule
-from ringformer.estimate.program_seconds import MATMUL_EFFICIENCY, PAIR_EFFICIENCY
+from ringformer.estimate.program_seconds import USUAL, Efficiency, efficiency
 from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import Chip
@@ -39,7 +39,9 @@ class StepTime:
     serial: float = 0.0
     """As long as it takes if no instruction's bytes move while it computes: the other end of the error band."""
     counted: float = 0.0
-    """The share of `compute` that machine code or HBM bytes say; the rest is FLOPs at a stated share of the peak."""
+    """The share of `compute` that machine code or HBM bytes say."""
+    assumed: Efficiency = USUAL
+    """What the rest counts on."""
 
     @property
     def step(self) -> float:
@@ -53,17 +55,12 @@ class StepTime:
     def source(self) -> str:
         """Where the seconds come from, in words."""
         if self.counted == 0:
-            return assumption()
-        return f"{self.counted:.0%} of the computation by machine code or HBM bytes, the rest {assumption()}"
+            return str(self.assumed)
+        return f"{self.counted:.0%} of the computation by machine code or HBM bytes, the rest {self.assumed}"
 
     def days(self, tokens: float) -> float:
         """Days that it takes to train on so many tokens."""
         return tokens / self.tokens_per_second / 86400
-
-
-def assumption() -> str:
-    """What the seconds of FLOPs count on, to be said beside them."""
-    return f"FLOPs at {PAIR_EFFICIENCY:.0%} of the peak in attention, {MATMUL_EFFICIENCY:.0%} elsewhere"
 
 
 def step_time(schedule: Schedule, tokens: int) -> StepTime:
@@ -71,7 +68,7 @@ def step_time(schedule: Schedule, tokens: int) -> StepTime:
     seconds = schedule.seconds
     return StepTime(
         seconds.overlapped, schedule.exposed_seconds, tokens, floor=seconds.floor, serial=seconds.busy + seconds.memory,
-        counted=seconds.counted / max(seconds.overlapped, 1e-30),
+        counted=seconds.counted / max(seconds.overlapped, 1e-30), assumed=schedule.rates.efficiency,
     )  # fmt: skip
 
 
@@ -97,12 +94,13 @@ def computation_seconds(workload: Workload) -> float:
     attention = executed_attention_flops(model, workload.seq_len, forwards) * each
     rest = executed_flops(model, workload.seq_len, forwards) * each - attention
     parts = {SPILLED_FORWARD: PAIR_FORWARD * forwards, SPILLED_BACKWARD: PAIR_BACKWARD + PAIR_LOGITS_AGAIN}
-    seconds = rest / (MATMUL_EFFICIENCY * peak)
+    share = efficiency(target.generation)
+    seconds = rest / (share.products * peak)
     for spilled, flops in parts.items():
         passes = forwards if spilled == SPILLED_FORWARD else 1
         pairs = excess * attention / sum(parts.values()) / model.head_dim  # of a query and a key, in each head
         memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
-        seconds += max(flops * model.head_dim * pairs / (PAIR_EFFICIENCY * peak), memory)
+        seconds += max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
     return seconds
 
 

@@ -41,13 +41,12 @@ from ringformer.estimate.known_failures import known_failure
 from ringformer.estimate.machine_code import dump_flags, read_cycles
 from ringformer.estimate.peak_buffers import read_peak_buffers
 from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
-from ringformer.estimate.program_seconds import Rates
+from ringformer.estimate.program_seconds import Rates, efficiency
 from ringformer.estimate.programs import TRAIN_STEP, lower_program
 from ringformer.estimate.step_parts import ATTENTION, lower_attention
 from ringformer.estimate.targets import Target, only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.train.config_parsing import CONFIG_MODULE
-
 
 MACHINE_CODE = "machine_code"
 """The folder in a process's own for the machine code that is to be read."""
@@ -214,7 +213,8 @@ def _rates(target: Target, mesh: jax.sharding.Mesh, dtype: str) -> Rates:
         links = 2 * sum(len(set(places)) > 1 for places in zip(*chips, strict=True))
         gather *= max(1, links) * len(set(chips)) / len(chips)
     chip = target.chip
-    return Rates(chip.flops(dtype), hop, gather, chip.hbm_bandwidth, chip.clock_hz if chip.kind == "tpu" else 0.0)
+    clock = chip.clock_hz if chip.kind == "tpu" else 0.0
+    return Rates(chip.flops(dtype), hop, gather, chip.hbm_bandwidth, clock, efficiency(target.generation))
 
 
 def _write(path: Path, content: object) -> None:

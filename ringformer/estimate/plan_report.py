@@ -1,9 +1,10 @@
 """A plan as text for a person."""
 
 from ringformer.estimate.candidates import Candidate
-from ringformer.estimate.closed_forms import assumption, step_time
+from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.plan import Plan, step_seconds
 from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.program_seconds import efficiency
 from ringformer.estimate.programs_report import save_line, verdict_line
 from ringformer.estimate.run_estimate import RunEstimate
 from ringformer.estimate.targets import Target
@@ -15,7 +16,7 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     have, exposed = c.workload.target.chip.hbm_bytes, ""
     if e is None:
         need, host, said = c.peak, c.host, "closed form, not compiled"
-        source = assumption()
+        source = str(efficiency(c.workload.target.generation))
     else:
         assert e.schedule is not None, "what fits has a schedule"
         need, host, said = e.peak_bytes, e.host_bytes, "compiled"

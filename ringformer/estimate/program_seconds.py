@@ -15,17 +15,36 @@ from ringformer.estimate.kernel_keys import KernelKeys
 from ringformer.estimate.memory_traffic import hbm_bytes
 from ringformer.ops.ring_attention import LOOP
 
-PAIR_EFFICIENCY, MATMUL_EFFICIENCY = 0.55, 0.85
-"""The share of the peak that the products of a chunk pair and all other matrix products reach where no machine code
-says it. It says 70% on v4, 82% on v5p and 85% on v5e of the latter (results/kernel_cycles.json); the former is what
-makes the seconds of attention, its exponentials among them, those of v5e's machine code."""
-
 COPIES, OTHER = "copies and layout changes", "other"
 SCOPES = {
     "attention": "projections", "feed_forward": "feed-forward", "loss": "loss", "embedding": "embedding",
     "optimizer": "optimizer",
 }  # fmt: skip
 """What a `jax.named_scope` of the model or of the train step is called in a report; of attention, all but the pairs."""
+
+
+class Efficiency(NamedTuple):
+    """Shares of the peak that stand for the cycles of matrix products where no machine code says them."""
+
+    pairs: float = 0.55
+    """Of a chunk pair's products: with it, attention takes the seconds of its machine code, exponentials and all."""
+    products: float = 0.85
+    """Of all others."""
+
+    def __str__(self) -> str:
+        return f"FLOPs at {self.pairs:.0%} of the peak in attention, {self.products:.0%} elsewhere"
+
+
+USUAL = Efficiency()
+"""What the machine code of v5e says; for all generations whose own was not read in whole."""
+
+_EFFICIENCY = {"v4": Efficiency(0.27, 0.70), "v5p": Efficiency(0.55, 0.82)}
+"""What the machine code of whole 7B steps says (results/kernel_cycles.json)."""
+
+
+def efficiency(generation: str) -> Efficiency:
+    """That of a key of CHIPS."""
+    return _EFFICIENCY.get(generation, USUAL)
 
 
 class Rates(NamedTuple):
@@ -40,6 +59,7 @@ class Rates(NamedTuple):
     hbm_bytes: float
     cycles: float
     """The clock; 0 where machine code is not counted (GPU)."""
+    efficiency: Efficiency = USUAL
 
 
 class Seconds(NamedTuple):
@@ -116,7 +136,8 @@ class ProgramSeconds:
         flops = self.program.instruction_flops(computation, instruction)
         memory = hbm_bytes(self.program, computation, instruction) / self.rates.hbm_bytes
         cycles = self._known_cycles(computation, instruction)
-        guess = flops / (efficiency(instruction) * self.rates.flops)
+        share = self.rates.efficiency.pairs if of_chunk_pairs(instruction) else self.rates.efficiency.products
+        guess = flops / (share * self.rates.flops)
         busy = guess if cycles is None else cycles / self.rates.cycles
         if instruction.opcode.endswith("-start"):  # beside what follows it; of_computation sees to its bytes
             return Seconds(memory=memory)
@@ -137,11 +158,6 @@ def _overlapped(sums: dict[str, Seconds]) -> float:
 def _add(sums: dict[str, Seconds], more: dict[str, Seconds]) -> None:
     for name, seconds in more.items():
         sums[name] = sums.get(name, Seconds()) + seconds
-
-
-def efficiency(instruction: Instruction) -> float:
-    """The share of the peak that an instruction's matrix products are taken to reach."""
-    return PAIR_EFFICIENCY if of_chunk_pairs(instruction) else MATMUL_EFFICIENCY
 
 
 def purpose(instruction: Instruction) -> str:

@@ -4,7 +4,6 @@ from ringformer.estimate.closed_forms import (
     ADVICE,
     Hop,
     StepTime,
-    assumption,
     computation_seconds,
     host_bytes,
     memory,
@@ -16,6 +15,7 @@ from ringformer.estimate.collectives import collectives_table, group_json, group
 from ringformer.estimate.overlap import Schedule, Transfer
 from ringformer.estimate.peak_buffers import PeakBuffers
 from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 from ringformer.models.flops import model_flops_per_token
@@ -55,7 +55,8 @@ def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
     if estimate is None:
         time = computation_time(w)
         numbers = closed_form_json(w) | {
-            "step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second
+            "step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second,
+            "seconds_source": time.source,
         }  # fmt: skip
     else:
         time = modelled_time(w, estimate)
@@ -70,7 +71,8 @@ def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
 
 def computation_time(workload: Workload) -> StepTime:
     """The time of a step's computation by the closed form, as if all communication were hidden."""
-    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens)
+    assumed = efficiency(workload.target.generation)
+    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed)
 
 
 def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
@@ -171,7 +173,7 @@ def stages_table(stages: list[dict]) -> str:
         times = [stage["step_seconds_model"], stage.get("days_model"), stage.get("device_hours_model")]
         seconds, days, hours = ("-" if x is None else f"{x:,.{d}f}" for x, d in zip(times, (1, 2, 0), strict=True))
         kind = "closed form, not compiled; {} alone" if stage["closed_form"] else "compiled; time modelled, {}"
-        how = kind.format(assumption())
+        how = kind.format(stage["seconds_source"])
         lines.append(
             f"{stage['stage']:9}{stage['seq_len']:>10,}{stage['batch_size']:>6}  {stage['mesh_dim']:13}{gigabytes:>16}"
             f"{stage['host_bytes'] / GiB:>9.1f}{seconds:>9}{days:>8}{hours:>14}  {verdict} ({how})"

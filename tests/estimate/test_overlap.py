@@ -3,10 +3,14 @@
 import pytest
 
 from ringformer.estimate.overlap import read_schedule
-from ringformer.estimate.program_seconds import MATMUL_EFFICIENCY, Rates
+from ringformer.estimate.program_seconds import USUAL, Rates
 
 RATES = Rates(
-    flops=2 * 8**3 / MATMUL_EFFICIENCY, hop_bytes=2 * 8 * 8 * 4, gather_bytes=1.0, hbm_bytes=float("inf"), cycles=0.0
+    flops=2 * 8**3 / USUAL.products,
+    hop_bytes=2 * 8 * 8 * 4,
+    gather_bytes=1.0,
+    hbm_bytes=float("inf"),
+    cycles=0.0,
 )
 PRODUCT = "%m{0} = f32[8,8] dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
 START = "%s{0} = (f32[8,8], f32[8,8]) collective-permute-start(%x)"

@@ -4,15 +4,11 @@ import pytest
 
 from ringformer.estimate.compiled_program import Program
 from ringformer.estimate.kernel_keys import KernelKeys
-from ringformer.estimate.program_seconds import (
-    MATMUL_EFFICIENCY,
-    PAIR_EFFICIENCY,
-    ProgramSeconds,
-    Rates,
-    purpose,
-)
+from ringformer.estimate.program_seconds import Efficiency, ProgramSeconds, Rates, efficiency, purpose
 
-RATES = Rates(flops=1024.0, hop_bytes=1.0, gather_bytes=1.0, hbm_bytes=256.0, cycles=10.0)
+PAIRS, PRODUCTS = 0.5, 0.8
+RATES = Rates(1024.0, hop_bytes=1.0, gather_bytes=1.0, hbm_bytes=256.0, cycles=10.0,
+              efficiency=Efficiency(PAIRS, PRODUCTS))  # fmt: skip
 DOT = "f32[8,8]{1,0:S(1)} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 TEXT = """
 %body (x: f32[8,8]) -> f32[8,8] {
@@ -44,11 +40,17 @@ def test_loops_multiply_and_the_slowest_branch_is_taken():
     """Three turns and one branch of a product at the share of the peak that pairs reach; of the branch nothing is
     certain. Its bytes take the negation a second."""
     found = seconds().purposes
-    assert found["attention forward"].overlapped == pytest.approx(4 / PAIR_EFFICIENCY)
-    assert sum(s.certain for s in found.values()) == pytest.approx(3 / PAIR_EFFICIENCY + 1 / MATMUL_EFFICIENCY + 1)
-    assert found["loss"].overlapped == pytest.approx(1 / MATMUL_EFFICIENCY) and found["loss"].counted == 0
+    assert found["attention forward"].overlapped == pytest.approx(4 / PAIRS)
+    assert sum(s.certain for s in found.values()) == pytest.approx(3 / PAIRS + 1 / PRODUCTS + 1)
+    assert found["loss"].overlapped == pytest.approx(1 / PRODUCTS) and found["loss"].counted == 0
     assert found["optimizer"].overlapped == found["optimizer"].counted == 1
     assert sum(s.floor for s in found.values()) == pytest.approx(4 + 1 + 1)
+
+
+def test_what_is_assumed_is_said():
+    """Of a generation whose machine code was never read in whole, what v5e's says."""
+    assert str(efficiency("v4")) == "FLOPs at 27% of the peak in attention, 70% elsewhere"
+    assert efficiency("v3") == efficiency("h100") == efficiency("v5e") == Efficiency(0.55, 0.85)
 
 
 def test_known_machine_code_replaces_the_assumption():

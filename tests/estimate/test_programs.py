@@ -8,12 +8,12 @@ from functools import lru_cache
 import pytest
 
 from ringformer.estimate import compiler_process
-from ringformer.estimate.closed_forms import assumption, smallest_local_length
+from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.overlap import read_schedule
 from ringformer.estimate.program_estimate import Surroundings, read_refusal
-from ringformer.estimate.program_seconds import Rates
+from ringformer.estimate.program_seconds import USUAL, Rates
 from ringformer.estimate.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
 from ringformer.estimate.report import estimate_json, estimate_text
 from ringformer.estimate.targets import MissingCompiler, find_target
@@ -247,7 +247,7 @@ def test_a_report_says_how_much_is_free_and_how_well_the_devices_are_used():
     assert found["mfu_palm_model"] == pytest.approx(per_device * model_flops_per_token(w.model, w.seq_len))
     attention = 12 * w.model.num_layers * w.model.num_heads * w.model.head_dim * w.seq_len
     assert found["mfu_palm_model"] - found["mfu_causal_model"] == pytest.approx(per_device * attention / 2)
-    assert assumption() in text and "from the batch on the devices to the updated state" in text
+    assert str(USUAL) in text and "from the batch on the devices to the updated state" in text
 
 
 @on_tpu
