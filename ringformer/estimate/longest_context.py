@@ -7,8 +7,9 @@ from dataclasses import replace
 from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings, possible_settings
 from ringformer.estimate.programs_report import programs_json
-from ringformer.estimate.report import computation_time, estimate_json
+from ringformer.estimate.report import estimate_json
 from ringformer.estimate.run_estimate import RunEstimate, compile_others
+from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import Workload, estimate_command
 
 MAX_STEP_SECONDS = 3600.0

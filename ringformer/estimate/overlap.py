@@ -8,10 +8,11 @@ branch that may not be taken.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ringformer.estimate.compiled_program import COLLECTIVES, Instruction, Program
+from ringformer.estimate.host_waits import host_waits
 from ringformer.estimate.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.ops.ring_attention import LOOP
 
@@ -53,6 +54,8 @@ class Schedule:
     rates: Rates
     purposes: dict[str, Seconds]
     """Seconds of computation by what they are for; chunk pairs as for one document."""
+    host_waits: dict[str, float] = field(default_factory=dict)
+    """How often at most a GPU waits for its host, by what it is for."""
 
     @property
     def seconds(self) -> Seconds:
@@ -95,7 +98,8 @@ def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = 
     transfers = []
     for name, count in program.executed.items():
         transfers += _of_computation(seconds, name, count, loops.get(name))
-    return Schedule(transfers, program.flops(program.entry), rates, seconds.purposes)
+    waits = {} if rates.cycles else host_waits(program)
+    return Schedule(transfers, program.flops(program.entry), rates, seconds.purposes, waits)
 
 
 class _Span(NamedTuple):

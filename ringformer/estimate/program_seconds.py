@@ -15,7 +15,7 @@ from ringformer.estimate.kernel_keys import KernelKeys
 from ringformer.estimate.memory_traffic import hbm_bytes
 from ringformer.ops.ring_attention import LOOP
 
-COPIES, OTHER = "copies and layout changes", "other"
+ATTENTION, COPIES, OTHER = "attention", "copies and layout changes", "other"
 SCOPES = {
     "attention": "projections", "feed_forward": "feed-forward", "loss": "loss", "embedding": "embedding",
     "optimizer": "optimizer",
@@ -38,7 +38,7 @@ class Efficiency(NamedTuple):
 USUAL = Efficiency()
 """What the machine code of v5e says; for all generations whose own was not read in whole."""
 
-_EFFICIENCY = {"v4": Efficiency(0.27, 0.70), "v5p": Efficiency(0.55, 0.82)}
+_EFFICIENCY = {"v4": Efficiency(0.27, 0.70), "v5p": Efficiency(0.55, 0.82), "v6e": Efficiency(0.15, 0.63)}
 """What the machine code of whole 7B steps says (results/kernel_cycles.json)."""
 
 
@@ -120,7 +120,12 @@ class ProgramSeconds:
         """One run of an instruction; of branches, the slowest: the ring waits for its busiest rank."""
         if instruction.opcode == "while":
             trips = self.program.trip_count(computation, instruction)
-            return {k: s.times(trips) for k, s in self.of_computation(instruction.called[0]).items()}
+            sums: dict[str, Seconds] = {}
+            for name, seconds in self.of_computation(instruction.called[0]).items():
+                # GPU compilers make one computation of equal ones: its names are those of one of the loops around it
+                shared = of_chunk_pairs(instruction) and name.startswith(ATTENTION)
+                _add(sums, {purpose(instruction) if shared else name: seconds.times(trips)})
+            return sums
         if instruction.opcode == "conditional":
             branches = [self.of_computation(name) for name in instruction.called]
             sums = {k: s._replace(certain=0.0) for k, s in max(branches, key=_overlapped).items()}
@@ -167,8 +172,8 @@ def purpose(instruction: Instruction) -> str:
     name = instruction.op_name
     if of_chunk_pairs(instruction) or f"/{LOOP}/" in name:
         if "transpose(" not in name:
-            return "attention forward"
-        return "attention recomputed" if "rematted_computation" in name else "attention backward"
+            return f"{ATTENTION} forward"
+        return f"{ATTENTION} {'recomputed' if 'rematted_computation' in name else 'backward'}"
     scope = re.search(rf"[/(]({'|'.join(SCOPES)})[)/]", name)
     return SCOPES[scope[1]] if scope else OTHER
 

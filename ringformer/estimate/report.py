@@ -4,7 +4,6 @@ from ringformer.estimate.closed_forms import (
     ADVICE,
     Hop,
     StepTime,
-    computation_seconds,
     host_bytes,
     memory,
     ring_hops,
@@ -12,13 +11,19 @@ from ringformer.estimate.closed_forms import (
     step_time,
 )
 from ringformer.estimate.collectives import collectives_table, group_json, grouped
-from ringformer.estimate.overlap import Schedule, Transfer
+from ringformer.estimate.overlap import Transfer
 from ringformer.estimate.peak_buffers import PeakBuffers
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.program_seconds import efficiency
+from ringformer.estimate.time_report import (
+    computation_time,
+    cost_json,
+    mfu,
+    modelled_time,
+    seconds_text,
+    where_the_time_goes,
+)
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.flops import model_flops_per_token
 
 
 def estimate_json(workload: Workload, estimate: Estimate) -> dict:
@@ -26,7 +31,7 @@ def estimate_json(workload: Workload, estimate: Estimate) -> dict:
     such thing."""
     time = modelled_time(workload, estimate)
     settings, hops = (vars(workload.settings), ring_hops(workload)) if workload.has_closed_forms else ({}, {})
-    return settings | _numbers(workload, estimate, time, hops) | _cost(workload, time)
+    return settings | _numbers(workload, estimate, time, hops) | cost_json(workload, time)
 
 
 def closed_form_json(workload: Workload) -> dict:
@@ -61,32 +66,7 @@ def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
     else:
         time = modelled_time(w, estimate)
         numbers = {"closed_form": False} | _numbers(w, estimate, time)
-    return {"stage": w.name} | shape | settings | numbers | _cost(w, time)
-
-
-def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
-    """The time of a step by its schedule; None if the compiler gave up before it had one."""
-    return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
-
-
-def computation_time(workload: Workload) -> StepTime:
-    """The time of a step's computation by the closed form, as if all communication were hidden."""
-    assumed = efficiency(workload.target.generation)
-    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed)
-
-
-def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
-    """Model FLOPs utilisation of a modelled step by two conventions; nothing for a model without closed forms.
-
-    "causal" halves attention for its mask, which is what has to be computed; "palm" does not, as most papers print it
-    (PaLM, appendix B). At long contexts they differ by almost 2. Of the peak of the compute dtype.
-    """
-    if not workload.has_closed_forms:
-        return {}
-    target = workload.target
-    rate = time.tokens_per_second / (target.num_devices * target.chip.flops(workload.model.compute_dtype))
-    return {name: rate * model_flops_per_token(workload.model, workload.seq_len, causal=causal)
-            for name, causal in (("causal", True), ("palm", False))}  # fmt: skip
+    return {"stage": w.name} | shape | settings | numbers | cost_json(w, time)
 
 
 def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops: dict[str, Hop] | None = None) -> dict:
@@ -113,6 +93,7 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
         "step_seconds_by_parts": estimate.by_parts and step_time(estimate.by_parts, workload.step_tokens).step,
         "step_seconds_bounds": time and time.floor and [time.floor + time.exposed, time.serial + time.exposed],
         "seconds_by_purpose": s and where_the_time_goes(s),
+        "host_waits": s and s.host_waits,
         "mfu_causal_model": used.get("causal"),
         "mfu_palm_model": used.get("palm"),
         "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
@@ -141,9 +122,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
         + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
         *_largest(e.peak_buffers),
-        *_time(workload, time),
-        *_held_against_parts(workload, e, time),
-        *_where(s),
+        *seconds_text(workload, e, s, time),
         f"  {s.flops:.3g} FLOPs a device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
         f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed, of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside "
         "its loops" + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
@@ -183,14 +162,6 @@ def stages_table(stages: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def _cost(workload: Workload, time: StepTime | None) -> dict:
-    """The modelled hours, days and device-hours of the workload's tokens; nothing if there are none, or no time."""
-    if time is None or not workload.tokens:
-        return {}
-    days = time.days(workload.tokens)
-    return {"hours_model": 24 * days, "days_model": days, "device_hours_model": 24 * days * workload.target.num_devices}
-
-
 def _headroom(workload: Workload, e: Estimate) -> str:
     """What is left of what a step may take: all of a TPU's memory, of a GPU's the share that libraries leave."""
     budget = workload.target.budget
@@ -214,53 +185,6 @@ def _short_name(op_name: str) -> str:
     """The end of an op's name: what it does, and whether it is done again for the backward, or the backward itself."""
     again = "rematerialised" if "rematted" in op_name else "backward" if "transpose(" in op_name else ""
     return " ".join(filter(None, (op_name.rpartition("/")[2], again and f"({again})")))
-
-
-def _time(workload: Workload, time: StepTime) -> list[str]:
-    """What a step takes and is worth, each number with what it counts on."""
-    used = mfu(workload, time)
-    lines = [
-        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state:",
-        f"    {time.compute:,.4g} s of computation, {time.exposed:,.3g} s of communication that the schedule leaves "
-        "exposed",
-        f"    {time.source}",
-        f"    no less than {time.floor + time.exposed:,.4g} s by bytes and FLOPs at the peak, no more than "
-        f"{time.serial + time.exposed:,.4g} s if no data moves while an instruction computes",
-        f"  {time.tokens_per_second:,.4g} tokens a second"
-        + (f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} with all of it "
-           "(PaLM's convention)" if used else ""),
-    ]  # fmt: skip
-    if workload.tokens:
-        hours, days, device_hours = _cost(workload, time).values()
-        lines.append(f"  {workload.tokens:.3g} tokens: {hours:,.4g} hours ({days:,.3g} days), {device_hours:,.4g} "
-                     "device-hours, modelled")  # fmt: skip
-    return lines
-
-
-def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
-    """What a step that has its own machine code would be said to take without it."""
-    if estimate.by_parts is None:
-        return []
-    parts = step_time(estimate.by_parts, workload.step_tokens).step
-    return [f"  held against the machine code of a layer's attention, compiled alone: {parts:,.4g} s "
-            f"({parts / time.step - 1:+.1%})"]  # fmt: skip
-
-
-def where_the_time_goes(schedule: Schedule) -> dict[str, float]:
-    """Seconds of a step by what they are for, the most first."""
-    seconds = {name: spent.overlapped for name, spent in schedule.purposes.items()}
-    seconds["exposed communication"] = schedule.exposed_seconds
-    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
-
-
-def _where(schedule: Schedule) -> list[str]:
-    seconds = where_the_time_goes(schedule)
-    whole = sum(seconds.values())
-    return ["  where the time goes:"] + [
-        f"    {spent:>10,.3f} s {spent / whole:>6.1%}  {name}"
-        for name, spent in seconds.items()
-        if spent > 5e-4 * whole
-    ]
 
 
 def _hops(workload: Workload) -> list[str]:

@@ -18,7 +18,7 @@ from ringformer.estimate.overlap import Schedule
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.program_seconds import OTHER, Rates, Seconds
 from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
-from ringformer.estimate.report import computation_time
+from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import Workload
 from ringformer.paper.max_context import cells
 

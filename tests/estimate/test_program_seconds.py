@@ -60,6 +60,15 @@ def test_known_machine_code_replaces_the_assumption():
     assert found.overlapped == found.counted == pytest.approx(4 * 2.5)
 
 
+def test_a_computation_that_two_loops_share_is_each_loops_own():
+    """The recomputation's names stand in the body that the forward calls, too: a GPU compiler's habit."""
+    again = TEXT.replace("jit(step)/attention", "transpose(jvp())/rematted_computation/attention")
+    loop = 'known_trip_count={"n":"3"}, metadata={op_name="jit(step)/attention/at_most_3_trips/while"}'
+    found = seconds(text=again.replace('known_trip_count={"n":"3"}', loop)).purposes
+    assert found["attention forward"].overlapped == pytest.approx(3 / PAIRS)
+    assert found["attention recomputed"].overlapped == pytest.approx(1 / PAIRS)
+
+
 def test_bytes_that_cannot_pass_while_the_program_runs_are_waited_for():
     """An asynchronous copy of four arrays takes four seconds of the memory's time, and the product little over one."""
     text = """
