@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.kernel_cycles import with_machine_code
 from ringformer.estimate.report import stage_json
 from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
 from ringformer.estimate.workload import Workload, stage_workloads
@@ -46,7 +47,7 @@ def stages() -> dict[str, tuple[Workload, str]]:
 
 def compile_stage(workload: Workload, command: str) -> dict:
     """The row of a stage; raises MissingCompiler, and CompilerFailure if the compiler broke down."""
-    row = stage_json(workload, compile_apart(workload))
+    row = stage_json(workload, with_machine_code(workload, compile_apart(workload), print))
     del row["hops_model"]
     return row | {"command": command, "date": datetime.date.today().isoformat(),
                   "compiled_by": compiled_by(workload.target)}  # fmt: skip
