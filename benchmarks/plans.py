@@ -23,14 +23,14 @@ PLANS = (("llama3_8b", "v5p-128"), ("llama_7b", "v5e-256"), ("llama_13b", "32xA1
 
 
 def seconds_nearby(chosen: Candidate, compiler: RunCompiler) -> dict[str, float | str]:
-    """Seconds of a step of each neighbour, by its schedule as the plan compares them, or why it cannot be."""
+    """Seconds of a step of each neighbour, as the plan compares them (on TPU by machine code), or why it cannot be."""
     found: dict[str, float | str] = {}
     for other in neighbours(chosen):
         if other.impossible:
             found[str(other)] = other.impossible
             continue
         try:
-            step = compiler.scheduled(other.workload)
+            step = compiler.timed(other.workload)
         except CompilerFailure as failure:
             found[str(other)] = str(failure)
             continue
@@ -54,11 +54,11 @@ def main() -> None:
         print(text, flush=True)
         assert planned.chosen and planned.run, "some length fits"
         said = {"text": text.splitlines(), "seq_len": planned.seq_len, "chosen": str(planned.chosen)}
-        said |= {"seconds": step_seconds(planned.chosen, compiler.scheduled(planned.chosen.workload)),
+        said |= {"seconds": step_seconds(planned.chosen, compiler.timed(planned.chosen.workload)),
                  "seconds_nearby": seconds_nearby(planned.chosen, compiler)}  # fmt: skip
         said |= programs_json(planned.run)
         said |= {"compiled_by": compiled_by(target), "date": datetime.date.today().isoformat()}
-        about = "compiled: the longest plan, its programs to machine code; seconds modelled by the schedule"
+        about = "compiled: the longest plan, its programs to machine code; seconds modelled from it"
         content = {"what": about, "command": "python benchmarks/plans.py", "plans": known | {f"{model}/{name}": said}}
         args.out.write_text(json.dumps(content, indent=1) + "\n")
 

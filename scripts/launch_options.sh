@@ -89,17 +89,22 @@ require_ringformer() {
 }
 
 # The compiler's word on every stage before anything is rented or reserved any longer. Adds what the estimate says that
-# the run's environment needs to the array environment, as NAME=VALUE: those of a dry run are not known.
+# the run's environment needs to the array environment, as NAME=VALUE. Without an estimate, and in a dry run where
+# ringformer is at hand, it is what can be counted.
 environment=()
 estimate_first() {
-    [ -n "$skip_estimate" ] && return
-    local command=("${ringformer[@]}" estimate "--config=$config" "--target=$target" --require_fit --quick "${overrides[@]}")
-    [ -z "$dry_run" ] || { run "this host" "${command[@]}" && return; }
+    local command=("${ringformer[@]}" estimate "--config=$config" "--target=$target" "${overrides[@]}")
     local said needed verdict=0
-    said=$("${command[@]}") || verdict=$?
-    printf '%s\n' "$said"
-    [ "$verdict" -eq 0 ] ||
-        fail "not every stage fits $target, or the estimate failed (above); --skip-estimate trains all the same"
+    [ -z "$dry_run" ] || [ -n "$skip_estimate" ] || run "this host" "${command[@]}" --require_fit --quick
+    if [ -n "$dry_run" ] || [ -n "$skip_estimate" ]; then
+        [ -n "$target" ] && "${ringformer[@]}" --help >/dev/null 2>&1 || return 0
+        said=$("${command[@]}" --closed_form 2>/dev/null) || return 0 # what is wrong with it the run will say
+    else
+        said=$("${command[@]}" --require_fit --quick) || verdict=$?
+        printf '%s\n' "$said"
+        [ "$verdict" -eq 0 ] ||
+            fail "not every stage fits $target, or the estimate failed (above); --skip-estimate trains all the same"
+    fi
     read -r -a needed <<<"$(sed -n 's/^environment: //p' <<<"$said")" || true
     environment+=("${needed[@]}")
 }

@@ -1,6 +1,7 @@
 """The launch scripts: shellcheck has nothing to say, and a dry run shows what each host would execute."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -200,6 +201,33 @@ def test_the_environment_is_used_whether_active_or_not(clone, tmp_path, named):
         assert done.returncode == 0, done.stderr
         last = (python.parent / "python.log").read_text().splitlines()[-1]
         assert last.startswith(f"-m ringformer.cli train {distributed}{A100}") and "--config.run_dir=/share/run" in last
+
+
+LONG_WITH_OFFLOAD = """
+from ringformer.train.config import base_config
+
+
+def get_config():
+    config = base_config("llama_13b")
+    config.mesh_dim, config.seq_len, config.batch_size = "1,1,1,8", 2**21, 1
+    config.model.offload = OFFLOAD
+    return config
+"""
+
+
+@pytest.mark.parametrize("script", ["gpu_node.sh", "slurm.sh"])
+@pytest.mark.parametrize("estimated", [[], ["--skip-estimate"]], ids=["estimate", "skip-estimate"])
+def test_a_dry_run_shows_the_host_pool_of_what_is_offloaded(tmp_path, script, estimated):
+    """As counted: 100 GiB a GPU. With --skip-estimate that is what the run gets, too."""
+    found = {}
+    for offload in (True, False):
+        config = tmp_path / f"{offload}.py"
+        config.write_text(LONG_WITH_OFFLOAD.replace("OFFLOAD", str(offload)))
+        arguments = ["--dry-run", "--target=8xA100-80", f"--config={config}", *PATHS, *estimated]
+        done = launch(script, *arguments, RINGFORMER_PYTHON=sys.executable, SLURM_NNODES="1")
+        assert done.returncode == 0 and " train " in done.stdout.splitlines()[-1], done.stderr
+        found[offload] = re.search(rf"{HOST_POOL}=(\d+) ", done.stdout.splitlines()[-1])
+    assert int(found[True][1]) > 100 and found[False] is None
 
 
 @pytest.mark.parametrize("script", ["gpu_node.sh", "slurm.sh"])

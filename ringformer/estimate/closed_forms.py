@@ -22,8 +22,9 @@ LOGITS_ON_CHIP = {"v4": 32 * 2**20, "v5e": 32 * 2**20, "v6e": 32 * 2**20}
 """Bytes of a chunk pair's float32 logits that the TPU compiler keeps on the chip, by generation: larger ones, and all
 of the other generations in every program that was compiled, lie in HBM. Compiled programs say it themselves."""
 
-SPILLED_FORWARD, SPILLED_BACKWARD = 3.4, 4.2
-"""HBM bytes of a chunk pair for each byte of its logits, where these lie there (from compiled v5e programs)."""
+SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
+"""HBM bytes of a chunk pair, forward and backward, for each byte of its logits where these lie there: of compiled
+programs of v5e and A100 (there 5.2 to 8.0, and 9.7 to 12.2)."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class StepTime:
     """As long as it takes if no instruction's bytes move while it computes: the other end of the error band."""
     counted: float = 0.0
     """The share of `compute` that machine code or HBM bytes say."""
+    has_machine_code: bool = True
+    """Whether machine code is counted at all, which it is on TPU."""
+    closed_form: bool = False
+    """Whether `compute` is none of a compiled program."""
     assumed: Efficiency = USUAL
     """What the rest counts on."""
 
@@ -54,9 +59,12 @@ class StepTime:
     @property
     def source(self) -> str:
         """Where the seconds come from, in words."""
+        if self.closed_form:
+            return f"closed form: {self.assumed}, and logits that spill at the memory's rate"
         if self.counted == 0:
             return str(self.assumed)
-        return f"{self.counted:.0%} of the computation by machine code or HBM bytes, the rest {self.assumed}"
+        by = "machine code or HBM bytes" if self.has_machine_code else "HBM bytes"
+        return f"{self.counted:.0%} of the computation by {by}, the rest {self.assumed}"
 
     def days(self, tokens: float) -> float:
         """Days that it takes to train on so many tokens."""
@@ -69,6 +77,7 @@ def step_time(schedule: Schedule, tokens: int) -> StepTime:
     return StepTime(
         seconds.overlapped, schedule.exposed_seconds, tokens, floor=seconds.floor, serial=seconds.busy + seconds.memory,
         counted=seconds.counted / max(seconds.overlapped, 1e-30), assumed=schedule.rates.efficiency,
+        has_machine_code=schedule.rates.cycles > 0,
     )  # fmt: skip
 
 
@@ -93,12 +102,11 @@ def computation_seconds(workload: Workload) -> float:
     each = workload.batch_size / target.num_devices  # of a sequence's work, a device's
     attention = executed_attention_flops(model, workload.seq_len, forwards) * each
     rest = executed_flops(model, workload.seq_len, forwards) * each - attention
-    parts = {SPILLED_FORWARD: PAIR_FORWARD * forwards, SPILLED_BACKWARD: PAIR_BACKWARD + PAIR_LOGITS_AGAIN}
+    parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs of all
     share = efficiency(target.generation)
     seconds = rest / (share.products * peak)
-    for spilled, flops in parts.items():
-        passes = forwards if spilled == SPILLED_FORWARD else 1
-        pairs = excess * attention / sum(parts.values()) / model.head_dim  # of a query and a key, in each head
+    for spilled, (passes, flops) in zip(SPILLED[target.chip.kind], parts, strict=True):
+        pairs = excess * attention / sum(all_ for _, all_ in parts) / model.head_dim  # of a query and a key, in a head
         memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
         seconds += max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
     return seconds

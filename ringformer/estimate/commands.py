@@ -49,6 +49,7 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     )
     parser.add_argument("--generate_code", action="store_true", help="compile on from the schedule to machine code: "
                         "ten times as long on TPU, and proof that all programs of a run compile")  # fmt: skip
+    parser.add_argument("--closed_form", action="store_true", help="ask no compiler: what can be counted, in a second")
     parser.add_argument("--quick", action="store_true", help="seconds by bytes and FLOPs at stated shares of the peak; "
                         "without, on TPU, by the machine code of a layer's attention: a minute, once")  # fmt: skip
     return _estimate
@@ -133,6 +134,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
     if args.config and args.model:
         raise ValueError(f"--model={args.model} and --config={args.config}: give one of them")
     args.model = args.model or "llama_7b"
+    if args.closed_form and args.generate_code:
+        raise ValueError("--closed_form asks no compiler, --generate_code all of it: give one of them")
     if not args.config and args.seq_len is None:
         raise ValueError("which context? --seq_len=1048576, or a --config that says")
 
@@ -158,6 +161,9 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
         if args.stage > stages:
             raise ValueError(f"there is no stage {args.stage}: the config has {stages}")
         workloads = workloads[args.stage - 1 : args.stage]
+    elif stages > 1 and args.tokens is not None:
+        raise ValueError(f"--tokens={args.tokens:g}: each of the {stages} stages has its own; give a --stage, "
+                         "or change --config.stages")  # fmt: skip
     fields: dict[str, Any] = {name: getattr(args, name) for name in ("mesh_dim", "seq_len", "batch_size", "tokens")}
     fields = {name: value for name, value in fields.items() if value is not None}
     settings = {name: value for name in MODEL_FLAGS if (value := getattr(args, name)) is not None}
@@ -187,10 +193,13 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
         _log(f"compiling for {w.target.topology} with {w.settings}; {duration}")
 
     try:
+        if args.closed_form:
+            raise MissingCompiler("counted, not compiled: --closed_form")
         workload.target.require_compiler()
     except MissingCompiler as missing:
         print(missing, file=sys.stderr)
         workload = workload.with_settings(settings[0])
+        workload.check()
         if reason := known_failure(workload):
             raise CompilerFailure(reason) from None
         return workload, None
@@ -266,7 +275,7 @@ def _plan(args: argparse.Namespace) -> int:
             planned = longest_plan(args.model, target, args.compute_dtype, compiler)
             print(f"the longest that fits: {plan_text(args.model, target, planned)}", flush=True)
             if planned.chosen is None:
-                return 0
+                return DOES_NOT_FIT
             quick = longest_plan_within(planned, args.model, target, args.compute_dtype, compiler, limit)
             of = f"the longest of which a step takes at most {limit:,.4g} s"
             print(f"{of}: the same" if quick is planned else f"{of}: {plan_text(args.model, target, quick)}")
@@ -277,4 +286,4 @@ def _plan(args: argparse.Namespace) -> int:
         print(f"ringformer plan: {said}", file=sys.stderr)
         return 1
     print(plan_text(args.model, target, planned))
-    return 0
+    return 0 if planned.chosen else DOES_NOT_FIT

@@ -72,6 +72,8 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
         cycles = _read_as_written(process, folder / MACHINE_CODE, keys, products)
     if not cycles:
         raise CompilerFailure(f"{program}: this compiler writes no machine code")
+    if not products <= cycles.keys():
+        raise CompilerFailure(f"{program}: the compiler ended before it had written all of its machine code")
     return cycles
 
 

@@ -14,6 +14,8 @@ from ringformer.estimate.compiled_program import Instruction, Program
 
 _SAYS_NOTHING = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
 
+_SAYS_NOTHING_OF_A_KERNEL = re.compile(r", (metadata=\{[^}]*\}|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
+"""The program of a Pallas kernel stands in its backend_config."""
 
 KERNEL_OPCODES = ("fusion", "convolution", "custom-call", "copy", "reduce", "dynamic-slice", "dynamic-update-slice")
 """Instructions that have machine code of their own."""
@@ -53,7 +55,8 @@ class KernelKeys:
 
 def _without_names(instruction: Instruction, places: dict[str, str]) -> str:
     """An instruction's text, its values by their `places`, without the names of what it calls."""
-    text = _SAYS_NOTHING.sub("", instruction.text.strip())
+    says_nothing = _SAYS_NOTHING_OF_A_KERNEL if instruction.opcode == "custom-call" else _SAYS_NOTHING
+    text = says_nothing.sub("", instruction.text.strip())
     for called in instruction.called:
         text = text.replace(f"%{called}", "")
     return re.sub(r"%([\w.\-]+)", lambda name: places.get(name[1], ""), text)

@@ -118,14 +118,14 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
 
     Raises CompilerFailure as `RunCompiler.scheduled` of the candidate, not of a neighbour.
     """
-    seconds = step_seconds(candidate, compiler.scheduled(candidate.workload))
+    seconds = step_seconds(candidate, compiler.timed(candidate.workload))
     for other in neighbours(candidate):
         too_large = other.peak * excess > other.workload.target.budget
         if other.impossible or too_large or other.workload in failed:
             continue
         compiler.log(f"  {seconds:,.1f} s a step; compiling its neighbour {other}")
         try:
-            step = compiler.scheduled(other.workload)
+            step = compiler.timed(other.workload)
         except CompilerFailure as failure:
             compiler.log(f"  {failure}")
             continue

@@ -4,10 +4,10 @@ from ringformer.estimate.candidates import Candidate
 from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.plan import Plan, step_seconds
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.program_seconds import efficiency
 from ringformer.estimate.programs_report import save_line, verdict_line
 from ringformer.estimate.run_estimate import RunEstimate
 from ringformer.estimate.targets import Target
+from ringformer.estimate.time_report import computation_time
 from ringformer.hardware import GiB
 
 
@@ -16,7 +16,7 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     have, exposed = c.workload.target.chip.hbm_bytes, ""
     if e is None:
         need, host, said = c.peak, c.host, "closed form, not compiled"
-        source = str(efficiency(c.workload.target.generation))
+        source = computation_time(c.workload).source
     else:
         assert e.schedule is not None, "what fits has a schedule"
         need, host, said = e.peak_bytes, e.host_bytes, "compiled"
@@ -25,7 +25,7 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
     step = step_seconds(c, e)
     return (
-        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.0f} s a step of "
+        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.4g} s a step of "
         f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
     )
 

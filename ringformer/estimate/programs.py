@@ -14,10 +14,9 @@ from ringformer.compiler_options import compiler_options
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.mesh import BATCH, make_mesh
-from ringformer.models.registry import check_mesh
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.run_checks import all_finite, check_batch
+from ringformer.train.run_checks import all_finite
 from ringformer.train.state import (
     abstract_state,
     decayed,
@@ -92,10 +91,8 @@ def device_bytes(tree: Any) -> int:
 
 
 def _checked_mesh(workload: Workload) -> Mesh:
-    mesh = make_mesh(workload.mesh_dim, workload.target.devices())
-    check_mesh(workload.model, mesh)
-    check_batch(workload.model, mesh, workload.seq_len, workload.batch_size, workload.accumulate)
-    return mesh
+    workload.check()
+    return make_mesh(workload.mesh_dim, workload.target.devices())
 
 
 def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:

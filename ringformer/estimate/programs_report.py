@@ -10,7 +10,7 @@ from ringformer.hardware import GiB
 def programs_json(run: RunEstimate) -> dict:
     """Whether the whole run fits, and the bytes of a device for each of its programs."""
     return {
-        "fits": run.all_fit,
+        "fits": not run.reasons_against,
         "reasons_against": run.reasons_against,
         "save_host_bytes": run.step.save_host_bytes,
         "programs": [

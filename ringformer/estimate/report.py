@@ -15,6 +15,7 @@ from ringformer.estimate.overlap import Transfer
 from ringformer.estimate.peak_buffers import PeakBuffers
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.time_report import (
+    closed_form_seconds,
     computation_time,
     cost_json,
     mfu,
@@ -43,7 +44,10 @@ def closed_form_json(workload: Workload) -> dict:
         usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
         temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
     )  # fmt: skip
-    return {"closed_form": True} | _numbers(workload, counted, time=None)
+    time = computation_time(workload)
+    seconds = {"step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second,
+               "seconds_source": time.source}  # fmt: skip
+    return {"closed_form": True} | _numbers(workload, counted, time=None) | seconds | cost_json(workload, time)
 
 
 def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
@@ -59,10 +63,7 @@ def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
     time: StepTime | None
     if estimate is None:
         time = computation_time(w)
-        numbers = closed_form_json(w) | {
-            "step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second,
-            "seconds_source": time.source,
-        }  # fmt: skip
+        numbers = closed_form_json(w)
     else:
         time = modelled_time(w, estimate)
         numbers = {"closed_form": False} | _numbers(w, estimate, time)
@@ -139,7 +140,7 @@ def closed_form_text(title: str, workload: Workload) -> str:
     peak, target = sum(memory(workload).values()), workload.target
     verdict = "should fit" if peak <= target.budget else "should not fit"
     line = f"  closed form, not compiled: {verdict}, {peak / GiB:.1f} of {target.chip.hbm_bytes / GiB:.2f} GiB"
-    return "\n".join([title, line, *_parts(workload)])
+    return "\n".join([title, line, *_parts(workload), *closed_form_seconds(workload)])
 
 
 def stages_table(stages: list[dict]) -> str:
@@ -147,11 +148,11 @@ def stages_table(stages: list[dict]) -> str:
     lines = [f"{'stage':9}{'context':>10}{'batch':>6}  {'mesh':13}{'peak GiB':>16}{'host GiB':>9}{'s/step':>9}"
              f"{'days':>8}{'device-hours':>14}"]  # fmt: skip
     for stage in stages:
-        verdict = "fits" if stage["fits"] else "DOES NOT FIT"
+        verdict = "DOES NOT FIT" if not stage["fits"] else "fits" if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
         gigabytes = f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}"
         times = [stage["step_seconds_model"], stage.get("days_model"), stage.get("device_hours_model")]
         seconds, days, hours = ("-" if x is None else f"{x:,.{d}f}" for x, d in zip(times, (1, 2, 0), strict=True))
-        kind = "closed form, not compiled; {} alone" if stage["closed_form"] else "compiled; time modelled, {}"
+        kind = "not compiled, {}" if stage["closed_form"] else "compiled; time modelled, {}"
         how = kind.format(stage["seconds_source"])
         lines.append(
             f"{stage['stage']:9}{stage['seq_len']:>10,}{stage['batch_size']:>6}  {stage['mesh_dim']:13}{gigabytes:>16}"

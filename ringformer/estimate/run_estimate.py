@@ -63,9 +63,9 @@ class RunCompiler:
 
     log: Callable[[str], None]
     generate_code: bool
-    """Whether runs that fit are compiled to machine code."""
+    """Whether runs that fit are compiled to machine code, and plans compare the seconds that it says."""
     thorough: bool = True
-    """Whether plans compile the neighbours of what fits and count machine code; not while they search."""
+    """Whether plans compile the neighbours of what fits; not while they search."""
     _scheduled: dict[tuple[Workload, str], Estimate] = field(default_factory=dict)
 
     def scheduled(self, workload: Workload, program: str = TRAIN_STEP) -> Estimate:
@@ -75,14 +75,20 @@ class RunCompiler:
             self._scheduled[key] = compile_apart(workload, program)
         return self._scheduled[key]
 
+    def timed(self, workload: Workload) -> Estimate:
+        """The train step's, with the seconds that plans compare: by machine code where runs are compiled to it."""
+        step = self.scheduled(workload)
+        if not (self.thorough and self.generate_code and step.fits):
+            return step
+        key = workload, "timed"
+        if key not in self._scheduled:
+            self._scheduled[key] = with_machine_code(workload, step, self.log)
+        return self._scheduled[key]
+
     def run(self, workload: Workload) -> RunEstimate:
         """Every program of a run. Raises as `compile_apart`."""
         run = RunEstimate(tuple(self.scheduled(workload, program) for program in PROGRAMS))
-        if run.reasons_against:
+        if run.reasons_against or not self.generate_code:
             return run
-        if self.generate_code:
-            self.log("  fits; generating the machine code of its programs: minutes")
-            run = RunEstimate(tuple(compile_apart(workload, program, generate_code=True) for program in PROGRAMS))
-        if not self.thorough or run.step.own_machine_code:
-            return run
-        return RunEstimate((with_machine_code(workload, run.step, self.log), *run.programs[1:]))
+        self.log("  fits; generating the machine code of its programs: minutes")
+        return RunEstimate(tuple(compile_apart(workload, program, generate_code=True) for program in PROGRAMS))

@@ -148,10 +148,21 @@ def _check_shape(name: str) -> None:
         problem = f"a whole pod is {PODS[generation]}, {math.prod(pod):,} chips"
     elif (shape[0] % 2 or shape[1] % 2) and sides not in _PARTS_OF_A_HOST.get(generation, ()):
         problem = "its hosts hold 2x2 chips, so that the first two sides are even"
+    elif any(side > most for side, most in zip(sorted(shape), sorted(pod), strict=True)):
+        problem = f"a whole pod is {PODS[generation]}"
+    elif not _is_cut(generation, shape):
+        problem = "beyond those with a name, slices are cut in cubes of 4x4x4" if len(pod) == 3 else "nobody cuts it"
     else:
         return
     known = ", ".join(f"{generation}:{shape}" for shape in SLICES[generation].values())
     raise ValueError(f"no slice of {CHIPS[generation].name} has the shape {name}: {problem}; usual ones: {known}")
+
+
+def _is_cut(generation: str, shape: list[int]) -> bool:
+    """Whether slices of this shape are sold, whichever way round: those with a name, parts of a host, whole cubes."""
+    sold = [*SLICES[generation].values(), *_PARTS_OF_A_HOST.get(generation, ())]
+    cubes = len(shape) == 3 and all(side % 4 == 0 for side in shape)
+    return cubes or sorted(shape) in [sorted(int(x) for x in sides.split("x")) for sides in sold]
 
 
 _PARTS_OF_A_HOST = {"v3": ("1x1",), "v5e": ("1x1", "1x2", "2x1"), "v6e": ("1x1", "1x2", "2x1"), "tpu7x": ("1x1x1",)}

@@ -22,7 +22,7 @@ def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
 def computation_time(workload: Workload) -> StepTime:
     """The time of a step's computation by the closed form, as if all communication were hidden."""
     assumed = efficiency(workload.target.generation)
-    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed)
+    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed, closed_form=True)
 
 
 def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
@@ -68,11 +68,23 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
         + (f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} with all of it "
            "(PaLM's convention)" if used else ""),
     ]  # fmt: skip
-    if workload.tokens:
-        hours, days, device_hours = cost_json(workload, time).values()
-        lines.append(f"  {workload.tokens:.3g} tokens: {hours:,.4g} hours ({days:,.3g} days), {device_hours:,.4g} "
-                     "device-hours, modelled")  # fmt: skip
-    return lines
+    return lines + _cost(workload, time)
+
+
+def closed_form_seconds(workload: Workload) -> list[str]:
+    """The lines on the seconds of a step that was not compiled."""
+    time = computation_time(workload)
+    return [f"  modelled {time.step:,.4g} s a step ({time.source}), {time.tokens_per_second:,.4g} tokens a second",
+            *_cost(workload, time)]  # fmt: skip
+
+
+def _cost(workload: Workload, time: StepTime) -> list[str]:
+    """What the workload's tokens take; nothing if there are none."""
+    if not workload.tokens:
+        return []
+    hours, days, device_hours = cost_json(workload, time).values()
+    return [f"  {workload.tokens:.3g} tokens: {hours:,.4g} hours ({days:,.3g} days), {device_hours:,.4g} device-hours, "
+            "modelled"]  # fmt: skip
 
 
 def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
@@ -100,5 +112,5 @@ def _host_waits(schedule: Schedule) -> list[str]:
     if not waits:
         return []
     named = ", ".join(f"{count:,.0f} in {name}" for name, count in sorted(waits.items(), key=lambda item: -item[1]))
-    return [f"  loops that wait for the host, at most {sum(waits.values()):,.0f} times a step, which is not in the "
-            f"seconds: {named}"]  # fmt: skip
+    return [f"  loops that wait for the host, at most {sum(waits.values()):,.0f} times a step, which is in none of the "
+            f"seconds above: {named}"]  # fmt: skip

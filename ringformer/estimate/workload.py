@@ -3,11 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jax.sharding import AbstractMesh
+
 from ringformer.estimate.targets import Target
-from ringformer.mesh import mesh_shape
+from ringformer.mesh import AXIS_NAMES, mesh_shape
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
+from ringformer.models.registry import check_mesh
 from ringformer.train.config import Config
+from ringformer.train.run_checks import check_batch
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ class Workload:
     def settings(self) -> MemorySettings:
         m = self.model
         return MemorySettings(m.head_groups, m.remat_group, m.q_chunk, m.k_chunk)
+
+    def check(self) -> None:
+        """Raise ValueError for a mesh, a length or a batch that no run can have, without a compiler."""
+        mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
+        check_mesh(self.model, mesh)
+        check_batch(self.model, mesh, self.seq_len, self.batch_size, self.accumulate)
 
     def with_settings(self, settings: MemorySettings) -> "Workload":
         return replace(self, model=replace(self.model, **vars(settings)))

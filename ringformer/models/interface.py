@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.ops.layouts import Layout
 
@@ -54,7 +54,7 @@ class ModelConfig(Protocol):
     @property
     def num_params(self) -> int: ...
 
-    def check_mesh(self, mesh: Mesh) -> None:
+    def check_mesh(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise ValueError if the model cannot be computed on the mesh (dp, fsdp, tp, sp)."""
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.ops import rope
 from ringformer.ops.layouts import VISIBLE, Layout
@@ -138,7 +138,7 @@ class LlamaConfig:
         itemsize = 2 if self.compute_dtype == "bfloat16" else 4
         return kept * tokens * self.hidden_size * itemsize if self.offload else 0
 
-    def check_mesh(self, mesh: Mesh) -> None:
+    def check_mesh(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise ValueError if the model cannot be computed on the mesh: tp must divide heads and features."""
         tp, sp, K = mesh.shape["tp"], mesh.shape["sp"], self.num_kv_heads
         for field in ("num_heads", "intermediate_size"):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.interface import ModelConfig
@@ -62,7 +62,7 @@ def build(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     return _family(config).model(config, rngs=rngs)
 
 
-def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
+def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
     """Raise ValueError if the model cannot be computed on the mesh."""
     if mesh.shape["tp"] > 1 and not _family(config).tensor_parallel:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.hardware import GiB
 from ringformer.mesh import AXIS_NAMES
@@ -64,7 +64,9 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check_batch(config: ModelConfig, mesh: Mesh, seq_len: int, batch_size: int, accumulate: int = 1) -> None:
+def check_batch(
+    config: ModelConfig, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, accumulate: int = 1
+) -> None:
     """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be spread over the mesh."""
     dp, fsdp, tp, sp = (mesh.shape[a] for a in AXIS_NAMES)
     if seq_len < 1:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate import memory_settings, run_estimate, targets
+from ringformer.estimate import compiler_process, memory_settings, run_estimate, targets
 from ringformer.estimate.commands import add_estimate, add_plan
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.programs import EVALUATION, PROGRAMS
@@ -57,7 +57,31 @@ def test_without_its_compiler_it_is_a_closed_form_and_says_so(no_compiler, capsy
     assert estimate("--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["closed_form"] and answer["fits"] and answer["peak_bytes"] < answer["hbm_bytes"]
-    assert answer["exposed_permute_bytes"] is None and answer["step_seconds_model"] is None
+    assert answer["exposed_permute_bytes"] is None and answer["seconds_source"].startswith("closed form: FLOPs at 55%")
+    assert estimate("--json", "--tokens=1e9") == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert counted["hours_model"] == pytest.approx(1e9 / answer["tokens_per_second_model"] / 3600)
+    assert estimate("--tokens=1e9") == 0 and "device-hours, modelled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seq_len=1001"], "multiple|divisible"),
+        (["--batch_size=3", "--mesh_dim=2,1,1,4"], "batch_size=3 is not a multiple of 2"),
+        (["--model=llama3_8b", "--mesh_dim=1,1,8,1", "--head_groups=8"], "head_groups=8"),
+    ],
+)
+def test_what_no_run_can_have_is_refused_without_a_compiler_too(no_compiler, flags, message):
+    with pytest.raises(ValueError, match=message):
+        estimate("--require_fit", *flags)
+
+
+def test_counted_on_request_though_the_compiler_is_there(monkeypatch, capsys):
+    monkeypatch.setattr(compiler_process, "compile_apart", lambda *call, **kw: pytest.fail("nobody is asked"))
+    assert estimate("--closed_form") == 0 and "closed form, not compiled: should fit" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="give one of them"):
+        estimate("--closed_form", "--generate_code")
 
 
 def test_gpus_are_told_the_environment_that_a_run_needs(no_compiler, capsys):

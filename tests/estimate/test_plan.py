@@ -272,9 +272,9 @@ def test_a_plan_says_what_its_seconds_are(monkeypatch):
     """Compiled, and by the closed form: FLOPs at a stated share of the peak, in attention and elsewhere."""
     compiler(monkeypatch, lambda workload: True)
     plans = plan("llama_7b", GPUS, 2**15, "bfloat16", asked())
-    for said in (plans, plans._replace(run=None)):
-        text = plan_text("llama_7b", GPUS, said)
-        assert "tokens/s (FLOPs at 55% of the peak in attention, 85% elsewhere)" in text
+    counted = "FLOPs at 55% of the peak in attention, 85% elsewhere"
+    assert f"tokens/s ({counted})" in plan_text("llama_7b", GPUS, plans)
+    assert f"tokens/s (closed form: {counted}, and logits that" in plan_text("llama_7b", GPUS, plans._replace(run=None))
 
 
 def test_logits_that_spill_cost_their_bytes():
