@@ -22,6 +22,9 @@ LOGITS_ON_CHIP = {"v4": 32 * 2**20, "v5e": 32 * 2**20, "v6e": 32 * 2**20}
 """Bytes of a chunk pair's float32 logits that the TPU compiler keeps on the chip, by generation: larger ones, and all
 of the other generations in every program that was compiled, lie in HBM. Compiled programs say it themselves."""
 
+LANES = 128
+"""Of a TPU's units: a product over a head of 100 features takes as long as one over 128."""
+
 SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes of a chunk pair, forward and backward, for each byte of its logits where these lie there: of compiled
 programs of v5e and A100 (there 5.2 to 8.0, and 9.7 to 12.2)."""
@@ -105,10 +108,11 @@ def computation_seconds(workload: Workload) -> float:
     parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs of all
     share = efficiency(target.generation)
     seconds = rest / (share.products * peak)
+    width = -(-model.head_dim // LANES) * LANES if target.chip.kind == "tpu" else model.head_dim
     for spilled, (passes, flops) in zip(SPILLED[target.chip.kind], parts, strict=True):
         pairs = excess * attention / sum(all_ for _, all_ in parts) / model.head_dim  # of a query and a key, in a head
         memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
-        seconds += max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
+        seconds += max(flops * width * pairs / (share.pairs * peak), memory)
     return seconds
 
 
