@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringformer.estimate.longest_context import counted_longest_within, longest_within, next_length
+from ringformer.estimate.programs import PROGRAMS
 from ringformer.estimate.targets import find_target
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, read
 from ringformer.paper.tables_document import longest
@@ -30,6 +31,14 @@ def test_a_ring_reaches_its_multiple_of_the_paper(cell):
     allowed = (1 if target.chip.kind == "tpu" else 2) / (cell.row.devices // cell.sequences)
     assert best["exposed_in_ring_loops_bytes"] == 0 and best["exposed_permute_bytes"] <= allowed * ring
     assert best["max_link_hops"] == (1 if target.chip.kind == "tpu" else None)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.target}/{row.model}")
+@pytest.mark.parametrize("regime", REGIMES[1:], ids=lambda regime: regime.name)
+def test_the_longest_of_a_row_is_judged_with_every_program_of_the_run_to_machine_code(row, regime):
+    best = longest(ATTEMPTS[Cell(row, "ring", regime, 1).name])
+    assert best["generated_code"] and len(best["programs"]) == len(PROGRAMS) and not best["reasons_against"]
+    assert all(program["fits"] and program["generated_code"] for program in best["programs"])
 
 
 def test_the_longest_context_at_least_doubles_with_the_chips():
