@@ -13,6 +13,19 @@ from ringformer.models.llama_presets import preset
 from ringformer.paper import activation_memory
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, read
+from ringformer.paper.tables_text import (
+    BASELINES,
+    BLOCKWISE,
+    DAY,
+    EXECUTABLES,
+    FIGURES,
+    FORMULAS,
+    HEAD,
+    SCALED,
+    TABLE_1,
+    TABLE_2,
+    TABLE_3,
+)
 
 
 def write_tables(results: Path, held: Path, folder: Path) -> None:
@@ -27,96 +40,6 @@ def write_tables(results: Path, held: Path, folder: Path) -> None:
         table1(activation_memory.read(held)), table2(), FIGURES,
     ]  # fmt: skip
     (folder / "tables.md").write_text("\n".join(sections))
-
-
-HEAD = """# The paper's tables, compiled
-
-Written by `ringformer tables` from `results/max_context.json`; nothing here was run on an accelerator. **compiled**:
-the train step of `ringformer train` (AdamW, full rematerialisation, one `shard_map`, `check_vma=True`) was compiled by
-the real compiler for that hardware. On TPU the compiler itself accepted its memory; on GPU, whose compiler refuses
-nothing, arguments, outputs and temporaries are at most 92% of the device. With offload a usual host has room for the
-rest. An attempt ends when the compiler has scheduled the program and placed its buffers, without machine code, which
-changes none of these numbers where both were compared (`tests/estimate/test_programs.py`). Of which maxima every
-program of a run was compiled, and to machine code, is said [below](#the-executables-of-table-3s-ring).
-"paper": the number printed in Liu, Zaharia, Abbeel.
-"""
-
-TABLE_3 = """## Table 3: the longest context that trains (compiled)
-
-**Like for like is float32 with the paper's m**, the first columns. The other regimes are ours: bf16 computes in
-bfloat16 over float32 weights, offload keeps layer inputs in host memory as well (float32: float32 arrays, bf16 matmul
-passes on TPU). m sequences are trained at once, each over n/m devices (n/m is the ratio of the paper's columns).
-
-Each regime has both ends of the search. **fits**: the longest context whose train step fits, how many times the paper's
-ring it is, and the modelled seconds of ONE step; **⚠**: more than a day a step. **{hours:g} h a step**: the longest
-whose step takes at most {seconds:,.0f} s. There "~" was not compiled: it is shorter than all that was tried.
-Its seconds, and those of the attempts that [the executables](#the-executables-of-table-3s-ring) name so, are those of
-the closed form: {counted}, and
-logits that spill at the memory's rate. It was within a quarter of the compiled programs of 7B and more; 3B, whose head
-size of 100 fits the TPU's units badly, takes up to 1.6 times as long.
-≥: the next power of two was not tried yet; <: not even this fits so far; empty: not searched yet.
-"""
-
-BASELINES = """## Baselines: one sequence per device (compiled)
-
-float32, the longest that fits; in brackets the paper's.
-"""
-
-BLOCKWISE = """By the closed form that reproduces most of the paper's blockwise column, with
-16 N/n + 8 N_layer + 4 L s h + 12 s V + 40 s h bytes a device, what is printed there needs more than these devices
-hold."""
-
-DAY = 86400
-
-EXECUTABLES = """## The executables of Table 3's ring
-
-Peak and host bytes of one device; exposed: ring bytes that no computation hides, inside the loops over hops and in the
-whole step; hop: the longest, in links; s/step: modelled seconds of one step, from the batch on the devices to the
-updated state, by the cycles of the program's machine code, by its bytes and FLOPs, or by the closed form. The commands
-are in `results/max_context.json`.
-"""
-
-SCALED = """## Linear in devices
-
-The longest context of 7B on v5e, bf16, one sequence, no offload. A dash: not searched yet.
-
-| chips | longest | tokens a chip | peak GiB | modelled s/step |
-|---|---|---|---|---|"""
-
-TABLE_1 = """## Table 1: activations of one layer of 7B
-
-Bytes of bf16 activations that the layer at work holds on a device. "paper": the printed closed form, for the forward
-pass (b sequences, s tokens, c tokens a device, h features, n heads). "forward" and "backward": how the temporaries of
-the compiled evaluation step and train step grow with the length on {target} (`results/activations.json`); the backward
-without the layer inputs that it keeps for all layers. Ours counts what the paper's leaves out: q, k, v and o for all
-heads, float32 accumulators, and in the backward the float32 gradients of keys computed, leaving and arriving.
-
-| attention | tokens a device | paper | MiB | forward, compiled | backward, compiled |
-|---|---|---|---|---|---|"""
-
-FORMULAS = {"vanilla": "2 b n s²", "memory_efficient": "8 b s h", "blockwise": "2 b s h", "ring": "6 b c h"}
-
-TABLE_2 = """## Table 2: the smallest local length that hides the ring (closed form)
-
-Tokens of one sequence on a device. The first column is the paper's F/B (no mask, forward); the others are for a
-causal, balanced ring, whose backward also carries float32 gradients: 2 (K/H) F/B and 2.4 (K/H) F/B. F is the dense bf16
-peak, B one link of a TPU in one direction (the paper counts several links, which a ring does not use), NVLink within a
-node of GPUs.
-"""
-
-FIGURES = """
-## Figures
-
-![Longest contexts by hardware and model, and how many times the paper's they are](figures/longest_contexts.svg)
-
-Table 3 drawn, m as in the paper: the paper's context (open), and ours in its three regimes, each with its multiple of
-the paper's. Like for like is float32. Days: of one modelled step.
-
-![FLOPs of a pass over the same data at a longer context](figures/training_cost.svg)
-
-Figure 5 (closed form): FLOPs of one pass over the same data at a longer context, relative to a context of 4K,
-(6 h + s) / (6 h + 4096).
-"""
 
 
 def longest(attempts: list[dict]) -> dict | None:
