@@ -18,7 +18,7 @@ DOES_NOT_FIT = 3
 """The exit code of `--require_fit`."""
 
 MODEL_FLAGS = ("attention", "layout", "compute_dtype", "remat", "remat_group", "head_groups", "q_chunk", "k_chunk",
-               "offload")  # fmt: skip
+               "offload", "kernel")  # fmt: skip
 """The fields of `LlamaConfig` that are flags of an estimate."""
 
 

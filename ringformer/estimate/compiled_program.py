@@ -70,6 +70,20 @@ class Instruction(NamedTuple):
         return next((k for k in COLLECTIVES if opcode.startswith(k) and not opcode.endswith("-done")), None)
 
 
+class KernelCost(NamedTuple):
+    """What a Pallas kernel says of one run of itself."""
+
+    flops: float
+    hbm_bytes: float
+
+
+def kernel_cost(instruction: Instruction) -> KernelCost | None:
+    """The cost estimate that a kernel was given; None if it was given none."""
+    stated = re.search(r'"cost_estimate":\{([^}]*)\}', instruction.text)
+    numbers = dict(re.findall(r'"(\w+)":"(\d+)"', stated[1])) if stated else {}
+    return KernelCost(float(numbers["flops"]), float(numbers["bytes_accessed"])) if "flops" in numbers else None
+
+
 class Collective(NamedTuple):
     """A kind of collective. `array` is what one device sends of a permute or receives of a gather."""
 
@@ -145,6 +159,8 @@ class Program:
             return _convolution_flops(self.computations[computation], instruction)
         if instruction.opcode == "dot":
             return _dot_flops(self.computations[computation], instruction)
+        if instruction.opcode == "custom-call" and (cost := kernel_cost(instruction)):
+            return cost.flops
         if instruction.opcode == "custom-call" and "__cublas" in instruction.text:
             return _cublas_flops(self.computations[computation], instruction)
         if not instruction.called or instruction.opcode in ("reduce", "sort", "scatter", "all-reduce", "map"):

@@ -5,17 +5,19 @@ operands and results with their layouts and memory spaces; names and metadata ch
 rule). So the cycles of a step's instruction may be read from another program that has the same one.
 """
 
+import base64
 import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from jax._src.lib import tpu  # type: ignore[attr-defined]
+from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
+
 from ringformer.estimate.compiled_program import Instruction, Program
 
 _SAYS_NOTHING = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
 
-_SAYS_NOTHING_OF_A_KERNEL = re.compile(r", (metadata=\{[^}]*\}|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
-"""The program of a Pallas kernel stands in its backend_config."""
 
 KERNEL_OPCODES = ("fusion", "convolution", "custom-call", "copy", "reduce", "dynamic-slice", "dynamic-update-slice")
 """Instructions that have machine code of their own."""
@@ -37,6 +39,8 @@ class KernelKeys:
 
     def key(self, computation: str, instruction: Instruction) -> str:
         """A hash of what decides the machine code of this instruction of a computation."""
+        if body := re.search(r'"body":"([^"]+)"', instruction.text):
+            return hashlib.sha256(_kernel_program(body[1]).encode()).hexdigest()[:20]
         here = self.program.computations[computation]
         operands = [here[name].type if name in here else name for name in instruction.operands]
         attributes = _without_names(instruction, {}).partition("(")[2]
@@ -53,10 +57,18 @@ class KernelKeys:
         return self._texts[computation]
 
 
+def _kernel_program(body: str) -> str:
+    """The program of a Pallas kernel for TPU, from the bytecode in its instruction, without the lines of its source."""
+    with ir.Context() as context:
+        tpu.register_dialect(context)
+        context.load_all_available_dialects()
+        context.allow_unregistered_dialects = True
+        return str(ir.Module.parse(base64.b64decode(body)).operation.get_asm(enable_debug_info=False))
+
+
 def _without_names(instruction: Instruction, places: dict[str, str]) -> str:
     """An instruction's text, its values by their `places`, without the names of what it calls."""
-    says_nothing = _SAYS_NOTHING_OF_A_KERNEL if instruction.opcode == "custom-call" else _SAYS_NOTHING
-    text = says_nothing.sub("", instruction.text.strip())
+    text = _SAYS_NOTHING.sub("", instruction.text.strip())
     for called in instruction.called:
         text = text.replace(f"%{called}", "")
     return re.sub(r"%([\w.\-]+)", lambda name: places.get(name[1], ""), text)

@@ -44,33 +44,90 @@ def dumped_kernels(folder: Path) -> dict[str, Path]:
 
 def read_cycles(folder: Path) -> dict[str, float]:
     """The cycles of every kernel of a finished dump by the name of its instruction."""
-    kernels = {name: read_kernel(path.read_text()) for name, path in dumped_kernels(folder).items()}
+    kernels = {name: read_kernel(path.read_text(), grid_of(name)) for name, path in dumped_kernels(folder).items()}
     return {name: kernel.cycles for name, kernel in kernels.items() if kernel}
 
 
-def read_kernel(text: str) -> Kernel | None:
+SHORT = 200
+"""Bundles of a conditional part of a grid's step that is taken to run at each of them."""
+
+
+class Grid(NamedTuple):
+    """How often a kernel that walks a list of pairs runs each of its bodies."""
+
+    whole: int
+    masked: int
+    visits: int
+
+
+def grid_of(name: str) -> Grid | None:
+    """What the name of a kernel says of its grid (`ops/kernels/pair_table.py`); None of other instructions."""
+    match = re.search(r"flash_\w+?_(\d+)_whole_(\d+)_masked_(\d+)_visits", name)
+    return Grid(*map(int, match.groups())) if match else None
+
+
+def read_kernel(text: str, grid: Grid | None = None) -> Kernel | None:
     """The kernel of a dumped program; None if the text is not written to its end."""
     if "End region 0" not in text[-2000:]:
         return None
-    loops: dict[int, tuple[int, int | None]] = {}  # by their first bundle: the last, and the trip count
-    tests: dict[str, int] = {}
-    number = 0
-    for line in text.splitlines():
-        bundle = _BUNDLE.match(line)
-        if bundle is None:
-            continue
-        number = int(bundle[1], 16)
-        if "loop exit test" in line:
-            tests |= {predicate: int(trips) for predicate, trips in _EXIT.findall(line)}
-        if "sbr.rel" in line:
-            for predicate, target in _BRANCH.findall(line):
-                if int(target) <= number:
-                    loops[int(target)] = number, tests.get(predicate)
-    cycles = float(number + 1)
-    for first, (last, trips) in loops.items():
-        around = 1
-        for outer, (outer_last, outer_trips) in loops.items():
-            if outer < first and last < outer_last:
-                around *= outer_trips or 1
-        cycles += (last - first + 1) * ((trips or 1) - 1) * around
-    return Kernel(cycles, number + 1, sum(trips is None for _, trips in loops.values()))
+    code = _Code.read(text)
+    cycles = code.cycles(0, code.bundles) if grid is None else code.grid_cycles(grid)
+    return Kernel(cycles, code.bundles, sum(trips is None for _, trips in code.loops.values()))
+
+
+class _Code(NamedTuple):
+    bundles: int
+    loops: dict[int, tuple[int, int | None]]
+    """By their first bundle: the last, and the trip count, None if it is not stated."""
+    skipped: list[tuple[int, int]]
+    """From each branch forward to its target: what runs under a condition."""
+
+    @staticmethod
+    def read(text: str) -> "_Code":
+        loops: dict[int, tuple[int, int | None]] = {}
+        tests: dict[str, int] = {}
+        skipped = []
+        number = 0
+        for line in text.splitlines():
+            bundle = _BUNDLE.match(line)
+            if bundle is None:
+                continue
+            number = int(bundle[1], 16)
+            if "loop exit test" in line:
+                tests |= {predicate: int(trips) for predicate, trips in _EXIT.findall(line)}
+            if "sbr.rel" in line:
+                for predicate, target in _BRANCH.findall(line):
+                    if int(target) <= number:
+                        loops[int(target)] = number, tests.get(predicate)
+                    else:
+                        skipped.append((number + 1, int(target)))
+        return _Code(number + 1, loops, skipped)
+
+    def cycles(self, begin: int, end: int) -> float:
+        """Of the bundles from `begin` to before `end`, loops in them as often as they turn."""
+        inside = {first: loop for first, loop in self.loops.items() if begin <= first and loop[0] < end}
+        total = float(end - begin)
+        for first, (last, trips) in inside.items():
+            around = 1
+            for outer, (outer_last, outer_trips) in inside.items():
+                if outer < first and last < outer_last:
+                    around *= outer_trips or 1
+            total += (last - first + 1) * ((trips or 1) - 1) * around
+        return total
+
+    def grid_cycles(self, grid: Grid) -> float:
+        """Of the loop over a grid's steps, each of which runs one of two bodies, those without and with a mask, in this
+        order the two largest conditional parts. Other long ones run at each visit; the short ones (they set out copies)
+        are taken to run at each step."""
+        first, last = max(
+            ((first, last) for first, (last, _) in self.loops.items()), key=lambda loop: loop[1] - loop[0]
+        )
+        within = [span for span in self.skipped if first <= span[0] and span[1] <= last + 1]
+        parts = [span for span in within if SHORT < span[1] - span[0] < 0.9 * (last - first)]
+        outermost = [a for a in parts if not any(b[0] <= a[0] and a[1] <= b[1] and a != b for b in parts)]
+        cycles = {span: self.cycles(*span) for span in outermost}
+        whole, masked = sorted(sorted(cycles, key=lambda span: -cycles[span])[:2])
+        step = self.cycles(first, last + 1) - sum(cycles.values())
+        others = sum(cycles.values()) - cycles[whole] - cycles[masked]
+        steps = (grid.whole + grid.masked) * step + grid.whole * cycles[whole] + grid.masked * cycles[masked]
+        return steps + grid.visits * others

@@ -7,7 +7,7 @@ an operand that a fusion only slices it reads the slices, and of a result that i
 import math
 import re
 
-from ringformer.estimate.compiled_program import DTYPE_BYTES, Instruction, Program
+from ringformer.estimate.compiled_program import DTYPE_BYTES, Instruction, Program, kernel_cost
 
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _ELSEWHERE = re.compile(r"S\([1-9]\)")
@@ -36,6 +36,8 @@ def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> f
     if opcode == "dynamic-update-slice":
         update = _bytes(operands[1].type, everywhere=True)
         return (_in_hbm(operands[1].type) + _in_hbm(instruction.type)) * update
+    if opcode == "custom-call" and (cost := kernel_cost(instruction)):
+        return cost.hbm_bytes
     return _bytes(instruction.type) + sum(_bytes(operand.type) for operand in operands)
 
 

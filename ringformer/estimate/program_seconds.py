@@ -181,5 +181,5 @@ def purpose(instruction: Instruction) -> str:
 
 
 def of_chunk_pairs(instruction: Instruction) -> bool:
-    """Whether an instruction stands in a loop over chunk pairs of attention."""
-    return re.search(r"at_most_\d+_trips", instruction.op_name) is not None
+    """Whether an instruction stands in a loop over chunk pairs of attention, or is a kernel that walks them."""
+    return re.search(r"at_most_\d+_trips|flash_(forward|backward)_", instruction.op_name) is not None

@@ -24,7 +24,10 @@ def lower_attention(workload: Workload) -> LoweredProgram:
     """The forward and the backward pass of one layer's ring attention, of the heads that the step computes at once."""
     model, mesh = workload.model, make_mesh(workload.mesh_dim, workload.target.devices())
     dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")
-    attend = partial(ring_attention, axis_name="sp", layout=model.layout, q_chunk=model.q_chunk, k_chunk=model.k_chunk)
+    attend = partial(
+        ring_attention, axis_name="sp", layout=model.layout, q_chunk=model.q_chunk, k_chunk=model.k_chunk,
+        kernel=model.kernel,
+    )  # fmt: skip
 
     def array(heads):
         shape = workload.batch_size // workload.accumulate, workload.seq_len, heads, model.head_dim

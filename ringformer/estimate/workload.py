@@ -11,7 +11,7 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.models.registry import check_mesh
 from ringformer.train.config import Config
-from ringformer.train.run_checks import check_batch
+from ringformer.train.run_checks import check_batch, check_platform
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Workload:
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_batch(self.model, mesh, self.seq_len, self.batch_size, self.accumulate)
+        check_platform(self.model, self.target.chip.kind)
 
     def with_settings(self, settings: MemorySettings) -> "Workload":
         return replace(self, model=replace(self.model, **vars(settings)))
@@ -100,7 +101,8 @@ def estimate_command(workload: Workload) -> str:
     model, settings = workload.model, vars(workload.settings)
     flags = {"attention": model.attention, "compute_dtype": model.compute_dtype}
     shape = {"mesh_dim": workload.mesh_dim, "batch_size": workload.batch_size}
-    layout = {} if model.layout == LlamaConfig.layout else {"layout": model.layout}
+    layout = {name: getattr(model, name) for name in ("layout", "kernel")
+              if getattr(model, name) != getattr(LlamaConfig, name)}  # fmt: skip
     named = LlamaConfig(**preset(workload.name) | flags | layout | settings | {"offload": model.offload})
     if named != model or workload.accumulate != 1:
         raise ValueError(f"no flags of `ringformer estimate` make {model} of {workload.name!r}; write a config file")

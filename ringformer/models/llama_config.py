@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, get_args
 from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.ops import rope
+from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import VISIBLE, Layout
 from ringformer.ops.rope import RopeScaling
 
@@ -75,6 +76,8 @@ class LlamaConfig:
     """Queries of a chunk pair; unset: a sixteenth of a rank's tokens, between 128 and 1024."""
     k_chunk: int | None = None
     """Keys of a chunk pair; unset: likewise."""
+    kernel: Kernel = "xla"
+    """What computes a chunk pair: XLA's own code, or pallas, flash attention kernels for TPU."""
     ffn_chunk: int = 1024
     """Tokens that the feed-forward computes at once."""
     loss_chunk: int = 1024

@@ -157,8 +157,7 @@ def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: W
         if len(pairs.q) == 0:
             continue
         pairs = jax.tree.map(jnp.asarray, pairs)
-        if queries.segment_ids is not None and keys.segment_ids is not None:
-            live = _segments_overlap(queries.segment_ids, keys.segment_ids, pairs, work_list)
+        if (live := _live(queries, keys, pairs, work_list)) is not None:
             live &= jnp.arange(len(pairs.q)) < length
             # The sort carries the pairs along: a TPU gather of them would compile to hundreds of instructions.
             _, *sorted_pairs = lax.sort((~live, *pairs), num_keys=1, is_stable=True)
@@ -173,6 +172,17 @@ def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: W
         if not isinstance(length, int):
             carry = once_reversible(carry, "ring_attention")
     return carry
+
+
+def live_pairs(queries: Queries, keys: Keys, work_list: WorkList) -> tuple[Bool[Array, " P"] | None, ...]:
+    """Of the unmasked and the masked pairs, which have a segment in common; None: whose is not asked."""
+    return tuple(_live(queries, keys, pairs, work_list) for pairs, _ in (work_list.unmasked, work_list.masked))
+
+
+def _live(queries: Queries, keys: Keys, pairs: ChunkPairs, work_list: WorkList) -> Bool[Array, " P"] | None:
+    if queries.segment_ids is None or keys.segment_ids is None:
+        return None
+    return _segments_overlap(queries.segment_ids, keys.segment_ids, pairs, work_list)
 
 
 def _segments_overlap(

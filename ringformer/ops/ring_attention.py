@@ -16,7 +16,6 @@ With p = exp(s - m) / l, of the row's maximum m and denominator l, and delta = r
 The residuals are q, k, v, o, m, l (and segment ids and bias), nothing else.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -29,11 +28,12 @@ from jaxtyping import Array, Float, Float32
 
 from ringformer.ops import argument_checks, layouts, online_softmax
 from ringformer.ops.argument_checks import AnyArray, SegmentIds
-from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries, block_backward, block_forward
+from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.derivative_guards import reverse_mode_only
+from ringformer.ops.kernels.block_kernels import Kernel, check_kernel, without_padding
 from ringformer.ops.layouts import Layout
+from ringformer.ops.ring_hops import Ring
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
-from ringformer.ops.work_list import WorkList, cut_axis, make_work_list
 
 SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
 """`checkpoint_name`s of o and of [m, l]: a remat policy that saves both runs no second forward ring."""
@@ -55,6 +55,7 @@ def ring_attention(
     scale: float | None = None,
     q_chunk: int | None = None,
     k_chunk: int | None = None,
+    kernel: Kernel = "xla",
     return_lse: bool = False,
 ) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
     """Exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
@@ -75,6 +76,7 @@ def ring_attention(
       bias: added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
       scale: factor of the logits, default d**-0.5.
       q_chunk, k_chunk: tokens per chunk (default: 16 chunks a shard, 128 to 1024 tokens); they need not divide T.
+      kernel: what computes a block: "xla", or "pallas" on TPU, which takes bfloat16 and float32.
       return_lse: also return the log-sum-exp of each row.
 
     Returns:
@@ -85,12 +87,16 @@ def ring_attention(
     """
     argument_checks.check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
-    ring = _Ring(axis_name, layout, causal, q.shape[-1] ** -0.5 if scale is None else float(scale), q_chunk, k_chunk)
+    check_kernel(kernel, q.dtype)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel)
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))
+    arrays = ring.whole_chunks(*arrays)
     # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
     # the transpose of the cast sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
     o, lse = _ring_attention(ring, *reverse_mode_only(arrays, "ring_attention"))
+    o, lse = (without_padding(x, ring.parts, q.shape[1], axis) for x, axis in ((o, 1), (lse, 2)))
     return (o, lse) if return_lse else o
 
 
@@ -116,7 +122,7 @@ def sharded_ring_attention(
       mesh: any mesh that has `axis_name`, its axes all automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: how the tokens are spread during the computation; the default balances causal work.
-      **options: `scale`, `q_chunk`, `k_chunk`, `return_lse` of `ring_attention`.
+      **options: `scale`, `q_chunk`, `k_chunk`, `kernel`, `return_lse` of `ring_attention`.
 
     Returns:
       o in natural order, sharded over the named axes, or (o, lse).
@@ -168,49 +174,12 @@ def _on_mesh(mesh, specs, sorted_options, *arrays):
 # --- one device's share of the ring -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Ring:
-    """The ring as a rank sees it, and the options of attention on it: static, hashable."""
-
-    axis_name: str | None
-    layout: Layout
-    causal: bool
-    scale: float
-    q_chunk: int | None
-    k_chunk: int | None
-
-    @property
-    def size(self) -> int:
-        return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
-
-    def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
-        """This device's rank, q and segment ids, tied together so that none can be known before q is.
-
-        Masks made from a bare `axis_index` depend on no traced input; partial evaluation would compute all of
-        them ahead of the loops and keep them, S x T x 4 bytes. It would run a ring of its own for the ids, too.
-        """
-        if self.axis_name is None:
-            return jnp.zeros((), jnp.int32), q, *ids
-        return lax.optimization_barrier((lax.axis_index(self.axis_name), q, *ids))
-
-    def shift(self, tree):
-        """Send every leaf to the next rank; what arrives comes from the one before."""
-        n = self.size
-        return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
-
-    def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
-        """The chunk pairs of a visiting block, given whether it comes from an earlier rank; None: the own block."""
-        parts = layouts.PARTS[self.layout] if self.causal else 1
-        q, k = cut_axis(T, parts, self.q_chunk), cut_axis(S, parts, self.k_chunk)
-        return make_work_list(self.layout, self.causal, q, k, earlier)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ring_attention(ring: _Ring, q, k, v, bias, q_ids, k_ids):
+def _ring_attention(ring: Ring, q, k, v, bias, q_ids, k_ids):
     return _forward(ring, q, k, v, bias, q_ids, k_ids)[0]
 
 
-def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
+def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
     n, (T, S) = ring.size, (q.shape[1], k.shape[1])
     rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
     queries, keys = _grouped(tied[0], k.shape[2], tied[1]), _stacked(k, v, bias, tied[2])
@@ -221,7 +190,7 @@ def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
         state, keys = carry
         arriving = ring.shift(keys) if send else None
         work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
-        return block_forward(state, queries, keys, work_list, ring.scale), arriving
+        return ring.blocks.forward(state, queries, keys, work_list, ring.scale), arriving
 
     carry = step(None, (state, keys), send=n > 1)
     if n > 1:
@@ -232,10 +201,11 @@ def _forward(ring: _Ring, q, k, v, bias, q_ids, k_ids):
     o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
     softmax = rearrange(jnp.stack([state.m, state.l]), "two b k g t -> two b (k g) t")
     o, softmax = checkpoint_name(o, SAVED_OUTPUT), checkpoint_name(softmax, SAVED_SOFTMAX)
-    return (o, online_softmax.log_sum_exp(*softmax)), (q, k, v, bias, q_ids, k_ids, o, softmax)
+    m, l = softmax  # noqa: E741
+    return (o, online_softmax.log_sum_exp(m * ring.blocks.log_unit, l)), (q, k, v, bias, q_ids, k_ids, o, softmax)
 
 
-def _backward(ring: _Ring, residuals, cotangents):
+def _backward(ring: Ring, residuals, cotangents):
     q, k, v, bias, q_ids, k_ids, o, softmax = residuals
     do, dlse = cotangents
     n, (T, S, K) = ring.size, (q.shape[1], k.shape[1], k.shape[2])
@@ -251,7 +221,7 @@ def _backward(ring: _Ring, residuals, cotangents):
         arriving = ring.shift(keys) if send else None
         behind = None if dkeys is None else ring.shift(dkeys)
         work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
-        dq, dkeys = block_backward(dq, queries, keys, rows, work_list, ring.scale)
+        dq, dkeys = ring.blocks.backward(dq, queries, keys, rows, work_list, ring.scale)
         dkeys = dkeys if behind is None else jax.tree.map(jnp.add, behind, dkeys)
         return dq, dkeys, arriving
 

@@ -40,6 +40,7 @@ from ringformer.train.run_checks import (
     check_folders,
     check_host_pool,
     check_metrics_finite,
+    check_platform,
     check_state_finite,
     context_changes,
 )
@@ -72,6 +73,7 @@ def prepare(config: Config) -> Run:
     mesh = make_mesh(config.mesh_dim)
     check_mesh(config.model, mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
+    check_platform(config.model, mesh.devices.flat[0].platform)
     check_host_pool(config, mesh)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)

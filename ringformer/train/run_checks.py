@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ringformer.hardware import GiB
 from ringformer.mesh import AXIS_NAMES
 from ringformer.models.interface import ModelConfig
+from ringformer.ops.kernels.block_kernels import check_kernel
 from ringformer.ops.layouts import check_layout
 from ringformer.runtime_environment import HOST_POOL, host_pool, host_pool_needed
 from ringformer.train.checkpoints import HF_CONFIG
@@ -79,6 +80,12 @@ def check_batch(
     check_layout(config.layout, seq_len, sp)
     if seq_len % (sp * tp):
         raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
+
+
+def check_platform(model: ModelConfig, platform: str) -> None:
+    """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu") cannot compute the model as it asks for."""
+    if hasattr(model, "kernel"):
+        check_kernel(model.kernel, jnp.dtype(model.compute_dtype), platform)
 
 
 def check_host_pool(config: Config, mesh: Mesh) -> None:

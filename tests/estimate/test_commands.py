@@ -77,6 +77,11 @@ def test_what_no_run_can_have_is_refused_without_a_compiler_too(no_compiler, fla
         estimate("--require_fit", *flags)
 
 
+def test_a_kernel_that_the_target_cannot_have_is_refused(no_compiler):
+    with pytest.raises(ValueError, match="kernel='pallas' runs on TPU; kernel='xla' runs on gpu too"):
+        estimate("--kernel=pallas")
+
+
 def test_counted_on_request_though_the_compiler_is_there(monkeypatch, capsys):
     monkeypatch.setattr(compiler_process, "compile_apart", lambda *call, **kw: pytest.fail("nobody is asked"))
     assert estimate("--closed_form") == 0 and "closed form, not compiled: should fit" in capsys.readouterr().out

@@ -32,8 +32,8 @@ MUTATIONS = [
     # Precision: what is summed or computed in float32 is not.
     Mutation(
         "forward accumulator in bfloat16 between hops", RING,
-        "return block_forward(state, queries, keys, work_list, ring.scale), arriving",
-        "state = block_forward(state, queries, keys, work_list, ring.scale)\n"
+        "return ring.blocks.forward(state, queries, keys, work_list, ring.scale), arriving",
+        "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)\n"
         f"        return state._replace(o=state.o.{ROUND}), arriving",
         PRECISION,
     ),
@@ -48,8 +48,8 @@ MUTATIONS = [
     ),
     Mutation(
         "dq in bfloat16 between hops", RING,
-        "dq, dkeys = block_backward(dq, queries, keys, rows, work_list, ring.scale)",
-        "dq, dkeys = block_backward(dq, queries, keys, rows, work_list, ring.scale)\n"
+        "dq, dkeys = ring.blocks.backward(dq, queries, keys, rows, work_list, ring.scale)",
+        "dq, dkeys = ring.blocks.backward(dq, queries, keys, rows, work_list, ring.scale)\n"
         f"        dq = dq.{ROUND}",
         RING_BF16,
     ),
@@ -96,8 +96,8 @@ MUTATIONS = [
         "ops/test_precision.py::test_embedding",
     ),
     Mutation("l in bfloat16 between hops", RING,
-             "return block_forward(state, queries, keys, work_list, ring.scale), arriving",
-             "state = block_forward(state, queries, keys, work_list, ring.scale)\n"
+             "return ring.blocks.forward(state, queries, keys, work_list, ring.scale), arriving",
+             "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)\n"
              f"        return state._replace(l=state.l.{ROUND}), arriving",
              RING_BF16),
     Mutation("forward accumulator in bfloat16 between chunks", "ops/online_softmax.py",

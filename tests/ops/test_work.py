@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from ringformer.ops import blockwise_attention, layouts, online_softmax, ring_attention
+from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
 from ringformer.ops.work_list import cut_axis
 from tests.helpers import normal, packed_segments, ring_mesh
 
@@ -20,7 +21,7 @@ MATMULS = {"forward": 2, "backward": 5}
 def executed(monkeypatch):
     """`executed(T, layout, ...)` runs attention and its gradients on a ring of 8; FLOPs [rank] of each pass."""
     reports, in_backward, programs = [], [], {}
-    update, logits, block_backward = online_softmax.update, blockwise_attention._logits, ring_attention.block_backward
+    update, logits, xla = online_softmax.update, blockwise_attention._logits, BLOCK_KERNELS["xla"]
 
     def report(phase, s):
         flops = 2 * MATMULS[phase] * s.size * d
@@ -38,13 +39,13 @@ def executed(monkeypatch):
 
     def marked_backward(*args):
         in_backward.append(True)
-        result = block_backward(*args)
+        result = xla.backward(*args)
         in_backward.pop()
         return result
 
     monkeypatch.setattr(online_softmax, "update", counted_update)
     monkeypatch.setattr(blockwise_attention, "_logits", counted_logits)
-    monkeypatch.setattr(ring_attention, "block_backward", marked_backward)
+    monkeypatch.setitem(BLOCK_KERNELS, "xla", xla._replace(backward=marked_backward))
 
     def run(T, layout, segment_ids=None, chunk=None):
         arrays = [normal(i, 1, N * T, 1, d) for i in range(4)]

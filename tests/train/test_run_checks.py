@@ -14,6 +14,7 @@ from ringformer.train.run_checks import (
     BatchWatch,
     check_host_pool,
     check_metrics_finite,
+    check_platform,
     check_state_finite,
 )
 
@@ -95,3 +96,13 @@ def test_a_model_that_offloads_nothing_is_asked_for_nothing():
     """Any family that says no `offloaded_bytes`."""
     mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="gpu")]))
     check_host_pool(SimpleNamespace(model=object()), mesh)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_kernel_of_another_platform_is_refused(platform):
+    model = LlamaConfig(**preset("llama_7b") | {"kernel": "pallas"})
+    check_platform(model, "tpu")
+    check_platform(LlamaConfig(**preset("llama_7b")), platform)
+    check_platform(object(), platform)
+    with pytest.raises(ValueError, match=f"kernel='pallas' runs on TPU; kernel='xla' runs on {platform} too"):
+        check_platform(model, platform)

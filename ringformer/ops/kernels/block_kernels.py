@@ -1,0 +1,64 @@
+"""Which code computes a block of the ring: XLA's, or a kernel of ours."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+
+from ringformer.ops import blockwise_attention
+from ringformer.ops.kernels import flash_attention, flash_forward
+
+Kernel = Literal["xla", "pallas"]
+"""xla runs everywhere. pallas are the TPU kernels of `flash_attention.py`."""
+
+
+class BlockKernel(NamedTuple):
+    """The block contract (`ops/blockwise_attention.py`) as one of them keeps it."""
+
+    forward: Callable
+    backward: Callable
+    log_unit: float
+    """The running maximum m counts logits in so much."""
+    lanes: int
+    """Chunks are whole multiples of so many tokens that do not overlap; 1: any chunks."""
+
+
+BLOCK_KERNELS: dict[str, BlockKernel] = {
+    "xla": BlockKernel(blockwise_attention.block_forward, blockwise_attention.block_backward, 1.0, 1),
+    "pallas": BlockKernel(
+        flash_attention.block_forward, flash_attention.block_backward, flash_attention.LOG_UNIT, flash_forward.LANES
+    ),
+}
+
+
+def check_kernel(name: str, dtype: jnp.dtype, platform: str = "tpu") -> None:
+    """Raise ValueError for a kernel that is not there, or that cannot have this dtype or this platform ("cpu", "gpu",
+    "tpu"), naming the one that can."""
+    if name not in BLOCK_KERNELS:
+        raise ValueError(f"kernel={name!r}: choose one of {', '.join(get_args(Kernel))}")
+    if name == "pallas" and dtype not in (jnp.bfloat16, jnp.float32):
+        raise ValueError(f"kernel='pallas' computes bfloat16 and float32; kernel='xla' takes {dtype}")
+    if name == "pallas" and platform != "tpu":
+        raise ValueError(f"kernel='pallas' runs on TPU; kernel='xla' runs on {platform} too")
+
+
+def padded_parts(x: jax.Array | None, parts: int, multiple: int, axis: int, value: int = 0) -> jax.Array | None:
+    """`x` with each of the equal parts of an axis lengthened to a multiple, filled with `value`; None stays None."""
+    if x is None or not (missing := -(x.shape[axis] // parts) % multiple):
+        return x
+    shape = x.shape
+    split = x.reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
+    widths = [(0, 0)] * split.ndim
+    widths[axis + 1] = (0, missing)
+    return jnp.pad(split, widths, constant_values=value).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+
+
+def without_padding(x: jax.Array, parts: int, length: int, axis: int) -> jax.Array:
+    """The first `length` of an axis that `padded_parts` lengthened from it."""
+    if x.shape[axis] == length:
+        return x
+    shape = x.shape
+    split = x.reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
+    kept = jax.lax.slice_in_dim(split, 0, length // parts, axis=axis + 1)
+    return kept.reshape(*shape[:axis], length, *shape[axis + 1 :])

@@ -1,0 +1,66 @@
+"""Flash attention on TPU under the block contract of `ops/blockwise_attention.py`: forward and backward of one shard of
+queries and one of keys, by Pallas kernels.
+
+What the contract says of `m` holds in units of log 2 here (`LOG_UNIT`): probabilities are 2^(s - m) / l. Chunks must be
+whole multiples of 128 tokens that do not overlap (`tokens_to_add`).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries, live_pairs
+from ringformer.ops.kernels.flash_backward import flash_backward
+from ringformer.ops.kernels.flash_forward import flash_forward
+from ringformer.ops.kernels.pair_table import PairTable, pair_table
+from ringformer.ops.online_softmax import Softmax
+from ringformer.ops.varying_axes import vary_like
+from ringformer.ops.work_list import WorkList
+
+LOG_UNIT = math.log(2.0)
+"""Logits are counted in so much."""
+
+
+def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
+    """Take every visible key of `keys` into the running softmax of every query."""
+    table = _table(queries, keys, work_list, by="q")
+    if table is None:
+        return state
+    return flash_forward(state, queries, keys, _bias(keys), table, _chunks(work_list), scale / LOG_UNIT)
+
+
+def block_backward(
+    dq: Float32[Array, "B K G T d"],
+    queries: Queries,
+    keys: Keys,
+    cotangents: Cotangents,
+    work_list: WorkList,
+    scale: float,
+) -> tuple[jax.Array, KeyGradients]:
+    """Add this block's share to `dq`, and return the gradients of its keys."""
+    table = _table(queries, keys, work_list, by="k")
+    m, weight, delta = cotangents.rows
+    if table is None:
+        k, v = keys.kv
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(k, v, keys.bias))
+        return dq, vary_like(zeros, dq)
+    do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
+    rows = jnp.stack([m, delta * weight])
+    dq, dkv, dbias = flash_backward(
+        dq, queries, keys, _bias(keys), do, rows, table, _chunks(work_list), scale / LOG_UNIT, scale
+    )
+    return dq, KeyGradients(dkv[0], dkv[1], None if dbias is None else dbias.sum(axis=1))
+
+
+def _table(queries: Queries, keys: Keys, work_list: WorkList, by) -> PairTable | None:
+    return pair_table(work_list, by, live_pairs(queries, keys, work_list))
+
+
+def _bias(keys: Keys) -> Float32[Array, "B S"] | None:
+    return None if keys.bias is None else keys.bias / LOG_UNIT
+
+
+def _chunks(work_list: WorkList) -> tuple[int, int]:
+    return work_list.q_chunks.size, work_list.k_chunks.size

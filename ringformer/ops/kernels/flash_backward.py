@@ -1,0 +1,237 @@
+"""The backward block as a TPU kernel (Pallas): all five products of a pair in one body, dq added to where it grows.
+
+    grid     batch x key head x pair; the pairs of a chunk of keys one after the other (`pair_table.py`)
+
+                        k chunk -->
+               q chunk  [p0]               dk, dv  grow on the chip, in float32, while the keys stay
+                  |     [p1][p3]           dq      of a visit arrives from HBM while the pair before computes,
+                  v     [p2][p4][p5]               and leaves while the pair after does
+
+    a pair   transposed, keys by queries, so that the numbers of a row of queries lie along the lanes. For units of 128
+             keys, each in two stages:
+
+               products    s = c k q^T,  dp = v do^T
+               gradients   p = 2^(s - m);  ds = p (dp - delta);  dk += ds q;  dv += p do;  dq += ds^T k
+
+             As in the forward, the source has the products of unit i+1 before the gradients of unit i.
+
+do and delta come divided by l (of the whole row), so that p needs no division: the gradients are linear in both.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Float32
+
+from ringformer.ops.blockwise_attention import Keys, Queries
+from ringformer.ops.kernels.flash_forward import (
+    COLUMNS_BY_COLUMNS,
+    LANES,
+    ROWS_BY_COLUMNS,
+    ROWS_BY_ROWS,
+    column,
+    for_each_head,
+    like,
+    matmul,
+    vmem_limit,
+)
+from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
+from ringformer.ops.varying_axes import vary_like
+
+
+def flash_backward(
+    dq: Float32[Array, "B K G T d"], queries: Queries, keys: Keys, bias: Float32[Array, "B S"] | None,
+    do: Float[Array, "B K G T d"], rows: Float32[Array, "2 B K G T"], table: PairTable, chunks: tuple[int, int],
+    logit_scale: float, scale: float, vmem_bytes: int | None = None,
+) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:  # fmt: skip
+    """Add the pairs of a table to `dq`; return it, [dk, dv], and dbias of each key head.
+
+    Args:
+      do: divided by l. rows: m in units of log 2, and delta divided by l.
+      chunks: tokens of a chunk of (queries, keys).
+    """
+    (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
+    size = queries.q.dtype.itemsize
+    N, f32 = None, jnp.float32
+    columns, count, _ = table
+
+    def queries_at(b, h, p, q_of, *_):
+        return b, h, 0, q_of[p], 0
+
+    def keys_at(b, h, p, q_of, k_of, *_):
+        return 0, b, h, k_of[p], 0
+
+    def rows_at(b, h, p, q_of, *_):
+        return 0, b, h, 0, q_of[p]
+
+    of_queries = pl.BlockSpec((None, None, G, Tq, d), queries_at)
+    of_keys = pl.BlockSpec((2, None, None, Tk, d), keys_at)
+    key_row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
+    key_head_row = pl.BlockSpec((None, None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, h, 0, k_of[p]))
+    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {
+        "kv": (keys.kv, of_keys), "q": (queries.q, of_queries), "do": (do, of_queries),
+        "rows": (rows, pl.BlockSpec((2, N, N, G, Tq), rows_at)),
+    }  # fmt: skip
+    if bias is not None:
+        operands["bias_row"] = bias[:, N], key_row
+    if queries.segment_ids is not None and keys.segment_ids is not None:
+        query_row = pl.BlockSpec((N, 1, Tq), lambda b, h, p, q_of, *_: (b, 0, q_of[p]))
+        operands |= {"k_ids": (keys.segment_ids[:, N], key_row), "q_ids": (queries.segment_ids[:, N], query_row)}
+    zeros = vary_like([jnp.zeros((2, B, K, S, d), f32), jnp.zeros((B, K, 1, S), f32)], dq)
+    grown = {"dq_out": (dq, hbm), "dkv": (zeros[0], of_keys)}  # keys that no pair visits keep their zeros
+    grown |= {"dbias_row": (zeros[1], key_head_row)} if bias is not None else {}
+    given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
+    key_lanes = pltpu.VMEM((Tk, LANES), f32)
+    scratch = {
+        "dq": pltpu.VMEM((3, G, Tq, d), f32), "sum": pltpu.VMEM((Tq, d), f32),
+        "arrived": pltpu.SemaphoreType.DMA((3,)), "left": pltpu.SemaphoreType.DMA((3,)),
+        "waited": pltpu.SMEM((1,), jnp.int32),
+    }  # fmt: skip
+    scratch |= {"bias": key_lanes, "dbias": key_lanes} if bias is not None else {}
+    scratch |= {"ids": pltpu.VMEM((Tk, LANES), jnp.int32)} if "q_ids" in operands else {}
+    first = len(columns) + len(operands)
+    operands |= given
+    names = (*operands, *grown, *scratch)
+    out = pl.pallas_call(
+        partial(_kernel, names=names, logit_scale=logit_scale, scale=scale),
+        out_shape=[like(x, queries.q) for x, _ in grown.values()],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(columns), grid=(B, K, count),
+            in_specs=[spec for _, spec in operands.values()], out_specs=[spec for _, spec in grown.values()],
+            scratch_shapes=list(scratch.values()),
+        ),
+        input_output_aliases={first + i: i for i in range(len(grown))},
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=vmem_bytes or vmem_limit(operands, [spec for _, spec in grown.values()], scratch),
+        ),
+        cost_estimate=cost(
+            table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
+        ),
+        name=kernel_name("backward", table, B * K, S // Tk),
+    )(*columns, *(x for x, _ in operands.values()))  # fmt: skip
+    return out[0], out[1], out[2][:, :, 0] if bias is not None else None
+
+
+def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, logit_scale, scale):
+    here: dict[str, Any] = dict(zip(names, refs, strict=True))
+    kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
+    biased, packed = "bias" in here, "ids" in here
+    b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
+    G, Tq, _ = q.shape
+    Tk = kv.shape[1]
+    visit = visit_of[p]
+    before, after = jnp.maximum(p - 1, 0), jnp.minimum(p + 1, count - 1)
+    is_first, is_last = (p == 0) | (visit_of[before] != visit), (p == count - 1) | (visit_of[after] != visit)
+    keys_are_new = (p == 0) | (k_of[before] != k_of[p])
+    keys_are_done = (p == count - 1) | (k_of[after] != k_of[p])
+
+    def arrival(visit, chunk):
+        place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
+        return pltpu.make_async_copy(
+            here["dq_out_given"].at[b, h, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
+        )
+
+    def departure(visit, chunk):
+        place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
+        return pltpu.make_async_copy(here["dq"].at[slot], here["dq_out"].at[b, h, :, place, :], here["left"].at[slot])
+
+    def send_for_first():
+        here["waited"][0] = 0
+        arrival(visit, q_of[p]).start()
+
+    @pl.when(is_first)
+    def begin():
+        """Three places for dq: of the visits before, here and next. What left two visits ago has left by now."""
+        chunk, following = q_of[p], q_of[jnp.minimum(next_of[p], count - 1)]
+        pl.when(visit == 0)(send_for_first)
+        pl.when((visit >= 2) & (here["waited"][0] == 0))(lambda: departure(visit - 2, chunk).wait())
+        has_next = next_of[p] < count
+        returns = has_next & (visit >= 1) & (q_of[before] == following)  # the next visit is to where the last one was
+        here["waited"][0] = returns.astype(jnp.int32)
+        pl.when(returns)(lambda: departure(visit - 1, chunk).wait())
+        pl.when(has_next)(lambda: arrival(visit + 1, following).start())
+        arrival(visit, chunk).wait()
+
+    @pl.when(keys_are_new)
+    def begin_keys():
+        dkv[...] = jnp.zeros_like(dkv)
+        if biased:
+            here["bias"][...] = column(here["bias_row"][...])
+            here["dbias"][...] = jnp.zeros_like(here["dbias"])
+        if packed:
+            here["ids"][...] = column(here["k_ids"][...])
+
+    slot = lax.rem(visit, 3)
+
+    def products(g, keys):
+        return (
+            matmul(kv[0, keys, :], q[g], ROWS_BY_ROWS) * logit_scale,
+            matmul(kv[1, keys, :], do[g], ROWS_BY_ROWS),
+        )
+
+    def gradients(g, keys, logits_and_dp, masked):
+        s, dp = logits_and_dp
+        if biased:
+            s += _repeated(here["bias"][keys, :], Tq)
+        if masked:
+            row = lax.broadcasted_iota(jnp.int32, s.shape, 1) + offset_of[p]
+            s = jnp.where(row >= lax.broadcasted_iota(jnp.int32, s.shape, 0) + keys.start, s, -jnp.inf)
+        if packed:
+            s = jnp.where(_repeated(here["ids"][keys, :], Tq) == here["q_ids"][...], s, -jnp.inf)
+        p_ = jnp.exp2(s - rows[0, g][None])
+        ds = p_ * (dp - rows[1, g][None])
+        if biased:
+            for at in range(0, Tq, LANES):
+                here["dbias"][keys, :] += ds[:, at : at + LANES]
+        ds, p_ = ds.astype(kv.dtype), p_.astype(kv.dtype)
+        dkv[0, keys, :] += matmul(ds, q[g], ROWS_BY_COLUMNS)
+        dkv[1, keys, :] += matmul(p_, do[g], ROWS_BY_COLUMNS)
+        part = matmul(ds, kv[0, keys, :], COLUMNS_BY_COLUMNS)
+        if keys.start > 0:
+            part += here["sum"][...]
+        if keys.stop < Tk:
+            here["sum"][...] = part
+        else:
+            here["dq"][slot, g] += scale * part
+
+    def pair(masked):
+        units = [slice(at, at + LANES) for at in range(0, Tk, LANES)]
+
+        def head(g):
+            current = products(g, units[0])
+            for keys, following in zip(units, [*units[1:], None], strict=True):
+                ahead = None if following is None else products(g, following)
+                gradients(g, keys, current, masked)
+                current = ahead
+
+        for_each_head(G, head)
+
+    for masked in (False, True):
+        pl.when(masked_of[p] == int(masked))(partial(pair, masked))
+
+    @pl.when(keys_are_done)
+    def end_keys():
+        dkv[0] = scale * dkv[0]
+        if biased:
+            here["dbias_row"][...] = here["dbias"][...].T.sum(axis=0, keepdims=True)
+
+    def wait_for_all():
+        pl.when(visit > 0)(lambda: departure(visit - 1, q_of[p]).wait())
+        departure(visit, q_of[p]).wait()
+
+    @pl.when(is_last)
+    def end():
+        departure(visit, q_of[p]).start()
+        pl.when(p == count - 1)(wait_for_all)
+
+
+def _repeated(x: jax.Array, n: int) -> jax.Array:
+    """[T, 128], the same in every lane, as [T, n]."""
+    return jnp.concatenate([x] * (n // LANES), axis=1)

@@ -1,0 +1,248 @@
+"""The forward block as a TPU kernel (Pallas): FlashAttention's recurrence with its state taken in and handed on.
+
+    grid     batch x key head x pair; the pairs of a chunk of queries one after the other (`pair_table.py`)
+
+                        k chunk -->                  a visit: all keys of a chunk of queries
+               q chunk  [p0][p1][p2]                  first pair   o, m, l arrive, those of the next visit set out
+                  |     [p3][p4][p5][p6]              every pair   o, m, l grow on the chip, in float32
+                  v                                   last pair    o, m, l leave
+
+    a pair   the rows of each of the G query heads in units of 128, each unit in two stages:
+
+               logits    s = c q k^T, and for each row and lane the maximum over the lane's columns
+               weights   m' = max(m, s);  p = 2^(s - m');  l = 2^(m - m') l + p;  o = 2^(m - m') o + p v
+
+             The source has the logits of unit i+1 before the weights of unit i: the compiler keeps the order, so that
+             the matrix units work on the one while the vector units work on the other.
+
+Logits are in units of log 2 (c = scale / log 2), which saves a multiplication each. l is kept as 128 partial sums a
+row, summed when the visit ends. Everything but k and v moves by hand (DMA) between visits: a grid step has little to do
+but its pair.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ringformer.ops.blockwise_attention import Keys, Queries
+from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
+from ringformer.ops.online_softmax import Softmax
+
+LANES = 128
+"""Of a vector register; the rows of a unit, too."""
+
+ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))
+"""Which dimensions of a and b a product sums over: a b^T, a b, a^T b."""
+
+
+def matmul(a: jax.Array, b: jax.Array, contract: tuple) -> jax.Array:
+    """A product with float32 sums; float32 operands are not rounded."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
+    return lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+def flash_forward(
+    state: Softmax, queries: Queries, keys: Keys, bias: jax.Array | None, table: PairTable, chunks: tuple[int, int],
+    logit_scale: float, vmem_bytes: int | None = None,
+) -> Softmax:  # fmt: skip
+    """Take the pairs of a table into the running softmax, m in units of log 2. Chunks of (queries, keys)."""
+    (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
+    N, f32 = None, jnp.float32
+    columns, count, _ = table
+
+    def keys_at(b, h, p, q_of, k_of, *_):
+        return 0, b, h, k_of[p], 0
+
+    def key_row_at(b, h, p, q_of, k_of, *_):
+        return b, 0, k_of[p]
+
+    row = pl.BlockSpec((None, 1, Tk), key_row_at)
+    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {"kv": (keys.kv, pl.BlockSpec((2, N, N, Tk, d), keys_at))}
+    if bias is not None:
+        operands["bias"] = bias[:, N], row
+    if queries.segment_ids is not None and keys.segment_ids is not None:
+        operands |= {"k_ids": (keys.segment_ids[:, N], row), "q_ids": (queries.segment_ids[:, N], hbm)}
+    operands |= {"q_in": (queries.q, hbm), "o_in": (state.o, hbm), "m_in": (state.m, hbm), "l_in": (state.l, hbm)}
+    lanes = pltpu.VMEM((G, Tq, LANES), f32)
+    scratch = {
+        "q": pltpu.VMEM((2, G, Tq, d), queries.q.dtype), "o": pltpu.VMEM((2, G, Tq, d), f32),
+        "m": pltpu.VMEM((2, G, Tq), f32), "l": pltpu.VMEM((2, G, Tq), f32),
+        "m_lanes": lanes, "l_lanes": lanes, "s": pltpu.VMEM((2, LANES, Tk), f32),
+        "arrived": pltpu.SemaphoreType.DMA((2,)), "left": pltpu.SemaphoreType.DMA((2,)),
+    }  # fmt: skip
+    if "q_ids" in operands:
+        scratch |= {"ids": pltpu.VMEM((2, 1, Tq), jnp.int32), "ids_lanes": pltpu.VMEM((Tq, LANES), jnp.int32)}
+    first_state = len(columns) + len(operands) - 3
+    names = (*operands, "o_out", "m_out", "l_out", *scratch)
+    o, m, l = pl.pallas_call(  # noqa: E741
+        partial(_kernel, names=names, logit_scale=logit_scale),
+        out_shape=[like(x, queries.q) for x in state],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(columns), grid=(B, K, count), in_specs=[spec for _, spec in operands.values()],
+            out_specs=[hbm] * 3, scratch_shapes=list(scratch.values()),
+        ),
+        input_output_aliases={first_state + i: i for i in range(3)},
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=vmem_bytes or vmem_limit(operands, [], scratch),
+        ),
+        cost_estimate=cost(table, B * K, 4 * G * Tq * Tk * d, 2 * Tk * d * size, T // Tq, G * Tq * d * (size + 8)),
+        name=kernel_name("forward", table, B * K, T // Tq),
+    )(*columns, *(x for x, _ in operands.values()))  # fmt: skip
+    return Softmax(o, m, l)
+
+
+def vmem_limit(operands: dict, outputs: list[pl.BlockSpec], scratch: dict) -> int | None:
+    """Bytes of VMEM to ask the compiler for: what a kernel's blocks, twice each, and its scratch take, and half as much
+    again for what it makes itself; None where its usual 16 MiB do."""
+    blocks = [(spec.block_shape, x.dtype) for x, spec in operands.values()]
+    blocks += [(spec.block_shape, jnp.dtype(jnp.float32)) for spec in outputs]
+    arrays = [x for x in scratch.values() if jnp.issubdtype(x.dtype, jnp.number)]
+    need = sum(2 * math.prod(n or 1 for n in shape) * dtype.itemsize for shape, dtype in blocks if shape)
+    need += sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in arrays)
+    return None if 1.5 * need < 15 * 2**20 else int(1.5 * need)
+
+
+def like(x: jax.Array, varying: jax.Array) -> jax.ShapeDtypeStruct:
+    """The type of an output: x's, varying over mesh axes as `varying` does."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=jax.typeof(varying).manual_axis_type)
+
+
+def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, logit_scale):
+    here: dict[str, Any] = dict(zip(names, refs, strict=True))
+    kv, biased, packed = here["kv"], "bias" in here, "q_ids" in here
+    b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
+    _, G, Tq, d = here["q"].shape
+    Tk = kv.shape[1]
+    visit = visit_of[p]
+    slot = lax.rem(visit, 2)
+    is_first = (p == 0) | (visit_of[jnp.maximum(p - 1, 0)] != visit)
+    is_last = (p == count - 1) | (visit_of[jnp.minimum(p + 1, count - 1)] != visit)
+
+    def arrivals(chunk, slot):
+        rows, done = pl.ds(chunk * Tq, Tq), here["arrived"].at[slot]
+        moves = [(here[f"{name}_in"].at[b, h, :, rows], name) for name in "qoml"]
+        moves += [(here["q_ids"].at[b, :, rows], "ids")] if packed else []
+        return [pltpu.make_async_copy(source, here[name].at[slot], done) for source, name in moves]
+
+    def departures(chunk, slot):
+        rows, done = pl.ds(chunk * Tq, Tq), here["left"].at[slot]
+        moves = [(name, here[f"{name}_out"].at[b, h, :, rows]) for name in "oml"]
+        return [pltpu.make_async_copy(here[name].at[slot], target, done) for name, target in moves]
+
+    def send_for_next():
+        pl.when(visit > 0)(lambda: wait(departures(q_of[p], 1 - slot)))
+        start(arrivals(q_of[jnp.minimum(next_of[p], count - 1)], 1 - slot))
+
+    @pl.when(is_first)
+    def begin():
+        pl.when(visit == 0)(lambda: start(arrivals(q_of[p], slot)))
+        pl.when(next_of[p] < count)(send_for_next)
+        wait(arrivals(q_of[p], slot))
+        lane = lax.broadcasted_iota(jnp.int32, (Tq, LANES), 1)
+        for g in range(G):
+            here["m_lanes"][g] = column(here["m"][slot, g][None])
+            here["l_lanes"][g] = jnp.where(lane == 0, column(here["l"][slot, g][None]), 0.0)
+        if packed:
+            here["ids_lanes"][...] = column(here["ids"][slot])
+
+    def logits(g, rows, masked):
+        """Of a unit: [128, Tk] into the scratch of its parity, and [128, 128] the maxima of the columns of a lane."""
+        s = matmul(here["q"][slot, g, rows, :], kv[0], ROWS_BY_ROWS) * logit_scale
+        if biased:
+            s += here["bias"][...]
+        if masked:
+            row = lax.broadcasted_iota(jnp.int32, s.shape, 0) + (rows.start + offset_of[p])
+            s = jnp.where(row >= lax.broadcasted_iota(jnp.int32, s.shape, 1), s, -jnp.inf)
+        if packed:
+            ids = here["ids_lanes"][rows, :]
+            tiles = [jnp.where(ids == here["k_ids"][:, columns], s[:, columns], -jnp.inf) for columns in _tiles(Tk)]
+            s = jnp.concatenate(tiles, axis=1)
+        here["s"][rows.start // LANES % 2] = s
+        most = s[:, :LANES]
+        for columns in _tiles(Tk)[1:]:
+            most = jnp.maximum(most, s[:, columns])
+        return most
+
+    def weights(g, rows, most, masked):
+        s, o = here["s"].at[rows.start // LANES % 2], here["o"].at[slot, g, rows]
+        m, l = here["m_lanes"].at[g, rows], here["l_lanes"].at[g, rows]  # noqa: E741
+        new = jnp.maximum(m[...], jnp.max(most, axis=1, keepdims=True))
+        shift = jnp.where(jnp.isneginf(new), 0.0, new) if masked or packed or biased else new
+        correction = jnp.exp2(m[...] - shift)
+        tiles, total = [], l[...] * correction
+        for columns in _tiles(Tk):
+            tile = jnp.exp2(s[:, columns] - shift)
+            total += tile
+            tiles.append(tile.astype(kv.dtype))
+        m[...], l[...] = new, total
+        pv = matmul(jnp.concatenate(tiles, axis=1), kv[1], ROWS_BY_COLUMNS)
+        o[...] = o[...] * _widened(correction, d) + pv
+
+    def pair(masked):
+        units = [slice(at, at + LANES) for at in range(0, Tq, LANES)]
+
+        def head(g):
+            most = logits(g, units[0], masked)
+            for rows, following in zip(units, [*units[1:], None], strict=True):
+                ahead = None if following is None else logits(g, following, masked)
+                weights(g, rows, most, masked)
+                most = ahead
+
+        for_each_head(G, head)
+
+    for masked in (False, True):
+        pl.when(masked_of[p] == int(masked))(partial(pair, masked))
+
+    def wait_for_all():
+        pl.when(visit > 0)(lambda: wait(departures(q_of[p], 1 - slot)))
+        wait(departures(q_of[p], slot))
+
+    @pl.when(is_last)
+    def end():
+        for g in range(G):
+            here["m"][slot, g] = here["m_lanes"][g].T[0]
+            here["l"][slot, g] = here["l_lanes"][g].T.sum(axis=0)
+        start(departures(q_of[p], slot))
+        pl.when(p == count - 1)(wait_for_all)
+
+
+def for_each_head(G: int, head) -> None:
+    """Run `head(g)` for each query head of a key head."""
+    if G == 1:
+        head(0)
+    else:
+        lax.fori_loop(0, G, lambda g, _: head(g), None)
+
+
+def start(copies) -> None:
+    for copy in copies:
+        copy.start()
+
+
+def wait(copies) -> None:
+    """Until as many bytes as these copies move are there."""
+    for copy in copies:
+        copy.wait()
+
+
+def _tiles(n: int) -> list[slice]:
+    """The columns of n by lanes."""
+    return [slice(at, at + LANES) for at in range(0, n, LANES)]
+
+
+def column(row: jax.Array) -> jax.Array:
+    """[1, T] as [T, 128], the same in every lane."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T
+
+
+def _widened(x: jax.Array, d: int) -> jax.Array:
+    """[T, 128], the same in every lane, as [T, d]."""
+    return jnp.concatenate([x] * -(-d // LANES), axis=1)[:, :d]

@@ -1,0 +1,79 @@
+"""The chunk pairs of a block in the order in which a kernel's grid walks them.
+
+One list of unmasked and masked pairs, those without anything to compute at its end. The forward walks all keys of a
+chunk of queries before the next (`by="q"`), so that the state of the rows stays on the chip; the backward all queries
+of a chunk of keys (`by="k"`), so that their gradients do. A **visit** is a stretch of pairs with the same queries.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Int32
+
+from ringformer.ops.work_list import WorkList
+
+
+class PairTable(NamedTuple):
+    """What a kernel is told of each step of its grid."""
+
+    columns: tuple[Int32[Array, " P"], ...]
+    """Prefetched as scalars: the chunk of queries, the chunk of keys, the offset (query row t sees key column s,
+    chunk-local, where t + offset >= s), whether the pair needs that mask, the number of the visit, and the first pair
+    of the visit that follows."""
+    length: Int32[Array, ""] | int
+    """How many pairs there are to compute."""
+    most: tuple[int, int]
+    """At most so many of them are unmasked, and masked."""
+
+
+def pair_table(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, None)) -> PairTable | None:
+    """The table of a block's work; None if the mask leaves nothing.
+
+    Args:
+      live: of the unmasked and of the masked pairs [P] bool, which have anything to compute; None: all.
+    """
+    lists, wanted = [], []
+    for masked, ((pairs, length), some) in enumerate(zip((work_list.unmasked, work_list.masked), live, strict=True)):
+        n = len(pairs.q)
+        lists.append((pairs.q, pairs.k, pairs.offset, np.full(n, masked, np.int32)))
+        first = np.ones(n, bool) if isinstance(length, int) else jnp.arange(n) < length
+        wanted.append(first if some is None else first & some)
+    known = all(isinstance(x, np.ndarray) for x in (*wanted, *lists[0], *lists[1]))
+    array: Any = np if known else jnp
+    dead = 1 - array.concatenate([array.asarray(x).astype(np.int32) for x in wanted])
+    if len(dead) == 0:
+        return None
+    joined = [array.concatenate([array.asarray(x) for x in parts]) for parts in zip(*lists, strict=True)]
+    order = (0, 1) if by == "q" else (1, 0)
+    keys: list[Any] = [dead, joined[order[0]], joined[order[1]], *joined[2:]]
+    if known:
+        kept = np.lexsort(keys[2::-1])
+        keys = [x[kept] for x in keys]
+    else:
+        keys = list(lax.sort(keys, num_keys=3))
+    dead, q, k, offset, masked_ = keys[0], keys[1 + order[0]], keys[1 + order[1]], *keys[3:]
+    is_first = array.concatenate([array.ones(1, bool), q[1:] != q[:-1]]) & (dead == 0)
+    starts = array.where(is_first, array.arange(len(dead), dtype=np.int32), np.int32(len(dead)))
+    later = np.minimum.accumulate(starts[::-1])[::-1] if known else lax.cummin(starts, reverse=True)
+    following = array.concatenate([later[1:], array.full(1, len(dead), np.int32)])
+    length = (1 - dead).sum()
+    columns = [jnp.asarray(x, jnp.int32) for x in (q, k, offset, masked_, array.cumsum(is_first) - 1, following)]
+    most = len(work_list.unmasked.pairs.q), len(work_list.masked.pairs.q)
+    return PairTable(tuple(columns), int(length) if known else length, most)
+
+
+def kernel_name(kind: str, table: PairTable, times: int, visits: int) -> str:
+    """What a kernel is called in compiled programs: how many pairs without and with a mask its grid has at most, each
+    `times`, and how often what stays on the chip changes."""
+    whole, masked = (times * n for n in table.most)
+    return f"flash_{kind}_{whole}_whole_{masked}_masked_{times * visits}_visits"
+
+
+def cost(table: PairTable, times: int, flops: int, pair_bytes: int, visits: int, visit_bytes: int) -> pl.CostEstimate:
+    """Of a kernel with so many FLOPs and bytes for each pair, and bytes for each visit; all pairs counted as whole."""
+    pairs = times * sum(table.most)
+    moved = pairs * pair_bytes + times * visits * visit_bytes
+    return pl.CostEstimate(flops=pairs * flops, transcendentals=0, bytes_accessed=moved)

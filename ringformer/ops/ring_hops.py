@@ -1,0 +1,77 @@
+"""The ring as one of its ranks sees it: who is here, what is sent on, which pairs of chunks a visiting block has."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ringformer.ops import layouts
+from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS, BlockKernel, Kernel, padded_parts
+from ringformer.ops.layouts import Layout
+from ringformer.ops.work_list import WorkList, cut_axis, default_chunk, make_work_list
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The ring as a rank sees it, and the options of attention on it: static, hashable."""
+
+    axis_name: str | None
+    layout: Layout
+    causal: bool
+    scale: float
+    q_chunk: int | None
+    k_chunk: int | None
+    kernel: Kernel = "xla"
+
+    @property
+    def size(self) -> int:
+        return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
+
+    def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
+        """This device's rank, q and segment ids, tied together so that none can be known before q is.
+
+        Masks made from a bare `axis_index` depend on no traced input; partial evaluation would compute all of
+        them ahead of the loops and keep them, S x T x 4 bytes. It would run a ring of its own for the ids, too.
+        """
+        if self.axis_name is None:
+            return jnp.zeros((), jnp.int32), q, *ids
+        return lax.optimization_barrier((lax.axis_index(self.axis_name), q, *ids))
+
+    @property
+    def parts(self) -> int:
+        """Parts of a shard that a chunk never straddles."""
+        return layouts.PARTS[self.layout] if self.causal else 1
+
+    @property
+    def blocks(self) -> BlockKernel:
+        """What computes a block."""
+        return BLOCK_KERNELS[self.kernel]
+
+    def chunk(self, length: int, asked: int | None) -> int:
+        """Tokens of a chunk of an axis of so many; for a kernel, in whole lanes."""
+        size, lanes = default_chunk(length) if asked is None else asked, self.blocks.lanes
+        return -(-min(size, length // self.parts) // lanes) * lanes
+
+    def whole_chunks(self, q, k, v, bias, q_ids, k_ids) -> tuple:
+        """The arrays of ring_attention, filled up to whole chunks if the kernel needs that; nobody sees what is filled
+        in: it has segments of its own."""
+        q_chunk, k_chunk = self.chunk(q.shape[1], self.q_chunk), self.chunk(k.shape[1], self.k_chunk)
+        if self.blocks.lanes == 1 or not any((x.shape[1] // self.parts) % n for x, n in ((q, q_chunk), (k, k_chunk))):
+            return q, k, v, bias, q_ids, k_ids
+        if q_ids is None:
+            q_ids, k_ids = (jnp.zeros(x.shape[:2], jnp.int32) for x in (q, k))
+        nobody = int(jnp.iinfo(jnp.int32).min)
+        k, v, bias = (padded_parts(x, self.parts, k_chunk, 1) for x in (k, v, bias))
+        q, q_ids = padded_parts(q, self.parts, q_chunk, 1), padded_parts(q_ids, self.parts, q_chunk, 1, nobody)
+        return q, k, v, bias, q_ids, padded_parts(k_ids, self.parts, k_chunk, 1, nobody + 1)
+
+    def shift(self, tree):
+        """Send every leaf to the next rank; what arrives comes from the one before."""
+        n = self.size
+        return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
+
+    def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
+        """The chunk pairs of a visiting block, given whether it comes from an earlier rank; None: the own block."""
+        q, k = (cut_axis(n, self.parts, self.chunk(n, asked)) for n, asked in ((T, self.q_chunk), (S, self.k_chunk)))
+        return make_work_list(self.layout, self.causal, q, k, earlier)

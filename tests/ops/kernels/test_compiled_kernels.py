@@ -1,0 +1,97 @@
+"""The kernels inside a ring, compiled for TPU under `check_vma`: what stands between the hops."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ringformer.compiler_options import compiler_options
+from ringformer.estimate.compiled_program import Program, kernel_cost
+from ringformer.estimate.kernel_keys import KernelKeys
+from ringformer.estimate.machine_code import grid_of
+from ringformer.estimate.targets import find_target, only_compilers
+from ringformer.mesh import make_mesh
+from ringformer.ops.ring_attention import ring_attention
+from tests.hlo import on_tpu
+
+B, T, H, K, d, N = 1, 1024, 4, 2, 128, 8
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "packed"])
+def program(request):
+    """Forward and backward of zigzag attention on eight chips."""
+    only_compilers()
+    mesh, rows = make_mesh(f"1,1,1,{N}", find_target("v5e-8").devices()), PartitionSpec(None, "sp")
+
+    def both(q, k, v, ids, do):
+        attend = partial(ring_attention, axis_name="sp", layout="zigzag", segment_ids=ids, q_chunk=256, k_chunk=256,
+                         kernel="pallas")  # fmt: skip
+        o, pull = jax.vjp(attend, q, k, v)
+        return o, pull(do)
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, rows))
+
+    q, k = array(jnp.bfloat16, B, N * T, H, d), array(jnp.bfloat16, B, N * T, K, d)
+    ids = array(jnp.int32, B, N * T) if request.param else None
+    sharded = jax.shard_map(both, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows, (rows,) * 3))
+    compiled = jax.jit(sharded).lower(q, k, k, ids, q).compile(compiler_options=dict(compiler_options(mesh)))
+    return Program.parse(compiled.as_text())
+
+
+def kernels(program):
+    """Every kernel of ours: how often it is executed, and its instruction."""
+    return [(times, i) for name, times in program.executed.items() for i in program.computations[name].values()
+            if i.opcode == "custom-call" and grid_of(i.name)]  # fmt: skip
+
+
+@on_tpu
+def test_a_hop_is_a_kernel(program):
+    """n forward and n backward, which name their work: of a causal ring with four chunks a shard, 10 pairs of the own
+    block (4 of them masked) and 8 of each visiting one, for each key head."""
+    found = kernels(program)
+    for kind, whole in (("forward", 6), ("backward", 6)):
+        mine = [(times, grid_of(i.name)) for times, i in found if f"flash_{kind}" in i.name]
+        assert sum(times for times, _ in mine) == N
+        assert sum(times for times, grid in mine if grid[:2] == (K * whole, K * 4)) == 1
+        assert sum(times for times, grid in mine if grid[:2] == (K * 8, 0)) == N - 1
+
+
+@on_tpu
+def test_a_kernel_says_its_products(program):
+    """4 d a pair of a query and a key forward, 10 d backward, of each query head."""
+    for _, kernel in kernels(program):
+        grid, products = grid_of(kernel.name), 4 if "forward" in kernel.name else 10
+        cost = kernel_cost(kernel)
+        assert cost.flops == (grid.whole + grid.masked) * products * (H // K) * 256 * 256 * d
+        assert cost.hbm_bytes > 0
+
+
+@on_tpu
+def test_equal_kernels_have_one_key_and_others_another(program):
+    found = {}
+    for name in program.executed:
+        for i in program.computations[name].values():
+            if i.opcode == "custom-call" and grid_of(i.name):
+                found.setdefault((i.name.rpartition(".")[0].strip("_"), i.type.split("{")[0]), set()).add(
+                    KernelKeys(program).key(name, i)
+                )
+    assert len(found) >= 4 and all(len(keys) == 1 for keys in found.values())
+    assert len(set.union(*found.values())) >= 4
+
+
+@on_tpu
+def test_every_hop_travels_under_a_kernel(program):
+    """In the loops over hops each permute begins before the kernel and is waited for after it."""
+    loops = 0
+    for name in program.executed:
+        order = [i for i in program.computations[name].values()]
+        starts = [n for n, i in enumerate(order) if i.opcode == "collective-permute-start"]
+        dones = [n for n, i in enumerate(order) if i.opcode == "collective-permute-done"]
+        calls = [n for n, i in enumerate(order) if i.opcode == "custom-call" and grid_of(i.name)]
+        if name != program.entry and calls and starts:
+            loops += 1
+            assert max(starts) < min(calls) <= max(calls) < min(dones)
+    assert loops == 2

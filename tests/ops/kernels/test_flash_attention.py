@@ -1,0 +1,139 @@
+"""The TPU kernels in Pallas' interpreter, on the CPU: against dense attention, and for races between their copies."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ringformer.ops import online_softmax
+from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
+from ringformer.ops.dense_reference import dense_attention
+from ringformer.ops.kernels.block_kernels import check_kernel
+from ringformer.ops.kernels.flash_attention import LOG_UNIT, block_backward, block_forward
+from ringformer.ops.ring_attention import ring_attention
+from ringformer.ops.work_list import cut_axis, make_work_list
+from tests.helpers import assert_close, normal
+from tests.ops.rings import arrays, dense, on_ring, segments_with_empty_rows
+
+
+def on_pallas_ring(n, layout, *given, **options):
+    """The interpreter knows no varying axes; compiled programs are checked with them (`test_compiled_kernels.py`)."""
+    with pltpu.force_tpu_interpret_mode():
+        return on_ring(n, layout, *given, check_vma=False, kernel="pallas", **options)
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous", pytest.param("striped", marks=pytest.mark.slow)])
+def test_packed_documents_bias_lse_and_empty_rows(layout):
+    """GQA, documents across shard edges, a key bias, lengths that are no whole chunks, a cotangent for lse."""
+    T = 2 * 200
+    inputs, cotangents = arrays(T, B=1, bias=True, d=64)
+    segment_ids = q_ids, _ = tuple(ids[:1] for ids in segments_with_empty_rows(T))
+    out = on_pallas_ring(2, layout, inputs, cotangents, segment_ids, scale=0.5)
+    assert_close(out, dense(inputs, cotangents, segment_ids=segment_ids, scale=0.5))
+    empty = q_ids == -1
+    assert (out["o"][empty] == 0).all() and (out["dq"][empty] == 0).all()
+    assert np.isneginf(out["lse"].swapaxes(1, 2)[empty]).all()
+
+
+@pytest.mark.parametrize(
+    ("layout", "n", "d"),
+    [("zigzag", 2, 100), ("striped", 3, 128),
+     *(pytest.param(x, n, d, marks=pytest.mark.slow) for x, n, d in (("contiguous", 4, 80), ("zigzag", 1, 256)))],
+)  # fmt: skip
+def test_plain_causal(layout, n, d):
+    inputs, cotangents = arrays(n * 256, B=1, H=2, K=2, d=d)
+    expected = dense(inputs, cotangents)
+    assert_close(on_pallas_ring(n, layout, inputs, cotangents, q_chunk=128, k_chunk=128), expected)
+
+
+def test_bidirectional_and_a_scale_that_is_negative():
+    inputs, cotangents = arrays(2 * 200, B=1, H=2, K=1)
+    expected = dense(inputs, cotangents, causal=False, scale=-0.3)
+    assert_close(on_pallas_ring(2, "contiguous", inputs, cotangents, causal=False, scale=-0.3, k_chunk=256), expected)
+
+
+@pytest.fixture
+def races(monkeypatch):
+    """Of each call: whether the interpreter found two accesses that nothing orders."""
+    states = []
+
+    class Recorded(interpret_pallas_call.RaceDetectionState):
+        def __init__(self, *args, **kw):
+            super().__init__(*args, **kw)
+            states.append(self)
+
+    monkeypatch.setattr(interpret_pallas_call, "RaceDetectionState", Recorded)
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
+        yield states
+
+
+def test_a_copy_that_nobody_waits_for_is_a_race(races):
+    """The detector itself: a block is read while it arrives."""
+
+    def kernel(x, y, arrived, done):
+        copy = pltpu.make_async_copy(x, arrived, done)
+        copy.start()
+        y[...] = arrived[...]
+        copy.wait()
+
+    hbm, block = pl.BlockSpec(memory_space=pl.ANY), jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    scratch = [pltpu.VMEM((8, 128), jnp.float32), pltpu.SemaphoreType.DMA(())]
+    jax.block_until_ready(
+        pl.pallas_call(kernel, out_shape=block, in_specs=[hbm], scratch_shapes=scratch)(jnp.ones((8, 128)))
+    )
+    assert [state.races_found for state in races] == [True]
+
+
+@pytest.mark.parametrize(("q_chunks", "k_chunks"), [(1, 3), (2, 2), (3, 1)])
+def test_no_copy_races_with_another(q_chunks, k_chunks, races):
+    """dq is fetched ahead and written behind, into the same place again after one pair or two."""
+    T, S, d, scale = 128 * q_chunks, 128 * k_chunks, 128, 0.1
+    work_list = make_work_list("contiguous", False, cut_axis(T, 1, 128), cut_axis(S, 1, 128), None)
+    queries = Queries(jnp.asarray(normal(0, 1, 2, 1, T, d)), None)
+    keys = Keys(jnp.asarray(normal(1, 2, 1, 2, S, d)), None, None)
+    do, dq = jnp.asarray(normal(2, 1, 2, 1, T, d)), jnp.asarray(normal(3, 1, 2, 1, T, d))
+
+    def both(queries, keys, do, dq):
+        state = block_forward(online_softmax.init(queries.q.shape[:-1], d), queries, keys, work_list, scale)
+        o = online_softmax.output(state)
+        m, weight = online_softmax.shift_and_weight(state.m, state.l)
+        rows = jnp.stack([m, weight, (o * do).sum(-1)])
+        return o, block_backward(dq, queries, keys, Cotangents(do, rows), work_list, scale)
+
+    o, (dq_sum, dkeys) = jax.block_until_ready(jax.jit(both)(queries, keys, do, dq))
+    assert [state.races_found for state in races] == [False, False]
+    q, (k, v) = queries.q[:, :, 0].swapaxes(1, 2), keys.kv.swapaxes(2, 3)
+    expected, pull = jax.vjp(partial(dense_attention, causal=False, scale=scale), q, k, v)
+    dq_, dk, dv = pull(do[:, :, 0].swapaxes(1, 2))
+    found = dict(o=o[:, :, 0].swapaxes(1, 2), dq=(dq_sum - dq)[:, :, 0].swapaxes(1, 2), dk=dkeys.k.swapaxes(1, 2),
+                 dv=dkeys.v.swapaxes(1, 2))  # fmt: skip
+    assert_close(found, dict(o=expected, dq=dq_, dk=dk, dv=dv))
+
+
+def test_the_error_in_bfloat16_is_at_most_twice_that_of_dense_attention():
+    """Both against dense attention in float32 of the same rounded inputs."""
+    inputs, cotangents = arrays(512, B=1, H=2, K=1, d=128)
+    half = {name: np.asarray(x, jnp.bfloat16) for name, x in inputs.items()}
+    exact = {name: np.asarray(x, np.float32) for name, x in half.items()}
+    truth, plain = dense(exact, cotangents), dense(half, cotangents)
+    found = on_pallas_ring(1, "contiguous", half, cotangents)
+    for name in ("o", "dq", "dk", "dv"):
+        errors = [np.linalg.norm(np.asarray(x[name], np.float32) - truth[name]) for x in (found, plain)]
+        assert errors[0] <= 2 * errors[1], name
+
+
+def test_what_a_kernel_cannot_have_is_refused_by_name():
+    q = jnp.zeros((1, 128, 2, 64), jnp.float16)
+    with pytest.raises(ValueError, match="kernel='pallas' computes bfloat16 and float32; kernel='xla' takes float16"):
+        ring_attention(q, q, q, axis_name=None, kernel="pallas")
+    with pytest.raises(ValueError, match="kernel='cuda': choose one of xla, pallas"):
+        check_kernel("cuda", q.dtype)
+
+
+def test_logits_are_counted_in_binary_digits():
+    assert np.exp(LOG_UNIT) == pytest.approx(2.0)
