@@ -7,7 +7,7 @@ from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.programs_report import save_line, verdict_line
 from ringformer.estimate.run_estimate import RunEstimate
 from ringformer.estimate.targets import Target
-from ringformer.estimate.time_report import computation_time
+from ringformer.estimate.time_report import computation_time, figures
 from ringformer.hardware import GiB
 
 
@@ -25,7 +25,7 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
     of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
     step = step_seconds(c, e)
     return (
-        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {step:,.4g} s a step of "
+        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(step)} s a step of "
         f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
     )
 

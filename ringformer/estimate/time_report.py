@@ -14,6 +14,11 @@ def seconds_text(workload: Workload, estimate: Estimate, schedule: Schedule, tim
             *_host_waits(schedule)]  # fmt: skip
 
 
+def figures(x: float) -> str:
+    """A number with four figures, or all of those before the point."""
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+
 def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
     """The time of a step by its schedule; None if the compiler gave up before it had one."""
     return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
@@ -58,13 +63,13 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
     """What a step takes and is worth, each number with what it counts on."""
     used = mfu(workload, time)
     lines = [
-        f"  modelled {time.step:,.4g} s a step, from the batch on the devices to the updated state:",
-        f"    {time.compute:,.4g} s of computation, {time.exposed:,.3g} s of communication that the schedule leaves "
-        "exposed",
+        f"  modelled {figures(time.step)} s a step, from the batch on the devices to the updated state:",
+        f"    {figures(time.compute)} s of computation, {time.exposed:,.3g} s of communication that the schedule "
+        "leaves exposed",
         f"    {time.source}",
-        f"    no less than {time.floor + time.exposed:,.4g} s by bytes and FLOPs at the peak, no more than "
-        f"{time.serial + time.exposed:,.4g} s if no data moves while an instruction computes",
-        f"  {time.tokens_per_second:,.4g} tokens a second"
+        f"    no less than {figures(time.floor + time.exposed)} s by bytes and FLOPs at the peak, no more than "
+        f"{figures(time.serial + time.exposed)} s if no data moves while an instruction computes",
+        f"  {figures(time.tokens_per_second)} tokens a second"
         + (f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} with all of it "
            "(PaLM's convention)" if used else ""),
     ]  # fmt: skip
@@ -74,7 +79,8 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
 def closed_form_seconds(workload: Workload) -> list[str]:
     """The lines on the seconds of a step that was not compiled."""
     time = computation_time(workload)
-    return [f"  modelled {time.step:,.4g} s a step ({time.source}), {time.tokens_per_second:,.4g} tokens a second",
+    speed = f"{figures(time.tokens_per_second)} tokens a second"
+    return [f"  modelled {figures(time.step)} s a step ({time.source}), {speed}",
             *_cost(workload, time)]  # fmt: skip
 
 
@@ -83,8 +89,8 @@ def _cost(workload: Workload, time: StepTime) -> list[str]:
     if not workload.tokens:
         return []
     hours, days, device_hours = cost_json(workload, time).values()
-    return [f"  {workload.tokens:.3g} tokens: {hours:,.4g} hours ({days:,.3g} days), {device_hours:,.4g} device-hours, "
-            "modelled"]  # fmt: skip
+    return [f"  {workload.tokens:.3g} tokens: {figures(hours)} hours ({days:,.3g} days), {figures(device_hours)} "
+            "device-hours, modelled"]  # fmt: skip
 
 
 def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
@@ -92,7 +98,7 @@ def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) 
     if estimate.by_parts is None:
         return []
     parts = step_time(estimate.by_parts, workload.step_tokens).step
-    return [f"  held against the machine code of a layer's attention, compiled alone: {parts:,.4g} s "
+    return [f"  held against the machine code of a layer's attention, compiled alone: {figures(parts)} s "
             f"({parts / time.step - 1:+.1%})"]  # fmt: skip
 
 
