@@ -23,6 +23,21 @@ def once_reversible(tree: PyTree, name: str) -> PyTree:
     return _guard(_no_transpose, tree, name)
 
 
+def without_derivatives(tree: PyTree, name: str, instead: str) -> PyTree:
+    """`tree`, of which a derivative raises a NotImplementedError that names what has none and what to take instead: for
+    code that stands inside a `custom_vjp`, where only a second derivative asks for it."""
+
+    @jax.custom_jvp
+    def identity(x):
+        return x
+
+    @identity.defjvp
+    def _(*_):
+        raise NotImplementedError(f"{name} has no second derivative: {instead} has")
+
+    return jax.tree.map(lambda x: identity(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x, tree)
+
+
 def _guard(primitive, tree, name):
     @jax.custom_jvp
     def identity(x):

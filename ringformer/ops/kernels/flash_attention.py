@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries, live_pairs
+from ringformer.ops.derivative_guards import without_derivatives
 from ringformer.ops.kernels.flash_backward import flash_backward
 from ringformer.ops.kernels.flash_forward import flash_forward
 from ringformer.ops.kernels.pair_table import PairTable, pair_table
@@ -19,12 +20,16 @@ from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import WorkList
 
+SECOND = "ring_attention with kernel='pallas'", "kernel='xla'"
+"""What has no second derivatives, and what has them."""
+
 LOG_UNIT = math.log(2.0)
 """Logits are counted in so much."""
 
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
     """Take every visible key of `keys` into the running softmax of every query."""
+    queries, keys = without_derivatives((queries, keys), *SECOND)
     table = _table(queries, keys, work_list, by="q")
     if table is None:
         return state
@@ -40,6 +45,7 @@ def block_backward(
     scale: float,
 ) -> tuple[jax.Array, KeyGradients]:
     """Add this block's share to `dq`, and return the gradients of its keys."""
+    queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
     table = _table(queries, keys, work_list, by="k")
     m, weight, delta = cotangents.rows
     if table is None:

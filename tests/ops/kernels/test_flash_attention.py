@@ -135,5 +135,15 @@ def test_what_a_kernel_cannot_have_is_refused_by_name():
         check_kernel("cuda", q.dtype)
 
 
+def test_second_derivatives_are_refused_by_name():
+    q = jnp.ones((1, 128, 1, 64))
+
+    def loss(q):
+        return ring_attention(q, q, q, axis_name=None, kernel="pallas").sum()
+
+    with pltpu.force_tpu_interpret_mode(), pytest.raises(NotImplementedError, match="kernel='pallas' has no second"):
+        jax.jvp(jax.grad(loss), (q,), (q,))
+
+
 def test_logits_are_counted_in_binary_digits():
     assert np.exp(LOG_UNIT) == pytest.approx(2.0)
