@@ -79,8 +79,9 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
                 axes.annotate(f"{length / row.paper:g}×", (length, y), (8, 0), textcoords="offset points",
                               va="center", fontsize=9, color=color, fontweight="bold")  # fmt: skip
             if row.days[i] > 1:
-                axes.annotate(f"{row.days[i]:.1f} days", (length, y), (0, -13), textcoords="offset points",
-                              ha="center", fontsize=7, color=color)  # fmt: skip
+                side = "right" if length in row.ours[i + 1 :] else "left" if length in row.ours[:i] else "center"
+                axes.annotate(f"{row.days[i]:.1f} days", (length, y), ({"right": -3, "left": 3}.get(side, 0), -13),
+                              textcoords="offset points", ha=side, fontsize=7, color=color)  # fmt: skip
     top = rows[0]
     axes.annotate("paper", (top.paper, 0), (0, 11), textcoords="offset points", ha="center", fontsize=9, color=FAINT)
     for i, (length, name) in enumerate(zip(top.ours, REGIMES, strict=True)):
