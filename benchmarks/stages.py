@@ -48,7 +48,8 @@ def stages() -> dict[str, tuple[Workload, str]]:
 def compile_stage(workload: Workload, command: str) -> dict:
     """The row of a stage; raises MissingCompiler, and CompilerFailure if the compiler broke down."""
     row = stage_json(workload, with_machine_code(workload, compile_apart(workload), print))
-    del row["hops_model"]
+    for listed in ("hops_model", "collectives", "collective_groups", "largest_buffers"):
+        del row[listed]
     return row | {"command": command, "date": datetime.date.today().isoformat(),
                   "compiled_by": compiled_by(workload.target)}  # fmt: skip
 
