@@ -34,7 +34,8 @@ def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str
         return estimate
     program, cache = Program.parse(estimate.text), KernelCache.of(workload.target)
     wanted, cycles = kernel_keys(program, of_chunk_pairs), cache.read()
-    if missing := wanted.keys() - cycles.keys():
+    missing = wanted.keys() - cycles.keys()
+    if any(wanted[key] for key in missing):  # a copy or a sum is not worth a minute: its bytes say enough
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
         try:
             generated = generate_cycles(workload, {key: wanted[key] for key in missing})
