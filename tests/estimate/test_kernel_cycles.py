@@ -56,7 +56,7 @@ def test_the_part_has_the_instructions_of_the_step_and_their_seconds(monkeypatch
             flops = program.instruction_flops(name, instruction) if instruction.opcode == "fusion" else 0
             if flops and (found := cycles.get(KernelKeys(program).key(name, instruction))):
                 products[instruction.name] = found * cores.count * cores.matrix_flops_per_cycle / flops
-    assert len(products) >= 5 and all(1 < share < 10 for share in products.values())
+    assert len(products) >= 4 and all(1 < share < 10 for share in products.values())
 
     monkeypatch.setattr(kernel_cycles, "at_work", lambda *_, **__: pytest.fail("it is in the cache"))
     assert with_machine_code(w, assumed, said.append).schedule == counted.schedule and len(said) == 1

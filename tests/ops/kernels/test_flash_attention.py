@@ -1,5 +1,6 @@
 """The TPU kernels in Pallas' interpreter, on the CPU: against dense attention, and for races between their copies."""
 
+from contextlib import suppress
 from functools import partial
 
 import jax
@@ -83,9 +84,9 @@ def test_a_copy_that_nobody_waits_for_is_a_race(races):
 
     hbm, block = pl.BlockSpec(memory_space=pl.ANY), jax.ShapeDtypeStruct((8, 128), jnp.float32)
     scratch = [pltpu.VMEM((8, 128), jnp.float32), pltpu.SemaphoreType.DMA(())]
-    jax.block_until_ready(
-        pl.pallas_call(kernel, out_shape=block, in_specs=[hbm], scratch_shapes=scratch)(jnp.ones((8, 128)))
-    )
+    call = pl.pallas_call(kernel, out_shape=block, in_specs=[hbm], scratch_shapes=scratch)
+    with suppress(jax.errors.JaxRuntimeError):  # JAX 0.12 raises it, JAX 0.10 prints it
+        jax.block_until_ready(call(jnp.ones((8, 128))))
     assert [state.races_found for state in races] == [True]
 
 
