@@ -19,9 +19,6 @@ from ringformer.estimate.machine_code import Grid, dump_flags, dumped_kernels, r
 from ringformer.estimate.targets import compiled_by, find_target
 
 TARGETS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v4": "v4:2x2x1", "v6e": "v6e:2x2"}
-VMEM = {"v4": 15}
-"""MiB that a kernel may take on chips that have little; 64 on the others."""
-
 TOKENS = 65536
 """Of the shard: of a shorter one the compiler would keep whole operands on the chip, and the counts would lie."""
 
@@ -51,7 +48,7 @@ def compile_kernel(target: str, kind: str, q_chunk: int, k_chunk: int, packed: i
 
     only_compilers()
     mesh = jax.sharding.Mesh(find_target(TARGETS[target]).devices()[:1], "x")
-    vmem, chunks = VMEM.get(target, 64) * 2**20, (q_chunk, k_chunk)
+    chunks = q_chunk, k_chunk
 
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
@@ -64,13 +61,13 @@ def compile_kernel(target: str, kind: str, q_chunk: int, k_chunk: int, packed: i
     def forward(q, kv, ids, o, m, l, columns, length):  # noqa: E741
         ids = ids if packed else None
         table = PairTable(tuple(columns), length[0], (64, 0))
-        return flash_forward(Softmax(o, m, l), Queries(q, ids), Keys(kv, ids, None), None, table, chunks, 0.1, vmem)
+        return flash_forward(Softmax(o, m, l), Queries(q, ids), Keys(kv, ids, None), None, table, chunks, 0.1)
 
     def backward(q, kv, ids, dq, do, rows, columns, length):
         ids = ids if packed else None
         table = PairTable(tuple(columns), length[0], (64, 0))
         queries, keys = Queries(q, ids), Keys(kv, ids, None)
-        return flash_backward(dq, queries, keys, None, do, rows, table, chunks, 0.1, 0.1, vmem)
+        return flash_backward(dq, queries, keys, None, do, rows, table, chunks, 0.1, 0.1)
 
     if kind == "forward":
         jax.jit(forward).lower(q, kv, ids, o, row, row, columns, length).compile()

@@ -15,15 +15,16 @@ from ringformer.models.flops import (
     executed_flops,
 )
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
+
+CLOSED_FORM = "closed form"
+"""How the source of seconds begins that are none of a compiled program."""
 
 LOGITS_ON_CHIP = {"v4": 32 * 2**20, "v5e": 32 * 2**20, "v6e": 32 * 2**20}
 """Bytes of a chunk pair's float32 logits that the TPU compiler keeps on the chip, by generation: larger ones, and all
 of the other generations in every program that was compiled, lie in HBM. Compiled programs say it themselves."""
-
-LANES = 128
-"""Of a TPU's units: a product over a head of 100 features takes as long as one over 128."""
 
 SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes of a chunk pair, forward and backward, for each byte of its logits where these lie there: of compiled
@@ -63,7 +64,7 @@ class StepTime:
     def source(self) -> str:
         """Where the seconds come from, in words."""
         if self.closed_form:
-            return f"closed form: {self.assumed}, and logits that spill at the memory's rate"
+            return f"{CLOSED_FORM}: {self.assumed}, and logits that spill at the memory's rate"
         if self.counted == 0:
             return str(self.assumed)
         by = "machine code or HBM bytes" if self.has_machine_code else "HBM bytes"
@@ -108,6 +109,7 @@ def computation_seconds(workload: Workload) -> float:
     parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs of all
     share = efficiency(target.generation)
     seconds = rest / (share.products * peak)
+    # A product over a head of 100 features takes a TPU's units as long as one over 128.
     width = -(-model.head_dim // LANES) * LANES if target.chip.kind == "tpu" else model.head_dim
     for spilled, (passes, flops) in zip(SPILLED[target.chip.kind], parts, strict=True):
         pairs = excess * attention / sum(all_ for _, all_ in parts) / model.head_dim  # of a query and a key, in a head

@@ -181,7 +181,6 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
     from ringformer.estimate.kernel_cycles import with_machine_code
     from ringformer.estimate.known_failures import known_failure
     from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
-    from ringformer.estimate.targets import MissingCompiler
 
     if not workload.has_closed_forms:  # nothing to choose by, and no answer without the compiler
         return workload, compile_apart(workload, generate_code=args.generate_code)
@@ -192,19 +191,26 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
     def announce(w: "Workload") -> None:
         _log(f"compiling for {w.target.topology} with {w.settings}; {duration}")
 
-    try:
-        if args.closed_form:
-            raise MissingCompiler("counted, not compiled: --closed_form")
-        workload.target.require_compiler()
-    except MissingCompiler as missing:
-        print(missing, file=sys.stderr)
+    if not_compiled := "counted, not compiled" if args.closed_form else _missing_compiler(workload):
+        _log(not_compiled)
         workload = workload.with_settings(settings[0])
         workload.check()
         if reason := known_failure(workload):
-            raise CompilerFailure(reason) from None
+            raise CompilerFailure(reason)
         return workload, None
     workload, estimate = compile_first_accepted(workload, settings, lambda e: e.fits, announce, args.generate_code)
     return workload, estimate if args.quick else with_machine_code(workload, estimate, _log)
+
+
+def _missing_compiler(workload: "Workload") -> str:
+    """What to install; empty if the target's compiler is there."""
+    from ringformer.estimate.targets import MissingCompiler
+
+    try:
+        workload.target.require_compiler()
+    except MissingCompiler as missing:
+        return str(missing)
+    return ""
 
 
 def _log(line: str) -> None:

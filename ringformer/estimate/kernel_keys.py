@@ -11,9 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jax._src.lib import tpu  # type: ignore[attr-defined]
-from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
-
 from ringformer.estimate.compiled_program import Instruction, Program
 
 _SAYS_NOTHING = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
@@ -59,6 +56,10 @@ class KernelKeys:
 
 def _kernel_program(body: str) -> str:
     """The program of a Pallas kernel for TPU, from the bytecode in its instruction, without the lines of its source."""
+    # JAX has no public reader of Mosaic's dialect; only programs with kernels come here.
+    from jax._src.lib import tpu  # type: ignore[attr-defined]
+    from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
+
     with ir.Context() as context:
         tpu.register_dialect(context)
         context.load_all_available_dialects()

@@ -31,10 +31,6 @@ class RunEstimate:
         return program.fits and (not loaded or self.peak_bytes(program) <= program.budget)
 
     @property
-    def all_fit(self) -> bool:
-        return all(map(self.fits, self.programs))
-
-    @property
     def reasons_against(self) -> list[str]:
         """Which programs need more memory than a device has, or a save more than a host, and by how much; none if the
         run fits."""

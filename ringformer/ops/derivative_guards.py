@@ -27,26 +27,24 @@ def without_derivatives(tree: PyTree, name: str, instead: str) -> PyTree:
     """`tree`, of which a derivative raises a NotImplementedError that names what has none and what to take instead: for
     code that stands inside a `custom_vjp`, where only a second derivative asks for it."""
 
-    @jax.custom_jvp
-    def identity(x):
-        return x
-
-    @identity.defjvp
-    def _(*_):
+    def refuse(*_):
         raise NotImplementedError(f"{name} has no second derivative: {instead} has")
 
-    return jax.tree.map(lambda x: identity(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x, tree)
+    return _identity(tree, refuse)
 
 
 def _guard(primitive, tree, name):
+    return _identity(tree, lambda primals, tangents: (*primals, primitive.bind(*tangents, name=name)))
+
+
+def _identity(tree, jvp):
+    """`tree`, its inexact leaves through an identity with this rule for (primals, tangents)."""
+
     @jax.custom_jvp
     def identity(x):
         return x
 
-    @identity.defjvp
-    def _(primals, tangents):
-        return *primals, primitive.bind(*tangents, name=name)
-
+    identity.defjvp(jvp)
     return jax.tree.map(lambda x: identity(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x, tree)
 
 

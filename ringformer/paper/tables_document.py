@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ringformer.estimate.closed_forms import smallest_local_length
+from ringformer.estimate.closed_forms import CLOSED_FORM, smallest_local_length
 from ringformer.estimate.longest_context import MAX_STEP_SECONDS, counted_longest_within, longest_within
 from ringformer.estimate.program_seconds import USUAL, efficiency
 from ringformer.estimate.targets import find_target
@@ -163,7 +163,7 @@ def details(attempts: dict) -> str:
 def _seconds_by(attempt: dict) -> str:
     """What an attempt's seconds are of."""
     source = attempt["seconds_source"]
-    kinds = ("closed form", "machine code")
+    kinds = (CLOSED_FORM, "machine code")
     return next((kind for kind in kinds if kind in source), "the program's bytes and FLOPs")
 
 

@@ -202,7 +202,7 @@ def test_what_fails_as_machine_code_is_passed_over(monkeypatch, how):
 
     compiler(monkeypatch, lambda workload: True, code)
     found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True))
-    assert found.chosen.workload != fastest and found.run.all_fit
+    assert found.chosen.workload != fastest and not found.run.reasons_against
     (why,) = (why for c, why in found.refused if c.workload == fastest)
     assert "evaluation" in why and ("SIGABRT" in why if how == "dies" else "too much" in why)
 
@@ -228,7 +228,7 @@ def test_a_neighbour_that_fails_as_machine_code_leaves_its_candidate(monkeypatch
                 if c.workload == first.workload.with_settings(MemorySettings(head_groups=4)))  # fmt: skip
     monkeypatch.setattr(planning, "neighbours", lambda c: [four])
     found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True), attempts=10)
-    assert found.chosen == first and found.run.all_fit and died == [four.workload]
+    assert found.chosen == first and not found.run.reasons_against and died == [four.workload]
     assert next(why for c, why in found.refused if c == four).endswith("the compiler died (SIGABRT)")
 
 

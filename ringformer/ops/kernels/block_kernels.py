@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ringformer.ops import blockwise_attention
-from ringformer.ops.kernels import flash_attention, flash_forward
+from ringformer.ops.kernels import flash_attention, kernel_tools
 
 Kernel = Literal["xla", "pallas"]
 """xla runs everywhere. pallas are the TPU kernels of `flash_attention.py`."""
@@ -27,7 +27,7 @@ class BlockKernel(NamedTuple):
 BLOCK_KERNELS: dict[str, BlockKernel] = {
     "xla": BlockKernel(blockwise_attention.block_forward, blockwise_attention.block_backward, 1.0, 1),
     "pallas": BlockKernel(
-        flash_attention.block_forward, flash_attention.block_backward, flash_attention.LOG_UNIT, flash_forward.LANES
+        flash_attention.block_forward, flash_attention.block_backward, flash_attention.LOG_UNIT, kernel_tools.LANES
     ),
 }
 

@@ -29,7 +29,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32
 
 from ringformer.ops.blockwise_attention import Keys, Queries
-from ringformer.ops.kernels.flash_forward import (
+from ringformer.ops.kernels.kernel_tools import (
     COLUMNS_BY_COLUMNS,
     LANES,
     ROWS_BY_COLUMNS,
@@ -47,7 +47,7 @@ from ringformer.ops.varying_axes import vary_like
 def flash_backward(
     dq: Float32[Array, "B K G T d"], queries: Queries, keys: Keys, bias: Float32[Array, "B S"] | None,
     do: Float[Array, "B K G T d"], rows: Float32[Array, "2 B K G T"], table: PairTable, chunks: tuple[int, int],
-    logit_scale: float, scale: float, vmem_bytes: int | None = None,
+    logit_scale: float, scale: float,
 ) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:  # fmt: skip
     """Add the pairs of a table to `dq`; return it, [dk, dv], and dbias of each key head.
 
@@ -109,7 +109,7 @@ def flash_backward(
         input_output_aliases={first + i: i for i in range(len(grown))},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_bytes or vmem_limit(operands, [spec for _, spec in grown.values()], scratch),
+            vmem_limit_bytes=vmem_limit(operands, [spec for _, spec in grown.values()], scratch),
         ),
         cost_estimate=cost(
             table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)

@@ -20,7 +20,6 @@ row, summed when the visit ends. Everything but k and v moves by hand (DMA) betw
 but its pair.
 """
 
-import math
 from functools import partial
 from typing import Any
 
@@ -31,25 +30,25 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ringformer.ops.blockwise_attention import Keys, Queries
+from ringformer.ops.kernels.kernel_tools import (
+    LANES,
+    ROWS_BY_COLUMNS,
+    ROWS_BY_ROWS,
+    column,
+    for_each_head,
+    like,
+    matmul,
+    start,
+    vmem_limit,
+    wait,
+)
 from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
 from ringformer.ops.online_softmax import Softmax
-
-LANES = 128
-"""Of a vector register; the rows of a unit, too."""
-
-ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))
-"""Which dimensions of a and b a product sums over: a b^T, a b, a^T b."""
-
-
-def matmul(a: jax.Array, b: jax.Array, contract: tuple) -> jax.Array:
-    """A product with float32 sums; float32 operands are not rounded."""
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
-    return lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
 
 
 def flash_forward(
     state: Softmax, queries: Queries, keys: Keys, bias: jax.Array | None, table: PairTable, chunks: tuple[int, int],
-    logit_scale: float, vmem_bytes: int | None = None,
+    logit_scale: float,
 ) -> Softmax:  # fmt: skip
     """Take the pairs of a table into the running softmax, m in units of log 2. Chunks of (queries, keys)."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
@@ -91,28 +90,12 @@ def flash_forward(
         input_output_aliases={first_state + i: i for i in range(3)},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_bytes or vmem_limit(operands, [], scratch),
+            vmem_limit_bytes=vmem_limit(operands, [], scratch),
         ),
         cost_estimate=cost(table, B * K, 4 * G * Tq * Tk * d, 2 * Tk * d * size, T // Tq, G * Tq * d * (size + 8)),
         name=kernel_name("forward", table, B * K, T // Tq),
     )(*columns, *(x for x, _ in operands.values()))  # fmt: skip
     return Softmax(o, m, l)
-
-
-def vmem_limit(operands: dict, outputs: list[pl.BlockSpec], scratch: dict) -> int | None:
-    """Bytes of VMEM to ask the compiler for: what a kernel's blocks, twice each, and its scratch take, and half as much
-    again for what it makes itself; None where its usual 16 MiB do."""
-    blocks = [(spec.block_shape, x.dtype) for x, spec in operands.values()]
-    blocks += [(spec.block_shape, jnp.dtype(jnp.float32)) for spec in outputs]
-    arrays = [x for x in scratch.values() if jnp.issubdtype(x.dtype, jnp.number)]
-    need = sum(2 * math.prod(n or 1 for n in shape) * dtype.itemsize for shape, dtype in blocks if shape)
-    need += sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in arrays)
-    return None if 1.5 * need < 15 * 2**20 else int(1.5 * need)
-
-
-def like(x: jax.Array, varying: jax.Array) -> jax.ShapeDtypeStruct:
-    """The type of an output: x's, varying over mesh axes as `varying` does."""
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=jax.typeof(varying).manual_axis_type)
 
 
 def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, logit_scale):
@@ -214,33 +197,9 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
         pl.when(p == count - 1)(wait_for_all)
 
 
-def for_each_head(G: int, head) -> None:
-    """Run `head(g)` for each query head of a key head."""
-    if G == 1:
-        head(0)
-    else:
-        lax.fori_loop(0, G, lambda g, _: head(g), None)
-
-
-def start(copies) -> None:
-    for copy in copies:
-        copy.start()
-
-
-def wait(copies) -> None:
-    """Until as many bytes as these copies move are there."""
-    for copy in copies:
-        copy.wait()
-
-
 def _tiles(n: int) -> list[slice]:
     """The columns of n by lanes."""
     return [slice(at, at + LANES) for at in range(0, n, LANES)]
-
-
-def column(row: jax.Array) -> jax.Array:
-    """[1, T] as [T, 128], the same in every lane."""
-    return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
 def _widened(x: jax.Array, d: int) -> jax.Array:

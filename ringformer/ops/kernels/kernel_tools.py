@@ -1,0 +1,60 @@
+"""What the TPU kernels share: products, copies, registers."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+LANES = 128
+"""Of a vector register; the rows of a unit, too."""
+
+ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))
+"""Which dimensions of a and b a product sums over: a b^T, a b, a^T b."""
+
+
+def matmul(a: jax.Array, b: jax.Array, contract: tuple) -> jax.Array:
+    """A product with float32 sums; float32 operands are not rounded."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
+    return lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+def vmem_limit(operands: dict, outputs: list[pl.BlockSpec], scratch: dict) -> int | None:
+    """Bytes of VMEM to ask the compiler for: what a kernel's blocks, twice each, and its scratch take, and half as much
+    again for what it makes itself; None where its usual 16 MiB do."""
+    blocks = [(spec.block_shape, x.dtype) for x, spec in operands.values()]
+    blocks += [(spec.block_shape, jnp.dtype(jnp.float32)) for spec in outputs]
+    arrays = [x for x in scratch.values() if jnp.issubdtype(x.dtype, jnp.number)]
+    need = sum(2 * math.prod(n or 1 for n in shape) * dtype.itemsize for shape, dtype in blocks if shape)
+    need += sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in arrays)
+    return None if 1.5 * need < 15 * 2**20 else int(1.5 * need)
+
+
+def like(x: jax.Array, varying: jax.Array) -> jax.ShapeDtypeStruct:
+    """The type of an output: x's, varying over mesh axes as `varying` does."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=jax.typeof(varying).manual_axis_type)
+
+
+def for_each_head(G: int, head) -> None:
+    """Run `head(g)` for each query head of a key head."""
+    if G == 1:
+        head(0)
+    else:
+        lax.fori_loop(0, G, lambda g, _: head(g), None)
+
+
+def start(copies) -> None:
+    for copy in copies:
+        copy.start()
+
+
+def wait(copies) -> None:
+    """Until as many bytes as these copies move are there."""
+    for copy in copies:
+        copy.wait()
+
+
+def column(row: jax.Array) -> jax.Array:
+    """[1, T] as [T, 128], the same in every lane."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T
