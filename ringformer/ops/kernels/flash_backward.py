@@ -38,6 +38,7 @@ from ringformer.ops.kernels.kernel_tools import (
     for_each_head,
     like,
     matmul,
+    repeated,
     vmem_limit,
 )
 from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
@@ -179,12 +180,12 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
     def gradients(g, keys, logits_and_dp, masked):
         s, dp = logits_and_dp
         if biased:
-            s += _repeated(here["bias"][keys, :], Tq)
+            s += repeated(here["bias"][keys, :], Tq)
         if masked:
             row = lax.broadcasted_iota(jnp.int32, s.shape, 1) + offset_of[p]
             s = jnp.where(row >= lax.broadcasted_iota(jnp.int32, s.shape, 0) + keys.start, s, -jnp.inf)
         if packed:
-            s = jnp.where(_repeated(here["ids"][keys, :], Tq) == here["q_ids"][...], s, -jnp.inf)
+            s = jnp.where(repeated(here["ids"][keys, :], Tq) == here["q_ids"][...], s, -jnp.inf)
         p_ = jnp.exp2(s - rows[0, g][None])
         ds = p_ * (dp - rows[1, g][None])
         if biased:
@@ -230,8 +231,3 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
     def end():
         departure(visit, q_of[p]).start()
         pl.when(p == count - 1)(wait_for_all)
-
-
-def _repeated(x: jax.Array, n: int) -> jax.Array:
-    """[T, 128], the same in every lane, as [T, n]."""
-    return jnp.concatenate([x] * (n // LANES), axis=1)

@@ -7,20 +7,21 @@
                   |     [p3][p4][p5][p6]              every pair   o, m, l grow on the chip, in float32
                   v                                   last pair    o, m, l leave
 
-    a pair   the rows of each of the G query heads in units of 128, each unit in two stages:
+    a pair   transposed, keys by queries, so that what a query has one of lies along the lanes. For each half of the
+             keys, in two stages:
 
-               logits    s = c q k^T, and for each row and lane the maximum over the lane's columns
-               weights   m' = max(m, s);  p = 2^(s - m');  l = 2^(m - m') l + p;  o = 2^(m - m') o + p v
+               logits    s = c k q^T, and their maximum over the keys
+               weights   m' = max(m, s);  p = 2^(s - m');  l = 2^(m - m') l + p;  o = 2^(m - m') o + v^T p
 
-             The source has the logits of unit i+1 before the weights of unit i: the compiler keeps the order, so that
-             the matrix units work on the one while the vector units work on the other.
+             The source has the logits of the second half before the weights of the first: the compiler keeps the
+             order, so that the matrix units work on the one while the vector units work on the other.
 
-Logits are in units of log 2 (c = scale / log 2), which saves a multiplication each. l is kept as 128 partial sums a
-row, summed when the visit ends. Everything but k and v moves by hand (DMA) between visits: a grid step has little to do
-but its pair.
+Logits are in units of log 2 (c = scale / log 2), which saves a multiplication each. While a visit lasts, o is transposed
+too, and l is kept as 8 partial sums, one a sublane. Everything but k and v moves by hand (DMA) between visits: a grid
+step has little to do but its pair.
 """
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -31,13 +32,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ringformer.ops.blockwise_attention import Keys, Queries
 from ringformer.ops.kernels.kernel_tools import (
+    COLUMNS_BY_COLUMNS,
     LANES,
-    ROWS_BY_COLUMNS,
     ROWS_BY_ROWS,
+    SUBLANES,
     column,
     for_each_head,
     like,
     matmul,
+    repeated,
     start,
     vmem_limit,
     wait,
@@ -69,15 +72,16 @@ def flash_forward(
     if queries.segment_ids is not None and keys.segment_ids is not None:
         operands |= {"k_ids": (keys.segment_ids[:, N], row), "q_ids": (queries.segment_ids[:, N], hbm)}
     operands |= {"q_in": (queries.q, hbm), "o_in": (state.o, hbm), "m_in": (state.m, hbm), "l_in": (state.l, hbm)}
-    lanes = pltpu.VMEM((G, Tq, LANES), f32)
     scratch = {
         "q": pltpu.VMEM((2, G, Tq, d), queries.q.dtype), "o": pltpu.VMEM((2, G, Tq, d), f32),
         "m": pltpu.VMEM((2, G, Tq), f32), "l": pltpu.VMEM((2, G, Tq), f32),
-        "m_lanes": lanes, "l_lanes": lanes, "s": pltpu.VMEM((2, LANES, Tk), f32),
+        "o_columns": pltpu.VMEM((G, d, Tq), f32), "m_row": pltpu.VMEM((G, 1, Tq), f32),
+        "l_rows": pltpu.VMEM((G, SUBLANES, Tq), f32), "s": pltpu.VMEM((2, Tk // 2, Tq), f32),
         "arrived": pltpu.SemaphoreType.DMA((2,)), "left": pltpu.SemaphoreType.DMA((2,)),
     }  # fmt: skip
+    scratch |= {"bias_column": pltpu.VMEM((Tk, LANES), f32)} if bias is not None else {}
     if "q_ids" in operands:
-        scratch |= {"ids": pltpu.VMEM((2, 1, Tq), jnp.int32), "ids_lanes": pltpu.VMEM((Tq, LANES), jnp.int32)}
+        scratch |= {"ids": pltpu.VMEM((2, 1, Tq), jnp.int32), "ids_column": pltpu.VMEM((Tk, LANES), jnp.int32)}
     first_state = len(columns) + len(operands) - 3
     names = (*operands, "o_out", "m_out", "l_out", *scratch)
     o, m, l = pl.pallas_call(  # noqa: E741
@@ -129,55 +133,50 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
         pl.when(visit == 0)(lambda: start(arrivals(q_of[p], slot)))
         pl.when(next_of[p] < count)(send_for_next)
         wait(arrivals(q_of[p], slot))
-        lane = lax.broadcasted_iota(jnp.int32, (Tq, LANES), 1)
+        sublane = lax.broadcasted_iota(jnp.int32, (SUBLANES, Tq), 0)
         for g in range(G):
-            here["m_lanes"][g] = column(here["m"][slot, g][None])
-            here["l_lanes"][g] = jnp.where(lane == 0, column(here["l"][slot, g][None]), 0.0)
-        if packed:
-            here["ids_lanes"][...] = column(here["ids"][slot])
+            here["m_row"][g] = here["m"][slot, g][None]
+            here["l_rows"][g] = jnp.where(sublane == 0, here["l"][slot, g][None], 0.0)
+            here["o_columns"][g] = here["o"][slot, g].T
 
-    def logits(g, rows, masked):
-        """Of a unit: [128, Tk] into the scratch of its parity, and [128, 128] the maxima of the columns of a lane."""
-        s = matmul(here["q"][slot, g, rows, :], kv[0], ROWS_BY_ROWS) * logit_scale
+    def logits(g, half, masked):
+        """Of half of the keys: [Tk / 2, Tq] into the scratch; their maxima [1, Tq]."""
+        keys = slice(half * Tk // 2, (half + 1) * Tk // 2)
+        s = matmul(kv[0, keys, :], here["q"][slot, g], ROWS_BY_ROWS) * logit_scale
         if biased:
-            s += here["bias"][...]
+            s += repeated(here["bias_column"][keys, :], Tq)
+        visible = []
         if masked:
-            row = lax.broadcasted_iota(jnp.int32, s.shape, 0) + (rows.start + offset_of[p])
-            s = jnp.where(row >= lax.broadcasted_iota(jnp.int32, s.shape, 1), s, -jnp.inf)
+            row = lax.broadcasted_iota(jnp.int32, s.shape, 1) + (offset_of[p] - keys.start)
+            visible.append(row >= lax.broadcasted_iota(jnp.int32, s.shape, 0))
         if packed:
-            ids = here["ids_lanes"][rows, :]
-            tiles = [jnp.where(ids == here["k_ids"][:, columns], s[:, columns], -jnp.inf) for columns in _tiles(Tk)]
-            s = jnp.concatenate(tiles, axis=1)
-        here["s"][rows.start // LANES % 2] = s
-        most = s[:, :LANES]
-        for columns in _tiles(Tk)[1:]:
-            most = jnp.maximum(most, s[:, columns])
-        return most
+            visible.append(repeated(here["ids_column"][keys, :], Tq) == here["ids"][slot])
+        if visible:
+            s = jnp.where(reduce(jnp.logical_and, visible), s, -jnp.inf)
+        here["s"][half] = s
+        return jnp.max(s, axis=0, keepdims=True)
 
-    def weights(g, rows, most, masked):
-        s, o = here["s"].at[rows.start // LANES % 2], here["o"].at[slot, g, rows]
-        m, l = here["m_lanes"].at[g, rows], here["l_lanes"].at[g, rows]  # noqa: E741
-        new = jnp.maximum(m[...], jnp.max(most, axis=1, keepdims=True))
+    def weights(g, half, most, masked):
+        keys = slice(half * Tk // 2, (half + 1) * Tk // 2)
+        m, l, o = here["m_row"].at[g], here["l_rows"].at[g], here["o_columns"].at[g]  # noqa: E741
+        new = jnp.maximum(m[...], most)
         shift = jnp.where(jnp.isneginf(new), 0.0, new) if masked or packed or biased else new
         correction = jnp.exp2(m[...] - shift)
-        tiles, total = [], l[...] * correction
-        for columns in _tiles(Tk):
-            tile = jnp.exp2(s[:, columns] - shift)
-            total += tile
-            tiles.append(tile.astype(kv.dtype))
-        m[...], l[...] = new, total
-        pv = matmul(jnp.concatenate(tiles, axis=1), kv[1], ROWS_BY_COLUMNS)
-        o[...] = o[...] * _widened(correction, d) + pv
+        weight = jnp.exp2(here["s"][half] - shift)
+        m[...] = new
+        l[...] = correction * l[...] + weight.reshape(-1, SUBLANES, Tq).sum(axis=0)
+        o[...] = correction * o[...] + matmul(kv[1, keys, :], weight.astype(kv.dtype), COLUMNS_BY_COLUMNS)
 
     def pair(masked):
-        units = [slice(at, at + LANES) for at in range(0, Tq, LANES)]
+        if biased:
+            here["bias_column"][...] = column(here["bias"][...])
+        if packed:
+            here["ids_column"][...] = column(here["k_ids"][...])
 
         def head(g):
-            most = logits(g, units[0], masked)
-            for rows, following in zip(units, [*units[1:], None], strict=True):
-                ahead = None if following is None else logits(g, following, masked)
-                weights(g, rows, most, masked)
-                most = ahead
+            first, second = logits(g, 0, masked), logits(g, 1, masked)
+            weights(g, 0, first, masked)
+            weights(g, 1, second, masked)
 
         for_each_head(G, head)
 
@@ -191,17 +190,8 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
     @pl.when(is_last)
     def end():
         for g in range(G):
-            here["m"][slot, g] = here["m_lanes"][g].T[0]
-            here["l"][slot, g] = here["l_lanes"][g].T.sum(axis=0)
+            here["m"][slot, g] = here["m_row"][g, 0]
+            here["l"][slot, g] = here["l_rows"][g].sum(axis=0)
+            here["o"][slot, g] = here["o_columns"][g].T
         start(departures(q_of[p], slot))
         pl.when(p == count - 1)(wait_for_all)
-
-
-def _tiles(n: int) -> list[slice]:
-    """The columns of n by lanes."""
-    return [slice(at, at + LANES) for at in range(0, n, LANES)]
-
-
-def _widened(x: jax.Array, d: int) -> jax.Array:
-    """[T, 128], the same in every lane, as [T, d]."""
-    return jnp.concatenate([x] * -(-d // LANES), axis=1)[:, :d]

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-LANES = 128
-"""Of a vector register; the rows of a unit, too."""
+LANES, SUBLANES = 128, 8
+"""Of a vector register of 32 bits."""
 
 ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))
 """Which dimensions of a and b a product sums over: a b^T, a b, a^T b."""
@@ -58,3 +58,8 @@ def wait(copies) -> None:
 def column(row: jax.Array) -> jax.Array:
     """[1, T] as [T, 128], the same in every lane."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
+
+
+def repeated(x: jax.Array, n: int) -> jax.Array:
+    """[T, 128], the same in every lane, as [T, n]."""
+    return jnp.concatenate([x] * (n // LANES), axis=1)
