@@ -7,13 +7,14 @@
                   |     [p1][p3]           dq      of a visit arrives from HBM while the pair before computes,
                   v     [p2][p4][p5]               and leaves while the pair after does
 
-    a pair   transposed, keys by queries, so that the numbers of a row of queries lie along the lanes. For units of 128
-             keys, each in two stages:
+    a pair   transposed, keys by queries, so that what a query has one of lies along the lanes. For a part of the keys
+             (half of them, fewer of long chunks of queries), in two stages:
 
                products    s = c k q^T,  dp = v do^T
-               gradients   p = 2^(s - m);  ds = p (dp - delta);  dk += ds q;  dv += p do;  dq += ds^T k
+               gradients   p = 2^(s - m);  ds = p (dp - delta);  dq += (k^T ds)^T;  dk += ds q;  dv += p do
 
-             As in the forward, the source has the products of unit i+1 before the gradients of unit i.
+             As in the forward, the source has the products of the next part before the gradients of this one. dq
+             comes first of its three, so that it is turned while the units compute the others.
 
 do and delta come divided by l (of the whole row), so that p needs no division: the gradients are linear in both.
 """
@@ -90,7 +91,7 @@ def flash_backward(
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
     key_lanes = pltpu.VMEM((Tk, LANES), f32)
     scratch = {
-        "dq": pltpu.VMEM((3, G, Tq, d), f32), "sum": pltpu.VMEM((Tq, d), f32),
+        "dq": pltpu.VMEM((3, G, Tq, d), f32),
         "arrived": pltpu.SemaphoreType.DMA((3,)), "left": pltpu.SemaphoreType.DMA((3,)),
         "waited": pltpu.SMEM((1,), jnp.int32),
     }  # fmt: skip
@@ -110,7 +111,9 @@ def flash_backward(
         input_output_aliases={first + i: i for i in range(len(grown))},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_limit(operands, [spec for _, spec in grown.values()], scratch),
+            vmem_limit_bytes=vmem_limit(
+                operands, [spec for _, spec in grown.values()], scratch, 4 * _part_of_keys(Tq, Tk) * Tq
+            ),
         ),
         cost_estimate=cost(
             table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
@@ -192,22 +195,17 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
             for at in range(0, Tq, LANES):
                 here["dbias"][keys, :] += ds[:, at : at + LANES]
         ds, p_ = ds.astype(kv.dtype), p_.astype(kv.dtype)
+        here["dq"][slot, g] += scale * matmul(kv[0, keys, :], ds, COLUMNS_BY_COLUMNS).T
         dkv[0, keys, :] += matmul(ds, q[g], ROWS_BY_COLUMNS)
         dkv[1, keys, :] += matmul(p_, do[g], ROWS_BY_COLUMNS)
-        part = matmul(ds, kv[0, keys, :], COLUMNS_BY_COLUMNS)
-        if keys.start > 0:
-            part += here["sum"][...]
-        if keys.stop < Tk:
-            here["sum"][...] = part
-        else:
-            here["dq"][slot, g] += scale * part
 
     def pair(masked):
-        units = [slice(at, at + LANES) for at in range(0, Tk, LANES)]
+        length = _part_of_keys(Tq, Tk)
+        parts = [slice(at, at + length) for at in range(0, Tk, length)]
 
         def head(g):
-            current = products(g, units[0])
-            for keys, following in zip(units, [*units[1:], None], strict=True):
+            current = products(g, parts[0])
+            for keys, following in zip(parts, [*parts[1:], None], strict=True):
                 ahead = None if following is None else products(g, following)
                 gradients(g, keys, current, masked)
                 current = ahead
@@ -231,3 +229,11 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
     def end():
         departure(visit, q_of[p]).start()
         pl.when(p == count - 1)(wait_for_all)
+
+
+def _part_of_keys(Tq: int, Tk: int) -> int:
+    """Keys of a chunk whose logits the kernel holds at once: half of them, or as many as make 2 MiB."""
+    length = Tk // 2
+    while length * Tq > 2**19 and length % 32 == 0:
+        length //= 2
+    return length

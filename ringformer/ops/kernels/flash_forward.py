@@ -16,9 +16,9 @@
              The source has the logits of the second half before the weights of the first: the compiler keeps the
              order, so that the matrix units work on the one while the vector units work on the other.
 
-Logits are in units of log 2 (c = scale / log 2), which saves a multiplication each. While a visit lasts, o is transposed
-too, and l is kept as 8 partial sums, one a sublane. Everything but k and v moves by hand (DMA) between visits: a grid
-step has little to do but its pair.
+Logits are in units of log 2 (c = scale / log 2), which saves a multiplication each. While a visit lasts, o is
+transposed too, and l is kept as 8 partial sums, one a sublane. Everything but k and v moves by hand (DMA) between
+visits: a grid step has little to do but its pair.
 """
 
 from functools import partial, reduce
@@ -94,7 +94,7 @@ def flash_forward(
         input_output_aliases={first_state + i: i for i in range(3)},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_limit(operands, [], scratch),
+            vmem_limit_bytes=vmem_limit(operands, [], scratch, Tk * Tq),
         ),
         cost_estimate=cost(table, B * K, 4 * G * Tq * Tk * d, 2 * Tk * d * size, T // Tq, G * Tq * d * (size + 8)),
         name=kernel_name("forward", table, B * K, T // Tq),
@@ -106,7 +106,7 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, biased, packed = here["kv"], "bias" in here, "q_ids" in here
     b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
-    _, G, Tq, d = here["q"].shape
+    _, G, Tq, _ = here["q"].shape
     Tk = kv.shape[1]
     visit = visit_of[p]
     slot = lax.rem(visit, 2)
