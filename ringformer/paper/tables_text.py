@@ -23,8 +23,8 @@ ring it is, and the modelled seconds of ONE step; **⚠**: more than a day a ste
 whose step takes at most {seconds:,.0f} s. There "~" was not compiled: it is shorter than all that was tried.
 Its seconds, and those of the attempts that [the executables](#the-executables-of-table-3s-ring) name so, are those of
 the closed form: {counted}, and
-logits that spill at the memory's rate. It was within a quarter of the compiled programs of 7B and more; 3B, whose head
-size of 100 fits the TPU's units badly, takes up to 1.6 times as long.
+logits that spill at the memory's rate. Compiled programs took 0.8 to 1.3 times as long; those of 3B, whose head size of
+100 fits the TPU's units badly, up to 1.6 times.
 ≥: the next power of two was not tried yet; <: not even this fits so far; empty: not searched yet.
 """
 

@@ -13,7 +13,7 @@ from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.kernel_cache import KernelCache
 from ringformer.estimate.kernel_cycles import kernel_keys, with_machine_code
 from ringformer.estimate.kernel_keys import KernelKeys
-from ringformer.estimate.program_seconds import of_chunk_pairs
+from ringformer.estimate.program_seconds import of_chunk_pairs, purpose
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from tests.estimate.test_programs import MHA
@@ -54,9 +54,15 @@ def test_the_part_has_the_instructions_of_the_step_and_their_seconds(monkeypatch
     for name in program.executed:
         for instruction in program.computations[name].values():
             flops = program.instruction_flops(name, instruction) if instruction.opcode == "fusion" else 0
-            if flops and (found := cycles.get(KernelKeys(program).key(name, instruction))):
-                products[instruction.name] = found * cores.count * cores.matrix_flops_per_cycle / flops
-    assert len(products) >= 4 and all(1 < share < 10 for share in products.values())
+            if flops and of_chunk_pairs(instruction):
+                found = cycles[KernelKeys(program).key(name, instruction)]
+                products[purpose(instruction), instruction.name] = (
+                    found * cores.count * cores.matrix_flops_per_cycle / flops
+                )
+    assert {name for name, _ in products} == {
+        name for name in counted.schedule.purposes if name.startswith("attention")
+    }
+    assert all(1 < share < 10 for share in products.values())
 
     monkeypatch.setattr(kernel_cycles, "at_work", lambda *_, **__: pytest.fail("it is in the cache"))
     assert with_machine_code(w, assumed, said.append).schedule == counted.schedule and len(said) == 1

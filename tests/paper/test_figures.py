@@ -90,7 +90,7 @@ def test_the_committed_figure_of_longest_contexts_has_the_multiples_of_the_table
     found = words(FIGURES / "longest_contexts.svg")
     assert [word for word in found if word.endswith("×")] == table
     marked = re.findall(r"⚠ ([\d.]+ days)", page.partition("### m = 1")[0])
-    assert [word for word in found if word.endswith(" days")] == marked and len(marked) > 5
+    assert [word for word in found if word.endswith(" days")] == marked and len(marked) == 12
 
 
 def test_the_committed_figure_of_the_overlap_names_its_targets():
