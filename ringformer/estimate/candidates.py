@@ -15,11 +15,12 @@ from ringformer.estimate.closed_forms import (
     state_bytes,
 )
 from ringformer.estimate.known_failures import known_failure
-from ringformer.estimate.memory_settings import possible_settings
+from ringformer.estimate.memory_settings import possible_head_groups, possible_settings
 from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.flops import forward_runs
+from ringformer.models.llama_config import OFFLOADABLE, LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import VISIBLE
 from ringformer.ops.work_list import default_chunk
@@ -57,7 +58,8 @@ class Candidate(NamedTuple):
     def __str__(self):
         w, m = self.workload, self.workload.model
         chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
-        return (f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{chunk} head_groups {m.head_groups} "
+        remat = "" if m.remat == "full" else f" remat {m.remat}"
+        return (f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{chunk}{remat} head_groups {m.head_groups} "
                 f"remat_group {m.remat_group}{' offload' if m.offload else ''}")  # fmt: skip
 
 
@@ -74,8 +76,8 @@ def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> 
             if sp * tp * rings != target.num_devices or seq_len % (2 * sp * tp):
                 continue
             usual = default_chunk(seq_len // sp)
-            for layout, offload, chunk in product(VISIBLE, (False, True), (None, usual // 2)):
-                config = replace(shape, layout=layout, offload=offload, q_chunk=chunk, k_chunk=chunk)
+            for layout, remat, offload, chunk in product(VISIBLE, OFFLOADABLE, (False, True), (None, usual // 2)):
+                config = replace(shape, layout=layout, remat=remat, offload=offload, q_chunk=chunk, k_chunk=chunk)
                 workload = Workload(config, target, f"1,{rings},{tp},{sp}", seq_len, batch_size=rings, name=model)
                 ranked += [
                     _counted(workload.with_settings(settings))
@@ -89,15 +91,15 @@ def _counted(workload: Workload) -> Candidate:
     model, target, seq_len = workload.model, workload.target, workload.seq_len
     _, rings, tp, sp = workload.mesh_shape
     ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
-    forwards = 2 + (model.remat_group > 1)
+    of_weights, of_attention = forward_runs(model)
     compute = computation_seconds(workload)
     exposed = 0.0
-    for backward, times in ((False, forwards), (True, 1)):
+    for backward, times in ((False, of_attention), (True, 1)):
         one_hop = hop(model, target, ring, ranks=sp * tp, tp=tp, backward=backward)
         exposed += times * (sp - 1) * model.num_layers * max(0.0, one_hop.link - one_hop.compute)
     if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
         moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
-        exposed += (1 + forwards) * model.num_layers * moved / target.ring_bandwidth(tp)
+        exposed += (1 + of_weights) * model.num_layers * moved / target.ring_bandwidth(tp)
     # Groups of heads and small chunks make more, smaller kernels; a transfer to the host is taken to be hidden.
     smaller = math.log2(model.head_groups) + 2 * (model.q_chunk is not None)
     seconds = (compute + exposed) * (1 + 0.005 * smaller + 0.002 * model.offload)
@@ -111,7 +113,7 @@ def neighbours(candidate: Candidate) -> Iterator[Candidate]:
     local = workload.seq_len // sp
     chunk = m.q_chunk or default_chunk(local)
     options = [replace(workload.settings, head_groups=g) for g in (m.head_groups * 2, m.head_groups // 2)
-               if g and (m.num_kv_heads // tp) % g == 0]  # fmt: skip
+               if g in possible_head_groups(m) and (m.num_kv_heads // tp) % g == 0]  # fmt: skip
     options += [replace(workload.settings, remat_group=g) for g in (m.remat_group * 2, m.remat_group // 2)
                 if 0 < g < m.num_layers]  # fmt: skip
     options += [replace(workload.settings, q_chunk=c, k_chunk=c) for c in (chunk * 2, chunk // 2) if 128 <= c <= local]

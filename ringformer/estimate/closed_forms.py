@@ -13,6 +13,7 @@ from ringformer.models.flops import (
     PAIR_LOGITS_AGAIN,
     executed_attention_flops,
     executed_flops,
+    forward_runs,
 )
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.kernels.kernel_tools import LANES
@@ -100,12 +101,12 @@ def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = No
 def computation_seconds(workload: Workload) -> float:
     """Seconds of one step's computation on its busiest devices, as if all communication were hidden."""
     model, target = workload.model, workload.target
-    peak, forwards = target.chip.flops(model.compute_dtype), 2 + (model.remat_group > 1)
+    peak, (_, forwards) = target.chip.flops(model.compute_dtype), forward_runs(model)
     ring = workload.mesh_shape[3] if model.attention == "ring" else 1
     excess = causal_excess(model.layout, workload.seq_len // ring, ring, model.q_chunk)
     each = workload.batch_size / target.num_devices  # of a sequence's work, a device's
-    attention = executed_attention_flops(model, workload.seq_len, forwards) * each
-    rest = executed_flops(model, workload.seq_len, forwards) * each - attention
+    attention = executed_attention_flops(model, workload.seq_len) * each
+    rest = executed_flops(model, workload.seq_len) * each - attention
     parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs of all
     share = efficiency(target.generation)
     seconds = rest / (share.products * peak)
@@ -188,7 +189,7 @@ def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True
 
 
 def host_bytes(workload: Workload) -> float:
-    """Bytes of offloaded layer inputs in host memory, per device."""
+    """Bytes of offloaded activations in host memory, per device."""
     return float(workload.model.offloaded_bytes(workload.local_tokens))
 
 
@@ -204,11 +205,14 @@ def memory(workload: Workload) -> dict[str, float]:
     and 18 over the number of head groups) were fitted to compiled TPU programs.
     """
     model, local, (_, _, tp, _) = workload.model, workload.local_tokens, workload.mesh_shape
-    D, F, V, L = model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers
+    D, F, V = model.hidden_size, model.intermediate_size, model.vocab_size
     item = itemsize(model)
     stream = local * D * item
     layer = (2 * D * model.head_dim * (model.num_heads + model.num_kv_heads) + 3 * D * F) / tp
-    kept = L // model.remat_group * (0 if model.offload else 1) + (model.remat_group if model.remat_group > 1 else 0)
+    of_input, of_attention = model.kept_bytes(local)
+    groups, single = model.remat_groups
+    here = 0 if model.offload else groups * of_input + single * (of_input + of_attention)
+    here += model.remat_group * (of_input + of_attention) if groups else 0
     working = 7 * stream + 18 * stream / model.head_groups
     chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
     if chunks:  # p, its gradient and the logits, float32, as they differ from those of the fit
@@ -221,7 +225,7 @@ def memory(workload: Workload) -> dict[str, float]:
     if workload.accumulate > 1:  # the sum of the microbatches' gradients
         state += 4 * model.num_params / workload.state_shards
     return {
-        "kept layer inputs": kept * stream,
+        "kept layer inputs": here,
         "working set of a layer": working,
         "weights of a layer, their gradients, embedding gradient": (item + 4) * layer + 4 * V * D,
         "parameters, optimizer and gradients": state,

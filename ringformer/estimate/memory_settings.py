@@ -12,13 +12,19 @@ from ringformer.models.llama_config import LlamaConfig
 
 def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
     """The settings worth a try: groups of heads cost latency and save memory, two-level remat a forward."""
-    groups = [g for g in (1, 4, 8, 13, 16) if model.num_kv_heads % g == 0]
+    groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
     # Layers that make no group cost a second loop in the program: only if they save much.
     fewest = min(range(1, model.num_layers), default=1,
                  key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0))  # fmt: skip
     for remat_group in dict.fromkeys((1, fewest)):
         for g in groups:
             yield MemorySettings(g, remat_group, model.q_chunk, model.k_chunk)
+
+
+def possible_head_groups(model: LlamaConfig) -> list[int]:
+    """The numbers of groups that the key heads can be cut into."""
+    alone = model.offload and model.remat == "attention"  # outputs of groups would stay on the device
+    return [g for g in range(1, model.num_kv_heads + 1) if model.num_kv_heads % g == 0][: 1 if alone else None]
 
 
 def likely_settings(workload: Workload) -> list[MemorySettings]:

@@ -101,7 +101,7 @@ def estimate_command(workload: Workload) -> str:
     model, settings = workload.model, vars(workload.settings)
     flags = {"attention": model.attention, "compute_dtype": model.compute_dtype}
     shape = {"mesh_dim": workload.mesh_dim, "batch_size": workload.batch_size}
-    layout = {name: getattr(model, name) for name in ("layout", "kernel")
+    layout = {name: getattr(model, name) for name in ("layout", "kernel", "remat")
               if getattr(model, name) != getattr(LlamaConfig, name)}  # fmt: skip
     named = LlamaConfig(**preset(workload.name) | flags | layout | settings | {"offload": model.offload})
     if named != model or workload.accumulate != 1:

@@ -27,18 +27,25 @@ def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = F
     return float(weights + (PAIR_FORWARD + PAIR_BACKWARD) * _pair_features(config) * pairs)
 
 
-def executed_flops(config: LlamaConfig, seq_len: int, forwards: int = 1) -> float:
-    """FLOPs that a step executes on one causal sequence: half of the pairs, and what is recomputed.
+def forward_runs(config: LlamaConfig) -> tuple[int, int]:
+    """How often a step runs the forward of a layer's weights, and of its attention: once, once more in each level of
+    rematerialisation, but not where `remat` keeps the results."""
+    levels = 1 + (config.remat_group > 1)
+    kept = {"full": (0, 0), "attention": (0, 1), "dots": (1, 0), "none": (1, 1)}[config.remat]
+    return 1 + levels - kept[0], 1 + levels - kept[1]
 
-    `forwards`: how often the forward pass runs; 2 with full rematerialisation.
-    """
+
+def executed_flops(config: LlamaConfig, seq_len: int) -> float:
+    """FLOPs that a step executes on one causal sequence: half of the pairs, and what is recomputed."""
+    forwards, _ = forward_runs(config)
     weights = (WEIGHT_FORWARD * forwards + WEIGHT_BACKWARD) * working_params(config) * seq_len
-    return weights + executed_attention_flops(config, seq_len, forwards)
+    return weights + executed_attention_flops(config, seq_len)
 
 
-def executed_attention_flops(config: LlamaConfig, seq_len: int, forwards: int = 1) -> float:
+def executed_attention_flops(config: LlamaConfig, seq_len: int) -> float:
     """Those of `executed_flops` that are attention's."""
     visible = _pair_features(config) * seq_len * seq_len / 2
+    _, forwards = forward_runs(config)
     return (PAIR_FORWARD * forwards + PAIR_BACKWARD + PAIR_LOGITS_AGAIN) * visible
 
 

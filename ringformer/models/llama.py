@@ -42,12 +42,12 @@ once; also the matmul outputs; everything."""
 SAVED_INPUT = "layer_input"
 OFFLOAD = {
     name: jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=saved, names_which_can_be_offloaded=[SAVED_INPUT],
+        names_which_can_be_saved=[], names_which_can_be_offloaded=[SAVED_INPUT, *kept],
         offload_src="device", offload_dst="pinned_host",
     )
-    for name, saved in (("full", []), ("attention", [SAVED_OUTPUT, SAVED_SOFTMAX]))
+    for name, kept in (("full", []), ("attention", [SAVED_OUTPUT, SAVED_SOFTMAX]))
 }  # fmt: skip
-"""The same with the layer's input in host memory."""
+"""The same with what is kept in host memory, the layer's input too."""
 
 Rotation = tuple[Float32[Array, "#B T half"], Float32[Array, "#B T half"]]
 """(cos, sin) of the pairs of features of a head, at each token."""

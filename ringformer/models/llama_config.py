@@ -21,7 +21,7 @@ blockwise computes the feed-forward chunk by chunk too, ring spreads blockwise o
 
 Remat = Literal["full", "attention", "dots", "none"]
 OFFLOADABLE = ("full", "attention")
-"""The kinds of rematerialisation whose kept layer inputs can wait in host memory."""
+"""The kinds of rematerialisation whose kept arrays can wait in host memory."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class LlamaConfig:
     together before the backward of the group. Costs one more forward, keeps L/g + g layer inputs instead of L. The
     last L % g layers make no group: each keeps its input."""
     offload: bool = False
-    """The kept layer inputs wait in host memory for their backward (accelerators; a CPU has no other memory)."""
+    """What is kept waits in host memory for its backward (accelerators; a CPU has no other memory): the layers' inputs,
+    with remat=attention also the attention's outputs, but not those that a remat group recomputes."""
     head_groups: int = 1
     """Attention runs over this many groups of heads, one after the other: q, k, v and their gradients exist for one
     group at a time."""
@@ -119,7 +120,13 @@ class LlamaConfig:
             raise ValueError(f"head_groups={self.head_groups} does not divide num_kv_heads={self.num_kv_heads}")
         if self.offload and self.remat not in OFFLOADABLE:
             raise ValueError(
-                f"offload keeps layer inputs alone: remat must be {' or '.join(OFFLOADABLE)}, not {self.remat}"
+                f"offload is of layer inputs and attention's outputs: remat must be {' or '.join(OFFLOADABLE)}, not "
+                f"{self.remat}"
+            )
+        if self.offload and self.remat == "attention" and self.head_groups > 1:
+            raise ValueError(
+                f"head_groups={self.head_groups} keeps the outputs of its groups on the device, and offload would not "
+                "move them: with remat=attention and offload, head_groups must be 1"
             )
 
     @property
@@ -135,11 +142,22 @@ class LlamaConfig:
         layer = D * d * (2 * H + 2 * K) + 3 * D * F + 2 * D
         return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
 
-    def offloaded_bytes(self, tokens: int) -> int:
-        """Bytes of layer inputs that wait in host memory, of a device with so many tokens of a microbatch."""
-        kept = self.num_layers // self.remat_group + self.num_layers % self.remat_group
+    def kept_bytes(self, tokens: int) -> tuple[int, int]:
+        """Bytes that a layer keeps for its backward, of a device with so many tokens of a microbatch: its input, and
+        with remat=attention the attention's output with m and l of the softmax."""
         itemsize = 2 if self.compute_dtype == "bfloat16" else 4
-        return kept * tokens * self.hidden_size * itemsize if self.offload else 0
+        attention = self.num_heads * (self.head_dim * itemsize + 8) if self.remat == "attention" else 0
+        return tokens * self.hidden_size * itemsize, tokens * attention
+
+    @property
+    def remat_groups(self) -> tuple[int, int]:
+        """How many remat groups there are, and how many layers of none."""
+        return divmod(self.num_layers, self.remat_group) if self.remat_group > 1 else (0, self.num_layers)
+
+    def offloaded_bytes(self, tokens: int) -> int:
+        """Bytes that wait in host memory, of a device with so many tokens of a microbatch."""
+        (of_input, of_attention), (groups, single) = self.kept_bytes(tokens), self.remat_groups
+        return groups * of_input + single * (of_input + of_attention) if self.offload else 0
 
     def check_mesh(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise ValueError if the model cannot be computed on the mesh: tp must divide heads and features."""

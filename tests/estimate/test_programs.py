@@ -107,6 +107,16 @@ def test_the_schedule_has_the_host_memory(monkeypatch):
 
 
 @on_tpu
+@pytest.mark.parametrize("kernel", ["xla", "pallas"])
+def test_attention_kept_in_host_memory(kernel):
+    """Beside the layers' inputs their attention's outputs, of all heads, and m and l; no forward ring runs again."""
+    e = compile_apart(workload(LONG, replace(MODEL, offload=True, remat="attention", kernel=kernel)))
+    outputs = MODEL.num_heads * (MODEL.head_dim * 2 + 2 * 4)
+    assert e.fits and e.host_bytes == LAYERS * LONG * (MODEL.hidden_size * 2 + outputs)
+    assert "attention recomputed" not in e.schedule.purposes
+
+
+@on_tpu
 @pytest.mark.parametrize("generate_code", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_does_not_fit(generate_code):
     e = compile_apart(replace(workload(LONG), batch_size=1024), generate_code=generate_code)

@@ -1,5 +1,7 @@
 """FLOPs by both conventions, by hand."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,7 +11,7 @@ from ringformer.models.flops import executed_attention_flops, executed_flops, mo
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
-MODEL = LlamaConfig(**preset("llama_7b"))
+MODEL = LlamaConfig(**preset("llama_7b"), remat="none")
 
 
 def test_the_convention_of_mfu():
@@ -25,10 +27,14 @@ def test_a_causal_mask_leaves_half_of_attention():
 
 
 def test_what_a_step_executes():
-    """6 a weight and token, and 14 d a visible pair and head; a second forward is 2 and 4 d more."""
+    """6 a weight and token, and 14 d a visible pair and head; a second forward is 2 and 4 d more, of what is not
+    kept."""
     weights, pairs = MODEL.num_params - 32000 * 4096, 32 * 32 * 128 * 4096**2 / 2
-    assert executed_flops(MODEL, 4096) == pytest.approx(6 * weights * 4096 + 14 * pairs)
-    assert executed_flops(MODEL, 4096, forwards=2) == pytest.approx(8 * weights * 4096 + 18 * pairs)
+    for remat, group, forward in (("none", 1, (2, 4)), ("full", 1, (4, 8)), ("full", 2, (6, 12)),
+                                  ("attention", 1, (4, 4)), ("attention", 2, (6, 8)), ("dots", 1, (2, 8))):  # fmt: skip
+        model = replace(MODEL, remat=remat, remat_group=group)
+        expected = (4 + forward[0]) * weights * 4096 + (10 + forward[1]) * pairs
+        assert executed_flops(model, 4096) == pytest.approx(expected), (remat, group)
 
 
 def test_the_conventions_differ_by_the_mask_and_by_the_logits_computed_again():

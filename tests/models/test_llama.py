@@ -63,6 +63,7 @@ def oracle():
         *({"attention": kind, "head_groups": 2} for kind in ("vanilla", "ring")),
         {"attention": "ring", "num_layers": 4, "remat_group": 2, "head_groups": 2, "offload": True},
         {"attention": "ring", "num_layers": 4, "remat_group": 3, "remat": "attention", "offload": True},
+        {"attention": "ring", "remat": "attention", "offload": True},
     ],
     ids=str,
 )
@@ -198,6 +199,7 @@ def test_logits_follow_the_scaling():
         ({"remat_group": 3}, "remat_group=3 exceeds num_layers=2"),
         ({"head_groups": 4}, "head_groups=4 does not divide num_kv_heads=2"),
         ({"offload": True, "remat": "dots"}, "remat must be full or attention, not dots"),
+        ({"offload": True, "remat": "attention", "head_groups": 2}, "head_groups must be 1"),
     ],
 )
 def test_configs_that_cannot_be(change, message):
