@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.flash_cycles import write_table
 from ringformer.estimate.machine_code import Grid, grid_of, read_kernel
-from tests.estimate.test_machine_code import BRANCH, END, PLAIN, bundles
+from tests.estimate.test_machine_code import BRANCH, END, PLAIN, PRODUCT, bundles
 
 ROWS = [row | {"chip": chip} for chip, said in
         json.loads((Path(__file__).parents[2] / "results" / "flash_cycles.json").read_text())["targets"].items()
@@ -18,7 +18,8 @@ def test_a_grid_is_counted_by_what_its_name_says():
     """Of each step 14 bundles; 300 without a mask, 400 with; 250 at a visit."""
 
     def part(predicate, length, at):
-        return [[BRANCH, predicate, at + length + 1], *[[PLAIN]] * length]
+        product = [[PRODUCT]] if predicate > 1 else [[PLAIN]]
+        return [[BRANCH, predicate, at + length + 1], *product, *[[PLAIN]] * (length - 1)]
 
     lines = [[PLAIN]] * 10
     for predicate, length in ((1, 250), (2, 300), (3, 400)):
