@@ -57,7 +57,7 @@ def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = 
         raise ValueError(f"{name}: its slots are those of another program than its {len(runs)} bundles")
     cycles = float(runs.sum())
     times = {unit: float(runs @ column) for unit, column in used.items()}
-    shares = {name: times[unit] / (capacity[unit] * cycles) for unit, name in UNITS.items()}
+    shares = {name: times[unit] / (capacity[unit] * max(cycles, 1.0)) for unit, name in UNITS.items()}
     return SlotUse(
         cycles, shares, times[_FILLS], times[_SPILLS],
         hbm_bytes=float(runs @ _copied(text, len(runs))) * _GRANULE_BYTES.get(generation, 32),
