@@ -1,6 +1,6 @@
 """Cycles of attention kernels, a pair of chunks at a time, counted in the machine code that libtpu writes.
 
-    python benchmarks/kernel_cycles.py [--target=v5e] [--ring] [--out=results/kernel_cycles.json]
+    python benchmarks/kernel_cycles.py [--target=v5e] [--kernel=pallas] [--ring] [--out=results/kernel_cycles.json]
 
 Compiled, not measured: our kernels, JAX's splash attention (fused backward, blocks of 1024) and XLA's blocks
 (`ops/blockwise_attention.py`) side by side. A step is one pair of a grid: its body and the grid's own work; of XLA's
@@ -13,9 +13,9 @@ import argparse
 import datetime
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, astuple
+from functools import lru_cache
 from pathlib import Path
 
 from ringformer.estimate.compiled_program import Program
@@ -57,18 +57,22 @@ SPLASH = {"forward": "splash_mha_fwd", "backward": "splash_mha_dkv"}
 
 
 def count_splash(generation: str, kind: str, pair: Pair) -> Counts:
-    """Of JAX's splash attention, whose masked kernel is another than the one without a mask. Its step is of one query
-    head: as many of them as a key head has."""
-    counts = {}
-    for part, causal in (("whole", 0), ("masked", 1)) if pair == Pair() else (("whole", 0),):
-        with dumped([__file__, "--compile", "splash", generation, str(causal), *map(str, astuple(pair))]) as (
-            folder,
-            _,
-        ):
-            (name,) = (name for name in dumped_kernels(folder) if SPLASH[kind] in name)
-            use = read_slot_use(folder, name, generation, PARTS["whole"])
-            counts[part] = times(use, pair.heads)
-    return counts
+    """Of JAX's splash attention, whose masked kernel is another than the one without a mask; counted for the usual
+    shape. Its step is of one query head: as many of them as a key head has."""
+    parts = {"whole": False} | ({"masked": True} if pair == Pair() else {})
+    return {part: splash_kernels(generation, causal, pair)[kind] for part, causal in parts.items()}
+
+
+@lru_cache
+def splash_kernels(generation: str, causal: bool, pair: Pair) -> dict[str, SlotUse]:
+    """By kind."""
+    with dumped([__file__, "--compile", "splash", generation, str(int(causal)), *map(str, astuple(pair))]) as (
+        folder,
+        _,
+    ):
+        names = {kind: name for kind, begin in SPLASH.items() for name in dumped_kernels(folder) if begin in name}
+        uses = {kind: read_slot_use(folder, name, generation, PARTS["whole"]) for kind, name in names.items()}
+    return {kind: times(use, pair.heads) for kind, use in uses.items()}
 
 
 def count_xla(generation: str, kind: str, pair: Pair) -> Counts:
@@ -210,10 +214,10 @@ def judge(generation: str, kernel: str, kind: str, pair: Pair) -> dict:
     }  # fmt: skip
 
 
-def rows(generation: str) -> list[dict]:
-    """All rows of a target, printed as they come."""
+def rows(generation: str, kernels: list[str]) -> list[dict]:
+    """All rows of a target's kernels, printed as they come."""
     found = []
-    for kernel in COUNT:
+    for kernel in kernels:
         for pair in (*USUAL, *LARGER) if kernel == "pallas" else USUAL:
             for kind in KINDS:
                 try:
@@ -280,6 +284,7 @@ def write_table(docs: Path, targets: dict[str, dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help=f"one of {', '.join(TARGETS)}; without: all")
+    parser.add_argument("--kernel", choices=COUNT, help="count this one again; without: all")
     parser.add_argument("--ring", action="store_true", help="a rank's whole ring, instead of pairs")
     parser.add_argument("--out", type=Path, default=Path("results/kernel_cycles.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/performance.md"))
@@ -300,15 +305,18 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     for generation in generations:
+        known = json.loads(args.out.read_text())["targets"] if args.out.exists() else {}
         if not args.ring:
-            said = {"rows": rows(generation)}
+            kernels = [args.kernel] if args.kernel else list(COUNT)
+            others = [row for row in known.get(generation, {}).get("rows", ()) if row["kernel"] not in kernels]
+            found = [*others, *rows(generation, kernels)]
+            said = {"rows": sorted(found, key=lambda row: list(COUNT).index(row["kernel"]))}
         elif generation in RINGS:
             said = {"rings": rings(generation)}
         else:
             continue
         about = {"compiled_by": compiled_by(find_target(TARGETS[generation])),
                  "date": datetime.date.today().isoformat()}  # fmt: skip
-        known = json.loads(args.out.read_text())["targets"] if args.out.exists() else {}
         content = {"what": "compiled: cycles of attention kernels, of a grid step and of a ring; nothing was run",
                    "command": "python benchmarks/kernel_cycles.py [--ring]",
                    "targets": known | {generation: known.get(generation, {}) | said | about}}  # fmt: skip
@@ -319,4 +327,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    sys.exit(main())
+    main()

@@ -106,10 +106,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        print(
-            f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
-            file=sys.stderr,
-        )
+        print(f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
+              file=sys.stderr)  # fmt: skip
         return 2
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)

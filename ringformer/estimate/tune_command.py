@@ -3,11 +3,12 @@
 import argparse
 import datetime
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 
-def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Arguments of `ringformer tune`."""
     parser.description = (
         "Find the chunks with which the TPU kernels (model.kernel=pallas) take the fewest cycles and fit a chip's "
@@ -18,7 +19,7 @@ def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     return _tune
 
 
-def _tune(args: argparse.Namespace) -> None:
+def _tune(args: argparse.Namespace) -> int:
     from ringformer.estimate.chunk_search import HEAD_DIMS, STRETCH, best_of, search
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.pair_kernels import TARGETS, find_generation
@@ -48,7 +49,8 @@ def _tune(args: argparse.Namespace) -> None:
                     f"{generation}, heads of {head_dim}: {candidate.q_chunk} x {candidate.k_chunk}: {said}", flush=True
                 )
         except CompilerFailure as failure:
-            raise ValueError(f"heads of {head_dim}: the compiler broke down: {failure}") from failure
+            print(f"ringformer tune: heads of {head_dim}: the compiler broke down: {failure}", file=sys.stderr)
+            return 1
         best = best_of(candidates)
         print(f"{generation}, heads of {head_dim}: the best are {best.q_chunk} x {best.k_chunk}", flush=True)
         sizes.append({
@@ -57,3 +59,4 @@ def _tune(args: argparse.Namespace) -> None:
         })  # fmt: skip
     out.write_text(json.dumps(table | {"sizes": sizes}, indent=1) + "\n")
     print(f"written to {out}")
+    return 0

@@ -6,6 +6,7 @@ import pytest
 
 from ringformer.cli import main
 from ringformer.estimate import chunk_search
+from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.ops.kernels.chunk_sizes import read_chunk_sizes
 from tests.estimate.test_chunk_search import count
 from tests.hlo import on_tpu
@@ -39,3 +40,14 @@ def test_an_unknown_target_is_answered_with_the_list(target, capsys):
 def test_a_folder_that_is_not_there_is_said_before_hours_of_work(tmp_path, capsys):
     assert main(["tune", "--target=v5e", f"--out={tmp_path}/none/v5e.json"]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+@on_tpu
+def test_a_compiler_that_breaks_down_leaves_no_table(tmp_path, monkeypatch, capsys):
+    def breaks(generation, kind, pair):
+        raise CompilerFailure("JaxRuntimeError: INTERNAL: so it is")
+
+    monkeypatch.setattr(chunk_search.search, "__defaults__", (breaks,))
+    assert main(["tune", "--target=v4", f"--out={tmp_path}/v4.json"]) == 1
+    assert "heads of 64: the compiler broke down: JaxRuntimeError: INTERNAL: so it is" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
