@@ -19,7 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from ringformer.estimate.compiled_program import Program
+from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.kernel_cycles import generate_cycles, kernel_keys
 from ringformer.estimate.machine_code import dumped_kernels
+from ringformer.estimate.overlap import read_schedule
 from ringformer.estimate.pair_kernels import (
     PARTS,
     TARGETS,
@@ -33,7 +36,7 @@ from ringformer.estimate.pair_kernels import (
 )
 from ringformer.estimate.program_slots import ProgramSlots, times
 from ringformer.estimate.slot_use import SlotUse, read_slot_use
-from ringformer.estimate.step_parts import lower_attention
+from ringformer.estimate.step_parts import ATTENTION
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig
@@ -170,25 +173,23 @@ def ring_workload(generation: str, kernel: str) -> Workload:
     return Workload(model, find_target(RINGS[generation]), f"1,1,1,{RING_RANKS}", RING_RANKS * RING_TOKENS)
 
 
-def compile_ring(generation: str, kernel: str) -> None:
-    """Compile attention of a ring, forward and backward, in a process whose machine code is dumped; print it."""
-    only_compilers()
-    lowered = lower_attention(ring_workload(generation, kernel))
-    print(lowered.lowered.compile(lowered.options).as_text())
-
-
 def judge_ring(generation: str, kernel: str) -> dict:
     """What a rank's ring takes, and the share that the needed products, causal and exact, have of it."""
-    with dumped([__file__, "--compile", f"ring_{kernel}", generation, *"000000"]) as (folder, text):
-        program = Program.parse(text)
-        slots = ProgramSlots(program, folder, generation)
-        use = times(slots.of_computation(program.entry), RING_KERNELS[kernel]["head_groups"])
+    workload, groups = ring_workload(generation, kernel), RING_KERNELS[kernel]["head_groups"]
+    scheduled = compile_apart(workload, ATTENTION)
+    assert scheduled.schedule is not None, "it fits"
+    program, rates = Program.parse(scheduled.text), scheduled.schedule.rates
+    cycles = generate_cycles(workload, kernel_keys(program), ATTENTION)
+    seconds = read_schedule(scheduled.text, rates, cycles).seconds.times(groups)
     tokens = RING_RANKS * RING_TOKENS
     kinds = (Pair(tokens, tokens, heads=RING_HEADS).ideal_cycles(generation, kind) for kind in KINDS)
-    ideal = sum(kinds) * (tokens + 1) / (2 * tokens) / RING_RANKS
-    return {"kernel": kernel, **RING_KERNELS[kernel], "cycles": use.cycles, "ideal_cycles": ideal,
-            "share_of_ideal": ideal / use.cycles, "hbm_cycles": use.hbm_bytes / hbm_bytes_per_cycle(generation),
-            "units": use.units}  # fmt: skip
+    chip = workload.target.chip
+    assert chip.tensor_cores is not None, "the targets are TPUs"
+    ideal = sum(kinds) * (tokens + 1) / (2 * tokens) / RING_RANKS / chip.tensor_cores.count / rates.cycles
+    return {"kernel": kernel, **RING_KERNELS[kernel], "seconds": seconds.overlapped, "ideal_seconds": ideal,
+            "cycle_seconds": seconds.busy, "hbm_seconds": seconds.memory,
+            "counted": seconds.counted / seconds.overlapped,
+            "share_of_cycles": ideal / seconds.busy, "share_of_ideal": ideal / seconds.overlapped}  # fmt: skip
 
 
 def _arrays(generation: str) -> Callable:
@@ -234,9 +235,10 @@ def rings(generation: str) -> list[dict]:
     found = []
     for kernel in RING_KERNELS:
         found.append(judge_ring(generation, kernel))
-        share, hbm = found[-1]["share_of_ideal"], found[-1]["hbm_cycles"] / found[-1]["cycles"]
-        print(f"{generation} ring of {RING_RANKS} ranks, {RING_TOKENS} tokens each, {kernel}: {share:.1%} of the "
-              f"matrix units; bytes of HBM take {hbm:.2f} of the cycles", flush=True)  # fmt: skip
+        cycles, all_of_it, counted = (found[-1][name] for name in ("share_of_cycles", "share_of_ideal", "counted"))
+        print(f"{generation} ring of {RING_RANKS} ranks, {RING_TOKENS} tokens each, {kernel}: {cycles:.1%} of the "
+              f"matrix units by cycles, {all_of_it:.1%} with bytes that take longer; {counted:.0%} counted",
+              flush=True)  # fmt: skip
     return found
 
 
@@ -295,10 +297,8 @@ def main() -> None:
         pair, (name, _, kind) = Pair(*map(int, numbers)), what.partition("_")
         if name == "splash":
             compile_splash(generation, causal == "1", pair)
-        elif name == "xla":
-            compile_xla(generation, kind, pair)
         else:
-            compile_ring(generation, kind)
+            compile_xla(generation, kind, pair)
         return
     try:
         generations = [find_generation(args.target)] if args.target else list(TARGETS)

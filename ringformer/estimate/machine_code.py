@@ -63,11 +63,13 @@ class Grid(NamedTuple):
     whole: int
     masked: int
     visits: int
+    heads: int = 1
+    """Equal parts of the grid, of which the cores of a device take a share each."""
 
 
 def grid_of(name: str) -> Grid | None:
     """What the name of a kernel says of its grid (`ops/kernels/pair_table.py`); None of other instructions."""
-    match = re.search(r"flash_\w+?_(\d+)_whole_(\d+)_masked_(\d+)_visits", name)
+    match = re.search(r"flash_\w+?_(\d+)_whole_(\d+)_masked_(\d+)_visits_(\d+)_heads", name)
     return Grid(*map(int, match.groups())) if match else None
 
 
@@ -92,6 +94,8 @@ class _Code(NamedTuple):
     """From each branch forward to its target: what runs under a condition."""
     products: list[int]
     """The bundles that feed a matrix unit."""
+    cores: int
+    """That share a kernel's grid."""
 
     @staticmethod
     def read(text: str) -> "_Code":
@@ -114,16 +118,19 @@ class _Code(NamedTuple):
                         loops[int(target)] = number, tests.get(predicate)
                     else:
                         skipped.append((number + 1, int(target)))
-        return _Code(number + 1, loops, skipped, products)
+        return _Code(number + 1, loops, skipped, products, 2 if "megacore core id" in text else 1)
 
     def runs(self, grid: Grid | None) -> Float[np.ndarray, " bundles"]:
-        """How often each bundle runs: as often as the loops around it turn; with a grid, as its steps ask."""
+        """How often each bundle runs: as often as the loops around it turn; with a grid, as the steps ask that the core
+        with most of its heads takes."""
         turns = np.ones(self.bundles)
         steps = max(self.loops, key=lambda first: self.loops[first][0] - first) if grid and self.loops else None
         for first, (last, trips) in self.loops.items():
             if first != steps:
                 turns[first : last + 1] *= trips or 1
-        return turns if grid is None or steps is None else turns * self._runs_of_grid(grid, steps)
+        if grid is None or steps is None:
+            return turns
+        return turns * self._runs_of_grid(grid, steps) * (-(-grid.heads // self.cores) / grid.heads)
 
     def _runs_of_grid(self, grid: Grid, first: int) -> Float[np.ndarray, " bundles"]:
         """Of the loop over a grid's steps, each of which runs one of two bodies, without and with a mask: in this order

@@ -1,5 +1,7 @@
 """Cycles of kernels that walk a list of pairs: grids of known answer."""
 
+import pytest
+
 from ringformer.estimate.machine_code import Grid, grid_of, read_kernel
 from tests.estimate.test_machine_code import BRANCH, END, PLAIN, PRODUCT, TEST, bundles
 
@@ -30,5 +32,15 @@ def test_one_body_runs_at_every_step_and_the_trips_of_the_steps_do_not_count():
 
 
 def test_only_kernels_of_pairs_have_a_grid():
-    assert grid_of("transpose_jvp_flash_backward_3968_whole_256_masked_16_visits__.2") == (3968, 256, 16)
+    name = "transpose_jvp_flash_backward_3968_whole_256_masked_16_visits_8_heads__.2"
+    assert grid_of(name) == (3968, 256, 16, 8)
     assert grid_of("fusion.12") is grid_of("flash_forward.1") is None
+
+
+def test_the_cores_of_a_device_share_the_heads():
+    """Of 3 heads one core takes 2; of one head the other core has nothing to do."""
+    core = "{} : > {{ %s9 = sld [smem:[#allocation0]] /* megacore core id */ }}"
+    lines = [[core], [PLAIN], [BRANCH, 1, 303], [PRODUCT], *[[PLAIN]] * 299, [BRANCH, 9, 1], [END]]
+    step = 303
+    for heads, share in ((1, 1), (2, 1 / 2), (3, 2 / 3), (8, 1 / 2)):
+        assert read_kernel(bundles(*lines), Grid(24, 0, 0, heads)).cycles == pytest.approx(24 * step * share)

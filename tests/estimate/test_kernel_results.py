@@ -103,5 +103,5 @@ def test_a_whole_ring_keeps_the_matrix_units_busy(chip):
     """Of one rank of eight, all instructions."""
     ring = {row["kernel"]: row for row in TARGETS[chip]["rings"]}
     assert ring["pallas"]["share_of_ideal"] >= 0.85
-    assert ring["pallas"]["hbm_cycles"] < ring["pallas"]["cycles"]
+    assert ring["pallas"]["counted"] > 0.99
     assert ring["xla"]["share_of_ideal"] < 0.65
