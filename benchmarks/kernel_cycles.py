@@ -79,7 +79,8 @@ def splash_kernels(generation: str, causal: bool, pair: Pair) -> dict[str, SlotU
 
 
 def count_xla(generation: str, kind: str, pair: Pair) -> Counts:
-    """Of XLA's blocks: a key head's share of a turn of each of the two loops over pairs."""
+    """Of XLA's blocks: a key head's share of a turn of each of the two loops over pairs, by their bytes of HBM where
+    these take longer than the cycles."""
     command = [__file__, "--compile", f"xla_{kind}", generation, "0", *map(str, astuple(pair))]
     with dumped(command) as (folder, text):
         program = Program.parse(text)
@@ -87,8 +88,19 @@ def count_xla(generation: str, kind: str, pair: Pair) -> Counts:
         loops = [i for name in program.executed for i in program.computations[name].values()
                  if i.opcode == "while" and "_trips" in i.op_name]  # fmt: skip
         assert len(loops) == 2, "one of pairs without a mask, one of pairs with"
-        uses = [times(slots.of_computation(loop.called[0]), 1 / XLA_HEADS) for loop in loops]
+        uses = [of_one_head(slots.of_computation(loop.called[0]), generation) for loop in loops]
         return dict(zip(("whole", "masked"), uses, strict=True))
+
+
+def of_one_head(turn: SlotUse, generation: str) -> SlotUse:
+    """What a core has to do for one key head of a turn of all, of which each core of a chip computes a part."""
+    cores = find_target(TARGETS[generation]).chip.tensor_cores
+    assert cores is not None, "the targets are TPUs"
+    use = times(turn, cores.count / XLA_HEADS)
+    use = use._replace(hbm_bytes=turn.hbm_bytes / XLA_HEADS)
+    cycles = max(use.cycles, use.hbm_bytes / hbm_bytes_per_cycle(generation))
+    units = {unit: share * use.cycles / cycles for unit, share in use.units.items()}
+    return use._replace(cycles=cycles, units=units)
 
 
 COUNT: dict[str, Callable[[str, str, Pair], Counts]] = {"pallas": count_ours, "splash": count_splash, "xla": count_xla}
