@@ -268,6 +268,7 @@ def line(generation: str, row: dict) -> str:
 
 
 BEGIN, END = "<!-- kernel cycles: results/kernel_cycles.json -->", "<!-- end of kernel cycles -->"
+RINGS_BEGIN, RINGS_END = "<!-- rings: results/kernel_cycles.json -->", "<!-- end of rings -->"
 
 
 def table(targets: dict[str, dict]) -> str:
@@ -289,10 +290,24 @@ def table(targets: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
-def write_table(docs: Path, targets: dict[str, dict]) -> None:
-    """Put the table between the two marks of a page."""
-    before, _, rest = docs.read_text().partition(BEGIN)
-    docs.write_text(f"{before}{BEGIN}\n\n{table(targets)}\n\n{END}{rest.partition(END)[2]}")
+def ring_table(targets: dict[str, dict]) -> str:
+    """The rings in markdown: a row a kernel, a column a chip."""
+    chips = [target for target in RINGS if "rings" in targets.get(target, {})]
+    lines = [f"| {' | '.join(['share of the matrix units', *chips])} |", "|---" * (1 + len(chips)) + "|"]
+    for kernel in RING_KERNELS:
+        found = [next(row for row in targets[chip]["rings"] if row["kernel"] == kernel) for chip in chips]
+        shares = [f"{row['share_of_ideal']:.1%}" for row in found]
+        lines.append(f"| {' | '.join([kernel, *shares])} |")
+    return "\n".join(lines)
+
+
+def write_tables(docs: Path, targets: dict[str, dict]) -> None:
+    """Put each table between its two marks of a page."""
+    text = docs.read_text()
+    for begin, end, what in ((BEGIN, END, table), (RINGS_BEGIN, RINGS_END, ring_table)):
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{what(targets)}\n\n{end}{rest.partition(end)[2]}"
+    docs.write_text(text)
 
 
 def main() -> None:
@@ -333,8 +348,7 @@ def main() -> None:
                    "command": "python benchmarks/kernel_cycles.py [--ring]",
                    "targets": known | {generation: known.get(generation, {}) | said | about}}  # fmt: skip
         args.out.write_text(json.dumps(content, indent=1) + "\n")
-        if not args.ring:
-            write_table(args.docs, content["targets"])
+        write_tables(args.docs, content["targets"])
 
 
 if __name__ == "__main__":
