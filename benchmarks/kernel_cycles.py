@@ -22,7 +22,6 @@ from ringformer.estimate.compiled_program import Program
 from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.kernel_cycles import generate_cycles, kernel_keys
 from ringformer.estimate.machine_code import dumped_kernels
-from ringformer.estimate.overlap import read_schedule
 from ringformer.estimate.pair_kernels import (
     PARTS,
     TARGETS,
@@ -34,6 +33,7 @@ from ringformer.estimate.pair_kernels import (
     find_generation,
     hbm_bytes_per_cycle,
 )
+from ringformer.estimate.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.estimate.program_slots import ProgramSlots, times
 from ringformer.estimate.slot_use import SlotUse, read_slot_use
 from ringformer.estimate.step_parts import ATTENTION
@@ -167,36 +167,30 @@ def compile_xla(generation: str, kind: str, pair: Pair) -> None:
 
 RINGS = {"v5e": "v5e-8", "v5p": "v5p-16"}
 """Slices of eight devices."""
-RING_RANKS, RING_TOKENS, RING_HEADS = 8, 8192, 32
+RING_RANKS, RING_TOKENS = 8, 8192
 RING_KERNELS = {"pallas": dict(head_groups=1, q_chunk=2048, k_chunk=2048),
                 "xla": dict(head_groups=4, q_chunk=1024, k_chunk=1024)}  # fmt: skip
 """XLA's with eight heads at a time, whose logits stay on the chip of v5e."""
 
 
 def ring_workload(generation: str, kernel: str) -> Workload:
-    """Zigzag, heads of 128 features, bfloat16."""
-    model = LlamaConfig(**preset("llama_7b") | RING_KERNELS[kernel] | {"kernel": kernel})
-    assert (model.num_heads, model.num_kv_heads, model.head_dim, model.layout) == (
-        RING_HEADS,
-        RING_HEADS,
-        128,
-        "zigzag",
-    )
+    """The attention of 7B: 32 heads of 128 features, bfloat16, with segment ids, as a train step has them."""
+    model = LlamaConfig(**preset("llama_7b") | RING_KERNELS[kernel] | {"kernel": kernel, "layout": "zigzag"})
     return Workload(model, find_target(RINGS[generation]), f"1,1,1,{RING_RANKS}", RING_RANKS * RING_TOKENS)
 
 
 def judge_ring(generation: str, kernel: str) -> dict:
     """What a rank's ring takes, and the share that the needed products, causal and exact, have of it."""
     workload, groups = ring_workload(generation, kernel), RING_KERNELS[kernel]["head_groups"]
-    scheduled = compile_apart(workload, ATTENTION)
-    assert scheduled.schedule is not None, "it fits"
-    program, rates = Program.parse(scheduled.text), scheduled.schedule.rates
-    cycles = generate_cycles(workload, kernel_keys(program), ATTENTION)
-    seconds = read_schedule(scheduled.text, rates, cycles).seconds.times(groups)
-    tokens = RING_RANKS * RING_TOKENS
-    kinds = (Pair(tokens, tokens, heads=RING_HEADS).ideal_cycles(generation, kind) for kind in KINDS)
     chip = workload.target.chip
     assert chip.tensor_cores is not None, "the targets are TPUs"
+    program = Program.parse(compile_apart(workload, ATTENTION).text)
+    cycles = generate_cycles(workload, kernel_keys(program), ATTENTION)
+    rates = Rates(chip.bf16_flops, chip.link_bandwidth, chip.link_bandwidth, chip.hbm_bandwidth, chip.clock_hz)
+    by_purpose = ProgramSeconds(program, rates, cycles).purposes.values()
+    seconds = sum(by_purpose, Seconds()).times(groups)
+    tokens = RING_RANKS * RING_TOKENS
+    kinds = (Pair(tokens, tokens, heads=workload.model.num_heads).ideal_cycles(generation, kind) for kind in KINDS)
     ideal = sum(kinds) * (tokens + 1) / (2 * tokens) / RING_RANKS / chip.tensor_cores.count / rates.cycles
     return {"kernel": kernel, **RING_KERNELS[kernel], "seconds": seconds.overlapped, "ideal_seconds": ideal,
             "cycle_seconds": seconds.busy, "hbm_seconds": seconds.memory,
