@@ -18,6 +18,10 @@ class WithoutScriptModules(build_py):
 setup(
     packages=[*find_packages(include=["ringformer", "ringformer.*"]), "ringformer.configs", "ringformer.scripts"],
     package_dir={"ringformer.configs": "configs", "ringformer.scripts": "scripts"},
-    package_data={"ringformer": ["py.typed"], "ringformer.scripts": LAUNCH_SCRIPTS},
+    package_data={
+        "ringformer": ["py.typed"],
+        "ringformer.ops.kernels": ["chunk_tables/*.json"],
+        "ringformer.scripts": LAUNCH_SCRIPTS,
+    },
     cmdclass={"build_py": WithoutScriptModules},
 )

@@ -1,108 +1,348 @@
-"""Machine code judged: seconds by a part of the step against the whole step's, cycles against XLA's own estimates.
+"""Cycles of attention kernels, a pair of chunks at a time, counted in the machine code that libtpu writes.
 
-    python benchmarks/kernel_cycles.py [--only=v5e] [--out=results/kernel_cycles.json]
+    python benchmarks/kernel_cycles.py [--target=v5e] [--kernel=pallas] [--ring] [--out=results/kernel_cycles.json]
 
-Compiled, not measured. A cell is one train step of a preset on a target, compiled to machine code twice, once with its
-programs dumped until all of its matrix products are there: some ten CPU-minutes. What a cell said replaces what it said
-before.
+Compiled, not measured: our kernels, JAX's splash attention (fused backward, blocks of 1024) and XLA's blocks
+(`ops/blockwise_attention.py`) side by side. A step is one pair of a grid: its body and the grid's own work; of XLA's
+blocks all instructions of a turn, a head's share. Ideal are the matrix products at the units' full rate (v6e: at the
+half of it that a head of 128 features can use). Some six minutes a target. With --ring, instead, all instructions of a
+rank's forward and backward round a ring of eight, of our kernels and of XLA's blocks; minutes.
 """
 
 import argparse
 import datetime
 import json
 import os
-import re
+from collections.abc import Callable
+from dataclasses import asdict, astuple
+from functools import lru_cache
 from pathlib import Path
 
-from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.compiled_program import Program
 from ringformer.estimate.compiler_process import compile_apart
-from ringformer.estimate.kernel_cycles import generate_cycles, kernel_keys, with_machine_code
-from ringformer.estimate.kernel_keys import KernelKeys
-from ringformer.estimate.overlap import read_schedule
-from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.program_seconds import of_chunk_pairs, purpose
-from ringformer.estimate.programs import TRAIN_STEP
-from ringformer.estimate.targets import compiled_by, find_target
+from ringformer.estimate.kernel_cycles import generate_cycles, kernel_keys
+from ringformer.estimate.machine_code import dumped_kernels
+from ringformer.estimate.pair_kernels import (
+    PARTS,
+    TARGETS,
+    TOKENS,
+    Pair,
+    TooLarge,
+    count_kernel,
+    dumped,
+    find_generation,
+    hbm_bytes_per_cycle,
+)
+from ringformer.estimate.program_seconds import ProgramSeconds, Rates, Seconds
+from ringformer.estimate.program_slots import ProgramSlots, times
+from ringformer.estimate.slot_use import SlotUse, read_slot_use
+from ringformer.estimate.step_parts import ATTENTION
+from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
-CELLS = {
-    "v5e": ("v5e-256", "llama_7b", 2**22, 4),
-    "v4": ("v4-1024", "llama_7b", 2**23, 4),
-    "v5p": ("v5p-128", "llama_7b", 2**21, 4),
-    "v6e": ("v6e-64", "llama_7b", 2**20, 4),
-}
-"""Target, preset, tokens of the one sequence, head groups."""
+KINDS = "forward", "backward"
+LARGER = Pair(2048, 1024), Pair(2048, 2048)
+USUAL = Pair(), Pair(packed=1), Pair(heads=4), Pair(head_dim=100)
+
+Counts = dict[str, SlotUse]
+"""Of a kernel's step without a mask, "whole", and with one, "masked"."""
 
 
-def products(scheduled: str, generated: str, cycles: dict[str, float]) -> list[dict]:
-    """Each instruction with matrix products: its cycles, XLA's estimate of them, and what its FLOPs need at least."""
-    estimated = dict(re.findall(r'^ +(?:ROOT )?%([\w.\-]+) = .*"estimated_cycles":"(\d+)"', generated, re.MULTILINE))
-    program = Program.parse(scheduled)
-    found: dict[str, dict] = {}
-    for name, instruction, key in KernelKeys(program).kernels():
-        flops = program.instruction_flops(name, instruction)
-        if flops and key in cycles and instruction.name in estimated:
-            row = found.setdefault(key, {"instruction": instruction.name, "purpose": purpose(instruction),
-                                         "chunk_pair": of_chunk_pairs(instruction), "executed": 0.0})  # fmt: skip
-            row["executed"] += program.executed[name]
-            row |= {"flops": flops, "cycles": cycles[key], "xla_estimated_cycles": int(estimated[instruction.name])}
-    return sorted(found.values(), key=lambda row: -row["executed"] * row["cycles"])
+def count_ours(generation: str, kind: str, pair: Pair) -> Counts:
+    """Of our kernels."""
+    return count_kernel(generation, kind, pair)  # type: ignore[arg-type]
 
 
-def seconds(workload: Workload, estimate: Estimate) -> dict:
-    """Of a step, and by purpose."""
-    assert estimate.schedule is not None
-    time = step_time(estimate.schedule, workload.step_tokens)
-    spent = {name: s.overlapped for name, s in estimate.schedule.purposes.items()}
-    return {"seconds": time.step, "counted": time.counted, "purposes": spent}
+SPLASH = {"forward": "splash_mha_fwd", "backward": "splash_mha_dkv"}
+"""What its kernels are called; the second computes dq too."""
 
 
-def judge(cell: tuple) -> dict:
-    """What a cell says, by the part and by the whole."""
-    target, model, seq_len, groups = cell
-    config = LlamaConfig(**preset(model) | {"head_groups": groups})
-    workload = Workload(config, find_target(target), "1,1,1,-1", seq_len, name=model)
-    scheduled = compile_apart(workload)
-    part = with_machine_code(workload, scheduled, print)
-    assert scheduled.schedule is not None
-    cycles = generate_cycles(workload, kernel_keys(Program.parse(scheduled.text)), TRAIN_STEP)
-    text = compile_apart(workload, generate_code=True).text
-    schedule = read_schedule(scheduled.text, scheduled.schedule.rates, cycles)
-    whole = Estimate(**vars(scheduled) | {"schedule": schedule})
+def count_splash(generation: str, kind: str, pair: Pair) -> Counts:
+    """Of JAX's splash attention, whose masked kernel is another than the one without a mask; counted for the usual
+    shape. Its step is of one query head: as many of them as a key head has."""
+    parts = {"whole": False} | ({"masked": True} if pair == Pair() else {})
+    return {part: splash_kernels(generation, causal, pair)[kind] for part, causal in parts.items()}
+
+
+@lru_cache
+def splash_kernels(generation: str, causal: bool, pair: Pair) -> dict[str, SlotUse]:
+    """By kind."""
+    with dumped([__file__, "--compile", "splash", generation, str(int(causal)), *map(str, astuple(pair))]) as (
+        folder,
+        _,
+    ):
+        names = {kind: name for kind, begin in SPLASH.items() for name in dumped_kernels(folder) if begin in name}
+        uses = {kind: read_slot_use(folder, name, generation, PARTS["whole"]) for kind, name in names.items()}
+    return {kind: times(use, pair.heads) for kind, use in uses.items()}
+
+
+def count_xla(generation: str, kind: str, pair: Pair) -> Counts:
+    """Of XLA's blocks: a key head's share of a turn of each of the two loops over pairs, by their bytes of HBM where
+    these take longer than the cycles."""
+    command = [__file__, "--compile", f"xla_{kind}", generation, "0", *map(str, astuple(pair))]
+    with dumped(command) as (folder, text):
+        program = Program.parse(text)
+        slots = ProgramSlots(program, folder, generation)
+        loops = [i for name in program.executed for i in program.computations[name].values()
+                 if i.opcode == "while" and "_trips" in i.op_name]  # fmt: skip
+        assert len(loops) == 2, "one of pairs without a mask, one of pairs with"
+        uses = [of_one_head(slots.of_computation(loop.called[0]), generation) for loop in loops]
+        return dict(zip(("whole", "masked"), uses, strict=True))
+
+
+def of_one_head(turn: SlotUse, generation: str) -> SlotUse:
+    """What a core has to do for one key head of a turn of all, of which each core of a chip computes a part."""
+    cores = find_target(TARGETS[generation]).chip.tensor_cores
+    assert cores is not None, "the targets are TPUs"
+    use = times(turn, cores.count / XLA_HEADS)
+    use = use._replace(hbm_bytes=turn.hbm_bytes / XLA_HEADS)
+    cycles = max(use.cycles, use.hbm_bytes / hbm_bytes_per_cycle(generation))
+    units = {unit: share * use.cycles / cycles for unit, share in use.units.items()}
+    return use._replace(cycles=cycles, units=units)
+
+
+COUNT: dict[str, Callable[[str, str, Pair], Counts]] = {"pallas": count_ours, "splash": count_splash, "xla": count_xla}
+SPLASH_HEADS = 8
+"""Query heads: of more its partial dq, one for each block of keys, would not fit the chip's HBM."""
+XLA_HEADS, XLA_TOKENS = 8, 2 * TOKENS
+"""Key heads of a pair of XLA's, so many that their logits stay on the chip, and tokens of its shard."""
+
+
+def compile_splash(generation: str, causal: bool, pair: Pair) -> None:
+    """Compile splash attention, forward and backward, in a process whose machine code is dumped."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    q_block = dict(block_q=pair.q_chunk, block_q_dkv=pair.q_chunk)
+    k_block = dict.fromkeys(("block_kv", "block_kv_compute", "block_kv_dkv", "block_kv_dkv_compute"), pair.k_chunk)
+    mask = splash.CausalMask((TOKENS, TOKENS)) if causal else splash.FullMask((TOKENS, TOKENS))
+    kernel = splash.make_splash_mha(
+        splash.MultiHeadMask([mask] * SPLASH_HEADS), head_shards=1, q_seq_shards=1,
+        block_sizes=splash.BlockSizes(**q_block, **k_block, use_fused_bwd_kernel=True),
+    )  # fmt: skip
+    array = _arrays(generation)
+    q = array(jnp.bfloat16, SPLASH_HEADS, TOKENS, pair.head_dim)
+    k = array(jnp.bfloat16, SPLASH_HEADS // pair.heads, TOKENS, pair.head_dim)
+
+    def both(q, k, v, ids, do):
+        segments = splash.SegmentIds(ids, ids) if pair.packed else None
+        o, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, segment_ids=segments), q, k, v)
+        return o, backward(do)
+
+    jax.jit(both).lower(q, k, k, array(jnp.int32, TOKENS), q).compile()
+
+
+def compile_xla(generation: str, kind: str, pair: Pair) -> None:
+    """Compile XLA's block of a causal shard, in a process whose machine code is dumped; print the program."""
+    import jax
+    import jax.numpy as jnp
+
+    from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries, block_backward, block_forward
+    from ringformer.ops.online_softmax import Softmax
+    from ringformer.ops.work_list import cut_axis, make_work_list
+
+    array, f32, bf16 = _arrays(generation), jnp.float32, jnp.bfloat16
+    q = array(bf16, 1, XLA_HEADS, pair.heads, XLA_TOKENS, pair.head_dim)
+    ids = array(jnp.int32, 1, XLA_TOKENS) if pair.packed else None
+    keys = Keys(array(bf16, 2, 1, XLA_HEADS, XLA_TOKENS, pair.head_dim), ids, None)
+    o, row, rows = array(f32, *q.shape), array(f32, *q.shape[:-1]), array(f32, 3, *q.shape[:-1])
+    q_chunks, k_chunks = (cut_axis(XLA_TOKENS, 1, chunk) for chunk in (pair.q_chunk, pair.k_chunk))
+    work_list = make_work_list("contiguous", True, q_chunks, k_chunks, None)
+
+    def forward(state, queries, keys):
+        return block_forward(state, queries, keys, work_list, 0.1)
+
+    def backward(dq, queries, keys, cotangents):
+        return block_backward(dq, queries, keys, cotangents, work_list, 0.1)
+
+    if kind == "forward":
+        lowered = jax.jit(forward, donate_argnums=0).lower(Softmax(o, row, row), Queries(q, ids), keys)
+    else:
+        lowered = jax.jit(backward, donate_argnums=0).lower(o, Queries(q, ids), keys, Cotangents(q, rows))
+    print(lowered.compile().as_text())
+
+
+RINGS = {"v5e": "v5e-8", "v5p": "v5p-16"}
+"""Slices of eight devices."""
+RING_RANKS, RING_TOKENS = 8, 8192
+RING_KERNELS = {"pallas": dict(head_groups=1, q_chunk=2048, k_chunk=2048),
+                "xla": dict(head_groups=4, q_chunk=1024, k_chunk=1024)}  # fmt: skip
+"""XLA's with eight heads at a time, whose logits stay on the chip of v5e."""
+
+
+def ring_workload(generation: str, kernel: str) -> Workload:
+    """The attention of 7B: 32 heads of 128 features, bfloat16, with segment ids, as a train step has them."""
+    model = LlamaConfig(**preset("llama_7b") | RING_KERNELS[kernel] | {"kernel": kernel, "layout": "zigzag"})
+    return Workload(model, find_target(RINGS[generation]), f"1,1,1,{RING_RANKS}", RING_RANKS * RING_TOKENS)
+
+
+def judge_ring(generation: str, kernel: str) -> dict:
+    """What a rank's ring takes, and the share that the needed products, causal and exact, have of it."""
+    workload, groups = ring_workload(generation, kernel), RING_KERNELS[kernel]["head_groups"]
     chip = workload.target.chip
-    cores = chip.tensor_cores
-    assert cores is not None, "the cells are TPUs"
-    rows = products(scheduled.text, text, cycles)
-    for row in rows:
-        row["share_of_peak"] = row["flops"] / (cores.count * cores.matrix_flops_per_cycle) / row["cycles"]
-        row["of_xla_estimate"] = row["cycles"] / row["xla_estimated_cycles"]
+    assert chip.tensor_cores is not None, "the targets are TPUs"
+    program = Program.parse(compile_apart(workload, ATTENTION).text)
+    cycles = generate_cycles(workload, kernel_keys(program), ATTENTION)
+    rates = Rates(chip.bf16_flops, chip.link_bandwidth, chip.link_bandwidth, chip.hbm_bandwidth, chip.clock_hz)
+    by_purpose = ProgramSeconds(program, rates, cycles).purposes.values()
+    seconds = sum(by_purpose, Seconds()).times(groups)
+    tokens = RING_RANKS * RING_TOKENS
+    kinds = (Pair(tokens, tokens, heads=workload.model.num_heads).ideal_cycles(generation, kind) for kind in KINDS)
+    ideal = sum(kinds) * (tokens + 1) / (2 * tokens) / RING_RANKS / chip.tensor_cores.count / rates.cycles
+    return {"kernel": kernel, **RING_KERNELS[kernel], "seconds": seconds.overlapped, "ideal_seconds": ideal,
+            "cycle_seconds": seconds.busy, "hbm_seconds": seconds.memory,
+            "counted": seconds.counted / seconds.overlapped,
+            "share_of_cycles": ideal / seconds.busy, "share_of_ideal": ideal / seconds.overlapped}  # fmt: skip
+
+
+def _arrays(generation: str) -> Callable:
+    """What describes an array on a device of a generation."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    only_compilers()
+    mesh = jax.sharding.Mesh(find_target(TARGETS[generation]).devices()[:1], "x")
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def judge(generation: str, kernel: str, kind: str, pair: Pair) -> dict:
+    """What a step of a kernel takes, and the share of the ideal that it reaches."""
+    counts = COUNT[kernel](generation, kind, pair)
+    whole, ideal = counts["whole"], pair.ideal_cycles(generation, kind)  # type: ignore[arg-type]
     return {
-        "target": target, "model": model, "seq_len": seq_len, "head_groups": groups,
-        "by_parts": seconds(workload, part), "by_whole": seconds(workload, whole),
-        "assumed": seconds(workload, scheduled), "products": rows,
-        "compiled_by": compiled_by(workload.target), "date": datetime.date.today().isoformat(),
+        "kernel": kernel, "kind": kind, **asdict(pair), "step_cycles": whole.cycles,
+        "masked_step_cycles": counts["masked"].cycles if "masked" in counts else None,
+        "ideal_cycles": ideal, "share_of_ideal": ideal / whole.cycles,
+        "hbm_cycles": whole.hbm_bytes / hbm_bytes_per_cycle(generation), **whole._asdict(),
     }  # fmt: skip
 
 
+def rows(generation: str, kernels: list[str]) -> list[dict]:
+    """All rows of a target's kernels, printed as they come."""
+    found = []
+    for kernel in kernels:
+        for pair in (*USUAL, *LARGER) if kernel == "pallas" else USUAL:
+            for kind in KINDS:
+                try:
+                    found.append(judge(generation, kernel, kind, pair))
+                except TooLarge as error:
+                    print(f"{generation} {kernel} {kind} {pair}: too large: {error}", flush=True)
+                    continue
+                print(line(generation, found[-1]), flush=True)
+    return found
+
+
+def rings(generation: str) -> list[dict]:
+    """The rings of a target, printed as they come."""
+    found = []
+    for kernel in RING_KERNELS:
+        found.append(judge_ring(generation, kernel))
+        cycles, all_of_it, counted = (found[-1][name] for name in ("share_of_cycles", "share_of_ideal", "counted"))
+        print(f"{generation} ring of {RING_RANKS} ranks, {RING_TOKENS} tokens each, {kernel}: {cycles:.1%} of the "
+              f"matrix units by cycles, {all_of_it:.1%} with bytes that take longer; {counted:.0%} counted",
+              flush=True)  # fmt: skip
+    return found
+
+
+def line(generation: str, row: dict) -> str:
+    """A row in words."""
+    unusual = [f"{name}={row[name]}" for name, x in asdict(Pair()).items() if row[name] != x and "chunk" not in name]
+    masked = f"{row['masked_step_cycles'] / row['step_cycles']:.3f} x" if row["masked_step_cycles"] else "-"
+    units = ", ".join(f"{name.replace('_', '-')} {share:.0%}" for name, share in row["units"].items())
+    return (
+        f"{generation} {row['kernel']:6} {row['kind']:8} {row['q_chunk']} x {row['k_chunk']} {' '.join(unusual):12} "
+        f"{row['step_cycles']:9,.0f} cycles a step, {row['share_of_ideal']:6.1%} of ideal; masked {masked}; {units}; "
+        f"spills {row['spills']:,.0f}, fills {row['fills']:,.0f}; VMEM {row['vmem_bytes'] / 2**20:.1f} MiB; "
+        f"HBM at most {row['hbm_bytes'] / 2**20:.2f} MiB, {row['hbm_cycles']:,.0f} cycles"
+    )
+
+
+BEGIN, END = "<!-- kernel cycles: results/kernel_cycles.json -->", "<!-- end of kernel cycles -->"
+RINGS_BEGIN, RINGS_END = "<!-- rings: results/kernel_cycles.json -->", "<!-- end of rings -->"
+
+
+def table(targets: dict[str, dict]) -> str:
+    """The shares in markdown: a row a kernel and its shape, a column a chip."""
+    cells: dict[str, dict[str, str]] = {}
+    for target, said in targets.items():
+        for row in said["rows"]:
+            what = {"packed": "segment ids", "heads": f"{row['heads']} query heads a key head",
+                    "head_dim": f"d = {row['head_dim']}"}  # fmt: skip
+            unusual = [words for name, words in what.items() if row[name] != getattr(Pair(), name)]
+            shape = ", ".join([f"{row['kind']} {row['q_chunk']} x {row['k_chunk']}", *unusual])
+            masked = f" ({row['masked_step_cycles'] / row['step_cycles']:.2f})" if row["masked_step_cycles"] else ""
+            name = f"{shape} | {row['kernel']}"
+            cells.setdefault(name, {})[target] = f"{row['share_of_ideal']:.1%}{masked}"
+    heads = ["share of ideal (a masked pair over it)", "kernel", *targets]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += [f"| {name} | {' | '.join(found.get(t, 'too large') for t in targets)} |"
+              for name, found in sorted(cells.items(), key=lambda cell: cell[0].rpartition(" | ")[0])]  # fmt: skip
+    return "\n".join(lines)
+
+
+def ring_table(targets: dict[str, dict]) -> str:
+    """The rings in markdown: a row a kernel, a column a chip."""
+    chips = [target for target in RINGS if "rings" in targets.get(target, {})]
+    lines = [f"| {' | '.join(['share of the matrix units', *chips])} |", "|---" * (1 + len(chips)) + "|"]
+    for kernel in RING_KERNELS:
+        found = [next(row for row in targets[chip]["rings"] if row["kernel"] == kernel) for chip in chips]
+        shares = [f"{row['share_of_ideal']:.1%}" for row in found]
+        lines.append(f"| {' | '.join([kernel, *shares])} |")
+    return "\n".join(lines)
+
+
+def write_tables(docs: Path, targets: dict[str, dict]) -> None:
+    """Put each table between its two marks of a page."""
+    text = docs.read_text()
+    for begin, end, what in ((BEGIN, END, table), (RINGS_BEGIN, RINGS_END, ring_table)):
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{what(targets)}\n\n{end}{rest.partition(end)[2]}"
+    docs.write_text(text)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=CELLS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help=f"one of {', '.join(TARGETS)}; without: all")
+    parser.add_argument("--kernel", choices=COUNT, help="count this one again; without: all")
+    parser.add_argument("--ring", action="store_true", help="a rank's whole ring, instead of pairs")
     parser.add_argument("--out", type=Path, default=Path("results/kernel_cycles.json"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/performance.md"))
+    parser.add_argument("--compile", nargs=8, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    for name, cell in CELLS.items():
-        if args.only in (None, name):
-            said = judge(cell)
-            known = json.loads(args.out.read_text())["cells"] if args.out.exists() else {}
-            about = "compiled: machine code of whole train steps and of their attention alone; nothing was run"
-            content = {"what": about, "command": "python benchmarks/kernel_cycles.py", "cells": known | {name: said}}
-            args.out.write_text(json.dumps(content, indent=1) + "\n")
-            parts, whole = (said[k]["seconds"] for k in ("by_parts", "by_whole"))
-            off = [r for r in said["products"] if not 1 / 1.4 <= r["of_xla_estimate"] <= 1.4]
-            print(f"{name}: {parts:.1f} s by parts, {whole:.1f} s by the whole step's code ({parts / whole - 1:+.1%}); "
-                  f"{len(off)} of {len(said['products'])} products over 40% off XLA's estimate")  # fmt: skip
+    if args.compile:
+        what, generation, causal, *numbers = args.compile
+        pair, (name, _, kind) = Pair(*map(int, numbers)), what.partition("_")
+        if name == "splash":
+            compile_splash(generation, causal == "1", pair)
+        else:
+            compile_xla(generation, kind, pair)
+        return
+    try:
+        generations = [find_generation(args.target)] if args.target else list(TARGETS)
+    except ValueError as error:
+        parser.error(str(error))
+    for generation in generations:
+        known = json.loads(args.out.read_text())["targets"] if args.out.exists() else {}
+        if not args.ring:
+            kernels = [args.kernel] if args.kernel else list(COUNT)
+            others = [row for row in known.get(generation, {}).get("rows", ()) if row["kernel"] not in kernels]
+            found = [*others, *rows(generation, kernels)]
+            said = {"rows": sorted(found, key=lambda row: list(COUNT).index(row["kernel"]))}
+        elif generation in RINGS:
+            said = {"rings": rings(generation)}
+        else:
+            continue
+        about = {"compiled_by": compiled_by(find_target(TARGETS[generation])),
+                 "date": datetime.date.today().isoformat()}  # fmt: skip
+        content = {"what": "compiled: cycles of attention kernels, of a grid step and of a ring; nothing was run",
+                   "command": "python benchmarks/kernel_cycles.py [--ring]",
+                   "targets": known | {generation: known.get(generation, {}) | said | about}}  # fmt: skip
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_tables(args.docs, content["targets"])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ VERBS = {
     "train": ("train.commands:add_train", "train a model, or go on with a run"),
     "estimate": ("estimate.commands:add_estimate", "compile a train step for hardware that is not here: does it fit?"),
     "plan": ("estimate.commands:add_plan", "the fastest settings that fit a context, or the longest context"),
+    "tune": ("estimate.tune_command:add_tune", "the chunks with which the TPU kernels are fastest, without the TPU"),
     "data prepare": ("data.commands:add_prepare", "tokenize documents or conversations into a store"),
     "data inspect": ("data.commands:add_inspect", "show documents of a store, and what of them is trained on"),
     "data tokenizer": ("data.commands:add_tokenizer", "train a SentencePiece tokenizer"),
@@ -105,10 +106,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        print(
-            f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
-            file=sys.stderr,
-        )
+        print(f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
+              file=sys.stderr)  # fmt: skip
         return 2
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)

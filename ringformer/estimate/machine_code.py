@@ -9,6 +9,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 DUMP = "packed-bundles-post-ra"
 """The dump after the last pass that changes a program: registers are allocated, bundles packed, nops in place."""
 
@@ -27,9 +30,11 @@ class Kernel(NamedTuple):
     """Loops whose trip count the code does not state; their bodies are counted once."""
 
 
-def dump_flags(folder: Path) -> str:
-    """What libtpu must find in LIBTPU_INIT_ARGS, before JAX loads it, to write its final programs to a folder."""
-    return f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=^{DUMP}$"
+def dump_flags(folder: Path, more: str = "") -> str:
+    """What libtpu must find in LIBTPU_INIT_ARGS, before JAX loads it, to write its final programs to a folder; `more`
+    is a pattern of other dumps that are wanted."""
+    dumps = f"^({DUMP}|{more})$" if more else f"^{DUMP}$"
+    return f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex={dumps}"
 
 
 def dumped_kernels(folder: Path) -> dict[str, Path]:
@@ -58,11 +63,13 @@ class Grid(NamedTuple):
     whole: int
     masked: int
     visits: int
+    heads: int = 1
+    """Equal parts of the grid, of which the cores of a device take a share each."""
 
 
 def grid_of(name: str) -> Grid | None:
     """What the name of a kernel says of its grid (`ops/kernels/pair_table.py`); None of other instructions."""
-    match = re.search(r"flash_\w+?_(\d+)_whole_(\d+)_masked_(\d+)_visits", name)
+    match = re.search(r"flash_\w+?_(\d+)_whole_(\d+)_masked_(\d+)_visits_(\d+)_heads", name)
     return Grid(*map(int, match.groups())) if match else None
 
 
@@ -71,8 +78,12 @@ def read_kernel(text: str, grid: Grid | None = None) -> Kernel | None:
     if "End region 0" not in text[-2000:]:
         return None
     code = _Code.read(text)
-    cycles = code.cycles(0, code.bundles) if grid is None else code.grid_cycles(grid)
-    return Kernel(cycles, code.bundles, sum(trips is None for _, trips in code.loops.values()))
+    return Kernel(code.runs(grid).sum(), code.bundles, sum(trips is None for _, trips in code.loops.values()))
+
+
+def bundle_runs(text: str, grid: Grid | None = None) -> Float[np.ndarray, " bundles"]:
+    """How often each bundle of a dumped program runs; with a grid, in the loop over its steps."""
+    return _Code.read(text).runs(grid)
 
 
 class _Code(NamedTuple):
@@ -81,18 +92,24 @@ class _Code(NamedTuple):
     """By their first bundle: the last, and the trip count, None if it is not stated."""
     skipped: list[tuple[int, int]]
     """From each branch forward to its target: what runs under a condition."""
+    products: list[int]
+    """The bundles that feed a matrix unit."""
+    cores: int
+    """That share a kernel's grid."""
 
     @staticmethod
     def read(text: str) -> "_Code":
         loops: dict[int, tuple[int, int | None]] = {}
         tests: dict[str, int] = {}
-        skipped = []
+        skipped, products = [], []
         number = 0
         for line in text.splitlines():
             bundle = _BUNDLE.match(line)
             if bundle is None:
                 continue
             number = int(bundle[1], 16)
+            if "vmatmul" in line:
+                products.append(number)
             if "loop exit test" in line:
                 tests |= {predicate: int(trips) for predicate, trips in _EXIT.findall(line)}
             if "sbr.rel" in line:
@@ -101,33 +118,33 @@ class _Code(NamedTuple):
                         loops[int(target)] = number, tests.get(predicate)
                     else:
                         skipped.append((number + 1, int(target)))
-        return _Code(number + 1, loops, skipped)
+        return _Code(number + 1, loops, skipped, products, 2 if "megacore core id" in text else 1)
 
-    def cycles(self, begin: int, end: int) -> float:
-        """Of the bundles from `begin` to before `end`, loops in them as often as they turn."""
-        inside = {first: loop for first, loop in self.loops.items() if begin <= first and loop[0] < end}
-        total = float(end - begin)
-        for first, (last, trips) in inside.items():
-            around = 1
-            for outer, (outer_last, outer_trips) in inside.items():
-                if outer < first and last < outer_last:
-                    around *= outer_trips or 1
-            total += (last - first + 1) * ((trips or 1) - 1) * around
-        return total
+    def runs(self, grid: Grid | None) -> Float[np.ndarray, " bundles"]:
+        """How often each bundle runs: as often as the loops around it turn; with a grid, as the steps ask that the core
+        with most of its heads takes."""
+        turns = np.ones(self.bundles)
+        steps = max(self.loops, key=lambda first: self.loops[first][0] - first) if grid and self.loops else None
+        for first, (last, trips) in self.loops.items():
+            if first != steps:
+                turns[first : last + 1] *= trips or 1
+        if grid is None or steps is None:
+            return turns
+        return turns * self._runs_of_grid(grid, steps) * (-(-grid.heads // self.cores) / grid.heads)
 
-    def grid_cycles(self, grid: Grid) -> float:
-        """Of the loop over a grid's steps, each of which runs one of two bodies, those without and with a mask, in this
-        order the two largest conditional parts. Other long ones run at each visit; the short ones (they set out copies)
-        are taken to run at each step."""
-        first, last = max(
-            ((first, last) for first, (last, _) in self.loops.items()), key=lambda loop: loop[1] - loop[0]
-        )
+    def _runs_of_grid(self, grid: Grid, first: int) -> Float[np.ndarray, " bundles"]:
+        """Of the loop over a grid's steps, each of which runs one of two bodies, without and with a mask: in this order
+        the conditional parts with matrix products. A single one runs at each step. Other long parts run at each visit;
+        the short ones (they set out copies) are taken to run at each step."""
+        last, _ = self.loops[first]
         within = [span for span in self.skipped if first <= span[0] and span[1] <= last + 1]
         parts = [span for span in within if SHORT < span[1] - span[0] < 0.9 * (last - first)]
         outermost = [a for a in parts if not any(b[0] <= a[0] and a[1] <= b[1] and a != b for b in parts)]
-        cycles = {span: self.cycles(*span) for span in outermost}
-        whole, masked = sorted(sorted(cycles, key=lambda span: -cycles[span])[:2])
-        step = self.cycles(first, last + 1) - sum(cycles.values())
-        others = sum(cycles.values()) - cycles[whole] - cycles[masked]
-        steps = (grid.whole + grid.masked) * step + grid.whole * cycles[whole] + grid.masked * cycles[masked]
-        return steps + grid.visits * others
+        bodies = sorted(span for span in outermost if any(span[0] <= at < span[1] for at in self.products))
+        steps = np.zeros(self.bundles)
+        steps[first : last + 1] = grid.whole + grid.masked
+        for span in outermost:
+            steps[slice(*span)] = grid.visits
+        for span, times in zip(bodies, (grid.whole, grid.masked), strict=len(bodies) > 1):
+            steps[slice(*span)] = times if len(bodies) > 1 else grid.whole + grid.masked
+        return steps

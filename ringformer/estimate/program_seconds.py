@@ -40,7 +40,7 @@ USUAL = Efficiency()
 
 _EFFICIENCY = {"v4": Efficiency(0.27, 0.70), "v5p": Efficiency(0.55, 0.82), "v6e": Efficiency(0.12, 0.63),
                "tpu7x": Efficiency(0.12, 0.63)}  # fmt: skip
-"""What the machine code of whole 7B steps says (results/kernel_cycles.json); of tpu7x that of their attention alone,
+"""What the machine code of whole 7B steps says (results/part_cycles.json); of tpu7x that of their attention alone,
 the rest v6e's, whose matrix units are of the same size."""
 
 

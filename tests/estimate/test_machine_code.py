@@ -14,6 +14,7 @@ from ringformer.estimate.targets import find_target
 
 HEAD = "= control target key start\nLH: loop header\nLB: loop body\n= control target key end\n\n"
 PLAIN = "{} : > {{ %1 = vnop }} /* any number: 0x9 bundleno */"
+PRODUCT = "{} : > {{ %3 = vmatmul.bf16.gmra.mxu0 %v1 }}"
 TEST = "{} : > {{ %p{} = scmp.ge.s32.totalorder %s1, {} /* loop exit test */ }}"
 BRANCH = "{} : > {{ %2 = sbr.rel (!%p{}) target bundleno = {} (0x0), region = 3 }}"
 END = "{} : {{}} /* End region 0 */"

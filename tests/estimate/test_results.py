@@ -12,7 +12,7 @@ from ringformer.estimate.programs import PROGRAMS
 from ringformer.hardware import CHIPS
 
 ROOT = Path(__file__).parents[2]
-CELLS = json.loads((ROOT / "results" / "kernel_cycles.json").read_text())["cells"]
+CELLS = json.loads((ROOT / "results" / "part_cycles.json").read_text())["cells"]
 
 
 @pytest.mark.parametrize("chip", CELLS)
@@ -47,7 +47,7 @@ def test_products_that_xla_estimates_otherwise_are_listed():
     apart = {(chip, p["instruction"]) for chip, cell in CELLS.items() for p in cell["products"]
              if not 1 / 1.4 <= p["of_xla_estimate"] <= 1.4}  # fmt: skip
     page = (ROOT / "docs" / "estimating.md").read_text()
-    table = page.partition("<!-- products: results/kernel_cycles.json -->")[2].partition("<!-- end of products -->")[0]
+    table = page.partition("<!-- products: results/part_cycles.json -->")[2].partition("<!-- end of products -->")[0]
     rows = [line.split("|")[1:5] for line in table.splitlines() if line.startswith("| v")]
     listed = [(chip.strip(), name) for chip, names, *_ in rows for name in re.findall(r"[\w.\-]+", names)]
     assert sorted(listed) == sorted(apart)

@@ -67,9 +67,9 @@ def pair_table(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, 
 
 def kernel_name(kind: str, table: PairTable, times: int, visits: int) -> str:
     """What a kernel is called in compiled programs: how many pairs without and with a mask its grid has at most, each
-    `times`, and how often what stays on the chip changes."""
+    `times`, once for each key head, and how often what stays on the chip changes."""
     whole, masked = (times * n for n in table.most)
-    return f"flash_{kind}_{whole}_whole_{masked}_masked_{times * visits}_visits"
+    return f"flash_{kind}_{whole}_whole_{masked}_masked_{times * visits}_visits_{times}_heads"
 
 
 def cost(table: PairTable, times: int, flops: int, pair_bytes: int, visits: int, visit_bytes: int) -> pl.CostEstimate:

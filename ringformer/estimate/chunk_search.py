@@ -1,0 +1,92 @@
+"""The chunks with which the TPU kernels take the fewest cycles, counted in their machine code, without the TPU.
+
+What is compared is attention of a causal stretch of a shard as a train step with full rematerialisation computes it,
+twice forward and once backward: cycles of all its pairs of chunks, those that the mask cuts with what they waste, over
+the query-keys that are needed.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ringformer.estimate.pair_kernels import Kind, Pair, TooLarge, count_kernel, hbm_bytes_per_cycle
+from ringformer.estimate.slot_use import SlotUse
+from ringformer.ops.work_list import cut_axis, visible_pairs
+
+HEAD_DIMS = 64, 100, 128, 256
+"""Head sizes that are tuned; others between them use the next larger."""
+
+SIZES = 512, 1024, 2048
+STRETCH = 32768
+"""Tokens: a shard of 7B at 8,388,608 tokens on 256 chips."""
+TIMES: dict[Kind, int] = {"forward": 2, "backward": 1}
+
+
+class Candidate(NamedTuple):
+    """Chunks of one size that were tried."""
+
+    q_chunk: int
+    k_chunk: int
+    share_of_ideal: float | None
+    """Of the cycles that the needed matrix products take at the units' full rate; None: not known."""
+    why: str = ""
+    """That it is not: too large for the chip, or slower than another for its forward alone."""
+
+
+Count = Callable[[str, Kind, Pair], dict[str, SlotUse]]
+
+
+def search(generation: str, head_dim: int, count: Count = count_kernel) -> Iterator[Candidate]:
+    """Every candidate as it is judged. What is larger than one that is too large is not compiled, and neither is the
+    backward of one whose forward alone takes longer than the best, with an ideal backward.
+
+    Raises CompilerFailure and MissingCompiler.
+    """
+    best = 0.0
+    too_large: list[Pair] = []
+    usual_first = sorted(SIZES, key=lambda size: (size != 1024, size))
+    for pair in [Pair(q, k, head_dim) for q in usual_first for k in usual_first]:
+        if any(pair.q_chunk >= other.q_chunk and pair.k_chunk >= other.k_chunk for other in too_large):
+            yield Candidate(pair.q_chunk, pair.k_chunk, None, "larger than one that is too large")
+            continue
+        try:
+            candidate = _judge(generation, pair, best, count)
+        except TooLarge:
+            too_large.append(pair)
+            candidate = Candidate(pair.q_chunk, pair.k_chunk, None, "too large for the chip's VMEM")
+        best = max(best, candidate.share_of_ideal or 0.0)
+        yield candidate
+
+
+def _judge(generation: str, pair: Pair, best: float, count: Count) -> Candidate:
+    forward, backward = (ideal_cycles(generation, kind, pair.head_dim) for kind in TIMES)
+    ideal = forward + backward
+    cycles = TIMES["forward"] * stretch_cycles("forward", pair, count(generation, "forward", pair), generation)
+    if ideal / (cycles + backward) <= best:
+        return Candidate(pair.q_chunk, pair.k_chunk, None, "slower than the best by its forward alone")
+    cycles += TIMES["backward"] * stretch_cycles("backward", pair, count(generation, "backward", pair), generation)
+    return Candidate(pair.q_chunk, pair.k_chunk, ideal / cycles)
+
+
+def best_of(candidates: list[Candidate]) -> Candidate:
+    """The candidate with the largest share of the ideal. Raises ValueError if none has one."""
+    known = [candidate for candidate in candidates if candidate.share_of_ideal is not None]
+    if not known:
+        raise ValueError(f"no candidate fits: {'; '.join(f'{c.q_chunk} x {c.k_chunk}: {c.why}' for c in candidates)}")
+    return max(known, key=lambda candidate: candidate.share_of_ideal or 0.0)
+
+
+def stretch_cycles(kind: Kind, pair: Pair, uses: dict[str, SlotUse], generation: str) -> float:
+    """Of a kernel over a causal stretch: of each part its cycles, or those that its bytes of HBM take if that is
+    longer. A visit is to a chunk of queries forward, to one of keys backward."""
+    q, k = (cut_axis(STRETCH, 1, chunk) for chunk in (pair.q_chunk, pair.k_chunk))
+    whole, masked = (len(pairs.q) for pairs in visible_pairs("contiguous", "own", True, q, k))
+    visits = len((q if kind == "forward" else k).start)
+    rate = hbm_bytes_per_cycle(generation)
+    cycles = {part: max(use.cycles, use.hbm_bytes / rate) for part, use in uses.items()}
+    return whole * cycles["whole"] + masked * cycles["masked"] + visits * cycles["visit"]
+
+
+def ideal_cycles(generation: str, kind: Kind, head_dim: int) -> float:
+    """Of the needed products of a stretch, so often as a step computes them."""
+    needed = Pair(STRETCH, STRETCH, head_dim).ideal_cycles(generation, kind) * (STRETCH + 1) / (2 * STRETCH)
+    return TIMES[kind] * needed
