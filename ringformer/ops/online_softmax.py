@@ -38,6 +38,14 @@ def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K 
     return Softmax(o=state.o * correction[..., None] + pv, m=m, l=state.l * correction + p.sum(axis=-1))
 
 
+def join(a: Softmax, b: Softmax) -> Softmax:
+    """The state of rows that have seen what two states have, of different keys."""
+    m = jnp.maximum(a.m, b.m)
+    shift = jnp.where(jnp.isneginf(m), 0.0, m)
+    x, y = jnp.exp(a.m - shift), jnp.exp(b.m - shift)
+    return Softmax(o=a.o * x[..., None] + b.o * y[..., None], m=m, l=a.l * x + b.l * y)
+
+
 def output(state: Softmax) -> Float32[Array, "*rows d"]:
     """The weighted mean of the values; 0 for rows that have seen nothing."""
     return state.o / jnp.where(state.l == 0.0, 1.0, state.l)[..., None]
