@@ -7,7 +7,7 @@ import pytest
 
 from ringformer.ops.kernels.block_kernels import check_kernel, check_shapes
 from ringformer.ops.ring_attention import ring_attention
-from tests.helpers import errors
+from tests.helpers import errors, ring_mesh
 from tests.ops.kernels.cudnn_emulation import emulated
 from tests.ops.rings import LAYOUTS, arrays, dense, on_ring
 
@@ -91,20 +91,19 @@ CALLS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_calls_of_a_block(layout, emulated):
-    inputs, cotangents = arrays(2 * 64, d=16)
-    cotangents["dlse"] = None
+    inputs, _ = arrays(2 * 64, d=16)
 
     def gradients(q, k, v):
         o, pull = jax.vjp(lambda *x: ring_attention(*x, axis_name="sp", layout=layout, kernel="cudnn"), q, k, v)
         return pull(o)
 
     spec = jax.sharding.PartitionSpec(None, "sp")
-    mesh = jax.make_mesh((2,), ("sp",), devices=jax.devices()[:2])
-    sharded = jax.shard_map(gradients, mesh=mesh, in_specs=spec, out_specs=(spec,) * 3)
+    sharded = jax.shard_map(gradients, mesh=ring_mesh(2), in_specs=spec, out_specs=(spec,) * 3)
     jax.eval_shape(sharded, *rounded(inputs).values())
     own, visiting = CALLS[layout][:1], CALLS[layout][1:]
     calls = [(kind, q[1], k[1], causal) for kind, q, k, causal in emulated]
-    assert calls == [("forward", *c) for c in own + visiting] + [("backward", *c) for c in visiting + own]
+    forward = own + 2 * visiting  # of a ring of two, its loop over further hops has no turns, but is traced
+    assert calls == [("forward", *c) for c in forward] + [("backward", *c) for c in visiting + own]
 
 
 def test_what_cudnn_cannot_do_is_refused_by_name(as_for_users):
