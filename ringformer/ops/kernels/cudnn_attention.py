@@ -13,6 +13,8 @@ cuDNN computes delta = rowsum(o * do) and knows no cotangent of lse. The gradien
 share of dlse is ds = p * dlse, which is that of a second call with do v^T = dlse and o = 0.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,9 +182,10 @@ def _put(x, part, i, chunks: AxisChunks):
 
 def _moved(pair: ChunkPairs, masked: bool) -> Int32[Array, ""] | None:
     """How many rows at the start see nothing, row t the columns up to t - moved; None: known to be 0."""
-    if not masked or (isinstance(pair.offset, np.integer) and pair.offset == 0):
+    offset: Any = pair.offset
+    if not masked or (isinstance(offset, np.integer) and offset == 0):
         return None
-    return -jnp.asarray(pair.offset)
+    return -jnp.asarray(offset)
 
 
 def _roll(x, moved, up: bool = False):

@@ -2,8 +2,8 @@
 
 XLA knows them as the custom calls that `jax.nn.dot_product_attention` makes too. They are made here by `jax.ffi`: JAX's
 own function drops the cotangent of lse, keeps its backward private, and asks the devices of this process what cuDNN can
-do, which may not be the devices that a program is compiled for. cuDNN compiles the calls, and refuses what it cannot do,
-when XLA compiles the program for a device that is there.
+do, which may not be those that a program is compiled for. cuDNN compiles the calls, and refuses what it cannot do, when
+XLA compiles the program for a device that is there.
 
 Query head h reads key head h // (H // K). Logits are in natural units; inside, sums are float32, and results rounded to
 the dtype of the inputs.
