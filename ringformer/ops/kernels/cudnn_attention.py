@@ -108,7 +108,7 @@ def block_backward(
         if cotangents.dlse is not None:
             do = _pieces(cotangents.dlse, queries.q)
             more, more_keys = gradients(_ones(v), jnp.zeros_like(do), do)
-            share, key_share = share + more, key_share + more_keys * jnp.array([1.0, 0.0])[:, None, None, None, None]
+            share, key_share = share + more, key_share.at[0].add(more_keys[0])
         return (
             _put(dq, _part(dq, pair.q, work_list.q_chunks) + share, pair.q, work_list.q_chunks),
             _put(dkv, _part(dkv, pair.k, work_list.k_chunks) + key_share, pair.k, work_list.k_chunks),
