@@ -1,5 +1,7 @@
 """What one GPU says of our numbers: parity of the op, attention TFLOP/s, step MFU, peak memory against the estimate.
 
+Attention by XLA's blocks and by cuDNN's, this one beside the calls of cuDNN alone.
+
     python benchmarks/gpu.py --target=1xH200 --out results/gpu.json
     JAX_PLATFORMS=cpu python benchmarks/gpu.py --small          # the same at toy size, on a CPU: does the script run?
 
@@ -15,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,15 +25,23 @@ from pathlib import Path
 ATTENTION = {"full": [(4096, 32, 8), (16384, 32, 8), (65536, 8, 2)], "small": [(256, 4, 2)]}
 """Local length, query heads, key heads; head dim 128."""
 
+FAST = {"kernel": "cudnn", "remat": "attention"}
 STEPS = {
-    "full": [("llama3.2_1b", 8192, {}), ("llama3.2_1b", 65536, {"head_groups": 4}), ("llama_3b", 16384, {})],
+    "full": [
+        ("llama3.2_1b", 8192, {}),
+        ("llama3.2_1b", 65536, {"head_groups": 4}),
+        ("llama_3b", 16384, {}),
+        ("llama3.2_1b", 32768, FAST),
+        ("llama3.2_1b", 131072, FAST),
+    ],
     "small": [("tiny", 512, {}), ("tiny", 512, {"remat_group": 2})],
 }
-"""Preset, tokens, settings of LlamaConfig: three configurations of different balance of weights and activations."""
+"""Preset, tokens, settings of LlamaConfig: three configurations of different balance of weights and activations, and
+the fastest attention."""
 
 
 def parity(size: str) -> list[dict]:
-    """Relative error of o, dq, dk, dv against dense attention in float32, by layout of the heads and dtype."""
+    """Relative error of o, dq, dk, dv against dense attention in float32, by layout of the heads, dtype and kernel."""
     import jax
     import jax.numpy as jnp
 
@@ -46,20 +57,22 @@ def parity(size: str) -> list[dict]:
         ids = jnp.sort(jnp.arange(T) % segments)[None]
         with jax.default_matmul_precision("highest"):
             expected = _with_gradients(lambda q, k, v, ids=ids: dense_attention(q, k, v, segment_ids=ids), q, k, v, do)
-            for dtype in ("float32", "bfloat16"):
-                ours = _with_gradients(
-                    lambda q, k, v, ids=ids: ring_attention(q, k, v, axis_name=None, segment_ids=ids),
-                    *(x.astype(dtype) for x in (q, k, v, do)),
-                )
+            for dtype, kernel in (("float32", "xla"), ("bfloat16", "xla"), ("bfloat16", "cudnn")):
+                if kernel == "cudnn" and (segments > 1 or not _on_gpu()):
+                    continue
+                given = None if segments == 1 else ids
+                op = partial(ring_attention, axis_name=None, segment_ids=given, kernel=kernel)
+                ours = _with_gradients(op, *(x.astype(dtype) for x in (q, k, v, do)))
                 errors = [float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
                           for a, b in zip(ours, expected, strict=True)]  # fmt: skip
                 rows.append({"heads": heads, "key_heads": key_heads, "segments": segments, "dtype": dtype,
-                             **dict(zip(("o", "dq", "dk", "dv"), errors, strict=True))})  # fmt: skip
+                             "kernel": kernel, **dict(zip(("o", "dq", "dk", "dv"), errors, strict=True))})  # fmt: skip
     return rows
 
 
 def attention(size: str) -> list[dict]:
-    """TFLOP/s of the op, forward and forward + backward, causal, bfloat16; masked pairs are not counted."""
+    """TFLOP/s of the op, forward and forward + backward, causal, bfloat16; masked pairs are not counted. By kernel; on
+    a GPU also of cuDNN's calls alone."""
     import jax
     import jax.numpy as jnp
 
@@ -70,18 +83,40 @@ def attention(size: str) -> list[dict]:
     for T, heads, key_heads in ATTENTION[size]:
         shapes = (1, T, heads, 128), (1, T, key_heads, 128), (1, T, key_heads, 128), (1, T, heads, 128)
         q, k, v, do = (jnp.ones(shape, jnp.bfloat16) for shape in shapes)
-        op = partial(ring_attention, axis_name=None)
-        runs = {
-            "forward": (jax.jit(op), (q, k, v), PAIR_FORWARD),
-            "both": (jax.jit(partial(_with_gradients, op)), (q, k, v, do),
-                     PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN),
-        }  # fmt: skip
+        kernels = ("xla", "cudnn") if _on_gpu() else ("xla",)
+        ops = {kernel: partial(ring_attention, axis_name=None, kernel=kernel) for kernel in kernels}
+        runs = {kernel: (op, partial(_with_gradients, op)) for kernel, op in ops.items()}
+        runs |= {"cuDNN's calls": (_call, _calls)} if _on_gpu() else {}
         pairs = heads * T * T / 2
-        row = {"T": T, "heads": heads, "key_heads": key_heads}
-        for name, (run, arrays, flops) in runs.items():
-            row[f"{name}_tflops"] = flops * 128 * pairs / _median_seconds(partial(run, *arrays)) / 1e12
-        rows.append(row)
+        for name, (forward, both) in runs.items():
+            seconds = [_median_seconds(partial(jax.jit(run), *arrays))
+                       for run, arrays in ((forward, (q, k, v)), (both, (q, k, v, do)))]  # fmt: skip
+            flops = PAIR_FORWARD, PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
+            tflops = [n * 128 * pairs / s / 1e12 for n, s in zip(flops, seconds, strict=True)]
+            rows.append({"kernel": name, "T": T, "heads": heads, "key_heads": key_heads,
+                         "forward_tflops": tflops[0], "both_tflops": tflops[1]})  # fmt: skip
     return rows
+
+
+def _on_gpu() -> bool:
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def _call(q, k, v):
+    """cuDNN's forward and nothing else: `(o, lse)`."""
+    from ringformer.ops.kernels import cudnn_calls
+
+    return cudnn_calls.forward(q, k, v, q.shape[-1] ** -0.5, causal=True)
+
+
+def _calls(q, k, v, do):
+    """cuDNN's forward and backward."""
+    from ringformer.ops.kernels import cudnn_calls
+
+    o, lse = _call(q, k, v)
+    return o, *cudnn_calls.backward(q, k, v, o, lse, do, q.shape[-1] ** -0.5, causal=True)
 
 
 def step(size: str, index: int) -> dict:
@@ -96,6 +131,7 @@ def step(size: str, index: int) -> dict:
     from ringformer.models.flops import model_flops_per_token
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
+    from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
     from ringformer.train.config import OptimizerConfig
     from ringformer.train.optimizer import make_optimizer
     from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
@@ -108,7 +144,8 @@ def step(size: str, index: int) -> dict:
     state = init_state(model, optimizer, shardings, mesh, seed=0)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (1, T + 1), np.int32)
     whole, trained = np.arange(T, dtype=np.int32)[None], np.ones((1, T), bool)
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, np.ones_like(whole), trained, ends=~trained)
+    ids = np.ones_like(whole) if BLOCK_KERNELS[model.kernel].takes_masks else None
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, ids, trained, ends=~trained)
     batch = jax.device_put(batch, NamedSharding(mesh, BATCH))
     run = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)
     seconds = []
@@ -135,7 +172,10 @@ def predicted(size: str, index: int, target: str) -> dict:
 
     name, T, settings = STEPS[size][index]
     workload = Workload(LlamaConfig(**preset(name) | settings), find_target(target), "1,1,1,1", T, name=name)
-    return {"peak_bytes_estimate": compile_apart(workload).peak_bytes, "command": estimate_command(workload)}
+    found = {"peak_bytes_estimate": compile_apart(workload).peak_bytes}
+    with suppress(ValueError):  # settings that no flag says
+        found["command"] = estimate_command(workload)
+    return found
 
 
 def _with_gradients(run, q, k, v, do):

@@ -108,7 +108,7 @@ def computation_seconds(workload: Workload) -> float:
     attention = executed_attention_flops(model, workload.seq_len) * each
     rest = executed_flops(model, workload.seq_len) * each - attention
     parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs of all
-    share = efficiency(target.generation)
+    share = efficiency(target.generation, model.kernel)
     seconds = rest / (share.products * peak)
     # A product over a head of 100 features takes a TPU's units as long as one over 128.
     width = -(-model.head_dim // LANES) * LANES if target.chip.kind == "tpu" else model.head_dim
@@ -121,6 +121,8 @@ def computation_seconds(workload: Workload) -> float:
 
 def _logits_on_chip(workload: Workload) -> bool:
     """Whether the logits of a chunk pair of all heads that are computed at once stay out of HBM."""
+    if workload.model.kernel != "xla":
+        return True
     model, (_, _, tp, sp) = workload.model, workload.mesh_shape
     usual = default_chunk(workload.seq_len // (sp if model.attention == "ring" else 1))
     pair = (model.q_chunk or usual) * (model.k_chunk or usual)

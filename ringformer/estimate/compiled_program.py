@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringformer.ops.kernels import cudnn_calls
+
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
 DTYPE_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4,
                "s64": 8, "u64": 8, "f64": 8}  # fmt: skip
@@ -163,6 +165,8 @@ class Program:
             return cost.flops
         if instruction.opcode == "custom-call" and "__cublas" in instruction.text:
             return _cublas_flops(self.computations[computation], instruction)
+        if instruction.opcode == "custom-call" and cudnn_calls.FORWARD in instruction.text:
+            return _attention_flops(self.computations[computation], instruction)
         if not instruction.called or instruction.opcode in ("reduce", "sort", "scatter", "all-reduce", "map"):
             return 0.0
         inside = [self.flops(called) for called in instruction.called]
@@ -217,6 +221,14 @@ def _cublas_flops(computation: dict[str, Instruction], gemm: Instruction) -> flo
     contracted = _stated(r'"lhs_contracting_dimensions":\[([^\]]*)\]', gemm)
     lhs = computation[gemm.operands[0]].arrays[0].shape
     return 2.0 * math.prod(gemm.arrays[0].shape) * math.prod(lhs[int(i)] for i in re.findall(r"\d+", contracted))
+
+
+def _attention_flops(computation: dict[str, Instruction], call: Instruction) -> float:
+    """Of a call of cuDNN's attention: two products forward and five backward, half of each under a causal mask."""
+    (B, T, H, d), (_, S, _, _) = (computation[name].arrays[0].shape for name in call.operands[:2])
+    products = 5 if cudnn_calls.BACKWARD in call.text else 2
+    seen = 0.5 if re.search(r'"mask_type":\s*"CAUSAL"', call.text) else 1.0
+    return 2.0 * products * B * H * T * S * d * seen
 
 
 def _convolution_flops(computation: dict[str, Instruction], convolution: Instruction) -> float:

@@ -44,7 +44,7 @@ from ringformer.estimate.program_estimate import Estimate, Surroundings, read_es
 from ringformer.estimate.program_seconds import Rates, efficiency
 from ringformer.estimate.programs import TRAIN_STEP, lower_program
 from ringformer.estimate.step_parts import ATTENTION, lower_attention
-from ringformer.estimate.targets import Target, only_compilers
+from ringformer.estimate.targets import only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.train.config_parsing import CONFIG_MODULE
 
@@ -174,7 +174,7 @@ def main(folder: Path, parent: int) -> None:
 def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
     lower = lower_attention if program == ATTENTION else partial(lower_program, program=program)
     lowered, options, mesh, state, alive = lower(workload)
-    rates, dump = _rates(workload.target, mesh, workload.model.compute_dtype), folder / "dump"
+    rates, dump = _rates(workload, mesh), folder / "dump"
     _write(folder / "surroundings", Surroundings(program, rates, max_link_hops(mesh), state, alive))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
     if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # somebody else wants to read it
@@ -205,7 +205,8 @@ def _cycles(text: str, code: Path) -> dict[str, float]:
     return {key: by_name[instruction.name] for _, instruction, key in kernels if instruction.name in by_name}
 
 
-def _rates(target: Target, mesh: jax.sharding.Mesh, dtype: str) -> Rates:
+def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
+    target, model = workload.target, workload.model
     hop = target.ring_bandwidth(mesh.shape["sp"] * mesh.shape["tp"])
     gather = target.ring_bandwidth(mesh.devices.size)
     if target.chip.kind == "tpu":  # in both directions of each dimension of the slice, shared by the cores of a chip
@@ -214,7 +215,8 @@ def _rates(target: Target, mesh: jax.sharding.Mesh, dtype: str) -> Rates:
         gather *= max(1, links) * len(set(chips)) / len(chips)
     chip = target.chip
     clock = chip.clock_hz if chip.kind == "tpu" else 0.0
-    return Rates(chip.flops(dtype), hop, gather, chip.hbm_bandwidth, clock, efficiency(target.generation))
+    share = efficiency(target.generation, getattr(model, "kernel", "xla"))
+    return Rates(chip.flops(model.compute_dtype), hop, gather, chip.hbm_bandwidth, clock, share)
 
 
 def _write(path: Path, content: object) -> None:

@@ -14,6 +14,7 @@ from ringformer.compiler_options import compiler_options
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.mesh import BATCH, make_mesh
+from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
 from ringformer.train.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.run_checks import all_finite
@@ -96,8 +97,12 @@ def _checked_mesh(workload: Workload) -> Mesh:
 
 
 def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
+    """With segment ids unless the model's kernel can have none: then of whole sequences."""
+
     def array(dtype):
         shape = workload.batch_size, workload.seq_len
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, BATCH))
 
-    return Batch(*(array(jnp.bool_ if field in ("mask", "ends") else jnp.int32) for field in Batch._fields))
+    batch = Batch(*(array(jnp.bool_ if field in ("mask", "ends") else jnp.int32) for field in Batch._fields))
+    kernel = BLOCK_KERNELS.get(getattr(workload.model, "kernel", "xla"))
+    return batch if kernel is None or kernel.takes_masks else batch._replace(segment_ids=None)

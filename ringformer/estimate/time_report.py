@@ -26,7 +26,7 @@ def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
 
 def computation_time(workload: Workload) -> StepTime:
     """The time of a step's computation by the closed form, as if all communication were hidden."""
-    assumed = efficiency(workload.target.generation)
+    assumed = efficiency(workload.target.generation, workload.model.kernel)
     return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed, closed_form=True)
 
 

@@ -79,7 +79,7 @@ class Workload:
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_batch(self.model, mesh, self.seq_len, self.batch_size, self.accumulate)
-        check_platform(self.model, self.target.chip.kind)
+        check_platform(self.model, self.target.chip.kind, self.target.chip)
 
     def with_settings(self, settings: MemorySettings) -> "Workload":
         return replace(self, model=replace(self.model, **vars(settings)))

@@ -78,7 +78,8 @@ class LlamaConfig:
     k_chunk: int | None = None
     """Keys of a chunk pair; unset: likewise."""
     kernel: Kernel = "xla"
-    """What computes a chunk pair: XLA's own code, or pallas, flash attention kernels for TPU."""
+    """What computes a chunk pair: XLA's own code; pallas, flash attention kernels for TPU; or on GPUs cudnn, a block in
+    one call or two, without segment ids."""
     ffn_chunk: int = 1024
     """Tokens that the feed-forward computes at once."""
     loss_chunk: int = 1024

@@ -49,11 +49,15 @@ class KeyGradients(NamedTuple):
 class Cotangents(NamedTuple):
     """What the backward needs to know of the queries' rows: the cotangents of the outputs, and three numbers each.
 
-    These are m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 of empty rows.
+    These are m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 of empty rows. `o` and `dlse` are for kernels that
+    compute delta themselves.
     """
 
     do: Float[Array, "B K G T d"]
     rows: Float32[Array, "3 B K G T"]
+    o: Float[Array, "B K G T d"] | None = None
+    dlse: Float32[Array, "B K G T"] | None = None
+    """None: lse was not asked for."""
 
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:

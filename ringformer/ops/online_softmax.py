@@ -38,6 +38,19 @@ def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K 
     return Softmax(o=state.o * correction[..., None] + pv, m=m, l=state.l * correction + p.sum(axis=-1))
 
 
+def join(a: Softmax, b: Softmax) -> Softmax:
+    """The state of rows that have seen what two states have, of different keys; what `a` has not begun is `b`'s."""
+    m = jnp.maximum(a.m, b.m)
+    shift = jnp.where(jnp.isneginf(m), 0.0, m)
+    x, y = jnp.exp(a.m - shift), jnp.exp(b.m - shift)
+    begun = a.l > 0.0  # which compilers know of a fresh state: nothing is computed then
+    return Softmax(
+        o=jnp.where(begun[..., None], a.o * x[..., None] + b.o * y[..., None], b.o),
+        m=m,
+        l=jnp.where(begun, a.l * x + b.l * y, b.l),
+    )
+
+
 def output(state: Softmax) -> Float32[Array, "*rows d"]:
     """The weighted mean of the values; 0 for rows that have seen nothing."""
     return state.o / jnp.where(state.l == 0.0, 1.0, state.l)[..., None]

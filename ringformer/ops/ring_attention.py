@@ -30,7 +30,7 @@ from ringformer.ops import argument_checks, layouts, online_softmax
 from ringformer.ops.argument_checks import AnyArray, SegmentIds
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.kernels.block_kernels import Kernel, check_kernel, without_padding
+from ringformer.ops.kernels.block_kernels import Kernel, check_kernel, check_shapes, without_padding
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
@@ -76,7 +76,8 @@ def ring_attention(
       bias: added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
       scale: factor of the logits, default d**-0.5.
       q_chunk, k_chunk: tokens per chunk (default: 16 chunks a shard, 128 to 1024 tokens); they need not divide T.
-      kernel: what computes a block: "xla", or "pallas" on TPU, which takes bfloat16 and float32.
+      kernel: what computes a block: "xla"; "pallas" on TPU, which takes bfloat16 and float32; "cudnn" on GPU, which
+        takes bfloat16 and float16, heads of whole multiples of 8 features, no segment ids, no bias, and has no chunks.
       return_lse: also return the log-sum-exp of each row.
 
     Returns:
@@ -88,8 +89,9 @@ def ring_attention(
     argument_checks.check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
     check_kernel(kernel, q.dtype)
+    check_shapes(kernel, q.shape[-1], q_ids is not None or bias is not None)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel)
+    ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, return_lse)
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))
     arrays = ring.whole_chunks(*arrays)
     # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
@@ -213,7 +215,9 @@ def _backward(ring: Ring, residuals, cotangents):
     queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
     delta = jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse
     numbers = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
-    rows = Cotangents(_grouped(do, K, None).q, rearrange(numbers, "three b (k g) t -> three b k g t", k=K))
+    do, o = (_grouped(x, K, None).q for x in (do, o))
+    dlse = rearrange(dlse, "b (k g) t -> b k g t", k=K) if ring.returns_lse else None
+    rows = Cotangents(do, rearrange(numbers, "three b (k g) t -> three b k g t", k=K), o, dlse)
 
     def step(t, carry, send):
         """Block t. The gradients of the keys now here are one hop behind: fetch them while it computes."""

@@ -1,6 +1,6 @@
 """The ring as one of its ranks sees it: who is here, what is sent on, which pairs of chunks a visiting block has."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ class Ring:
     q_chunk: int | None
     k_chunk: int | None
     kernel: Kernel = "xla"
+    returns_lse: bool = True
+    """Whether lse may have a cotangent."""
 
     @property
     def size(self) -> int:
@@ -49,7 +51,9 @@ class Ring:
         return BLOCK_KERNELS[self.kernel]
 
     def chunk(self, length: int, asked: int | None) -> int:
-        """Tokens of a chunk of an axis of so many; for a kernel, in whole lanes."""
+        """Tokens of a chunk of an axis of so many; for a kernel, in whole lanes, or a whole part."""
+        if self.blocks.whole_parts:
+            return length // self.parts
         size, lanes = default_chunk(length) if asked is None else asked, self.blocks.lanes
         return -(-min(size, length // self.parts) // lanes) * lanes
 
@@ -73,5 +77,7 @@ class Ring:
 
     def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
         """The chunk pairs of a visiting block, given whether it comes from an earlier rank; None: the own block."""
+        if earlier is None and self.blocks.whole_parts and self.parts > 1:
+            return replace(self, layout="contiguous").work_list(T, S, None)  # a shard's tokens ascend in every layout
         q, k = (cut_axis(n, self.parts, self.chunk(n, asked)) for n, asked in ((T, self.q_chunk), (S, self.k_chunk)))
         return make_work_list(self.layout, self.causal, q, k, earlier)

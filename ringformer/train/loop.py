@@ -41,6 +41,7 @@ from ringformer.train.run_checks import (
     check_host_pool,
     check_metrics_finite,
     check_platform,
+    check_segments,
     check_state_finite,
     context_changes,
 )
@@ -73,7 +74,8 @@ def prepare(config: Config) -> Run:
     mesh = make_mesh(config.mesh_dim)
     check_mesh(config.model, mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
-    check_platform(config.model, mesh.devices.flat[0].platform)
+    device = mesh.devices.flat[0]
+    check_platform(config.model, device.platform, chip_of(device.device_kind))
     check_host_pool(config, mesh)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
@@ -90,6 +92,8 @@ def prepare(config: Config) -> Run:
         config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
         _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
     )  # fmt: skip
+    for data in filter(None, (run.train_data, run.eval_data)):
+        check_segments(config.model, data.sequences)
     count_batches(config, run.eval_data)
     return run
 

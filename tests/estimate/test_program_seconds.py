@@ -50,6 +50,9 @@ def test_loops_multiply_and_the_slowest_branch_is_taken():
 def test_what_is_assumed_is_said():
     """Of a generation whose machine code was never read in whole, what v5e's says."""
     assert str(efficiency("v4")) == "FLOPs at 27% of the peak in attention, 70% elsewhere"
+    assert "at 61% of the peak in attention (cuDNN's by NVIDIA's table of H200), 85%" in str(
+        efficiency("H100", "cudnn")
+    )
     assert efficiency("v3") == efficiency("h100") == efficiency("v5e") == Efficiency(0.55, 0.85)
 
 

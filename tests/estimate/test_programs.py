@@ -16,13 +16,13 @@ from ringformer.estimate.program_estimate import Surroundings, read_refusal
 from ringformer.estimate.program_seconds import USUAL, Rates
 from ringformer.estimate.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
 from ringformer.estimate.report import estimate_json, estimate_text
-from ringformer.estimate.targets import MissingCompiler, find_target
+from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
 from ringformer.mesh import make_mesh
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.llama_config import LlamaConfig
-from tests.hlo import on_tpu
+from tests.hlo import on_cuda, on_tpu
 
 N, LAYERS = 8, 3
 MODEL = LlamaConfig(
@@ -184,16 +184,6 @@ def test_flops_are_those_of_the_mathematics():
     weights = LAYERS * (256 * 128 * (2 * MODEL.num_heads + 2 * MODEL.num_kv_heads) + 3 * 256 * 512)
     expected = (8 * weights + 6 * 256 * 512) * T + LAYERS * MODEL.num_heads * (4 + 4 + 10) * 128 * T * T / 2
     assert estimate(LONG).schedule.flops * N == pytest.approx(expected, rel=0.1)
-
-
-def has_cuda_compiler() -> bool:
-    try:
-        return find_target("8xA100-80").require_compiler() != ""
-    except MissingCompiler:
-        return False
-
-
-on_cuda = pytest.mark.skipif(not has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ringformer.hardware import CHIPS
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.runtime_environment import HOST_POOL
@@ -15,6 +16,7 @@ from ringformer.train.run_checks import (
     check_host_pool,
     check_metrics_finite,
     check_platform,
+    check_segments,
     check_state_finite,
 )
 
@@ -106,3 +108,15 @@ def test_a_kernel_of_another_platform_is_refused(platform):
     check_platform(object(), platform)
     with pytest.raises(ValueError, match=f"kernel='pallas' runs on TPU; kernel='xla' runs on {platform} too"):
         check_platform(model, platform)
+
+
+def test_cudnn_is_for_gpus_their_heads_and_whole_sequences():
+    model = LlamaConfig(**preset("llama_7b") | {"kernel": "cudnn", "head_dim": 256})
+    check_platform(model, "gpu", CHIPS["H200"])
+    with pytest.raises(ValueError, match="at most 128 on GPUs of compute capability 8; kernel='xla' takes 256"):
+        check_platform(model, "gpu", CHIPS["A100-80"])
+    with pytest.raises(ValueError, match="kernel='cudnn' runs on GPU; kernel='pallas' and 'xla' run on tpu"):
+        check_platform(model, "tpu", CHIPS["v5e"])
+    check_segments(model, SimpleNamespace(has_segments=False))
+    with pytest.raises(ValueError, match=r"takes no segment ids .* kernel='xla' does.*packed_attention='sequence'"):
+        check_segments(model, SimpleNamespace(has_segments=True))

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from ringformer.ops import blockwise_attention
-from ringformer.ops.kernels import flash_attention, kernel_tools
+from ringformer.ops.kernels import cudnn_attention, flash_attention, kernel_tools
 
-Kernel = Literal["xla", "pallas"]
-"""xla runs everywhere. pallas are the TPU kernels of `flash_attention.py`."""
+Kernel = Literal["xla", "pallas", "cudnn"]
+"""xla runs everywhere. pallas are the TPU kernels of `flash_attention.py`, cudnn the calls of `cudnn_attention.py`."""
 
 
 class BlockKernel(NamedTuple):
@@ -22,6 +22,10 @@ class BlockKernel(NamedTuple):
     """The running maximum m counts logits in so much."""
     lanes: int
     """Chunks are whole multiples of so many tokens that do not overlap; 1: any chunks."""
+    whole_parts: bool = False
+    """There are no chunks: a pair is two whole parts of a shard (`layouts.PARTS`)."""
+    takes_masks: bool = True
+    """Besides the causal mask: segment ids, and a bias of keys."""
 
 
 BLOCK_KERNELS: dict[str, BlockKernel] = {
@@ -29,18 +33,42 @@ BLOCK_KERNELS: dict[str, BlockKernel] = {
     "pallas": BlockKernel(
         flash_attention.block_forward, flash_attention.block_backward, flash_attention.LOG_UNIT, kernel_tools.LANES
     ),
+    "cudnn": BlockKernel(
+        cudnn_attention.block_forward, cudnn_attention.block_backward, 1.0, 1, whole_parts=True, takes_masks=False
+    ),
 }
 
 
-def check_kernel(name: str, dtype: jnp.dtype, platform: str = "tpu") -> None:
+def check_kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> None:
     """Raise ValueError for a kernel that is not there, or that cannot have this dtype or this platform ("cpu", "gpu",
-    "tpu"), naming the one that can."""
+    "tpu"; None: not known yet), naming the one that can."""
     if name not in BLOCK_KERNELS:
         raise ValueError(f"kernel={name!r}: choose one of {', '.join(get_args(Kernel))}")
     if name == "pallas" and dtype not in (jnp.bfloat16, jnp.float32):
         raise ValueError(f"kernel='pallas' computes bfloat16 and float32; kernel='xla' takes {dtype}")
-    if name == "pallas" and platform != "tpu":
+    if name == "pallas" and platform not in (None, "tpu"):
         raise ValueError(f"kernel='pallas' runs on TPU; kernel='xla' runs on {platform} too")
+    if name == "cudnn" and dtype not in (jnp.bfloat16, jnp.float16):
+        raise ValueError(f"kernel='cudnn' computes bfloat16 and float16; kernel='xla' takes {dtype}")
+    if name == "cudnn" and platform not in (None, "gpu"):
+        instead = "'pallas' and 'xla' run" if platform == "tpu" else "'xla' runs"
+        raise ValueError(f"kernel='cudnn' runs on GPU; kernel={instead} on {platform}")
+
+
+def check_shapes(name: str, head_size: int, masks: bool = False, capability: int | None = None) -> None:
+    """Raise ValueError for heads that a kernel cannot have, or if there are segment ids or a bias (`masks`) which it
+    cannot take; naming the one that can.
+
+    Args:
+      capability: the major number of a GPU's compute capability; None: not known yet, or no GPU.
+    """
+    if masks and not BLOCK_KERNELS[name].takes_masks:
+        raise ValueError(
+            f"kernel={name!r} takes no segment ids and no bias; kernel='xla' does. Attention of a whole sequence has "
+            "none: packed_attention='sequence'"
+        )
+    if name == "cudnn":
+        cudnn_attention.check_head_size(head_size, capability)
 
 
 def padded_parts(x: jax.Array | None, parts: int, multiple: int, axis: int, value: int = 0) -> jax.Array | None:

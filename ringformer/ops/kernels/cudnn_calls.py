@@ -1,0 +1,135 @@
+"""cuDNN's fused attention as two calls, forward and backward, of arrays [B, T, H, d] in bfloat16 or float16.
+
+XLA knows them as the custom calls that `jax.nn.dot_product_attention` makes too. They are made here by `jax.ffi`: JAX's
+own function drops the cotangent of lse, keeps its backward private, and asks the devices of this process what cuDNN can
+do, which may not be those that a program is compiled for. cuDNN compiles the calls, and refuses what it cannot do, when
+XLA compiles the program for a device that is there.
+
+Query head h reads key head h // (H // K). Logits are in natural units; inside, sums are float32, and results rounded to
+the dtype of the inputs.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Float32
+
+FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
+"""What XLA calls them."""
+
+_ELEMENT_TYPES = {"bfloat16": "BF16", "float16": "F16"}
+
+
+def forward(
+    q: Float[Array, "B T H d"], k: Float[Array, "B S K d"], v: Float[Array, "B S K d"], scale: float, causal: bool
+) -> tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
+    """`(o, lse)`: attention of the queries to these keys alone, and the log of each row's sum of exp(logit).
+
+    Args:
+      causal: row t sees columns 0 .. t (T = S); otherwise all.
+    """
+    B, T, H, d = q.shape
+    o, lse, _ = _call(FORWARD, (q, k, v), [(B, H, T, d)], [(B, H, T)], 0, _config(q, k, scale, causal, _FORWARD))
+    return o.swapaxes(1, 2), lse
+
+
+def backward(
+    q: Float[Array, "B T H d"],
+    k: Float[Array, "B S K d"],
+    v: Float[Array, "B S K d"],
+    o: Float[Array, "B T H d"],
+    lse: Float32[Array, "B H T"],
+    do: Float[Array, "B T H d"],
+    scale: float,
+    causal: bool,
+) -> tuple[Float[Array, "B T H d"], Float[Array, "B S K d"], Float[Array, "B S K d"]]:
+    """`(dq, dk, dv)`, with p = exp(scale q k^T - lse) and ds = p (do v^T - rowsum(o do)): `o` and `lse` may be those of
+    rows that see other keys besides."""
+    (B, T, H, d), (_, S, K, _) = q.shape, k.shape
+    config = _config(q, k, scale, causal, _BACKWARD)
+    shapes = [(B, H, T, d), (B, K, S, d), (B, K, S, d)]
+    dq, dk, dv, _ = _call(BACKWARD, (q, k, v, lse, do, o), shapes, [], _workspace(q, k), config)
+    return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+
+
+def _workspace(q, k) -> int:
+    """Bytes that the backward takes besides its results: dq and rowsum(o do) in float32, and with GQA dk and dv of each
+    query head. For estimates: on a device XLA asks cuDNN, and puts its answer in this place."""
+    (B, T, H, d), (_, S, K, _) = q.shape, k.shape
+    return 4 * B * H * T * (d + 1) + (2 * q.dtype.itemsize * B * H * S * d if H > K else 0)
+
+
+def _call(target, operands, head_major, float32, workspace, config):
+    """Results that cuDNN shapes [B, H, T, d] lie in memory as [B, T, H, d]; the last is its workspace."""
+    q = jax.typeof(operands[0])
+
+    def result(shape, dtype):
+        sharding = NamedSharding(q.sharding.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=q.manual_axis_type)
+
+    results = [result(shape, q.dtype) for shape in head_major] + [result(shape, jnp.float32) for shape in float32]
+    results.append(result((workspace,), jnp.uint8))
+    layouts = [(0, 2, 1, 3)] * len(head_major) + [tuple(range(len(shape))) for shape in float32] + [(0,)]
+    call = jax.ffi.ffi_call(
+        target, results, output_layouts=layouts, vmap_method="sequential", custom_call_api_version=2,
+        legacy_backend_config=json.dumps(config, separators=(",", ":")),
+    )  # fmt: skip
+    return call(_only_on_gpu.bind(operands[0]), *operands[1:])
+
+
+# --- what XLA is told of a call (CudnnfMHABackendConfig) -----------------------------------------------------------
+
+_FORWARD = {"bmm1": ((3, 3), (2, 2)), "bmm2": ((3, 1), (1, 2))}
+_BACKWARD = {
+    "bmm1_grad_gemm1": ((2, 1), (1, 2)), "bmm1_grad_gemm2": ((3, 1), (1, 2)),
+    "bmm2_grad_gemm1": ((2, 1), (1, 2)), "bmm2_grad_gemm2": ((3, 3), (2, 2)),
+}  # fmt: skip
+"""Of each product, in which dimension of either factor lie what is summed over and the heads."""
+
+
+def _config(q, k, scale, causal, products) -> dict:
+    (B, T, H, _), S = q.shape, k.shape[1]
+    layout = {
+        "dim_level_types": [], "dim_unique": [], "dim_ordered": [], "minor_to_major": ["3", "2", "1", "0"], "tiles": [],
+        "element_size_in_bits": "0", "memory_space": "0", "index_primitive_type": "PRIMITIVE_TYPE_INVALID",
+        "pointer_primitive_type": "PRIMITIVE_TYPE_INVALID", "dynamic_shape_metadata_prefix_bytes": "0",
+    }  # fmt: skip
+    logits = {
+        "element_type": _ELEMENT_TYPES[q.dtype.name], "dimensions": [str(n) for n in (B, H, T, S)], "tuple_shapes": [],
+        "layout": layout, "is_dynamic_dimension": [False] * 4,
+    }  # fmt: skip
+    algorithm = {
+        "algo_id": "0", "math_type": "TENSOR_OP_MATH", "tuning_knobs": {"17": "1", "24": "0"},
+        "is_cudnn_frontend": True, "workspace_size": "0",
+    }  # fmt: skip
+    config = {
+        "algorithm": algorithm, "fmha_scale": scale, "intermediate_tensor_shape": logits, "is_flash_attention": True,
+        "mask_type": "CAUSAL" if causal else "NO_MASK", "dropout_rate": 0.0, "seed": 0, "sliding_window_length": 0,
+        "max_seg_per_batch": 1, "is_paged_attention": False,
+    }  # fmt: skip
+    for name, (summed, heads) in products.items():
+        config[f"{name}_dot_dimension_numbers"] = {
+            "lhs_contracting_dimensions": [str(summed[0])], "rhs_contracting_dimensions": [str(summed[1])],
+            "lhs_batch_dimensions": ["0", str(heads[0])], "rhs_batch_dimensions": ["0", str(heads[1])],
+        }  # fmt: skip
+    return {"operation_queue_id": "0", "cudnn_fmha_backend_config": config}
+
+
+# --- other platforms ----------------------------------------------------------------------------------------------
+
+
+def _refuse(context, *_):
+    platforms = " and ".join(context.module_context.platforms)
+    raise NotImplementedError(f"kernel='cudnn' runs on GPUs; kernel='xla' runs on {platforms} too")
+
+
+_only_on_gpu = Primitive("only_on_gpu")
+_only_on_gpu.def_impl(lambda x: jax.jit(_only_on_gpu.bind)(x))
+_only_on_gpu.def_abstract_eval(lambda x: x)
+batching.defvectorized(_only_on_gpu)
+mlir.register_lowering(_only_on_gpu, _refuse)
+mlir.register_lowering(_only_on_gpu, lambda context, x: [x], platform="cuda")
