@@ -11,7 +11,7 @@ from ringformer.estimate.compiler_dump import Compiled, CompilerFailure
 from ringformer.estimate.compiler_process import MACHINE_CODE, at_work, wait_for_schedule
 from ringformer.estimate.kernel_cache import KernelCache
 from ringformer.estimate.kernel_keys import KernelKeys
-from ringformer.estimate.machine_code import dumped_kernels, grid_of, read_kernel
+from ringformer.estimate.machine_code import dumped_kernels, read_instruction
 from ringformer.estimate.overlap import read_schedule
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.program_seconds import of_chunk_pairs
@@ -87,7 +87,7 @@ def _read_as_written(
     while cycles.keys() != set(keys.values()):
         ended = process.poll() is not None
         for name, path in dumped_kernels(folder).items():
-            if name in keys and keys[name] not in cycles and (kernel := read_kernel(path.read_text(), grid_of(name))):
+            if name in keys and keys[name] not in cycles and (kernel := read_instruction(name, path.read_text())):
                 cycles[keys[name]], last = kernel.cycles, time.monotonic()
         idle = time.monotonic() - last > IDLE_SECONDS
         if ended or (idle and products <= cycles.keys()):

@@ -44,7 +44,7 @@ def dumped_kernels(folder: Path) -> dict[str, Path]:
 
 def read_cycles(folder: Path) -> dict[str, float]:
     """The cycles of every kernel of a finished dump by the name of its instruction."""
-    kernels = {name: read_kernel(path.read_text(), grid_of(name)) for name, path in dumped_kernels(folder).items()}
+    kernels = {name: read_instruction(name, path.read_text()) for name, path in dumped_kernels(folder).items()}
     return {name: kernel.cycles for name, kernel in kernels.items() if kernel}
 
 
@@ -55,15 +55,27 @@ SHORT = 200
 class Grid(NamedTuple):
     """How often a kernel that walks a list of pairs runs each of its bodies."""
 
-    whole: int
-    masked: int
-    visits: int
+    whole: float
+    masked: float
+    visits: float
 
 
 def grid_of(name: str) -> Grid | None:
     """What the name of a kernel says of its grid (`ops/kernels/pair_table.py`); None of other instructions."""
     match = re.search(r"flash_\w+?_(\d+)_whole_(\d+)_masked_(\d+)_visits", name)
     return Grid(*map(int, match.groups())) if match else None
+
+
+BOTH_CORES = "barrier-megacore-wait"
+"""What the program of a grid says that both cores of a chip walk; of a single head one core does, without."""
+
+
+def read_instruction(name: str, text: str) -> Kernel | None:
+    """The kernel of an instruction on one core: if both cores of a chip (megacore) walk its grid, each takes half of
+    the batch and heads (of an odd number one more, which is not counted). None as of `read_kernel`."""
+    grid = grid_of(name)
+    cores = 2 if BOTH_CORES in text else 1
+    return read_kernel(text, grid and Grid(*(count / cores for count in grid)))
 
 
 def read_kernel(text: str, grid: Grid | None = None) -> Kernel | None:

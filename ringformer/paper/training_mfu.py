@@ -39,6 +39,10 @@ RUNS = (RING, BLOCKWISE, SHORTER)
 """The runs of a cell. The second baseline, of twice as many sequences, tells attention from the rest."""
 
 
+KERNEL_CHUNK = 1024
+"""Tokens of a kernel's chunks: a pair of them keeps the matrix units busiest of what fits v4 (docs/performance.md)."""
+
+
 class Configuration(NamedTuple):
     """A row of the paper's table. Contexts in K tokens."""
 
@@ -89,12 +93,12 @@ class Cell(NamedTuple):
         return self.configuration.target
 
     def workload(self, run: str) -> Workload:
-        """What one of the runs trains, with the fastest memory settings and the chunks of the baseline's context."""
+        """What one of the runs trains, with the fastest memory settings; all three have the same chunks."""
         c, target = self.configuration, find_target(self.target)
         ranks = target.num_devices // c.tp
         sp = c.ring // c.blockwise if run == RING else 1
         seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]
-        chunk = default_chunk(c.blockwise * K)
+        chunk = default_chunk(c.blockwise * K) if self.variant.kernel == "xla" else KERNEL_CHUNK
         model = LlamaConfig(**preset(c.model) | self.variant._asdict() | dict(
             attention="ring" if run == RING else "blockwise", q_chunk=chunk, k_chunk=chunk
         ))  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flash_cycles import write_table
-from ringformer.estimate.machine_code import Grid, grid_of, read_kernel
+from ringformer.estimate.machine_code import BOTH_CORES, Grid, grid_of, read_instruction, read_kernel
 from tests.estimate.test_machine_code import BRANCH, END, PLAIN, bundles
 
 ROWS = [row | {"chip": chip} for chip, said in
@@ -28,6 +28,17 @@ def test_a_grid_is_counted_by_what_its_name_says():
     for grid, cycles in (((1, 0, 0), 314), ((0, 1, 0), 414), ((5, 3, 2), 5 * 314 + 3 * 414 + 2 * 250)):
         assert read_kernel(text, Grid(*grid)).cycles == cycles
     assert read_kernel(text).cycles == len(lines)
+
+
+def test_two_cores_walk_half_of_a_grid_each():
+    """A step of 9 bundles and a body of 300; one core where the program does not wait for the other."""
+    lines = [[PLAIN]] * 4 + [[BRANCH, 1, 305], *[[PLAIN]] * 300]
+    lines += [[BRANCH, 2, 606], *[[PLAIN]] * 300, [BRANCH, 9, 0], [END]]
+    text = bundles(*lines)
+    name = "flash_forward_16_whole_4_masked_2_visits.1"
+    alone = read_instruction(name, text).cycles
+    assert alone == read_kernel(text, Grid(16, 4, 2)).cycles
+    assert read_instruction(name, f"/* {BOTH_CORES} */\n{text}").cycles == alone / 2
 
 
 def test_only_kernels_of_pairs_have_a_grid():
