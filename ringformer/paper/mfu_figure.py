@@ -43,7 +43,7 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
                 axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
         axes.set_title(name, fontsize=9.5)
         axes.set(xlim=(0, 1), xticks=[0, 0.25, 0.5, 0.75, 1])
-        axes.set_xticklabels(["0", "25%", "50%", "75%", "100%"])
+        axes.set_xticklabels(["0", "25%", "50%", "75%", "100%"], fontsize=8.5)
         axes.grid(axis="x", color=RULE, linewidth=0.6)
         axes.tick_params(length=0)
         axes.spines["left"].set_visible(False)
@@ -68,5 +68,8 @@ def _row(axes, y: int, shares: Shares, color: str) -> None:
         axes.plot([shares.expected] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2)
     if shares.ring is not None:
         axes.plot(shares.ring, y, "o", markersize=7, color=color, zorder=3)
-        axes.annotate(f"{shares.ring:.0%}", (shares.ring, y), (7, 0), textcoords="offset points", va="center",
-                      fontsize=8, color=color)  # fmt: skip
+        ours = [share for share in (shares.ring, shares.expected) if share is not None]
+        right = shares.blockwise is None or shares.ring > shares.blockwise  # the side where nothing else stands
+        axes.annotate(f"{shares.ring:.0%}", (max(ours) if right else min(ours), y), (7 if right else -7, 0),
+                      textcoords="offset points", va="center", ha="left" if right else "right", fontsize=8,
+                      color=color)  # fmt: skip

@@ -1,5 +1,6 @@
 """The paper's Table 4 as it stands on the page of tables, and as its picture draws it."""
 
+from ringformer.estimate.program_seconds import ATTENTION
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import GiB
 from ringformer.paper.mfu_figure import Bar, Shares
@@ -12,6 +13,7 @@ from ringformer.paper.training_mfu import (
     SHORTER,
     VARIANTS,
     Cell,
+    Measured,
     Utilisation,
     cells,
     expected_mfu,
@@ -61,32 +63,30 @@ def _mfu(runs: dict[str, dict], run: str, causal: bool) -> float | None:
 
 
 def _used(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Utilisation | None:
-    """What the baselines say; None without two that fit."""
-    found = {run: mfu for run in (BLOCKWISE, SHORTER) if (mfu := _mfu(runs, run, causal)) is not None}
-    if len(found) < 2:
-        return None
-    return utilisation(cell.workload(BLOCKWISE).model, {runs[run]["seq_len"]: mfu for run, mfu in found.items()},
-                       causal=causal)  # fmt: skip
+    """How well the baselines use the peak; None without two that fit."""
+    found = {runs[run]["seq_len"]: Measured(mfu, _attention(runs[run])) for run in (BLOCKWISE, SHORTER)
+             if (mfu := _mfu(runs, run, causal)) is not None}  # fmt: skip
+    return utilisation(cell.workload(BLOCKWISE).model, found, causal=causal) if len(found) == 2 else None
+
+
+def _attention(attempt: dict) -> float:
+    """The share of a step's seconds that are attention's."""
+    spent = attempt["seconds_by_purpose"]
+    return sum(seconds for purpose, seconds in spent.items() if purpose.startswith(ATTENTION)) / sum(spent.values())
 
 
 def _row(cell: Cell, runs: dict[str, dict]) -> str:
     c, columns = cell.configuration, []
     for causal in (False, True):
         found = shares(cell, runs, causal=causal)
-        sources = (runs.get(run) for run in (BLOCKWISE, BLOCKWISE, RING))
-        columns += [_share(share, attempt) for share, attempt in zip(found, sources, strict=True)]
+        for share, run in zip(found, (BLOCKWISE, BLOCKWISE, RING), strict=True):
+            columns.append("" if share is None else f"{share:.1%} {SOURCES[seconds_by(runs[run])]}")
+        for column, run in ((-3, BLOCKWISE), (-1, RING)):
+            if run in runs and not runs[run]["fits"]:
+                columns[column] = "does not fit"
     columns.insert(3, "{:.0%} to {:.0%}".format(*PAPER_MFU))
     return (f"| {c.target} | {_size(cell)} | {KERNELS[cell.variant.kernel]} | {c.blockwise}K → {c.ring:,}K | "
             f"{' | '.join(columns)} |")  # fmt: skip
-
-
-def _share(share: float | None, attempt: dict | None) -> str:
-    """A cell: the MFU and the source of its seconds; empty if nobody compiled it."""
-    if attempt is None:
-        return ""
-    if not attempt["fits"]:
-        return "does not fit"
-    return "" if share is None else f"{share:.1%} {SOURCES[seconds_by(attempt)]}"
 
 
 def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:

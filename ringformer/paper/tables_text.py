@@ -84,14 +84,19 @@ The paper's five configurations and its batches (2,097,152 tokens on A100, 4,194
 same tokens on a device, the same chunks, and the same memory settings, which the estimator chooses for the ring: the
 ring is all that differs. 30B has tp 2 in both, since 512 devices with 16K tokens each are more than the batch.
 
-MFU is tokens a second times (6 N + 12 L H d T) over the peak of the dtype, N without the input embedding (PaLM's
-convention; FLOPs that are computed again do not count). It counts the pairs that a causal mask hides, which nobody
-computes. **Halved** counts 6 L H d T, what has to be computed. **Expected** is what the baseline lets expect of the
-ring: its seconds at two contexts, T, and T/2 with twice the sequences, say how well attention and all the rest use the
-peak, and the longer context has more of the one. "paper": about the range of all of its own, measured.
+MFU is tokens a second times (6 N + 12 L H d T) over the peak of the dtype (of float32, TF32's on A100 and bf16's on
+TPU), N without the input embedding: PaLM's convention. What is computed again, with full rematerialisation a quarter of
+the products with weights and a third of attention's, does not count. The pairs that a causal mask hides do, though nobody
+computes them; **halved** counts 6 L H d T, what has to be computed. **Expected** is what the baseline lets expect of
+the ring: at T, and at T/2 with twice the sequences, its schedule says how well attention and all the rest use the peak,
+and the longer context has more of the one. "paper": about the range of all of its own, measured.
 
-The source of the seconds: (m) machine code of attention, bytes and FLOPs of the rest; (b) the program's bytes and
-FLOPs; both with the communication that the compiled schedule leaves exposed. A closed form alone would be (c)."""
+The source of the seconds: (m) machine code of attention as far as a layer's alone has the same, bytes and FLOPs of the
+rest, [the executables](#the-executables-of-table-4) say of how much; (b) the program's bytes and FLOPs; both with the
+communication that the compiled schedule leaves exposed. A closed form alone would be (c).
+
+Blocks by Pallas have chunks of 1024, XLA's the default at the baseline's context. 65B's ring has fewer tokens on a
+device than Table 2 wants of v4: fast blocks leave a part of it exposed."""
 
 SOURCES = {"machine code": "(m)", "the program's bytes and FLOPs": "(b)", CLOSED_FORM: "(c)"}
 """How Table 4 marks what `seconds_by` says."""
@@ -110,8 +115,8 @@ TABLE_4_EXECUTABLES = """
 
 ### The executables of Table 4
 
-Used: the shares of the peak of products with weights and of attention (halved) that the two baselines say. The commands
-are in `results/table4.json`.
+Exposed: the share of the seconds that are communication which nothing hides. Used: the shares of the peak that products
+with weights and attention (halved) reach in the two baselines. The commands are in `results/table4.json`.
 
 | cell | run | mesh | tokens | microbatches | peak GiB | head groups | remat group | s/step | exposed | by | used | \
 compiled by |

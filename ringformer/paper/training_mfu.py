@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.kernel_cycles import with_machine_code
@@ -36,7 +35,7 @@ PAPER_MFU = (0.30, 0.35)
 
 RING, BLOCKWISE, SHORTER = "ring", "blockwise", "blockwise, half the context"
 RUNS = (RING, BLOCKWISE, SHORTER)
-"""The runs of a cell. The second baseline, of twice as many sequences, tells attention from the rest."""
+"""The runs of a cell. The second baseline has twice as many sequences, of half the tokens."""
 
 
 KERNEL_CHUNK = 1024
@@ -174,29 +173,35 @@ def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[
     return answer | {"fits": estimate.fits and estimate.fits_host}
 
 
+class Measured(NamedTuple):
+    """What a run of the baseline reaches at its context."""
+
+    mfu: float
+    attention: float
+    """The share of its seconds that are attention's."""
+
+
 class Utilisation(NamedTuple):
     """Of the peak, by what is computed."""
 
     products: float
-    """Of the products with weights (feed-forward, projections, head)."""
+    """Of the products with weights (feed-forward, projections, head), which take all seconds that are not attention's:
+    the exposed gathers', too."""
     attention: float
 
 
-def utilisation(model: LlamaConfig, mfu: Mapping[int, float], *, causal: bool) -> Utilisation:
-    """What the MFU of a baseline at two or more contexts says of attention and of the rest.
+def utilisation(model: LlamaConfig, baseline: Mapping[int, Measured], *, causal: bool) -> Utilisation:
+    """How well the baseline uses the peak, from its runs by their contexts.
 
-    A token's F_products + F_attention(T) FLOPs take F_products / u_products + F_attention(T) / u_attention seconds at a
-    peak of 1: two unknowns, by least squares of relative errors. Attention grows with T, and all else that a token
-    takes, the exposed gathers too, counts to the products. Raises ValueError for a single context, and for contexts
-    whose seconds no utilisation explains.
+    Model FLOPs over the seconds that they take at a peak of 1, of all runs together. That these grow with the context
+    would tell attention from the rest, too; but what else changes a little with the shapes is not small beside the
+    growth of a short context's attention, and the schedule says which seconds are whose.
     """
-    if len(mfu) < 2:
-        raise ValueError(f"{len(mfu)} context is too few to tell attention from the rest: at least 2")
-    seconds = [[x * mfu[T] / sum(_flops(model, T, causal)) for x in _flops(model, T, causal)] for T in mfu]
-    inverse, *_ = np.linalg.lstsq(np.array(seconds), np.ones(len(mfu)), rcond=None)
-    if not (inverse > 0).all():
-        raise ValueError(f"an MFU of {dict(mfu)} is none of products and attention that take time each")
-    return Utilisation(*(1 / inverse).tolist())
+    flops = [_flops(model, seq_len, causal) for seq_len in baseline]
+    seconds = [sum(f) / m.mfu for f, m in zip(flops, baseline.values(), strict=True)]
+    attention = sum(s * m.attention for s, m in zip(seconds, baseline.values(), strict=True))
+    products = sum(seconds) - attention
+    return Utilisation(sum(f for f, _ in flops) / products, sum(f for _, f in flops) / attention)
 
 
 def expected_mfu(model: LlamaConfig, seq_len: int, used: Utilisation, *, causal: bool) -> float:

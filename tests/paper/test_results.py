@@ -9,7 +9,8 @@ import pytest
 from ringformer.estimate.longest_context import counted_longest_within, longest_within, next_length
 from ringformer.estimate.programs import PROGRAMS
 from ringformer.estimate.targets import find_target
-from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, read
+from ringformer.paper.attempts import read
+from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells
 from ringformer.paper.tables_document import longest
 from ringformer.runtime_environment import GPU_FRACTION
 
