@@ -86,10 +86,10 @@ ring is all that differs. 30B has tp 2 in both, since 512 devices with 16K token
 
 MFU is tokens a second times (6 N + 12 L H d T) over the peak of the dtype (of float32, TF32's on A100 and bf16's on
 TPU), N without the input embedding: PaLM's convention. What is computed again, with full rematerialisation a quarter of
-the products with weights and a third of attention's, does not count. The pairs that a causal mask hides do, though nobody
-computes them; **halved** counts 6 L H d T, what has to be computed. **Expected** is what the baseline lets expect of
-the ring: at T, and at T/2 with twice the sequences, its schedule says how well attention and all the rest use the peak,
-and the longer context has more of the one. "paper": about the range of all of its own, measured.
+the products with weights and a third of attention's, does not count. The pairs that a causal mask hides do, though
+nobody computes them; **halved** counts 6 L H d T, what has to be computed. **Expected** is what the baseline lets
+expect of the ring: at T, and at T/2 with twice the sequences, its schedule says how well attention and all the rest use
+the peak, and the longer context has more of the one. "paper": about the range of all of its own, measured.
 
 The source of the seconds: (m) machine code of attention as far as a layer's alone has the same, bytes and FLOPs of the
 rest, [the executables](#the-executables-of-table-4) say of how much; (b) the program's bytes and FLOPs; both with the
