@@ -65,4 +65,5 @@ def _tables(args: argparse.Namespace) -> None:
         max_context.judge_maxima(files.contexts, searched, log, args.generate_code)
     max_context.fill(files.contexts, searched, log, args.passes)
     pages = [] if args.docs is None else write_tables(files, Path(args.docs))
-    print(args.out, *pages, sep=", ")
+    filled = [path for path, cells in ((files.contexts, searched), (files.mfu, compared)) if cells]
+    print(*filled or [files.activations], *pages, sep=", ")

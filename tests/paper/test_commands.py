@@ -63,9 +63,12 @@ def filled(monkeypatch):
         ([], {"max_context": len(max_context.cells()), "training_mfu": 12, "activation_memory": 1}),
     ],
 )
-def test_a_pattern_selects_its_table_alone(arguments, expected, filled):
+def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
     run_verb(add_tables, f"--out={RESULTS}", *arguments)
     assert filled == expected
+    names = {"max_context": "max_context.json", "training_mfu": "table4.json"}
+    told = [str(RESULTS.with_name(names[table])) for table in names if expected[table]]
+    assert capsys.readouterr().out == ", ".join(told) + "\n"
 
 
 @pytest.mark.parametrize(
