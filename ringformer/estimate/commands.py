@@ -38,6 +38,7 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
     parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it")
     parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
+    parser.add_argument("--accumulate", type=int, help="microbatches that they are computed in (a preset: 1)")
     from ringformer.dataclass_flags import add_flags
     from ringformer.models.llama_config import LlamaConfig
 
@@ -122,7 +123,7 @@ def _estimate(args: argparse.Namespace) -> int:
 
 def _check_numbers(args: argparse.Namespace) -> None:
     """Raise ValueError for a number that no estimate can have, and for arguments that mean nothing without a config."""
-    for name in ("stage", "seq_len", "batch_size", "remat_group", "head_groups", "q_chunk", "k_chunk"):
+    for name in ("stage", "seq_len", "batch_size", "accumulate", "remat_group", "head_groups", "q_chunk", "k_chunk"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     if args.tokens is not None and not 0 < args.tokens < math.inf:
@@ -164,8 +165,8 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
     elif stages > 1 and args.tokens is not None:
         raise ValueError(f"--tokens={args.tokens:g}: each of the {stages} stages has its own; give a --stage, "
                          "or change --config.stages")  # fmt: skip
-    fields: dict[str, Any] = {name: getattr(args, name) for name in ("mesh_dim", "seq_len", "batch_size", "tokens")}
-    fields = {name: value for name, value in fields.items() if value is not None}
+    names = ("mesh_dim", "seq_len", "batch_size", "accumulate", "tokens")
+    fields: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
     settings = {name: value for name in MODEL_FLAGS if (value := getattr(args, name)) is not None}
     for w in workloads:
         if settings and not w.has_closed_forms:

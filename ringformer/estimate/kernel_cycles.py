@@ -29,7 +29,7 @@ def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str
     seconds, and has these beside them. That of a GPU, or of a model whose parts are not known, stays as it is; so does
     one of a compiler that writes no machine code, and the log says so.
     """
-    attends = workload.has_closed_forms and workload.model.attention == "ring"
+    attends = workload.has_closed_forms and workload.model.attention != "vanilla"
     if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
         return estimate
     program, cache = Program.parse(estimate.text), KernelCache.of(workload.target)

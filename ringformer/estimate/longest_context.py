@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ringformer.estimate.closed_forms import peak_bytes
 from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings, possible_settings
+from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.programs_report import programs_json
 from ringformer.estimate.report import estimate_json
 from ringformer.estimate.run_estimate import RunEstimate, compile_others
@@ -32,8 +33,13 @@ def attempt(
     )  # fmt: skip
     others = compile_others(workload, generate_code=generate_code) if whole_run and estimate.fits else ()
     run = RunEstimate((estimate, *others))
-    answer = estimate_json(workload, estimate) | programs_json(run)
-    answer["fits"] = not run.reasons_against
+    return brief_json(workload, estimate) | programs_json(run) | {"fits": not run.reasons_against}
+
+
+def brief_json(workload: Workload, estimate: Estimate) -> dict:
+    """The JSON of a preset's estimate without its lists of collectives and buffers, with its `seq_len` and the command
+    that says the same."""
+    answer = estimate_json(workload, estimate)
     for listed in ("collectives", "collective_groups", "largest_buffers"):
         del answer[listed]
     return answer | {"seq_len": workload.seq_len, "command": estimate_command(workload)}

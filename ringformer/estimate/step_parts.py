@@ -21,12 +21,14 @@ ATTENTION = "attention of a layer"
 
 
 def lower_attention(workload: Workload) -> LoweredProgram:
-    """The forward and the backward pass of one layer's ring attention, of the heads that the step computes at once."""
+    """The forward and the backward pass of one layer's attention, a ring's or one device's, of the heads that the step
+    computes at once."""
     model, mesh = workload.model, make_mesh(workload.mesh_dim, workload.target.devices())
     dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")
+    ring = model.attention == "ring"  # else the keys are all at hand, as in the model
     attend = partial(
-        ring_attention, axis_name="sp", layout=model.layout, q_chunk=model.q_chunk, k_chunk=model.k_chunk,
-        kernel=model.kernel,
+        ring_attention, axis_name="sp" if ring else None, layout=model.layout if ring else "contiguous",
+        q_chunk=model.q_chunk, k_chunk=model.k_chunk, kernel=model.kernel,
     )  # fmt: skip
 
     def array(heads):

@@ -101,10 +101,11 @@ def estimate_command(workload: Workload) -> str:
     model, settings = workload.model, vars(workload.settings)
     flags = {"attention": model.attention, "compute_dtype": model.compute_dtype}
     shape = {"mesh_dim": workload.mesh_dim, "batch_size": workload.batch_size}
+    shape |= {"accumulate": workload.accumulate} if workload.accumulate != 1 else {}
     layout = {name: getattr(model, name) for name in ("layout", "kernel", "remat")
               if getattr(model, name) != getattr(LlamaConfig, name)}  # fmt: skip
     named = LlamaConfig(**preset(workload.name) | flags | layout | settings | {"offload": model.offload})
-    if named != model or workload.accumulate != 1:
+    if named != model:
         raise ValueError(f"no flags of `ringformer estimate` make {model} of {workload.name!r}; write a config file")
     options = {"model": workload.name, "target": workload.target.name, **flags, **shape, **layout,
                "seq_len": workload.seq_len, **settings}  # fmt: skip

@@ -9,14 +9,15 @@ from pathlib import Path
 def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
     """Arguments of `ringformer tables`."""
     parser.description = (
-        "Search the paper's Table 3 with the real compilers: hours for all of it. Each attempt is kept; run it again "
-        "to go on."
+        "Search the paper's Table 3 with the real compilers, and compile what Tables 1 and 4 are of: hours for all of "
+        "it. Each attempt is kept; run it again to go on."
     )
     parser.add_argument("--row", help="one row, e.g. v5e-256/7b; without: all")
     parser.add_argument("--out", default="results/max_context.json", help="the file of the attempts")
     parser.add_argument("--docs", metavar="DIR", help="write tables.md and its pictures to this folder")
     parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
-    parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16; or table1")
+    parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16 of Table 3, "
+                        "table4 or table4/v4-1024; or table1")  # fmt: skip
     parser.add_argument("--whole_runs", action="store_true", help="compile every program of the runs at the maxima")
     parser.add_argument("--generate_code", action="store_true", help="the same, to machine code: minutes each on TPU")
     return _tables
@@ -24,29 +25,24 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 
 def _tables(args: argparse.Namespace) -> None:
     from ringformer.estimate.targets import only_compilers
-    from ringformer.paper import activation_memory
-    from ringformer.paper.max_context import (
-        ROWS,
-        SCALING,
-        cells,
-        fill,
-        judge_maxima,
-        other_compilers,
-        read,
-        renew_counted,
-    )
-    from ringformer.paper.tables_document import write_tables
+    from ringformer.paper import activation_memory, max_context, training_mfu
+    from ringformer.paper.attempts import other_compilers, read
+    from ringformer.paper.tables_document import Results, write_tables
 
     only_compilers()
-    known = ROWS + SCALING
+    known = max_context.ROWS + max_context.SCALING
     rows = tuple(row for row in known if args.row in (None, row.name))
     if not rows:
         raise ValueError(f"no row {args.row!r}; rows: {', '.join(row.name for row in known)}")
-    wanted, out = [cell for cell in cells(rows) if args.only in cell.name], Path(args.out)
-    if out.is_dir():
+    whole = not (args.row or args.only or args.passes == 0)
+    searched = [cell for cell in max_context.cells(rows) if args.only in cell.name]
+    named = whole or args.only.startswith(training_mfu.TABLE)
+    compared = [cell for cell in training_mfu.cells() if named and args.only in cell.name]
+    if Path(args.out).is_dir():
         raise ValueError(f"--out={args.out} is a folder; name the JSON file, e.g. results/max_context.json")
-    if not wanted and args.only != "table1":
-        raise ValueError(f"no cell has {args.only!r} in its name; a name is like {cells(rows)[0].name}, or table1")
+    if not (searched or compared or args.only == "table1"):
+        names = [cells[0].name for cells in (max_context.cells(rows), training_mfu.cells())]
+        raise ValueError(f"no cell has {args.only!r} in its name; a name is like {' or '.join(names)}, or table1")
     if args.passes is not None and args.passes < 0:
         raise ValueError(f"--passes={args.passes} must be at least 0")
     if args.passes == 0 and not args.docs:
@@ -55,17 +51,19 @@ def _tables(args: argparse.Namespace) -> None:
     def log(line: str) -> None:
         print(line, flush=True)
 
-    if changed := renew_counted(out):
+    files = Results.beside(Path(args.out))
+    if changed := max_context.renew_counted(files.contexts):
         log(f"{changed} attempts have other seconds by today's closed form")
-    for line in other_compilers(read(out), wanted):
+    made = max_context.compilers(read(files.contexts), searched), training_mfu.compilers(read(files.mfu), compared)
+    for line in (line for before in made for line in other_compilers(before)):
         print(line, file=sys.stderr)
-    table1 = out.with_name("activations.json")
-    if args.only == "table1" or not (args.row or args.only or args.passes == 0):
-        activation_memory.fill(table1, log)
+    if whole or args.only == "table1":
+        activation_memory.fill(files.activations, log)
+    if args.passes != 0:
+        training_mfu.fill(files.mfu, compared, log)
     if args.whole_runs or args.generate_code:
-        judge_maxima(out, wanted, log, args.generate_code)
-    fill(out, wanted, log, args.passes)
-    if args.docs:
-        write_tables(out, table1, Path(args.docs))
-    pages = [f"{args.docs}/tables.md, figures/longest_contexts.svg, figures/training_cost.svg"] if args.docs else []
-    print(out, *pages, sep=", ")
+        max_context.judge_maxima(files.contexts, searched, log, args.generate_code)
+    max_context.fill(files.contexts, searched, log, args.passes)
+    pages = [] if args.docs is None else write_tables(files, Path(args.docs))
+    filled = [path for path, cells in ((files.contexts, searched), (files.mfu, compared)) if cells]
+    print(*filled or [files.activations], *pages, sep=", ")

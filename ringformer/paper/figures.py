@@ -42,7 +42,7 @@ class Contexts(NamedTuple):
     """Modelled days of one step there."""
 
 
-def _drawn(draw: Callable) -> Callable:
+def drawn(draw: Callable) -> Callable:
     """Make of `draw(plt, *data) -> figure` a function of (*data, path) that writes the figure, alike every time."""
 
     @wraps(draw)
@@ -61,7 +61,7 @@ def _drawn(draw: Callable) -> Callable:
     return write
 
 
-@_drawn
+@drawn
 def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
     """Table 3 as dots on a log axis: the paper's context, ours, and how many times the paper's ours are."""
     figure, axes = plt.subplots(figsize=(8.6, 0.42 * len(rows) + 1.4), layout="constrained")
@@ -103,7 +103,7 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
     return figure
 
 
-@_drawn
+@drawn
 def draw_training_cost(plt) -> Any:
     """Figure 5: FLOPs of a pass over the same tokens at a longer context, relative to a context of 4096."""
     figure, axes = plt.subplots(figsize=(7.4, 4), layout="constrained")
@@ -130,7 +130,7 @@ def flops_ratio(hidden_size: int, context: int, baseline: int = 4096) -> float:
     return (6 * hidden_size + context) / (6 * hidden_size + baseline)
 
 
-@_drawn
+@drawn
 def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple[str, str], float]) -> Any:
     """Is a hop hidden? The computation that the compiler scheduled under it over its time on the link.
 
@@ -162,7 +162,7 @@ def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple
     return figure
 
 
-@_drawn
+@drawn
 def draw_ring(plt, n: int = 4) -> Any:
     """Queries stay, keys and values travel: the ring of n devices, and which block each of them holds at each step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.5), width_ratios=(1, 1.35), layout="constrained")
@@ -209,7 +209,7 @@ def causal_work(layout: Layout, ring_size: int, local: int = 1024) -> np.ndarray
     return work / work.mean()
 
 
-@_drawn
+@drawn
 def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
     """Which tokens a rank holds, what its queries see of each visiting block, and how much causal work that makes."""
     figure, grid = plt.subplots(3, len(VISIBLE), figsize=(8.6, 4.5), height_ratios=(0.2, 3, 0.95), layout="constrained")

@@ -4,22 +4,20 @@ Cells are searched breadth first, one length each in turn, and every attempt is 
 the search goes on where it was, and at any time the file says what is known so far.
 """
 
-import datetime
-import json
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import CLOSED_FORM
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.longest_context import attempt, longest_start, next_length
-from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
+from ringformer.estimate.targets import find_target
 from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import MemorySettings, Workload
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
+from ringformer.paper.attempts import installed, read, stamp, write_cells
 
 K = 1024
 
@@ -202,34 +200,17 @@ def _unjudged(attempts: list[dict], generate_code: bool) -> dict | None:
 
 
 def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
-    """The cells whose compiler is installed; of each other target it is said what to install."""
-    absent = set()
-    for name in dict.fromkeys(cell.row.target for cell in wanted):
-        try:
-            find_target(name).require_compiler()
-        except MissingCompiler as missing:
-            log(f"{name} is left out: {missing}")
-            absent.add(name)
-    return [cell for cell in wanted if cell.row.target not in absent]
+    """The cells whose compiler is installed."""
+    there = installed((cell.row.target for cell in wanted), log)
+    return [cell for cell in wanted if cell.row.target in there]
 
 
-def other_compilers(known: dict[str, list[dict]], wanted: list[Cell]) -> list[str]:
-    """A line for each target whose attempts were compiled by another compiler than the one that is installed."""
-    lines = []
-    for name in dict.fromkeys(cell.row.target for cell in wanted):
-        cells_of = [cell.name for cell in wanted if cell.row.target == name]
-        before = {a["compiled_by"] for cell in cells_of for a in known.get(cell, [])}
-        with suppress(MissingCompiler):
-            now = compiled_by(find_target(name))
-            if before - {now}:
-                lines.append(f"{name}: attempts of {'; '.join(sorted(before - {now}))} stand in the file, the compiler "
-                             f"here is {now}: bytes and seconds may differ a little")  # fmt: skip
-    return lines
-
-
-def read(path: Path) -> dict[str, list[dict]]:
-    """The attempts of each cell, by its name; none if there is no file."""
-    return json.loads(path.read_text())["cells"] if path.exists() else {}
+def compilers(known: dict[str, list[dict]], wanted: list[Cell]) -> dict[str, set[str]]:
+    """By target, what compiled the attempts at these cells."""
+    found: dict[str, set[str]] = {}
+    for cell in wanted:
+        found.setdefault(cell.row.target, set()).update(a["compiled_by"] for a in known.get(cell.name, []))
+    return found
 
 
 def write(path: Path, cell: Cell, answer: dict) -> None:
@@ -237,15 +218,10 @@ def write(path: Path, cell: Cell, answer: dict) -> None:
     two searches can share it."""
     known = read(path)
     known[cell.name] = [a for a in known.get(cell.name, []) if a["seq_len"] != answer["seq_len"]]
-    stamp = {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(find_target(cell.row.target))}
-    known[cell.name].append(answer | stamp)
+    known[cell.name].append(answer | stamp(find_target(cell.row.target)))
     _write(path, known)
 
 
 def _write(path: Path, known: dict[str, list[dict]]) -> None:
     about = "compiled: whole train steps of `ringformer train`, one attempt per length; bytes of one device"
-    content = {"what": about, "command": "ringformer tables", "cells": dict(sorted(known.items()))}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+    write_cells(path, about, "ringformer tables", known)

@@ -2,8 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
-from ringformer.estimate.closed_forms import CLOSED_FORM, smallest_local_length
+from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.longest_context import MAX_STEP_SECONDS, counted_longest_within, longest_within
 from ringformer.estimate.program_seconds import USUAL, efficiency
 from ringformer.estimate.targets import find_target
@@ -11,8 +12,11 @@ from ringformer.hardware import CHIPS, GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.paper import activation_memory
+from ringformer.paper.attempts import read
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
-from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, read
+from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row
+from ringformer.paper.mfu_figure import draw_training_mfu
+from ringformer.paper.mfu_table import bars, table4
 from ringformer.paper.tables_text import (
     BASELINES,
     BLOCKWISE,
@@ -25,21 +29,42 @@ from ringformer.paper.tables_text import (
     TABLE_1,
     TABLE_2,
     TABLE_3,
+    seconds_by,
 )
+from ringformer.paper.training_mfu import PAPER_MFU
 
 
-def write_tables(results: Path, held: Path, folder: Path) -> None:
-    """`folder`/tables.md and its pictures in `folder`/figures, from the attempts in `results`, of Table 1 in `held`."""
-    attempts = read(results)
+class Results(NamedTuple):
+    """The files that the tables are made of."""
+
+    contexts: Path
+    """The attempts of Table 3."""
+    activations: Path
+    """Table 1."""
+    mfu: Path
+    """Table 4."""
+
+    @staticmethod
+    def beside(contexts: Path) -> "Results":
+        """Those of the folder of Table 3's."""
+        return Results(contexts, *(contexts.with_name(name) for name in ("activations.json", "table4.json")))
+
+
+def write_tables(results: Results, folder: Path) -> list[str]:
+    """Write `folder`/tables.md and its pictures in `folder`/figures; returns what was written."""
+    attempts, trained = read(results.contexts), read(results.mfu)
     pictures = folder / "figures"
     pictures.mkdir(parents=True, exist_ok=True)
     draw_longest_contexts(contexts(attempts), path=pictures / "longest_contexts.svg")
     draw_training_cost(path=pictures / "training_cost.svg")
+    draw_training_mfu(bars(trained), PAPER_MFU, path=pictures / "training_mfu.svg")
     sections = [
         HEAD + provenance(attempts), table3(attempts), baselines(attempts), details(attempts), scaling(attempts),
-        table1(activation_memory.read(held)), table2(), FIGURES,
+        table4(trained), table1(activation_memory.read(results.activations)), table2(), FIGURES,
     ]  # fmt: skip
     (folder / "tables.md").write_text("\n".join(sections))
+    names = ("longest_contexts", "training_cost", "training_mfu")
+    return [f"{folder}/tables.md", *(f"figures/{name}.svg" for name in names)]
 
 
 def longest(attempts: list[dict]) -> dict | None:
@@ -154,17 +179,10 @@ def details(attempts: dict) -> str:
             f"{best['host_bytes'] / GiB:.1f} | {best['head_groups']} | {best['remat_group']} | "
             f"{best['exposed_in_ring_loops_bytes'] / max(ring, 1):.2%} | "
             f"{best['exposed_permute_bytes'] / max(ring, 1):.2%} | {best['max_link_hops'] or '-'} | "
-            f"{best['step_seconds_model']:,.0f} | {_seconds_by(best)} | {_judged(best)} | "
+            f"{best['step_seconds_model']:,.0f} | {seconds_by(best)} | {_judged(best)} | "
             f"{best['compiled_by']}, {best['date']} |"
         )
     return "\n".join(rows) + "\n"
-
-
-def _seconds_by(attempt: dict) -> str:
-    """What an attempt's seconds are of."""
-    source = attempt["seconds_source"]
-    kinds = (CLOSED_FORM, "machine code")
-    return next((kind for kind in kinds if kind in source), "the program's bytes and FLOPs")
 
 
 def _judged(attempt: dict) -> str:

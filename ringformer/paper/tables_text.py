@@ -1,5 +1,7 @@
 """What the page of tables says around its tables."""
 
+from ringformer.estimate.closed_forms import CLOSED_FORM
+
 HEAD = """# The paper's tables, compiled
 
 Written by `ringformer tables` from `results/max_context.json`; nothing here was run on an accelerator. **compiled**:
@@ -75,6 +77,51 @@ peak, B one link of a TPU in one direction (the paper counts several links, whic
 node of GPUs.
 """
 
+TABLE_4 = """## Table 4: model FLOPs utilisation (compiled; seconds modelled)
+
+The paper's five configurations and its batches (2,097,152 tokens on A100, 4,194,304 on v4), trained twice:
+**blockwise**, a whole sequence on each rank, and **ring**, over as many ranks as its context is longer. Both have the
+same tokens on a device, the same chunks, and the same memory settings, which the estimator chooses for the ring: the
+ring is all that differs. 30B has tp 2 in both, since 512 devices with 16K tokens each are more than the batch.
+
+MFU is tokens a second times (6 N + 12 L H d T) over the peak of the dtype (of float32, TF32's on A100 and bf16's on
+TPU), N without the input embedding: PaLM's convention. What is computed again, with full rematerialisation a quarter of
+the products with weights and a third of attention's, does not count. The pairs that a causal mask hides do, though
+nobody computes them; **halved** counts 6 L H d T, what has to be computed. **Expected** is what the baseline lets
+expect of the ring: at T, and at T/2 with twice the sequences, its schedule says how well attention and all the rest use
+the peak, and the longer context has more of the one. "paper": about the range of all of its own, measured.
+
+The source of the seconds: (m) machine code of attention as far as a layer's alone has the same, bytes and FLOPs of the
+rest, [the executables](#the-executables-of-table-4) say of how much; (b) the program's bytes and FLOPs; both with the
+communication that the compiled schedule leaves exposed. A closed form alone would be (c).
+
+Blocks by Pallas have chunks of 1024, XLA's the default at the baseline's context. 65B's ring has fewer tokens on a
+device than Table 2 wants of v4: fast blocks leave a part of it exposed."""
+
+SOURCES = {"machine code": "(m)", "the program's bytes and FLOPs": "(b)", CLOSED_FORM: "(c)"}
+"""How Table 4 marks what `seconds_by` says."""
+
+_MFU_COLUMNS = """
+| hardware | model | blocks by | context | blockwise | expected | ring | paper | halved: blockwise | expected | ring |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+
+PRECISIONS = {
+    "float32": f"\n### float32, as in the paper\n{_MFU_COLUMNS}",
+    "bfloat16": f"\n### bf16 over float32 weights\n{_MFU_COLUMNS}",
+}
+
+TABLE_4_EXECUTABLES = """
+![MFU of the blockwise baseline, what it lets expect of the ring, and the ring's](figures/training_mfu.svg)
+
+### The executables of Table 4
+
+Exposed: the share of the seconds that are communication which nothing hides. Used: the shares of the peak that products
+with weights and attention (halved) reach in the two baselines. The commands are in `results/table4.json`.
+
+| cell | run | mesh | tokens | microbatches | peak GiB | head groups | remat group | s/step | exposed | by | used | \
+compiled by |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
 FIGURES = """
 ## Figures
 
@@ -88,3 +135,10 @@ the paper's. Like for like is float32. Days: of one modelled step.
 Figure 5 (closed form): FLOPs of one pass over the same data at a longer context, relative to a context of 4K,
 (6 h + s) / (6 h + 4096).
 """
+
+
+def seconds_by(attempt: dict) -> str:
+    """What an attempt's seconds are of."""
+    source = attempt["seconds_source"]
+    kinds = (CLOSED_FORM, "machine code")
+    return next((kind for kind in kinds if kind in source), "the program's bytes and FLOPs")

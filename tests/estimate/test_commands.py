@@ -111,12 +111,13 @@ def test_json_says_what_it_is_of_and_what_made_it(compiled, capsys):
 
 
 def test_every_flag_reaches_the_workload(compiled, capsys):
-    flags = ["--batch_size=4", "--mesh_dim=1,2,1,4", "--attention=ring", "--layout=striped", "--remat=attention",
-             "--compute_dtype=float32", "--head_groups=4", "--q_chunk=512", "--k_chunk=256", "--offload"]  # fmt: skip
+    flags = ["--batch_size=4", "--accumulate=2", "--mesh_dim=1,2,1,4", "--attention=ring", "--layout=striped",
+             "--remat=attention", "--compute_dtype=float32", "--head_groups=4", "--q_chunk=512", "--k_chunk=256",
+             "--offload"]  # fmt: skip
     assert estimate(*flags) == 0
     (workload,) = compiled
     model = workload.model
-    assert (workload.batch_size, workload.mesh_shape) == (4, (1, 2, 1, 4))
+    assert (workload.batch_size, workload.accumulate, workload.mesh_shape) == (4, 2, (1, 2, 1, 4))
     assert (model.layout, model.remat, model.compute_dtype, model.offload) == ("striped", "attention", "float32", True)
     assert str(workload.settings) == "head_groups 4, remat_group 1, q_chunk 512, k_chunk 256"
 
@@ -160,6 +161,7 @@ def test_without_a_compiler_all_that_is_known_must_fit(no_compiler, capsys):
         ("--q_chunk=-1", "--q_chunk=-1 must be at least 1"),
         ("--seq_len=0", "--seq_len=0 must be at least 1"),
         ("--batch_size=0", "--batch_size=0 must be at least 1"),
+        ("--accumulate=0", "--accumulate=0 must be at least 1"),
         ("--tokens=-5", "--tokens=-5 must be positive"),
         ("--tokens=nan", "--tokens=nan must be positive"),
         ("--tokens=inf", "--tokens=inf must be positive"),

@@ -22,3 +22,13 @@ def test_a_device_has_the_heads_that_the_step_computes_at_once(mesh_dim, kv_head
     fsdp, sp = (int(mesh_dim.split(",")[axis]) for axis in (1, 3))
     part = lower_attention(Workload(model, find_target("v5e:2x2"), mesh_dim, sp * 256, batch_size=fsdp))
     assert f"tensor<1x256x{local}xbf16>" in part.lowered.as_text()
+
+
+@on_tpu
+@pytest.mark.parametrize(
+    ("attention", "mesh_dim", "hops"), [("ring", "1,1,1,4", True), ("blockwise", "1,4,1,1", False)]
+)
+def test_only_a_ring_has_hops(attention, mesh_dim, hops):
+    model = replace(MODEL, attention=attention)
+    part = lower_attention(Workload(model, find_target("v5e:2x2"), mesh_dim, 1024, batch_size=4))
+    assert ("collective_permute" in part.lowered.as_text()) == hops

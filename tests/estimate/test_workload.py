@@ -32,16 +32,16 @@ def test_every_recorded_command_is_that_of_its_cell():
             assert estimate_command(workload) == attempt["command"]
 
 
-@pytest.mark.parametrize(
-    "change", [{"accumulate": 2}, {"name": "small", "accumulate": 1}, {"model": replace(TINY.model, remat="dots")}]
-)
+@pytest.mark.parametrize("change", [{"name": "small"}, {"model": replace(TINY.model, remat="dots")}])
 def test_what_no_flags_say_has_no_command(change):
     with pytest.raises(ValueError, match="no flags of `ringformer estimate` make"):
-        estimate_command(replace(replace(TINY, accumulate=1), **change))
+        estimate_command(replace(TINY, **change))
 
 
-def test_chunks_and_layout_are_said():
+def test_chunks_layout_and_microbatches_are_said():
     model = replace(TINY.model, q_chunk=512, layout="striped", offload=True)
-    command = estimate_command(replace(TINY, accumulate=1, model=model))
+    command = estimate_command(replace(TINY, model=model))
+    assert " --batch_size=8 --accumulate=2 " in command
+    assert "accumulate" not in estimate_command(replace(TINY, accumulate=1))
     assert "--layout=striped" in command and "--q_chunk=512" in command and "k_chunk" not in command
     assert command.endswith(" --offload --json")

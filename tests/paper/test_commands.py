@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ringformer.estimate import targets
-from ringformer.paper import max_context
+from ringformer.paper import activation_memory, attempts, max_context, training_mfu
+from ringformer.paper.attempts import read
 from ringformer.paper.commands import add_tables
-from ringformer.paper.max_context import read
 from tests.verbs import run_verb
 
 RESULTS = Path(__file__).parents[2] / "results" / "max_context.json"
@@ -18,8 +18,10 @@ def test_the_page_is_written_where_it_is_told_and_nothing_elsewhere(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     run_verb(add_tables, f"--out={RESULTS}", "--passes=0", "--docs=page")
     assert sorted(p.name for p in tmp_path.rglob("*")) == [
-        "figures", "longest_contexts.svg", "page", "tables.md", "training_cost.svg"]  # fmt: skip
-    assert capsys.readouterr().out.endswith("page/tables.md, figures/longest_contexts.svg, figures/training_cost.svg\n")
+        "figures", "longest_contexts.svg", "page", "tables.md", "training_cost.svg", "training_mfu.svg"]  # fmt: skip
+    assert capsys.readouterr().out.endswith(
+        "page/tables.md, figures/longest_contexts.svg, figures/training_cost.svg, figures/training_mfu.svg\n"
+    )
 
 
 def test_another_compiler_than_that_of_the_results_is_said_and_not_refused(tmp_path, monkeypatch, capsys):
@@ -29,7 +31,7 @@ def test_another_compiler_than_that_of_the_results_is_said_and_not_refused(tmp_p
     said = capsys.readouterr().err
     assert re.search(r"v5e-64: attempts of jax .*, libtpu .* stand in the file, the compiler here is jax 1.2.3", said)
     (made,) = {a["compiled_by"] for a in read(RESULTS)["v5e-64/7b/ring/bfloat16/m=1"]}
-    monkeypatch.setattr(max_context, "compiled_by", lambda target: made)
+    monkeypatch.setattr(attempts, "compiled_by", lambda target: made)
     run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0", f"--docs={tmp_path}")
     assert not capsys.readouterr().err
 
@@ -41,11 +43,40 @@ def test_without_a_folder_no_page_is_written(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out == f"{RESULTS}\n"
 
 
+@pytest.fixture
+def filled(monkeypatch):
+    """How many cells of each module's table are filled; nothing is compiled."""
+    found = {}
+    for name, module in (("max_context", max_context), ("training_mfu", training_mfu)):
+        monkeypatch.setattr(module, "fill", lambda path, wanted, *_, name=name: found.update({name: len(wanted)}))
+    monkeypatch.setattr(activation_memory, "fill", lambda path, log: found.update(activation_memory=1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--only=table4"], {"max_context": 0, "training_mfu": 12}),
+        (["--only=table4/v4-1024/65b"], {"max_context": 0, "training_mfu": 3}),
+        (["--only=ring/bfloat16/m=2"], {"max_context": 5, "training_mfu": 0}),
+        (["--row=v5e-64/7b"], {"max_context": 1, "training_mfu": 0}),
+        ([], {"max_context": len(max_context.cells()), "training_mfu": 12, "activation_memory": 1}),
+    ],
+)
+def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
+    run_verb(add_tables, f"--out={RESULTS}", *arguments)
+    assert filled == expected
+    names = {"max_context": "max_context.json", "training_mfu": "table4.json"}
+    told = [str(RESULTS.with_name(names[table])) for table in names if expected[table]]
+    assert capsys.readouterr().out == ", ".join(told) + "\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--row=v5e-256/9b"], "no row 'v5e-256/9b'; rows: .*v5e-256/7b"),
-        (["--only=ringg", "--passes=0"], "no cell has 'ringg' in its name"),
+        (["--only=ringg", "--passes=0"], "no cell has 'ringg' in its name.* or table4/.*, or table1"),
+        (["--only=table4/9b"], "no cell has 'table4/9b' in its name.* or table4/8xa100-80/7b/float32/xla, or table1"),
         (["--out=.", "--passes=0"], "--out=. is a folder"),
         (["--passes=-1"], "--passes=-1 must be at least 0"),
         (["--passes=0"], "--passes=0 searches nothing, and without --docs=DIR nothing is written"),

@@ -19,6 +19,8 @@ from ringformer.paper.figures import (
     draw_training_cost,
     flops_ratio,
 )
+from ringformer.paper.mfu_figure import COLORS, Bar, Shares, draw_training_mfu
+from ringformer.paper.training_mfu import cells
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -93,6 +95,33 @@ def test_the_committed_figure_of_longest_contexts_has_the_multiples_of_the_table
     assert [word for word in found if word.endswith(" days")] == marked and len(marked) == 12
 
 
+def test_mfu_is_drawn_as_far_as_it_is_known(tmp_path):
+    """The ring's with its number, once for each convention; a configuration is named once."""
+    whole, unknown = Shares(0.3, 0.25, 0.26), Shares(0.4, None, None)
+    rows = [
+        Bar("v4  65B", "float32, XLA", whole, Shares(0.2, 0.14, 0.15)),
+        Bar("v4  65B", "bf16, XLA", unknown, unknown),
+    ]
+    draw_training_mfu(rows, (0.3, 0.35), path=tmp_path / "a.svg")
+    found = words(tmp_path / "a.svg")
+    assert [word for word in found if re.fullmatch(r"\d\d%", word) and word not in ("25%", "50%", "75%")] == [
+        "26%",
+        "15%",
+    ]
+    assert found.count("v4  65B") == 1 and {"paper", *COLORS} <= {*found}
+
+
+def test_the_committed_figure_of_mfu_has_the_rings_of_the_table():
+    page = (ROOT / "docs" / "tables.md").read_text().partition("## Table 4")[2].partition("### The executables")[0]
+    rows = [line.split(" | ") for line in page.splitlines() if "→" in line]
+    assert len(rows) == len(cells())
+    printed = [float(row[column].split("%")[0]) for column in (6, 10) for row in rows]
+    found = [word for word in words(FIGURES / "training_mfu.svg") if re.fullmatch(r"\d+%", word)]
+    drawn = sorted(float(word[:-1]) for word in found)
+    ticks = [25.0, 50.0, 75.0, 100.0] * 2
+    assert drawn == pytest.approx(sorted([*printed, *ticks]), abs=0.51)
+
+
 def test_the_committed_figure_of_the_overlap_names_its_targets():
     rows = json.loads((ROOT / "results" / "overlap.json").read_text())["rows"]
     targets = [row["target"].split(":")[0] for row in rows]
@@ -101,4 +130,4 @@ def test_the_committed_figure_of_the_overlap_names_its_targets():
 
 def test_pictures_are_small():
     sizes = {path.name: path.stat().st_size for path in FIGURES.iterdir()}
-    assert len(sizes) == 5 and max(sizes.values()) < 120_000, sizes
+    assert len(sizes) == 6 and max(sizes.values()) < 120_000, sizes

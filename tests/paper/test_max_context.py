@@ -9,8 +9,9 @@ import pytest
 
 from ringformer.estimate import longest_context, memory_settings, targets
 from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.paper import max_context
-from ringformer.paper.max_context import ROWS, Cell, cells, fill, judge_maxima, read
+from ringformer.paper import attempts, max_context
+from ringformer.paper.attempts import read
+from ringformer.paper.max_context import ROWS, Cell, cells, fill, judge_maxima
 from ringformer.paper.tables_document import longest
 from tests.estimate.test_longest_context import estimate_of
 
@@ -19,7 +20,7 @@ from tests.estimate.test_longest_context import estimate_of
 def installed(monkeypatch):
     """Every compiler is; none is called here."""
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
-    monkeypatch.setattr(max_context, "compiled_by", lambda target: "a formula")
+    monkeypatch.setattr(attempts, "compiled_by", lambda target: "a formula")
 
 
 def test_the_rows_are_the_papers():

@@ -12,7 +12,8 @@ from ringformer.estimate.programs import PROGRAMS
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import MemorySettings
-from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, read, renew_counted
+from ringformer.paper.attempts import read
+from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, renew_counted
 from ringformer.paper.tables_document import longest
 from ringformer.runtime_environment import GPU_FRACTION
 

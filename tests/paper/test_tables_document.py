@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from ringformer.estimate.longest_context import MAX_STEP_SECONDS
-from ringformer.paper.max_context import REGIMES, ROWS, Cell, cells, read
-from ringformer.paper.tables_document import _fits_text, _longest_text, _within_text, longest, write_tables
+from ringformer.paper.attempts import read
+from ringformer.paper.max_context import REGIMES, ROWS, Cell, cells
+from ringformer.paper.tables_document import Results, _fits_text, _longest_text, _within_text, longest, write_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +67,7 @@ def test_baselines_that_are_shorter_than_the_papers_are_named():
 
 
 def test_the_committed_page_is_what_the_results_say(tmp_path):
-    write_tables(ROOT / "results" / "max_context.json", ROOT / "results" / "activations.json", tmp_path)
+    write_tables(Results.beside(ROOT / "results" / "max_context.json"), tmp_path)
     committed = (ROOT / "docs" / "tables.md").read_text()
     assert (tmp_path / "tables.md").read_text() == committed, "ringformer tables writes it"
 
@@ -77,7 +78,7 @@ def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
     results.write_text(json.dumps({"cells": found}))
     held = {"local_tokens": 8192, "paper_bytes": 2**26, "forward_bytes": 3 * 2**26, "backward_bytes": 2.0**30}
     (tmp_path / "held.json").write_text(json.dumps({"kinds": {"blockwise": held}}))
-    write_tables(results, tmp_path / "held.json", tmp_path / "docs")
+    write_tables(Results(results, tmp_path / "held.json", tmp_path / "none.json"), tmp_path / "docs")
     text = (tmp_path / "docs" / "tables.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| v5e-256 | 7B | 256/2 | 2,048K |"))
     ends = "≥ {0} 12 s | {0} 12 s"  # both: the step of what fits takes 12 s
@@ -86,5 +87,6 @@ def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
     assert "| 256 | ≥ 8,192K | 32,768 | 8.00 | 12 |" in text and "| 32 | - | - | - | - |" in text
     assert "1.00%" in text  # exposed of the ring's bytes
     pictures = {path.name: path.read_text() for path in (tmp_path / "docs" / "figures").iterdir()}
-    assert pictures.keys() == {"longest_contexts.svg", "training_cost.svg"}
+    assert pictures.keys() == {"longest_contexts.svg", "training_cost.svg", "training_mfu.svg"}
+    assert "| v4-1024 | 65B | XLA | 8K → 1,024K |  |  |  | 30% to 35% |  |  |  |" in text
     assert "2×" in pictures["longest_contexts.svg"] and "16×" not in pictures["longest_contexts.svg"]

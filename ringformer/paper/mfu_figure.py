@@ -1,0 +1,75 @@
+"""The picture of the paper's Table 4."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ringformer.paper.figures import FAINT, INK, RULE, drawn
+
+COLORS = {"float32, XLA": "#3b75af", "bf16, XLA": "#c2570c", "bf16, Pallas": "#2c8a57"}
+"""Of a variant, by its name."""
+
+
+class Shares(NamedTuple):
+    """MFU by one convention; None: it does not fit, or is not known yet."""
+
+    blockwise: float | None
+    expected: float | None
+    ring: float | None
+
+
+class Bar(NamedTuple):
+    """A configuration in one variant."""
+
+    configuration: str
+    variant: str
+    palm: Shares
+    causal: Shares
+
+
+@drawn
+def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> Any:
+    """Table 4 as dots: the baseline's MFU (open), what it lets expect of the ring (line), and the ring's (filled).
+
+    Args:
+      rows: from top to bottom.
+      paper: the range of the paper's figures, as a band where its convention is drawn.
+    """
+    figure, both = plt.subplots(1, 2, figsize=(8.6, 0.34 * len(rows) + 1.6), sharey=True, layout="constrained")
+    names = ("all pairs counted (PaLM), as in the paper", "attention halved for its mask")
+    for axes, name, field in zip(both, names, ("palm", "causal"), strict=True):
+        for y, row in enumerate(rows):
+            _row(axes, y, getattr(row, field), COLORS[row.variant])
+            if y and row.configuration != rows[y - 1].configuration:
+                axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
+        axes.set_title(name, fontsize=9.5)
+        axes.set(xlim=(0, 1), xticks=[0, 0.25, 0.5, 0.75, 1])
+        axes.set_xticklabels(["0", "25%", "50%", "75%", "100%"], fontsize=8.5)
+        axes.grid(axis="x", color=RULE, linewidth=0.6)
+        axes.tick_params(length=0)
+        axes.spines["left"].set_visible(False)
+    both[0].axvspan(*paper, color="#f0d9a8", alpha=0.6, linewidth=0, zorder=0)
+    both[0].annotate("paper", (sum(paper) / 2, -0.75), ha="center", va="center", fontsize=8.5, color=FAINT)
+    labels = [row.configuration if y == 0 or row.configuration != rows[y - 1].configuration else ""
+              for y, row in enumerate(rows)]  # fmt: skip
+    both[0].set_yticks(range(len(rows)), labels, color=INK, fontsize=9)
+    both[0].set_ylim(len(rows) - 0.4, -1.2)
+    for i, (variant, color) in enumerate(COLORS.items()):
+        both[1].annotate(variant, (0.0 + 0.34 * i, -0.75), ha="left", va="center", fontsize=8.5, color=color,
+                         annotation_clip=False)  # fmt: skip
+    figure.supxlabel("model FLOPs utilisation, modelled   (open: blockwise, line: what it lets expect, filled: ring)",
+                     fontsize=9.5)  # fmt: skip
+    return figure
+
+
+def _row(axes, y: int, shares: Shares, color: str) -> None:
+    if shares.blockwise is not None:
+        axes.plot(shares.blockwise, y, "o", markersize=7, color="white", markeredgecolor=color, markeredgewidth=1.5)
+    if shares.expected is not None:
+        axes.plot([shares.expected] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2)
+    if shares.ring is not None:
+        axes.plot(shares.ring, y, "o", markersize=7, color=color, zorder=3)
+        ours = [share for share in (shares.ring, shares.expected) if share is not None]
+        right = shares.blockwise is None or shares.ring > shares.blockwise  # the side where nothing else stands
+        axes.annotate(f"{shares.ring:.0%}", (max(ours) if right else min(ours), y), (7 if right else -7, 0),
+                      textcoords="offset points", va="center", ha="left" if right else "right", fontsize=8,
+                      color=color)  # fmt: skip

@@ -1,0 +1,106 @@
+"""The paper's Table 4 as it stands on the page of tables, and as its picture draws it."""
+
+from ringformer.estimate.program_seconds import ATTENTION
+from ringformer.estimate.targets import find_target
+from ringformer.hardware import GiB
+from ringformer.paper.mfu_figure import Bar, Shares
+from ringformer.paper.tables_text import PRECISIONS, SOURCES, TABLE_4, TABLE_4_EXECUTABLES, seconds_by
+from ringformer.paper.training_mfu import (
+    BLOCKWISE,
+    PAPER_MFU,
+    RING,
+    RUNS,
+    SHORTER,
+    VARIANTS,
+    Cell,
+    Measured,
+    Utilisation,
+    cells,
+    expected_mfu,
+    utilisation,
+)
+
+KERNELS = {"xla": "XLA", "pallas": "Pallas"}
+DTYPES = {"float32": "float32", "bfloat16": "bf16"}
+
+
+def table4(known: dict) -> str:
+    """The section of the page."""
+    lines = [TABLE_4]
+    for dtype in dict.fromkeys(variant.compute_dtype for variant in VARIANTS):
+        lines.append(PRECISIONS[dtype])
+        lines += [_row(cell, known.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
+    lines.append(TABLE_4_EXECUTABLES)
+    for cell in cells():
+        runs = known.get(cell.name, {})
+        lines += [_executable(cell, run, runs[run], _used(cell, runs, causal=True)) for run in RUNS if run in runs]
+    return "\n".join(lines) + "\n"
+
+
+def bars(known: dict) -> list[Bar]:
+    """The rows of the picture: all cells of which something is known."""
+    rows = []
+    for cell in cells():
+        if runs := known.get(cell.name):
+            c, (dtype, kernel) = cell.configuration, cell.variant
+            contexts = f"{c.blockwise}K → {c.ring:,}K"
+            rows.append(Bar(f"{c.target}  {_size(cell)}  {contexts}", f"{DTYPES[dtype]}, {KERNELS[kernel]}",
+                            shares(cell, runs, causal=False), shares(cell, runs, causal=True)))  # fmt: skip
+    return rows
+
+
+def shares(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Shares:
+    """The MFU of a cell's runs that fit, and what is expected of the ring."""
+    used = _used(cell, runs, causal=causal)
+    ring = cell.workload(RING)
+    expected = None if used is None else expected_mfu(ring.model, ring.seq_len, used, causal=causal)
+    return Shares(_mfu(runs, BLOCKWISE, causal), expected, _mfu(runs, RING, causal))
+
+
+def _mfu(runs: dict[str, dict], run: str, causal: bool) -> float | None:
+    attempt = runs.get(run)
+    return attempt[f"mfu_{'causal' if causal else 'palm'}_model"] if attempt and attempt["fits"] else None
+
+
+def _used(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Utilisation | None:
+    """How well the baselines use the peak; None without two that fit."""
+    found = {runs[run]["seq_len"]: Measured(mfu, _attention(runs[run])) for run in (BLOCKWISE, SHORTER)
+             if (mfu := _mfu(runs, run, causal)) is not None}  # fmt: skip
+    return utilisation(cell.workload(BLOCKWISE).model, found, causal=causal) if len(found) == 2 else None
+
+
+def _attention(attempt: dict) -> float:
+    """The share of a step's seconds that are attention's."""
+    spent = attempt["seconds_by_purpose"]
+    return sum(seconds for purpose, seconds in spent.items() if purpose.startswith(ATTENTION)) / sum(spent.values())
+
+
+def _row(cell: Cell, runs: dict[str, dict]) -> str:
+    c, columns = cell.configuration, []
+    for causal in (False, True):
+        found = shares(cell, runs, causal=causal)
+        for share, run in zip(found, (BLOCKWISE, BLOCKWISE, RING), strict=True):
+            columns.append("" if share is None else f"{share:.1%} {SOURCES[seconds_by(runs[run])]}")
+        for column, run in ((-3, BLOCKWISE), (-1, RING)):
+            if run in runs and not runs[run]["fits"]:
+                columns[column] = "does not fit"
+    columns.insert(3, "{:.0%} to {:.0%}".format(*PAPER_MFU))
+    return (f"| {c.target} | {_size(cell)} | {KERNELS[cell.variant.kernel]} | {c.blockwise}K → {c.ring:,}K | "
+            f"{' | '.join(columns)} |")  # fmt: skip
+
+
+def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
+    """A line on one of a cell's runs."""
+    hbm, seconds = find_target(cell.target).chip.hbm_bytes, a["step_seconds_model"]
+    time = "- | - | -"
+    if seconds:
+        exposed = a["seconds_by_purpose"]["exposed communication"] / seconds
+        time = f"{seconds:,.1f} | {exposed:.1%} | {a['seconds_source'].partition(',')[0]}"
+    fitted = f"{used.products:.0%} / {used.attention:.0%}" if used and run == BLOCKWISE else ""
+    return (f"| {cell.name} | {run} | {a['mesh_dim']} | {a['batch_size']} x {a['seq_len']:,} | {a['accumulate']} | "
+            f"{a['peak_bytes'] / GiB:.2f} of {hbm / GiB:.2f} | {a['head_groups']} | {a['remat_group']} | {time} | "
+            f"{fitted} | {a['compiled_by']}, {a['date']} |")  # fmt: skip
+
+
+def _size(cell: Cell) -> str:
+    return cell.configuration.model.removeprefix("llama_").upper()

@@ -1,0 +1,216 @@
+"""The paper's Table 4: model FLOPs utilisation of the ring, of the blockwise baseline that it grew from, and what the
+baseline lets expect of it.
+
+Each configuration trains batches of the paper's tokens twice: sharded by FSDP (and tensor parallelism, where so many
+devices would otherwise need more tokens) with a whole sequence on each rank, and with the ring over as many ranks as
+its context is longer. Both have the same tokens on a device, the same chunks and the same memory settings, which the
+estimator chooses for the ring: the ring is all that differs. MFU is modelled, of the compiled schedule.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.kernel_cycles import with_machine_code
+from ringformer.estimate.longest_context import brief_json
+from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
+from ringformer.models.flops import model_flops_per_token
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+from ringformer.ops.kernels.block_kernels import Kernel, check_kernel
+from ringformer.ops.work_list import default_chunk
+from ringformer.paper.attempts import installed, read, stamp, write_cells
+from ringformer.paper.max_context import K
+
+TABLE = "table4"
+"""How the names of its cells begin."""
+
+PAPER_MFU = (0.30, 0.35)
+"""About the range of all of the paper's, of the baseline and of the ring: in our copy the table is an image."""
+
+RING, BLOCKWISE, SHORTER = "ring", "blockwise", "blockwise, half the context"
+RUNS = (RING, BLOCKWISE, SHORTER)
+"""The runs of a cell. The second baseline has twice as many sequences, of half the tokens."""
+
+
+KERNEL_CHUNK = 1024
+"""Tokens of a kernel's chunks: a pair of them keeps the matrix units busiest of what fits v4 (docs/performance.md)."""
+
+
+class Configuration(NamedTuple):
+    """A row of the paper's table. Contexts in K tokens."""
+
+    target: str
+    model: str
+    blockwise: int
+    ring: int
+    step_tokens: int
+    tp: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.target.lower()}/{self.model.removeprefix('llama_')}"
+
+
+CONFIGURATIONS = (
+    Configuration("8xA100-80", "llama_7b", 32, 256, 2 * K * K),
+    Configuration("8xA100-80", "llama_13b", 16, 128, 2 * K * K),
+    Configuration("32xA100-80", "llama_13b", 64, 2048, 2 * K * K),
+    Configuration("v4-1024", "llama_30b", 16, 2048, 4 * K * K, tp=2),  # 512 devices x 16K are more than the batch
+    Configuration("v4-1024", "llama_65b", 8, 1024, 4 * K * K),
+)
+
+
+class Variant(NamedTuple):
+    """What is computed in which dtype, and which code computes attention's blocks."""
+
+    compute_dtype: str
+    kernel: Kernel
+
+
+VARIANTS = (Variant("float32", "xla"), Variant("bfloat16", "xla"), Variant("bfloat16", "pallas"))
+"""float32 is the paper's: float32 arrays, whose products are bf16 passes on TPU and TF32 on GPU."""
+
+
+class Cell(NamedTuple):
+    """A configuration in one of its variants: three runs."""
+
+    configuration: Configuration
+    variant: Variant
+
+    @property
+    def name(self) -> str:
+        return "/".join((TABLE, self.configuration.name, *self.variant))
+
+    @property
+    def target(self) -> str:
+        return self.configuration.target
+
+    def workload(self, run: str) -> Workload:
+        """What one of the runs trains, with the fastest memory settings; all three have the same chunks."""
+        c, target = self.configuration, find_target(self.target)
+        ranks = target.num_devices // c.tp
+        sp = c.ring // c.blockwise if run == RING else 1
+        seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]
+        chunk = default_chunk(c.blockwise * K) if self.variant.kernel == "xla" else KERNEL_CHUNK
+        model = LlamaConfig(**preset(c.model) | self.variant._asdict() | dict(
+            attention="ring" if run == RING else "blockwise", q_chunk=chunk, k_chunk=chunk
+        ))  # fmt: skip
+        return Workload(
+            model, target, f"1,{ranks // sp},{c.tp},{sp}", seq_len, batch_size=c.step_tokens // seq_len,
+            accumulate=c.step_tokens // (ranks * c.blockwise * K), name=c.model,
+        )  # fmt: skip
+
+
+def cells() -> list[Cell]:
+    """Every cell whose kernel can have the dtype and the hardware."""
+    return [Cell(c, v) for c in CONFIGURATIONS for v in VARIANTS if _has_kernel(find_target(c.target).chip.kind, v)]
+
+
+def _has_kernel(platform: str, variant: Variant) -> bool:
+    try:
+        check_kernel(variant.kernel, jnp.dtype(variant.compute_dtype), platform)
+    except ValueError:
+        return False
+    return True
+
+
+def compilers(known: Mapping[str, dict], wanted: list[Cell]) -> dict[str, set[str]]:
+    """By target, what compiled the runs of these cells."""
+    found: dict[str, set[str]] = {}
+    for cell in wanted:
+        found.setdefault(cell.target, set()).update(a["compiled_by"] for a in known.get(cell.name, {}).values())
+    return found
+
+
+def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
+    """Compile the runs of the cells that `path` does not know yet; it is written after each of them.
+
+    Cells whose compiler is not installed are left out; a run of which it breaks down is said, and tried again the next
+    time.
+    """
+    there = installed((cell.target for cell in wanted), log)
+    for cell in (cell for cell in wanted if cell.target in there):
+        for run in RUNS:
+            done = read(path).get(cell.name, {})
+            if run in done:
+                continue
+            workload = cell.workload(run)
+            if run == RING:
+                settings = likely_settings(workload)
+            elif RING in done:
+                settings = [MemorySettings(**{name: done[RING][name] for name in vars(workload.settings)})]
+            else:
+                continue
+            log(f"[table 4] {cell.name}, {run}: {workload.seq_len:,} tokens")
+            try:
+                answer = _attempt(workload, settings, log)
+            except CompilerFailure as error:
+                log(f"  the compiler broke down: {error}")
+                continue
+            mfu = answer["mfu_palm_model"]
+            log(f"  {'fits' if answer['fits'] else 'does not fit'}" + (f", MFU {mfu:.1%}" if mfu else ""))
+            known = read(path)
+            known[cell.name] = known.get(cell.name, {}) | {run: answer | stamp(workload.target)}
+            write_cells(path, "compiled: train steps of the paper's Table 4; modelled: their seconds and MFU",
+                        f"ringformer tables --only={TABLE}", known)  # fmt: skip
+
+
+def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[str], None]) -> dict:
+    """The JSON of a run with the first of the settings that fit, else the last; on TPU its seconds are by machine code
+    of attention."""
+    workload, estimate = compile_first_accepted(
+        workload, settings, lambda e: e.fits and e.fits_host, lambda w: log(f"  {estimate_command(w)}")
+    )
+    estimate = with_machine_code(workload, estimate, lambda line: log(f"  {line}"))
+    shape = {"batch_size": workload.batch_size, "accumulate": workload.accumulate, "mesh_dim": workload.mesh_dim}
+    answer = brief_json(workload, estimate) | shape
+    return answer | {"fits": estimate.fits and estimate.fits_host}
+
+
+class Measured(NamedTuple):
+    """What a run of the baseline reaches at its context."""
+
+    mfu: float
+    attention: float
+    """The share of its seconds that are attention's."""
+
+
+class Utilisation(NamedTuple):
+    """Of the peak, by what is computed."""
+
+    products: float
+    """Of the products with weights (feed-forward, projections, head), which take all seconds that are not attention's:
+    the exposed gathers', too."""
+    attention: float
+
+
+def utilisation(model: LlamaConfig, baseline: Mapping[int, Measured], *, causal: bool) -> Utilisation:
+    """How well the baseline uses the peak, from its runs by their contexts.
+
+    Model FLOPs over the seconds that they take at a peak of 1, of all runs together. That these grow with the context
+    would tell attention from the rest, too; but what else changes a little with the shapes is not small beside the
+    growth of a short context's attention, and the schedule says which seconds are whose.
+    """
+    flops = [_flops(model, seq_len, causal) for seq_len in baseline]
+    seconds = [sum(f) / m.mfu for f, m in zip(flops, baseline.values(), strict=True)]
+    attention = sum(s * m.attention for s, m in zip(seconds, baseline.values(), strict=True))
+    products = sum(seconds) - attention
+    return Utilisation(sum(f for f, _ in flops) / products, sum(f for _, f in flops) / attention)
+
+
+def expected_mfu(model: LlamaConfig, seq_len: int, used: Utilisation, *, causal: bool) -> float:
+    """MFU at a context if attention and the rest are used as they are in the baseline."""
+    flops = _flops(model, seq_len, causal)
+    return sum(flops) / sum(x / u for x, u in zip(flops, used, strict=True))
+
+
+def _flops(model: LlamaConfig, seq_len: int, causal: bool) -> tuple[float, float]:
+    """Model FLOPs of a token: products with weights, attention."""
+    products = model_flops_per_token(model, 0)
+    return products, model_flops_per_token(model, seq_len, causal=causal) - products
