@@ -100,8 +100,8 @@ def test_slots_and_memory_are_those_of_a_chip(chip):
 
 @pytest.mark.parametrize("chip", FAST)
 def test_a_whole_ring_keeps_the_matrix_units_busy(chip):
-    """Of one rank of eight, all instructions by their cycles; and with bytes between the hops, for which a shard of 8192
-    tokens has least to compute."""
+    """Of one rank of eight, all instructions by their cycles; and with bytes between the hops, of which a shard of 8192
+    has many for what it computes."""
     ring = {row["kernel"]: row for row in TARGETS[chip]["rings"]}
     assert ring["pallas"]["share_of_cycles"] >= 0.85
     assert ring["pallas"]["share_of_ideal"] >= 0.75
