@@ -60,7 +60,7 @@ class Pair:
 
     def ideal_cycles(self, generation: str, kind: Kind) -> float:
         """Of a step's matrix products, two forward and five backward, at the full rate of a core's units; of v6e at the
-        half of it that heads of up to 128 can fill."""
+        half that products over heads of up to 128 can fill: products over more keys than that may take less."""
         cores = find_target(TARGETS[generation]).chip.tensor_cores
         assert cores is not None, "the targets are TPUs"
         products = {"forward": 2, "backward": 5}[kind]

@@ -14,12 +14,12 @@ FAST = "v5e", "v5p"
 """The others' vector units have more to do."""
 
 LEAST = {  # the share of the matrix products at the units' full rate that a step without a mask reaches
-    ("forward", 1024, 1024): {"v5e": 0.88, "v5p": 0.87, "v4": 0.68, "v6e": 0.64},
-    ("backward", 1024, 1024): {"v5e": 0.92, "v5p": 0.92, "v4": 0.88, "v6e": 0.83},
+    ("forward", 1024, 1024): {"v5e": 0.88, "v5p": 0.87, "v4": 0.68, "v6e": 0.78},
+    ("backward", 1024, 1024): {"v5e": 0.92, "v5p": 0.92, "v4": 0.88, "v6e": 0.87},
 }
 BEST = {  # of the largest chunks that fit
-    "forward": {"v5e": 0.93, "v5p": 0.91, "v4": 0.69, "v6e": 0.87},
-    "backward": {"v5e": 0.95, "v5p": 0.95, "v4": 0.89, "v6e": 0.90},
+    "forward": {"v5e": 0.93, "v5p": 0.91, "v4": 0.70, "v6e": 0.90},
+    "backward": {"v5e": 0.95, "v5p": 0.95, "v4": 0.90, "v6e": 0.95},
 }
 
 
@@ -61,8 +61,9 @@ def test_a_pair_is_faster_than_xla_and_its_forward_than_splash(chip):
 @pytest.mark.parametrize("chip", CHIPS)
 def test_masks_and_segments_cost_little(chip):
     usual, packed = rows(chip), rows(chip, packed=1)
-    for row in usual.values():
-        assert row["masked_step_cycles"] <= (1.05 if chip in FAST else 1.22) * row["step_cycles"]
+    for (_, q_chunk, _), row in usual.items():
+        most = 1.05 if chip in FAST else 1.2 if q_chunk == 1024 else 1.25
+        assert row["masked_step_cycles"] <= most * row["step_cycles"]
     for key, row in packed.items():
         assert row["step_cycles"] <= (1.08 if chip in FAST else 1.25) * usual[key]["step_cycles"]
         assert row["masked_step_cycles"] <= (1.08 if chip in FAST else 1.25) * row["step_cycles"]
@@ -88,14 +89,14 @@ def test_bytes_take_less_time_than_cycles(chip):
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_slots_and_memory_are_those_of_a_chip(chip):
-    """The matrix units' slots say the same as the share, but for what heads of other sizes are filled up to."""
+    """The matrix units' slots say the same as the share, but for what heads of other sizes are filled up to; on v6e
+    products over 256 keys fill the whole arrays, and take half of the slots."""
     for row in TARGETS[chip]["rows"]:
         assert all(0 <= share <= 1 for share in row["units"].values())
         assert 0 < row["vmem_bytes"] < (16 if chip == "v4" else 64) * 2**20
         if row["kernel"] == "pallas" and row["head_dim"] == 128:
-            assert row["units"]["matrix"] == pytest.approx(
-                row["share_of_ideal"] / (2 if chip == "v6e" else 1), rel=0.01
-            )
+            least = 0.5 if chip == "v6e" else 0.99
+            assert least <= row["units"]["matrix"] / row["share_of_ideal"] <= 1.01
 
 
 @pytest.mark.parametrize("chip", FAST)
