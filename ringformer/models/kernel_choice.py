@@ -1,0 +1,72 @@
+"""Which kernel computes a model's attention on a chip, and in which chunks: what `kernel="auto"` stands for."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from ringformer.hardware import CHIPS, Chip
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.ops.kernels.block_kernels import Kernel, check_kernel, check_shapes
+from ringformer.ops.kernels.chunk_sizes import chunk_sizes
+from ringformer.ops.kernels.kernel_tools import LANES
+
+SMALLEST = 256
+"""Queries of a chunk, at least, however many heads share its keys."""
+
+
+def with_kernel(
+    model: LlamaConfig, platform: str, chip: Chip | None, local_tokens: int, masks: bool = False
+) -> tuple[LlamaConfig, str]:
+    """The model with a kernel that such devices have, and a line that says which, in which chunks, and why.
+
+    auto is pallas on TPUs for which its chunks were tuned, in bfloat16; cudnn on GPUs, for what cuDNN can compute; else
+    xla. Chunks of pallas that the model leaves open are the tuned ones, at most an eighth of a rank's tokens, of fewer
+    queries if heads share their keys.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu". chip: None if it is none of `CHIPS`.
+      local_tokens: of a sequence on a rank of the ring.
+      masks: whether there are segment ids.
+
+    Raises:
+      ValueError: a kernel that the model names and that cannot compute it here, naming the one that can.
+    """
+    generation = next((name for name, known in CHIPS.items() if known is chip), "")
+    kernel, why = _chosen(model, platform, generation, masks) if model.kernel == "auto" else (model.kernel, "as asked")
+    _check(model, kernel, platform, masks, chip)
+    model = replace(model, kernel=kernel)
+    if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
+        if tuned := chunk_sizes(generation, model.head_dim):
+            most = max(512, local_tokens // 8 // LANES * LANES)
+            shared = max(SMALLEST, tuned[0] * model.num_kv_heads // model.num_heads // LANES * LANES)
+            model = replace(model, q_chunk=min(shared, most), k_chunk=min(tuned[1], most))
+            why += f"; chunks of {model.q_chunk} queries and {model.k_chunk} keys, tuned for {generation}"
+        else:
+            why += f"; no chunks were tuned for {generation or 'this chip'} and heads of {model.head_dim}"
+    return model, f"kernel {kernel}: {why}"
+
+
+def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> tuple[Kernel, str]:
+    """What auto stands for, and why."""
+    wanted: Kernel
+    if platform == "tpu":
+        wanted = "pallas"
+        if model.compute_dtype != "bfloat16":
+            return "xla", f"kernel='pallas' was tuned for bfloat16, not for {model.compute_dtype}"
+        if chunk_sizes(generation, model.head_dim) is None:
+            return "xla", f"kernel='pallas' was not tuned for {generation} and heads of {model.head_dim}"
+    elif platform == "gpu":
+        wanted = "cudnn"
+    else:
+        return "xla", f"there are kernels for TPU and GPU, none for {platform}"
+    try:
+        _check(model, wanted, platform, masks, CHIPS.get(generation))
+    except ValueError as error:
+        return "xla", str(error)
+    return wanted, f"the fastest on {generation}"
+
+
+def _check(model: LlamaConfig, kernel: Kernel, platform: str, masks: bool, chip: Chip | None) -> None:
+    check_kernel(kernel, jnp.dtype(model.compute_dtype), platform)
+    cores = chip.multiprocessors if chip else None
+    check_shapes(kernel, model.head_dim, masks, cores.compute_capability if cores else None)
