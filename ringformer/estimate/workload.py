@@ -85,10 +85,8 @@ class Workload:
     def with_kernel(self) -> tuple["Workload", str]:
         """The workload with the kernel and the chunks of its model on this target, and a line that says which and why.
         Raises ValueError for a kernel that the target cannot have."""
-        if not isinstance(self.model, LlamaConfig):
-            return self, ""
-        ring = self.mesh_shape[3] if self.model.attention == "ring" else 1
-        model, why = with_kernel(self.model, self.target.chip.kind, self.target.chip, self.seq_len // ring)
+        chip = self.target.chip
+        model, why = with_kernel(self.model, chip.kind, chip, self.seq_len // self.mesh_shape[3])
         return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from ringformer.hardware import CHIPS, Chip
+from ringformer.models.interface import ModelConfig
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.kernels.block_kernels import Kernel, check_kernel, check_shapes
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
@@ -15,9 +16,10 @@ SMALLEST = 256
 
 
 def with_kernel(
-    model: LlamaConfig, platform: str, chip: Chip | None, local_tokens: int, masks: bool = False
-) -> tuple[LlamaConfig, str]:
-    """The model with a kernel that such devices have, and a line that says which, in which chunks, and why.
+    model: ModelConfig, platform: str, chip: Chip | None, local_tokens: int, masks: bool = False
+) -> tuple[ModelConfig, str]:
+    """The model with a kernel that such devices have, and a line that says which, in which chunks, and why; nothing of
+    a family that has no choice.
 
     auto is pallas on TPUs for which its chunks were tuned, in bfloat16; cudnn on GPUs, for what cuDNN can compute; else
     xla. Chunks of pallas that the model leaves open are the tuned ones, at most an eighth of a rank's tokens, of fewer
@@ -31,8 +33,10 @@ def with_kernel(
     Raises:
       ValueError: a kernel that the model names and that cannot compute it here, naming the one that can.
     """
+    if not isinstance(model, LlamaConfig):
+        return model, ""
     generation = next((name for name, known in CHIPS.items() if known is chip), "")
-    kernel, why = _chosen(model, platform, generation, masks) if model.kernel == "auto" else (model.kernel, "as asked")
+    kernel, why = _chosen(model, platform, generation, masks) if model.kernel == "auto" else (model.kernel, "as configured")
     _check(model, kernel, platform, masks, chip)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:

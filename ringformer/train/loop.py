@@ -29,7 +29,6 @@ from ringformer.hardware import chip_of
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.interface import ModelConfig
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.registry import check_mesh, flops_per_token
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
@@ -81,7 +80,8 @@ def prepare(config: Config) -> Run:
     check_mesh(config.model, mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     device = mesh.devices.flat[0]
-    check_platform(config.model, device.platform, chip_of(device.device_kind))
+    chip = chip_of(device.device_kind)
+    check_platform(config.model, device.platform, chip)
     check_host_pool(config, mesh)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
@@ -96,12 +96,8 @@ def prepare(config: Config) -> Run:
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     train_data = _loader(train_store, config, mesh, config.seed)
     eval_data = _loader(eval_store, config, mesh, seed=0) if eval_store else None
-    model, kernel = config.model, ""
-    if isinstance(model, LlamaConfig):
-        masks = any(data.sequences.has_segments for data in (train_data, eval_data) if data)
-        model, kernel = with_kernel(
-            model, device.platform, chip_of(device.device_kind), config.seq_len // mesh.shape["sp"], masks
-        )
+    masks = any(data.sequences.has_segments for data in (train_data, eval_data) if data)
+    model, kernel = with_kernel(config.model, device.platform, chip, config.seq_len // mesh.shape["sp"], masks)
     run = Run(config, run_dir, mesh, tokenizer, train_data, eval_data, optimizer, shardings, model, kernel)
     count_batches(config, run.eval_data)
     return run

@@ -15,7 +15,6 @@ from ringformer.hardware import Chip, GiB
 from ringformer.mesh import AXIS_NAMES
 from ringformer.models.interface import ModelConfig
 from ringformer.models.kernel_choice import with_kernel
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import check_layout
 from ringformer.runtime_environment import HOST_POOL, host_pool, host_pool_needed
 from ringformer.train.checkpoints import HF_CONFIG
@@ -86,8 +85,7 @@ def check_batch(
 def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None) -> None:
     """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu"), of this chip if it is known, cannot compute
     the model as it asks for."""
-    if isinstance(model, LlamaConfig):
-        with_kernel(model, platform, chip, 0)
+    with_kernel(model, platform, chip, 0)
 
 
 def check_host_pool(config: Config, mesh: Mesh) -> None:

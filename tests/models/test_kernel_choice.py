@@ -69,7 +69,7 @@ def test_chunks_are_those_tuned_for_the_chip(change, local, chunks):
 def test_a_kernel_that_was_asked_for_stays_or_is_an_error():
     assert choose({"kernel": "xla"}, "tpu", "v5e")[0] == ("xla", None, None)
     chosen, why = choose({"kernel": "pallas"}, "tpu", "v3")
-    assert chosen == ("pallas", None, None) and "as asked; no chunks were tuned for v3" in why
+    assert chosen == ("pallas", None, None) and "as configured; no chunks were tuned for v3" in why
     with pytest.raises(ValueError, match="kernel='xla' does"):
         choose({"kernel": "cudnn"}, "gpu", "H100", masks=True)
     with pytest.raises(ValueError, match="unknown kernel 'triton'; known: auto, xla, pallas, cudnn"):
