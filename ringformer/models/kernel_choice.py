@@ -36,7 +36,9 @@ def with_kernel(
     if not isinstance(model, LlamaConfig):
         return model, ""
     generation = next((name for name, known in CHIPS.items() if known is chip), "")
-    kernel, why = _chosen(model, platform, generation, masks) if model.kernel == "auto" else (model.kernel, "as configured")
+    kernel, why = model.kernel, "as configured"
+    if kernel == "auto":
+        kernel, why = _chosen(model, platform, generation, masks)
     _check(model, kernel, platform, masks, chip)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
