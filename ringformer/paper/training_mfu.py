@@ -73,9 +73,7 @@ class Variant(NamedTuple):
     kernel: Kernel
 
 
-VARIANTS = (
-    Variant("float32", "xla"), Variant("bfloat16", "xla"), Variant("bfloat16", "pallas"), Variant("bfloat16", "cudnn"),
-)  # fmt: skip
+VARIANTS = (Variant("float32", "xla"), Variant("bfloat16", "xla"), Variant("bfloat16", "pallas"))
 """float32 is the paper's: float32 arrays, whose products are bf16 passes on TPU and TF32 on GPU."""
 
 
@@ -99,7 +97,7 @@ class Cell(NamedTuple):
         ranks = target.num_devices // c.tp
         sp = c.ring // c.blockwise if run == RING else 1
         seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]
-        chunk = default_chunk(c.blockwise * K) if self.variant.kernel != "pallas" else KERNEL_CHUNK
+        chunk = default_chunk(c.blockwise * K) if self.variant.kernel == "xla" else KERNEL_CHUNK
         model = LlamaConfig(**preset(c.model) | self.variant._asdict() | dict(
             attention="ring" if run == RING else "blockwise", q_chunk=chunk, k_chunk=chunk
         ))  # fmt: skip
