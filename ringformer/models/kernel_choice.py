@@ -11,6 +11,11 @@ from ringformer.ops.kernels.block_kernels import Kernel, check_kernel, check_sha
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 from ringformer.ops.kernels.kernel_tools import LANES
 
+JUDGED = ("v4", "v5e", "v5p", "v6e")
+"""The TPUs in whose machine code the kernels were counted, with heads of at most 128 features and `USUAL` chunks
+(docs/performance.md)."""
+
+USUAL, USUAL_HEAD = (1024, 1024), 128
 SMALLEST = 256
 """Queries of a chunk, at least, however many heads share its keys."""
 
@@ -21,9 +26,9 @@ def with_kernel(
     """The model with a kernel that such devices have, and a line that says which, in which chunks, and why; nothing of
     a family that has no choice.
 
-    auto is pallas on TPUs for which its chunks were tuned, in bfloat16; cudnn on GPUs, for what cuDNN can compute; else
-    xla. Chunks of pallas that the model leaves open are the tuned ones, at most an eighth of a rank's tokens, of fewer
-    queries if heads share their keys.
+    auto is pallas on TPUs for which it was judged or its chunks were tuned (`ringformer tune`), in bfloat16; cudnn on
+    GPUs, for what cuDNN can compute; else xla. Chunks of pallas that the model leaves open are the tuned ones, else
+    1024 x 1024, at most an eighth of a rank's tokens, of fewer queries if heads share their keys.
 
     Args:
       platform: "cpu", "gpu" or "tpu". chip: None if it is none of `CHIPS`.
@@ -42,13 +47,13 @@ def with_kernel(
     _check(model, kernel, platform, masks, chip)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
-        if tuned := chunk_sizes(generation, model.head_dim):
-            most = max(512, local_tokens // 8 // LANES * LANES)
-            shared = max(SMALLEST, tuned[0] * model.num_kv_heads // model.num_heads // LANES * LANES)
-            model = replace(model, q_chunk=min(shared, most), k_chunk=min(tuned[1], most))
-            why += f"; chunks of {model.q_chunk} queries and {model.k_chunk} keys, tuned for {generation}"
-        else:
-            why += f"; no chunks were tuned for {generation or 'this chip'} and heads of {model.head_dim}"
+        tuned = chunk_sizes(generation, model.head_dim)
+        q_chunk, k_chunk = tuned or USUAL
+        most = max(512, local_tokens // 8 // LANES * LANES)
+        shared = max(SMALLEST, q_chunk * model.num_kv_heads // model.num_heads // LANES * LANES)
+        model = replace(model, q_chunk=min(shared, most), k_chunk=min(k_chunk, most))
+        how = f"tuned for {generation}" if tuned else "not tuned"
+        why += f"; chunks of {model.q_chunk} queries and {model.k_chunk} keys, {how}"
     return model, f"kernel {kernel}: {why}"
 
 
@@ -58,9 +63,10 @@ def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> 
     if platform == "tpu":
         wanted = "pallas"
         if model.compute_dtype != "bfloat16":
-            return "xla", f"kernel='pallas' was tuned for bfloat16, not for {model.compute_dtype}"
-        if chunk_sizes(generation, model.head_dim) is None:
-            return "xla", f"kernel='pallas' was not tuned for {generation} and heads of {model.head_dim}"
+            return "xla", f"kernel='pallas' was judged in bfloat16, not in {model.compute_dtype}"
+        judged = generation in JUDGED and model.head_dim <= USUAL_HEAD
+        if not judged and chunk_sizes(generation, model.head_dim) is None:
+            return "xla", f"kernel='pallas' was not judged on {generation} with heads of {model.head_dim}"
     elif platform == "gpu":
         wanted = "cudnn"
     else:

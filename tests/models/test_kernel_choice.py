@@ -1,6 +1,8 @@
 """What `kernel="auto"` stands for on each chip, and the chunks that come with it."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -30,9 +32,10 @@ def choose(change, platform, chip, local=LONG, masks=False):
     ("change", "platform", "chip", "kernel", "why"),
     [
         ({}, "tpu", "v5e", "pallas", "chunks of 2048 queries and 1024 keys, tuned for v5e"),
-        ({}, "tpu", "v3", "xla", "was not tuned for v3 and heads of 128"),
-        ({"head_dim": 256}, "tpu", "v5e", "xla", "was not tuned for v5e and heads of 256"),
-        ({"compute_dtype": "float32"}, "tpu", "v5e", "xla", "tuned for bfloat16, not for float32"),
+        ({}, "tpu", "v6e", "pallas", "chunks of 1024 queries and 1024 keys, not tuned"),
+        ({}, "tpu", "v3", "xla", "was not judged on v3 with heads of 128"),
+        ({"head_dim": 256}, "tpu", "v5e", "xla", "was not judged on v5e with heads of 256"),
+        ({"compute_dtype": "float32"}, "tpu", "v5e", "xla", "judged in bfloat16, not in float32"),
         ({}, "gpu", "H100", "cudnn", "the fastest on H100"),
         ({"head_dim": 100}, "gpu", "H100", "xla", "whole multiples of 8 features"),
         ({"head_dim": 256}, "gpu", "A100-80", "xla", "at most 128 on GPUs of compute capability 8"),
@@ -69,8 +72,13 @@ def test_chunks_are_those_tuned_for_the_chip(change, local, chunks):
 def test_a_kernel_that_was_asked_for_stays_or_is_an_error():
     assert choose({"kernel": "xla"}, "tpu", "v5e")[0] == ("xla", None, None)
     chosen, why = choose({"kernel": "pallas"}, "tpu", "v3")
-    assert chosen == ("pallas", None, None) and "as configured; no chunks were tuned for v3" in why
+    assert chosen == ("pallas", 1024, 1024) and "as configured; chunks of" in why
     with pytest.raises(ValueError, match="kernel='xla' does"):
         choose({"kernel": "cudnn"}, "gpu", "H100", masks=True)
     with pytest.raises(ValueError, match="unknown kernel 'triton'; known: auto, xla, pallas, cudnn"):
         replace(AUTO, kernel="triton")
+
+
+def test_the_judged_are_those_of_the_committed_counts():
+    results = Path(__file__).parents[2] / "results" / "kernel_cycles.json"
+    assert set(kernel_choice.JUDGED) == set(json.loads(results.read_text())["targets"])
