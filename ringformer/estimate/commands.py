@@ -91,6 +91,9 @@ def _estimate(args: argparse.Namespace) -> int:
     origin, reports = _origin(args, target), []
     for workload in workloads:
         printed = not args.json and (not staged or len(workloads) == 1)
+        workload, kernel = workload.with_kernel()
+        if kernel:
+            _log(kernel)
         try:
             workload, estimate = _compile(workload, args)
             report, text = _report(workload, estimate, args, staged)

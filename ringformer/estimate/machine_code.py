@@ -78,7 +78,7 @@ def read_kernel(text: str, grid: Grid | None = None) -> Kernel | None:
     if "End region 0" not in text[-2000:]:
         return None
     code = _Code.read(text)
-    return Kernel(code.runs(grid).sum(), code.bundles, sum(trips is None for _, trips in code.loops.values()))
+    return Kernel(float(code.runs(grid).sum()), code.bundles, sum(trips is None for _, trips in code.loops.values()))
 
 
 def bundle_runs(text: str, grid: Grid | None = None) -> Float[np.ndarray, " bundles"]:

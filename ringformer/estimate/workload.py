@@ -7,6 +7,7 @@ from jax.sharding import AbstractMesh
 
 from ringformer.estimate.targets import Target
 from ringformer.mesh import AXIS_NAMES, mesh_shape
+from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.models.registry import check_mesh
@@ -80,6 +81,13 @@ class Workload:
         check_mesh(self.model, mesh)
         check_batch(self.model, mesh, self.seq_len, self.batch_size, self.accumulate)
         check_platform(self.model, self.target.chip.kind, self.target.chip)
+
+    def with_kernel(self) -> tuple["Workload", str]:
+        """The workload with the kernel and the chunks of its model on this target, and a line that says which and why.
+        Raises ValueError for a kernel that the target cannot have."""
+        chip = self.target.chip
+        model, why = with_kernel(self.model, chip.kind, chip, self.seq_len // self.mesh_shape[3])
+        return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":
         return replace(self, model=replace(self.model, **vars(settings)))

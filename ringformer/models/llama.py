@@ -118,7 +118,8 @@ class Attention(nnx.Module):
         ring = c.attention == "ring" and axes.sp is not None
         return ring_attention(
             q, k, v, axis_name=axes.sp if ring else None, layout=c.layout if ring else "contiguous",
-            segment_ids=segment_ids, q_chunk=c.q_chunk, k_chunk=c.k_chunk, kernel=c.kernel,
+            segment_ids=segment_ids, q_chunk=c.q_chunk, k_chunk=c.k_chunk,
+            kernel="xla" if c.kernel == "auto" else c.kernel,
         )  # fmt: skip
 
 

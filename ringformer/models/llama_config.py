@@ -20,7 +20,7 @@ ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
 blockwise computes the feed-forward chunk by chunk too, ring spreads blockwise over the mesh axis `sp`."""
 
 Remat = Literal["full", "attention", "dots", "none"]
-OFFLOADABLE = ("full", "attention")
+OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
 """The kinds of rematerialisation whose kept arrays can wait in host memory."""
 
 
@@ -77,9 +77,9 @@ class LlamaConfig:
     """Queries of a chunk pair; unset: a sixteenth of a rank's tokens, between 128 and 1024."""
     k_chunk: int | None = None
     """Keys of a chunk pair; unset: likewise."""
-    kernel: Kernel = "xla"
-    """What computes a chunk pair: XLA's own code; pallas, flash attention kernels for TPU; or on GPUs cudnn, a block in
-    one call or two, without segment ids."""
+    kernel: Literal["auto", Kernel] = "xla"
+    """What computes a chunk pair: XLA's own code; pallas, flash attention kernels for TPU; cudnn, for GPU; auto, what
+    suits the devices that a run or an estimate is for, and XLA's code in a model of its own."""
     ffn_chunk: int = 1024
     """Tokens that the feed-forward computes at once."""
     loss_chunk: int = 1024
@@ -96,7 +96,7 @@ class LlamaConfig:
         if isinstance(self.rope_scaling, Mapping):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         choices = {"attention": ATTENTION, "layout": tuple(VISIBLE), "remat": get_args(Remat),
-                   "compute_dtype": ("float32", "bfloat16")}  # fmt: skip
+                   "compute_dtype": ("float32", "bfloat16"), "kernel": ("auto", *get_args(Kernel))}  # fmt: skip
         for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise ValueError(f"unknown {field} {getattr(self, field)!r}; known: {', '.join(known)}")

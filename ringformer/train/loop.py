@@ -27,6 +27,8 @@ from ringformer.data import (
 from ringformer.data.loader import Parts
 from ringformer.hardware import chip_of
 from ringformer.mesh import BATCH, make_mesh
+from ringformer.models.interface import ModelConfig
+from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import check_mesh, flops_per_token
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
@@ -41,7 +43,6 @@ from ringformer.train.run_checks import (
     check_host_pool,
     check_metrics_finite,
     check_platform,
-    check_segments,
     check_state_finite,
     context_changes,
 )
@@ -61,6 +62,10 @@ class Run(NamedTuple):
     eval_data: Loader | None
     optimizer: optax.GradientTransformation
     shardings: TrainState
+    model: ModelConfig
+    """The config's, with the kernel and the chunks that these devices compute it with."""
+    kernel: str
+    """Which kernel that is, and why; empty for a family that has no choice."""
 
     @property
     def batch_sharding(self) -> NamedSharding:
@@ -75,7 +80,8 @@ def prepare(config: Config) -> Run:
     check_mesh(config.model, mesh)
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     device = mesh.devices.flat[0]
-    check_platform(config.model, device.platform, chip_of(device.device_kind))
+    chip = chip_of(device.device_kind)
+    check_platform(config.model, device.platform, chip)
     check_host_pool(config, mesh)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
@@ -88,12 +94,11 @@ def prepare(config: Config) -> Run:
         train_store, eval_store = open_or_build(d.store, d, tokenizer)
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(config.model))
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
-    run = Run(
-        config, run_dir, mesh, tokenizer, _loader(train_store, config, mesh, config.seed),
-        _loader(eval_store, config, mesh, seed=0) if eval_store else None, optimizer, shardings,
-    )  # fmt: skip
-    for data in filter(None, (run.train_data, run.eval_data)):
-        check_segments(config.model, data.sequences)
+    train_data = _loader(train_store, config, mesh, config.seed)
+    eval_data = _loader(eval_store, config, mesh, seed=0) if eval_store else None
+    masks = any(data.sequences.has_segments for data in (train_data, eval_data) if data)
+    model, kernel = with_kernel(config.model, device.platform, chip, config.seq_len // mesh.shape["sp"], masks)
+    run = Run(config, run_dir, mesh, tokenizer, train_data, eval_data, optimizer, shardings, model, kernel)
     count_batches(config, run.eval_data)
     return run
 
@@ -117,6 +122,8 @@ def train(run: Run) -> TrainState:
     shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
     reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
                  f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
+    if run.kernel:
+        reporter.say(run.kernel)
     for change in context_changes(config) if start == 0 else ():
         reporter.say(f"{change}, from that of {config.init_from}")
     lengths = run.train_data.document_lengths()
@@ -125,10 +132,12 @@ def train(run: Run) -> TrainState:
     if warning := too_short(lengths):
         reporter.say(f"warning: {warning}")
     step_fn = make_train_step(
-        config.model, run.optimizer, run.shardings, run.mesh,
+        run.model, run.optimizer, run.shardings, run.mesh,
         clip_norm=config.optimizer.clip_norm, accumulate=config.accumulate,
     )  # fmt: skip
-    evaluation = make_evaluation(config, run.eval_data, run.shardings.params, run.mesh)
+    evaluation = make_evaluation(
+        dataclasses.replace(config, model=run.model), run.eval_data, run.shardings.params, run.mesh
+    )
     reports = _StepReports(run, reporter)
 
     # Termination outlives the checkpoints: SIGTERM must not end the process while the last one is being written.

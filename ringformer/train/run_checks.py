@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from ringformer.data.packing.mixture import Mixture
-from ringformer.data.packing.sequences import StoreSequences
 from ringformer.hardware import Chip, GiB
 from ringformer.mesh import AXIS_NAMES
 from ringformer.models.interface import ModelConfig
-from ringformer.ops.kernels.block_kernels import check_kernel, check_shapes
+from ringformer.models.kernel_choice import with_kernel
 from ringformer.ops.layouts import check_layout
 from ringformer.runtime_environment import HOST_POOL, host_pool, host_pool_needed
 from ringformer.train.checkpoints import HF_CONFIG
@@ -87,16 +85,7 @@ def check_batch(
 def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None) -> None:
     """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu"), of this chip if it is known, cannot compute
     the model as it asks for."""
-    if hasattr(model, "kernel") and hasattr(model, "head_dim"):
-        check_kernel(model.kernel, jnp.dtype(model.compute_dtype), platform)
-        cores = chip.multiprocessors if chip else None
-        check_shapes(model.kernel, model.head_dim, capability=cores.compute_capability if cores else None)
-
-
-def check_segments(model: ModelConfig, sequences: StoreSequences | Mixture) -> None:
-    """Raise ValueError if sequences have segment ids and the model's kernel cannot."""
-    if hasattr(model, "kernel") and hasattr(model, "head_dim"):
-        check_shapes(model.kernel, model.head_dim, sequences.has_segments)
+    with_kernel(model, platform, chip, 0)
 
 
 def check_host_pool(config: Config, mesh: Mesh) -> None:

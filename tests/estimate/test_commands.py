@@ -112,14 +112,17 @@ def test_json_says_what_it_is_of_and_what_made_it(compiled, capsys):
 
 def test_every_flag_reaches_the_workload(compiled, capsys):
     flags = ["--batch_size=4", "--accumulate=2", "--mesh_dim=1,2,1,4", "--attention=ring", "--layout=striped",
-             "--remat=attention", "--compute_dtype=float32", "--head_groups=4", "--q_chunk=512", "--k_chunk=256",
+             "--remat=attention", "--compute_dtype=float32", "--remat_group=2", "--q_chunk=512", "--k_chunk=256",
              "--offload"]  # fmt: skip
     assert estimate(*flags) == 0
-    (workload,) = compiled
+    assert estimate("--head_groups=4", "--kernel=auto") == 0
+    workload, other = compiled
+    assert (other.model.head_groups, other.model.kernel) == (4, "cudnn")
+    assert "kernel cudnn: the fastest on H100\n" in capsys.readouterr().err
     model = workload.model
     assert (workload.batch_size, workload.accumulate, workload.mesh_shape) == (4, 2, (1, 2, 1, 4))
     assert (model.layout, model.remat, model.compute_dtype, model.offload) == ("striped", "attention", "float32", True)
-    assert str(workload.settings) == "head_groups 4, remat_group 1, q_chunk 512, k_chunk 256"
+    assert str(workload.settings) == "head_groups 1, remat_group 2, q_chunk 512, k_chunk 256"
 
 
 def test_a_config_is_a_file_with_overrides(compiled, capsys):

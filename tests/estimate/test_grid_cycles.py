@@ -31,6 +31,11 @@ def test_one_body_runs_at_every_step_and_the_trips_of_the_steps_do_not_count():
         assert read_kernel(text, Grid(*grid)).cycles == cycles
 
 
+def test_cycles_are_plain_numbers():
+    """What is made of them goes into JSON: no bool of numpy's."""
+    assert type(read_kernel(bundles([PLAIN], [END])).cycles) is float
+
+
 def test_only_kernels_of_pairs_have_a_grid():
     name = "transpose_jvp_flash_backward_3968_whole_256_masked_16_visits_8_heads__.2"
     assert grid_of(name) == (3968, 256, 16, 8)

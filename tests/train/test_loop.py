@@ -76,15 +76,20 @@ def test_a_run_learns_and_another_mesh_gives_the_same_losses(whole, config):
     np.testing.assert_allclose(losses(other), losses(whole), rtol=1e-4)
 
 
-def test_an_interrupted_run_resumes_on_another_mesh(whole, config):
-    """5 of 8 steps, then the rest from the checkpoint on disk, with padded weights and other devices."""
+def test_an_interrupted_run_resumes_on_another_mesh(whole, config, capfd):
+    """5 of 8 steps, then the rest from the checkpoint on disk, with padded weights and other devices, and with the
+    kernel that suits them: config.json keeps what was asked for."""
     whole, expected = whole
     run = prepare(dataclasses.replace(config, checkpoint_every=5))
     stopped = run._replace(train_data=_Stops(run.train_data, after=6))
     with pytest.raises(KeyboardInterrupt):
         train(stopped)
-    state = train(prepare(dataclasses.replace(run.config, mesh_dim="1,2,1,4")))
-    assert int(state.step) == config.steps
+    auto = dataclasses.replace(MODEL, kernel="auto")
+    resumed = prepare(dataclasses.replace(run.config, mesh_dim="1,2,1,4", model=auto))
+    state = train(resumed)
+    assert int(state.step) == config.steps and resumed.model == dataclasses.replace(auto, kernel="xla")
+    assert "kernel xla: there are kernels for TPU and GPU, none for cpu" in capfd.readouterr().err
+    assert json.loads(Path(config.run_dir, "config.json").read_text())["model"]["kernel"] == "auto"
     assert [row["step"] for row in rows(config) if "loss" in row] == list(range(1, config.steps + 1))
     np.testing.assert_allclose(losses(config), losses(whole), rtol=1e-5)
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected.params), strict=True):

@@ -16,7 +16,6 @@ from ringformer.train.run_checks import (
     check_host_pool,
     check_metrics_finite,
     check_platform,
-    check_segments,
     check_state_finite,
 )
 
@@ -117,6 +116,3 @@ def test_cudnn_is_for_gpus_their_heads_and_whole_sequences():
         check_platform(model, "gpu", CHIPS["A100-80"])
     with pytest.raises(ValueError, match="kernel='cudnn' runs on GPU; kernel='pallas' and 'xla' run on tpu"):
         check_platform(model, "tpu", CHIPS["v5e"])
-    check_segments(model, SimpleNamespace(has_segments=False))
-    with pytest.raises(ValueError, match=r"takes no segment ids .* kernel='xla' does.*packed_attention='sequence'"):
-        check_segments(model, SimpleNamespace(has_segments=True))

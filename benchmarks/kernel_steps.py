@@ -1,0 +1,57 @@
+"""Whole train steps with and without the kernels, by `ringformer estimate`: seconds, MFU, memory, what stays exposed.
+
+    python benchmarks/kernel_steps.py [--only=7b/pallas] [--out=results/kernel_steps.json]
+
+Compiled, not measured: a minute or two a step, most of it once (machine code is cached). What a step said replaces what
+it said before.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+_7B = "--model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=8388608"
+_8B = "--model=llama3_8b --target=v5p-128 --seq_len=4194304 --head_groups=1 --remat_group=1"
+KEPT = "--head_groups=1 --remat=attention --offload --kernel=pallas"
+STEPS = {
+    "7b/xla": f"{_7B} --head_groups=4 --kernel=xla",
+    "7b/pallas": f"{_7B} --head_groups=4 --kernel=pallas",
+    "7b/pallas/one head group": f"{_7B} --head_groups=1 --kernel=pallas",
+    "7b/pallas/attention kept": f"{_7B} {KEPT}",
+    "8b/xla": f"{_8B} --kernel=xla",
+    "8b/pallas": f"{_8B} --kernel=pallas",
+    "7b on v4/attention kept": f"--model=llama_7b --target=v4-1024 --seq_len=33554432 {KEPT}",
+}
+"""The flags of `ringformer estimate`."""
+
+SAID = (
+    "fits", "reasons_against", "step_seconds_model", "seconds_source", "mfu_causal_model", "mfu_palm_model",
+    "peak_bytes", "hbm_bytes", "host_bytes", "exposed_in_ring_loops_bytes", "hidden_permute_bytes",
+    "exposed_permute_bytes", "max_link_hops", "versions",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=STEPS)
+    parser.add_argument("--out", type=Path, default=Path("results/kernel_steps.json"))
+    args = parser.parse_args()
+    for name, flags in STEPS.items():
+        if args.only not in (None, name):
+            continue
+        command = [sys.executable, "-m", "ringformer.cli", "estimate", *flags.split(), "--json"]
+        answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        said = {"command": f"ringformer estimate {flags}"} | {field: answer[field] for field in SAID}
+        said["date"] = datetime.date.today().isoformat()
+        known = json.loads(args.out.read_text())["steps"] if args.out.exists() else {}
+        about = "compiled: whole train steps, scheduled, their attention to machine code; seconds modelled from it"
+        content = {"what": about, "command": "python benchmarks/kernel_steps.py", "steps": known | {name: said}}
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
+        print(f"{name}: {said['step_seconds_model']:,.0f} s, MFU {said['mfu_causal_model']:.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

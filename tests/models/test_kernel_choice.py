@@ -1,0 +1,84 @@
+"""What `kernel="auto"` stands for on each chip, and the chunks that come with it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringformer.hardware import CHIPS
+from ringformer.models import kernel_choice
+from ringformer.models.kernel_choice import with_kernel
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+
+AUTO = LlamaConfig(**preset("llama_7b") | {"kernel": "auto"})
+LONG = 2**15
+
+
+@pytest.fixture(autouse=True)
+def tuned(monkeypatch):
+    """A table of v5e alone, for heads of at most 128 features."""
+    sizes = {"v5e": (2048, 1024)}
+    monkeypatch.setattr(kernel_choice, "chunk_sizes", lambda chip, d: sizes.get(chip) if d <= 128 else None)
+
+
+def choose(change, platform, chip, local=LONG, masks=False):
+    model, why = with_kernel(replace(AUTO, **change), platform, CHIPS.get(chip), local, masks)
+    return (model.kernel, model.q_chunk, model.k_chunk), why
+
+
+@pytest.mark.parametrize(
+    ("change", "platform", "chip", "kernel", "why"),
+    [
+        ({}, "tpu", "v5e", "pallas", "chunks of 2048 queries and 1024 keys, tuned for v5e"),
+        ({}, "tpu", "v6e", "pallas", "chunks of 1024 queries and 1024 keys, not tuned"),
+        ({}, "tpu", "v3", "xla", "was not judged on v3 with heads of 128"),
+        ({"head_dim": 256}, "tpu", "v5e", "xla", "was not judged on v5e with heads of 256"),
+        ({"compute_dtype": "float32"}, "tpu", "v5e", "xla", "judged in bfloat16, not in float32"),
+        ({}, "gpu", "H100", "cudnn", "the fastest on H100"),
+        ({"head_dim": 100}, "gpu", "H100", "xla", "whole multiples of 8 features"),
+        ({"head_dim": 256}, "gpu", "A100-80", "xla", "at most 128 on GPUs of compute capability 8"),
+        ({"compute_dtype": "float32"}, "gpu", "H100", "xla", "computes bfloat16 and float16"),
+        ({}, "cpu", None, "xla", "none for cpu"),
+    ],
+)
+def test_auto_is_the_fastest_that_can_and_says_why(change, platform, chip, kernel, why):
+    (chosen, *_), line = choose(change, platform, chip)
+    assert chosen == kernel and line.startswith(f"kernel {kernel}: ") and why in line
+
+
+def test_auto_is_xla_on_gpus_with_segment_ids():
+    (chosen, *_), line = choose({}, "gpu", "H100", masks=True)
+    assert chosen == "xla" and "packed_attention='sequence'" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "local", "chunks"),
+    [
+        ({}, LONG, (2048, 1024)),
+        ({"num_kv_heads": 8}, LONG, (512, 1024)),  # four heads share a chunk of keys
+        ({"num_kv_heads": 1}, LONG, (256, 1024)),
+        ({}, 2**13, (1024, 1024)),  # at most an eighth of a shard
+        ({}, 2**10, (512, 512)),
+        ({"q_chunk": 384}, LONG, (384, None)),  # what a config names stays
+    ],
+)
+def test_chunks_are_those_tuned_for_the_chip(change, local, chunks):
+    for kernel in ("auto", "pallas"):
+        assert choose(change | {"kernel": kernel}, "tpu", "v5e", local)[0][1:] == chunks
+
+
+def test_a_kernel_that_was_asked_for_stays_or_is_an_error():
+    assert choose({"kernel": "xla"}, "tpu", "v5e")[0] == ("xla", None, None)
+    chosen, why = choose({"kernel": "pallas"}, "tpu", "v3")
+    assert chosen == ("pallas", 1024, 1024) and "as configured; chunks of" in why
+    with pytest.raises(ValueError, match="kernel='xla' does"):
+        choose({"kernel": "cudnn"}, "gpu", "H100", masks=True)
+    with pytest.raises(ValueError, match="unknown kernel 'triton'; known: auto, xla, pallas, cudnn"):
+        replace(AUTO, kernel="triton")
+
+
+def test_the_judged_are_those_of_the_committed_counts():
+    results = Path(__file__).parents[2] / "results" / "kernel_cycles.json"
+    assert set(kernel_choice.JUDGED) == set(json.loads(results.read_text())["targets"])
