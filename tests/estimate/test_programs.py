@@ -130,7 +130,8 @@ def test_the_cores_of_a_chip_share_its_links(name, links):
     """A gather spreads over both directions of each dimension; two devices of one chip have half of them each."""
     target = find_target(name)
     mesh = make_mesh("1,-1,1,1", target.devices())
-    assert compiler_process._rates(target, mesh, "bfloat16").gather_bytes == links * target.chip.link_bandwidth
+    rates = compiler_process._rates(Workload(MODEL, target, "1,-1,1,1", LONG), mesh)
+    assert rates.gather_bytes == links * target.chip.link_bandwidth
 
 
 @on_tpu

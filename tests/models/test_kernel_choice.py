@@ -57,7 +57,8 @@ def test_auto_is_xla_on_gpus_with_segment_ids():
     ("change", "local", "chunks"),
     [
         ({}, LONG, (2048, 1024)),
-        ({"num_kv_heads": 8}, LONG, (512, 1024)),  # four heads share a chunk of keys
+        ({"num_kv_heads": 8}, LONG, (2048, 1024)),  # four heads share a chunk of keys
+        ({"num_kv_heads": 4}, LONG, (1024, 1024)),
         ({"num_kv_heads": 1}, LONG, (256, 1024)),
         ({}, 2**13, (1024, 1024)),  # at most an eighth of a shard
         ({}, 2**10, (512, 512)),
@@ -67,6 +68,11 @@ def test_auto_is_xla_on_gpus_with_segment_ids():
 def test_chunks_are_those_tuned_for_the_chip(change, local, chunks):
     for kernel in ("auto", "pallas"):
         assert choose(change | {"kernel": kernel}, "tpu", "v5e", local)[0][1:] == chunks
+
+
+def test_v4_has_little_vmem_for_heads_that_share_keys():
+    assert choose({}, "tpu", "v4")[0] == ("pallas", 1024, 1024)
+    assert choose({"num_kv_heads": 8}, "tpu", "v4")[0] == ("pallas", 512, 1024)
 
 
 def test_a_kernel_that_was_asked_for_stays_or_is_an_error():
