@@ -32,7 +32,7 @@ def test_kernels_are_faster_than_blocks_of_xla():
     """On v5e, where XLA's logits stay on the chip with four head groups, and on v5p, where they never do."""
     assert seconds("7b/pallas") <= 0.7 * seconds("7b/xla")
     assert seconds("8b/pallas") <= 0.5 * seconds("8b/xla")
-    assert seconds("7b/pallas/one head group") <= seconds("7b/pallas")
+    assert seconds("7b/pallas/one head group") == pytest.approx(seconds("7b/pallas"), rel=0.005)
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("7b/pallas/attention kept", 0.65), ("7b on v4/attention kept", 0.6)])
