@@ -267,7 +267,7 @@ RINGS_BEGIN, RINGS_END = "<!-- rings: results/kernel_cycles.json -->", "<!-- end
 
 def table(targets: dict[str, dict]) -> str:
     """The shares in markdown: a row a kernel and its shape, a column a chip."""
-    cells: dict[str, dict[str, str]] = {}
+    cells: dict[tuple, dict[str, str]] = {}
     for target, said in targets.items():
         for row in said.get("rows", ()):
             what = {"packed": "segment ids", "heads": f"{row['heads']} query heads a key head",
@@ -275,12 +275,14 @@ def table(targets: dict[str, dict]) -> str:
             unusual = [words for name, words in what.items() if row[name] != getattr(Pair(), name)]
             shape = ", ".join([f"{row['kind']} {row['q_chunk']} x {row['k_chunk']}", *unusual])
             masked = f" ({row['masked_step_cycles'] / row['step_cycles']:.2f})" if row["masked_step_cycles"] else ""
-            name = f"{shape} | {row['kernel']}"
+            place = row["kind"] != "forward", row["q_chunk"] * row["k_chunk"], row["packed"], row["heads"]
+            name = *place, -row["head_dim"], list(COUNT).index(row["kernel"]), f"{shape} | {row['kernel']}"
             cells.setdefault(name, {})[target] = f"{row['share_of_ideal']:.1%}{masked}"
     heads = ["share of ideal (a masked pair over it)", "kernel", *targets]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    lines += [f"| {name} | {' | '.join(found.get(t, 'too large') for t in targets)} |"
-              for name, found in sorted(cells.items(), key=lambda cell: cell[0].rpartition(" | ")[0])]  # fmt: skip
+    lines += [
+        f"| {name[-1]} | {' | '.join(cells[name].get(t, 'too large') for t in targets)} |" for name in sorted(cells)
+    ]
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
 """The chunks with which the TPU kernels take the fewest cycles, counted in their machine code, without the TPU.
 
 What is compared is attention of a causal stretch of a shard as a train step with full rematerialisation computes it,
-twice forward and once backward: cycles of all its pairs of chunks, those that the mask cuts with what they waste, over
-the query-keys that are needed.
+twice forward and once backward, with segment ids, so that packed documents fit too: cycles of all its pairs of chunks,
+those that the mask cuts with what they waste, over the query-keys that are needed.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,25 +36,40 @@ Count = Callable[[str, Kind, Pair], dict[str, SlotUse]]
 
 
 def search(generation: str, head_dim: int, count: Count = count_kernel) -> Iterator[Candidate]:
-    """Every candidate as it is judged. What is larger than one that is too large is not compiled, and neither is the
-    backward of one whose forward alone takes longer than the best, with an ideal backward.
+    """Every candidate as it is judged: from the middle on, chunks of twice or half as many queries or keys than the
+    best so far have, until none of those is better. What is larger than one that is too large is not compiled, and
+    neither is the backward of one whose forward alone takes longer than the best, with an ideal backward.
 
     Raises CompilerFailure and MissingCompiler.
     """
-    best = 0.0
-    too_large: list[Pair] = []
-    usual_first = sorted(SIZES, key=lambda size: (size != 1024, size))
-    for pair in [Pair(q, k, head_dim) for q in usual_first for k in usual_first]:
-        if any(pair.q_chunk >= other.q_chunk and pair.k_chunk >= other.k_chunk for other in too_large):
-            yield Candidate(pair.q_chunk, pair.k_chunk, None, "larger than one that is too large")
-            continue
+    tried: dict[tuple[int, int], Candidate] = {}
+    too_large: list[tuple[int, int]] = []
+
+    def judge(q_chunk: int, k_chunk: int, best: float) -> Candidate:
+        if any(q_chunk >= q and k_chunk >= k for q, k in too_large):
+            return Candidate(q_chunk, k_chunk, None, "larger than one that is too large")
         try:
-            candidate = _judge(generation, pair, best, count)
+            return _judge(generation, Pair(q_chunk, k_chunk, head_dim, packed=1), best, count)
         except TooLarge:
-            too_large.append(pair)
-            candidate = Candidate(pair.q_chunk, pair.k_chunk, None, "too large for the chip's VMEM")
-        best = max(best, candidate.share_of_ideal or 0.0)
-        yield candidate
+            too_large.append((q_chunk, k_chunk))
+            return Candidate(q_chunk, k_chunk, None, "too large for the chip's VMEM")
+
+    best = Candidate(0, 0, None)
+    waiting = [(size, size) for size in (1024, 512)]
+    while waiting:
+        chunks = waiting.pop(0)
+        if chunks in tried:
+            continue
+        tried[chunks] = judge(*chunks, best.share_of_ideal or 0.0)
+        yield tried[chunks]
+        if (tried[chunks].share_of_ideal or 0.0) > (best.share_of_ideal or 0.0):
+            best, waiting = tried[chunks], _neighbours(*chunks)
+
+
+def _neighbours(q: int, k: int) -> list[tuple[int, int]]:
+    """Twice or half as many queries, keys, or both."""
+    near = (2 * q, k), (q, 2 * k), (2 * q, 2 * k), (q // 2, k), (q, k // 2), (q // 2, k // 2)
+    return [chunks for chunks in near if chunks[0] in SIZES and chunks[1] in SIZES]
 
 
 def _judge(generation: str, pair: Pair, best: float, count: Count) -> Candidate:

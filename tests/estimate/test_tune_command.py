@@ -23,7 +23,7 @@ def test_the_table_is_read_again(tmp_path, monkeypatch, capsys):
     assert "v6e, heads of 256: 1024 x 1024: too large for the chip's VMEM" in said
     assert "v6e, heads of 128: the best are 1024 x 1024" in said and said.endswith(f"written to {out}\n")
     table = json.loads(out.read_text())
-    assert "libtpu" in table["compiled_by"] and [len(row["candidates"]) for row in table["sizes"]] == [9] * 4
+    assert "libtpu" in table["compiled_by"] and all(len(row["candidates"]) >= 4 for row in table["sizes"])
     sizes = read_chunk_sizes(out, "v6e")
     assert list(sizes) == [64, 100, 128, 256] and sizes[128] == (1024, 1024) and sizes[256][1] == 512
     with pytest.raises(ValueError, match="is a table of v6e, and not of v5e; ringformer tune --target=v5e writes one"):
