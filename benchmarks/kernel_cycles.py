@@ -26,6 +26,7 @@ from ringformer.estimate.pair_kernels import (
     PARTS,
     TARGETS,
     TOKENS,
+    Kind,
     Pair,
     TooLarge,
     count_kernel,
@@ -42,7 +43,7 @@ from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
-KINDS = "forward", "backward"
+KINDS: tuple[Kind, ...] = ("forward", "backward")
 LARGER = Pair(2048, 1024), Pair(2048, 2048)
 USUAL = Pair(), Pair(packed=1), Pair(heads=4), Pair(head_dim=100)
 
@@ -50,16 +51,16 @@ Counts = dict[str, SlotUse]
 """Of a kernel's step without a mask, "whole", and with one, "masked"."""
 
 
-def count_ours(generation: str, kind: str, pair: Pair) -> Counts:
+def count_ours(generation: str, kind: Kind, pair: Pair) -> Counts:
     """Of our kernels."""
-    return count_kernel(generation, kind, pair)  # type: ignore[arg-type]
+    return count_kernel(generation, kind, pair)
 
 
 SPLASH = {"forward": "splash_mha_fwd", "backward": "splash_mha_dkv"}
 """What its kernels are called; the second computes dq too."""
 
 
-def count_splash(generation: str, kind: str, pair: Pair) -> Counts:
+def count_splash(generation: str, kind: Kind, pair: Pair) -> Counts:
     """Of JAX's splash attention, whose masked kernel is another than the one without a mask; counted for the usual
     shape. Its step is of one query head: as many of them as a key head has."""
     parts = {"whole": False} | ({"masked": True} if pair == Pair() else {})
@@ -78,7 +79,7 @@ def splash_kernels(generation: str, causal: bool, pair: Pair) -> dict[str, SlotU
     return {kind: times(use, pair.heads) for kind, use in uses.items()}
 
 
-def count_xla(generation: str, kind: str, pair: Pair) -> Counts:
+def count_xla(generation: str, kind: Kind, pair: Pair) -> Counts:
     """Of XLA's blocks: a key head's share of a turn of each of the two loops over pairs, by their bytes of HBM where
     these take longer than the cycles."""
     command = [__file__, "--compile", f"xla_{kind}", generation, "0", *map(str, astuple(pair))]
@@ -103,7 +104,7 @@ def of_one_head(turn: SlotUse, generation: str) -> SlotUse:
     return use._replace(cycles=cycles, units=units)
 
 
-COUNT: dict[str, Callable[[str, str, Pair], Counts]] = {"pallas": count_ours, "splash": count_splash, "xla": count_xla}
+COUNT: dict[str, Callable[[str, Kind, Pair], Counts]] = {"pallas": count_ours, "splash": count_splash, "xla": count_xla}
 SPLASH_HEADS = 8
 """Query heads: of more its partial dq, one for each block of keys, would not fit the chip's HBM."""
 XLA_HEADS, XLA_TOKENS = 8, 2 * TOKENS
@@ -135,7 +136,7 @@ def compile_splash(generation: str, causal: bool, pair: Pair) -> None:
     jax.jit(both).lower(q, k, k, array(jnp.int32, TOKENS), q).compile()
 
 
-def compile_xla(generation: str, kind: str, pair: Pair) -> None:
+def compile_xla(generation: str, kind: Kind, pair: Pair) -> None:
     """Compile XLA's block of a causal shard, in a process whose machine code is dumped; print the program."""
     import jax
     import jax.numpy as jnp
@@ -209,10 +210,10 @@ def _arrays(generation: str) -> Callable:
     return lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def judge(generation: str, kernel: str, kind: str, pair: Pair) -> dict:
+def judge(generation: str, kernel: str, kind: Kind, pair: Pair) -> dict:
     """What a step of a kernel takes, and the share of the ideal that it reaches."""
     counts = COUNT[kernel](generation, kind, pair)
-    whole, ideal = counts["whole"], pair.ideal_cycles(generation, kind)  # type: ignore[arg-type]
+    whole, ideal = counts["whole"], pair.ideal_cycles(generation, kind)
     return {
         "kernel": kernel, "kind": kind, **asdict(pair), "step_cycles": whole.cycles,
         "masked_step_cycles": counts["masked"].cycles if "masked" in counts else None,

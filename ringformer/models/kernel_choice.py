@@ -16,6 +16,7 @@ JUDGED = ("v4", "v5e", "v5p", "v6e")
 (docs/performance.md)."""
 
 USUAL, USUAL_HEAD = (1024, 1024), 128
+"""Tokens of chunks of queries and keys that were not tuned, and the largest head that was counted with them."""
 SMALLEST = 256
 """Queries of a chunk, at least, however many heads share its keys."""
 ROWS, USUAL_ROWS = {"v4": 2048}, 8192

@@ -20,6 +20,7 @@ from ringformer.estimate.memory_settings import compile_first_accepted, likely_s
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.models.flops import model_flops_per_token
+from ringformer.models.kernel_choice import USUAL
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.kernels.block_kernels import Kernel, check_kernel
@@ -36,10 +37,6 @@ PAPER_MFU = (0.30, 0.35)
 RING, BLOCKWISE, SHORTER = "ring", "blockwise", "blockwise, half the context"
 RUNS = (RING, BLOCKWISE, SHORTER)
 """The runs of a cell. The second baseline has twice as many sequences, of half the tokens."""
-
-
-KERNEL_CHUNK = 1024
-"""Tokens of a kernel's chunks: a pair of them keeps the matrix units busiest of what fits v4 (docs/performance.md)."""
 
 
 class Configuration(NamedTuple):
@@ -97,9 +94,9 @@ class Cell(NamedTuple):
         ranks = target.num_devices // c.tp
         sp = c.ring // c.blockwise if run == RING else 1
         seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]
-        chunk = default_chunk(c.blockwise * K) if self.variant.kernel == "xla" else KERNEL_CHUNK
+        q_chunk, k_chunk = (default_chunk(c.blockwise * K),) * 2 if self.variant.kernel == "xla" else USUAL
         model = LlamaConfig(**preset(c.model) | self.variant._asdict() | dict(
-            attention="ring" if run == RING else "blockwise", q_chunk=chunk, k_chunk=chunk
+            attention="ring" if run == RING else "blockwise", q_chunk=q_chunk, k_chunk=k_chunk
         ))  # fmt: skip
         return Workload(
             model, target, f"1,{ranks // sp},{c.tp},{sp}", seq_len, batch_size=c.step_tokens // seq_len,

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import lru_cache
 
+import jax
 import pytest
 
 from ringformer.estimate import kernel_cycles
@@ -38,8 +39,9 @@ def scheduled():
 
 @on_tpu
 def test_the_part_has_the_instructions_of_the_step_and_their_seconds(monkeypatch):
-    """All products of the ring's loops, forward and backward, take at least as long as their FLOPs at the units' full
-    rate, and less than ten times that. What is known once is not generated again."""
+    """Products of the ring's loops whose code is dumped (of equal ones the first), some of each purpose of attention,
+    take at least as long as their FLOPs at the units' full rate, and less than ten times that. What is known once is
+    not generated again."""
     w, said, assumed = workload(), [], scheduled()
     counted = with_machine_code(w, assumed, said.append)
     assert said == ["generating the machine code of a layer's attention, for its cycles; about a minute, once"]
@@ -60,6 +62,7 @@ def test_the_part_has_the_instructions_of_the_step_and_their_seconds(monkeypatch
                 products[purpose(instruction), instruction.name] = known / ideal
     attention = {name for name in counted.schedule.purposes if name.startswith("attention")}
     assert {name for name, _ in products} == attention
+    assert len(products) >= (5 if jax.__version_info__ < (0, 12) else 4)  # 0.12 makes one product less
     assert all(1 < share < 10 for share in products.values())
 
     monkeypatch.setattr(kernel_cycles, "at_work", lambda *_, **__: pytest.fail("it is in the cache"))
