@@ -21,6 +21,7 @@ STEPS = {
     "7b/pallas": f"{_7B} --head_groups=4 --kernel=pallas",
     "7b/pallas/one head group": f"{_7B} --head_groups=1 --kernel=pallas",
     "7b/pallas/attention kept": f"{_7B} {KEPT}",
+    "7b/pallas/attention kept, longest": f"{_7B.replace('8388608', '16777216')} {KEPT}",
     "8b/xla": f"{_8B} --kernel=xla",
     "8b/pallas": f"{_8B} --kernel=pallas",
     "7b on v4/attention kept": f"--model=llama_7b --target=v4-1024 --seq_len=33554432 {KEPT}",
