@@ -1,0 +1,127 @@
+"""The cache of keys and values, which lies over the ring as it was computed and is never moved.
+
+A rank of the ring has `slots`, the same number on every one. A slot is a token's place in all rows at once; which token
+of a row lies there its position says, and -1 that there is none: layouts may therefore stay as they are, rows be of
+unequal length, and a slot be filled on one rank alone.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int32
+
+from ringformer.models.llama_config import LlamaConfig
+
+
+class Cache(NamedTuple):
+    """Keys and values of all layers, rotated, in the compute dtype, and where in its row each token stands."""
+
+    k: Float[Array, "L B K S d"]
+    v: Float[Array, "L B K S d"]
+    positions: Int32[Array, "B S"]
+
+
+SPECS = Cache(P(None, "dp", "tp", "sp", None), P(None, "dp", "tp", "sp", None), P("dp", "sp"))
+"""Heads over tp, each rank of it with at least one, slots over the ring."""
+
+
+def abstract_cache(config: LlamaConfig, mesh: Mesh, rows: int, slots: int) -> Cache:
+    """Shapes, dtypes and shardings of the global arrays, with so many slots on each rank."""
+    heads, S = max(config.num_kv_heads, mesh.shape["tp"]), slots * mesh.shape["sp"]
+    kv = (config.num_layers, rows, heads, S, config.head_dim), jnp.dtype(config.compute_dtype)
+    arrays = kv, kv, ((rows, S), jnp.dtype(jnp.int32))
+    return Cache(
+        *(jax.ShapeDtypeStruct(*x, sharding=NamedSharding(mesh, s)) for x, s in zip(arrays, SPECS, strict=True))
+    )
+
+
+def empty_cache(abstract: Cache) -> Cache:
+    """A cache without tokens."""
+
+    @partial(jax.jit, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))
+    def make():
+        return Cache(*(jnp.full(x.shape, fill, x.dtype) for x, fill in zip(abstract, (0, 0, -1), strict=True)))
+
+    return make()
+
+
+def layer_of(x: Float[Array, "L B K S d"], layer: Int32[Array, ""], slots: int) -> Float[Array, "B K s d"]:
+    """The first `slots` of a layer of a device's keys or values."""
+    return lax.dynamic_slice(x, (layer, 0, 0, 0, 0), (1, *x.shape[1:3], slots, x.shape[4]))[0]
+
+
+def write_chunk(
+    cache: Cache, k: Float[Array, "L B T K d"], v: Float[Array, "L B T K d"], positions: Int32[Array, "B T"],
+    slot: Int32[Array, ""],
+) -> Cache:  # fmt: skip
+    """The device's cache with T tokens from `slot` on."""
+    k, v = (x.swapaxes(2, 3) for x in (k, v))
+    return Cache(
+        lax.dynamic_update_slice(cache.k, k, (0, 0, 0, slot, 0)),
+        lax.dynamic_update_slice(cache.v, v, (0, 0, 0, slot, 0)),
+        lax.dynamic_update_slice(cache.positions, positions, (0, slot)),
+    )
+
+
+def write_token(
+    cache: Cache, k: Float[Array, "L B K d"], v: Float[Array, "L B K d"], positions: Int32[Array, " B"],
+    slot: Int32[Array, ""], mine: Bool[Array, ""],
+) -> Cache:  # fmt: skip
+    """The device's cache with a token of each row in `slot`, if this rank is the one that takes it."""
+
+    def write(old, new, axis):
+        new, start = jnp.expand_dims(new, axis), [0] * old.ndim
+        start[axis] = slot
+        kept = lax.dynamic_slice(old, start, new.shape)
+        return lax.dynamic_update_slice(old, jnp.where(mine, new.astype(old.dtype), kept), start)
+
+    return Cache(write(cache.k, k, 3), write(cache.v, v, 3), write(cache.positions, positions, 1))
+
+
+class Slots:
+    """Which slots of which rank are taken, in any row. On the host."""
+
+    def __init__(self, ranks: int, capacity: int):
+        self._taken = np.zeros((ranks, capacity), bool)
+        self._count, self._first_free = np.zeros(ranks, int), [0] * ranks
+        self.top = 0
+        """Slots of a rank that may hold something: all beyond are empty, on every rank."""
+
+    @property
+    def capacity(self) -> int:
+        return self._taken.shape[1]
+
+    @property
+    def free(self) -> int:
+        """On all ranks together."""
+        return self._taken.size - int(self._count.sum())
+
+    def take_chunk(self, filled: Bool[np.ndarray, "ranks T"]) -> int:
+        """The slot from which on the ranks write T tokens each, of which some are padding in all rows and stay free."""
+        start, T = self.top, filled.shape[1]
+        if start + T > self.capacity:
+            raise ValueError(f"{T} slots do not fit behind {start} of {self.capacity}")
+        self._taken[:, start : start + T] = filled
+        self._count += filled.sum(axis=1)
+        used = np.flatnonzero(filled.any(axis=0))
+        self.top = start + (int(used[-1]) + 1 if len(used) else 0)
+        return start
+
+    def take(self) -> tuple[int, int]:
+        """(rank, slot) for one token: of the rank with the fewest, its first that is free."""
+        if not self.free:
+            raise ValueError(f"all {self._taken.size} slots are taken")
+        rank = int(self._count.argmin())
+        slot = self._first_free[rank]
+        while self._taken[rank, slot]:
+            slot += 1
+        self._taken[rank, slot], self._first_free[rank] = True, slot + 1
+        self._count[rank] += 1
+        self.top = max(self.top, slot + 1)
+        return rank, slot
