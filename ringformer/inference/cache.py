@@ -6,7 +6,7 @@ unequal length, and a slot be filled on one rank alone.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ from ringformer.models.llama_config import LlamaConfig
 class Cache(NamedTuple):
     """Keys and values of all layers, rotated, in the compute dtype, and where in its row each token stands."""
 
-    k: Float[Array, "L B K S d"]
-    v: Float[Array, "L B K S d"]
-    positions: Int32[Array, "B S"]
+    k: Any  # [L, B, K, S, d]
+    v: Any
+    positions: Any  # int32 [B, S]
 
 
 SPECS = Cache(P(None, "dp", "tp", "sp", None), P(None, "dp", "tp", "sp", None), P("dp", "sp"))

@@ -46,8 +46,8 @@ def decode_hidden(
             q, k, v = (rearrange(y, "b (h d) -> b 1 h d", d=c.head_dim) for y in (q, k, v))
             q, k, v = rope.rotate(q, rotation)[:, 0], rope.rotate(k, rotation)[:, 0], v[:, 0]
             q = rearrange(q, "b (k g) d -> b k g d", k=k.shape[1])
-            shares = (layer_of(cached, i, slots) for cached in (cache.k, cache.v))
-            o = attend_token(q, k, v, *shares, valid, "sp")
+            cached_k, cached_v = (layer_of(cached, i, slots) for cached in (cache.k, cache.v))
+            o = attend_token(q, k, v, cached_k, cached_v, valid, "sp")
             x = x + _reduced(rearrange(o, "b k g d -> b (k g d)").astype(x.dtype), attention["wo"])
         with jax.named_scope("feed_forward"):
             h = rms_norm(x, w["feedforward_norm"]["scale"], c.norm_eps)

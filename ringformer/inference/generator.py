@@ -63,7 +63,7 @@ class Generator:
         if not isinstance(config, LlamaConfig):
             raise ValueError(f"{run} holds a {type(config).__name__}: inference is for LLaMA models")
         if compute_dtype is not None:
-            config = replace(config, compute_dtype=compute_dtype)
+            config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # which checks it
         mesh = make_mesh(mesh_dim, _first(mesh_dim) if devices is None else devices)
         inference_config(config, mesh, max_length)  # what does not fit is refused before anything is read
         params = restore_params(run, weight_shardings(config, mesh), mesh, parameter_dtypes(config))
@@ -85,8 +85,8 @@ class Generator:
         longest = max(map(len, prompts))
         if longest + max_new_tokens > self.max_length:
             raise ValueError(
-                f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed max_length={self.max_length}: "
-                f"at most {max(0, self.max_length - longest)} new tokens fit, or a prompt of "
+                f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed max_length="
+                f"{self.max_length}: at most {max(0, self.max_length - longest)} new tokens fit, or a prompt of "
                 f"{max(0, self.max_length - max_new_tokens)}"
             )
         sampling.check()

@@ -1,13 +1,13 @@
 """The compiled programs of inference: a chunk of prompts into the cache, one more token, the losses of whole rows.
 
-They run on the mesh (dp, fsdp, tp, sp) of training: rows over dp, tokens of a chunk over (sp, tp) in the model's layout,
-weights over (tp, fsdp, sp), the cache over (tp, sp). fsdp shares weights alone.
+They run on the mesh (dp, fsdp, tp, sp) of training: rows over dp, tokens of a chunk over (sp, tp) in the model's
+layout, weights over (tp, fsdp, sp), the cache over (tp, sp). fsdp shares weights alone.
 """
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float32, Int32
 
 from ringformer.compiler_options import compiler_options
 from ringformer.data import Batch
@@ -42,28 +41,28 @@ class State(NamedTuple):
     """What a session keeps on the devices, donated from program to program."""
 
     cache: Cache
-    logits: Float32[Array, "B V"]  # of the next token of each row
-    lengths: Int32[Array, " B"]  # tokens in the cache of each row
+    logits: Any  # float32 [B, V], of the next token of each row
+    lengths: Any  # int32 [B], tokens in the cache of each row
 
 
 STATE = State(caches.SPECS, P("dp"), P("dp"))
 
 
 class Chunk(NamedTuple):
-    """New tokens of each row, in layout order; padded with position -1 behind each row's own."""
+    """New tokens of each row (global arrays), in layout order; padded with position -1 behind each row's own."""
 
-    tokens: Int32[Array, "B P"]
-    positions: Int32[Array, "B P"]
-    rank_positions: Int32[Array, "B P"]  # the same, but whole on each tp rank
-    last: Int32[Array, " B"]  # the position of a row's last token, if it is in this chunk; else -1
-    slot: Int32[Array, ""]  # of every rank, from which on it writes
+    tokens: Any  # int32 [B, P]
+    positions: Any  # int32 [B, P]
+    rank_positions: Any  # the same, but whole on each tp rank
+    last: Any  # int32 [B], the position of a row's last token, if it is in this chunk; else -1
+    slot: Any  # int32, of every rank, from which on it writes
 
 
 CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P())
 
 
 def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> LlamaConfig:
-    """The config of a model that is not trained: the ring on every mesh, nothing rematerialised, in groups or offloaded.
+    """The config of a model that is not trained: the ring on every mesh, nothing rematerialised or offloaded.
 
     Raises ValueError for a mesh that does not fit the model.
     """
@@ -131,8 +130,8 @@ class Programs:
 
     @lru_cache  # noqa: B019
     def decode(self, rows: int, slots: int, read: int, kind: Kind):
-        """The compiled `decode(weights, state, control, numbers) -> (tokens, state)`: draws a token of each row from the
-        state's logits and takes it in; the state is donated, the tokens, int32 [rows], are whole on every device.
+        """The compiled `decode(weights, state, control, numbers) -> (tokens, state)`: draws a token of each row from
+        the state's logits and takes it in; the state is donated, the tokens, int32 [rows], are whole on every device.
 
         Args:
           rows, slots: of the state. read: slots of a rank that are read, from the first: all that may hold something.
@@ -183,20 +182,18 @@ class Programs:
         """One device's view of `prefill`."""
         c, cache = self.config, state.cache
         kernel = "xla" if c.kernel == "auto" else c.kernel
-        chunks = {"q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
+        chunks: dict[str, Any] = {"q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
 
         def attend(layer, q, k, v):
-            own = ring_attention(
-                q, k, v, axis_name="sp", layout=c.layout, kernel=kernel, return_lse=cached > 0, **chunks
-            )
+            ring: Any = partial(ring_attention, q, k, v, axis_name="sp", layout=c.layout, kernel=kernel, **chunks)
             if not cached:
-                return own, (k, v)
-            share = (layer_of(x, layer, cached) for x in (cache.k, cache.v))
+                return ring(), (k, v)
+            ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
             valid = cache.positions[:, :cached] >= 0
             before = attend_cached(
-                q, *share, valid, travels, "sp", kernel="xla" if kernel == "cudnn" else kernel, **chunks
+                q, ours[0], ours[1], valid, travels, "sp", kernel="xla" if kernel == "cudnn" else kernel, **chunks
             )
-            return join(own, before).astype(q.dtype), (k, v)
+            return join(ring(return_lse=True), before).astype(q.dtype), (k, v)
 
         x, (k, v) = self._model(weights).attended(
             chunk.tokens, jnp.maximum(chunk.positions, 0), axes=self._axes, gather=self._gather, attend=attend,

@@ -196,10 +196,11 @@ class Session:
             cached = self._read()
         prefill = programs.prefill(len(rows), self._slots.capacity, P, cached, travels)
         slot = self._slots.take_chunk((order < counts.max()).reshape(self._ranks, T))
-        chunk = Chunk(tokens[:, order], positions[:, order], positions[:, order], final, np.int32(slot))
-        arrays = Chunk(*(as_global(np.asarray(x), mesh, spec) for x, spec in zip(chunk, CHUNK, strict=True)))
+        positions = positions[:, order]
+        arrays = tokens[:, order], positions, positions, final, np.array(slot, np.int32)
+        chunk = Chunk(*(as_global(x, mesh, spec) for x, spec in zip(arrays, CHUNK, strict=True)))
         start = time.perf_counter()
-        self._state = jax.block_until_ready(prefill(self._weights, self._state, arrays))
+        self._state = jax.block_until_ready(prefill(self._weights, self._state, chunk))
         self.timings.prefill_seconds += time.perf_counter() - start
         self.timings.prefill_tokens += int(counts.sum())
 

@@ -225,8 +225,8 @@ class Llama(nnx.Module):
         self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather=None, attend: Callable | None = None,
         given: Any = None,
     ) -> tuple[Float[Array, "B T D"], Any]:  # fmt: skip
-        """`hidden`, and what is kept of each layer, stacked [L, ...]: `attend(given, q, k, v) -> (o, kept)` with rotated
-        q and k takes the place of the config's attention, `given` stacked too. (Remat groups keep nothing.)"""
+        """`hidden`, and what is kept of each layer, stacked [L, ...]: `attend(given, q, k, v) -> (o, kept)`, with
+        rotated q and k, takes the place of the config's attention; `given` is stacked too. No remat group keeps any."""
         c = self.config
         if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
             raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
