@@ -97,8 +97,13 @@ def test_a_mesh_that_does_not_fit(mesh_dim, message, tmp_path):
         Generator.load(tmp_path, mesh_dim=mesh_dim, max_length=32)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"max_length": 1}, "max_length=1 must be at least 2"),
-                                                  ({"max_length": 8, "prefill_chunk": 0}, "prefill_chunk=0 must be")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 1}, "max_length=1 must be at least 2"),
+        ({"max_length": 8, "prefill_chunk": 0}, "prefill_chunk=0 must be positive"),
+    ],
+)
 def test_bad_sizes(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         Generator.load(tmp_path, **options)

@@ -47,7 +47,7 @@ def test_every_logit_is_that_of_a_whole_forward(case, monkeypatch):
 
 
 def test_rows_end_one_by_one_and_go_on():
-    """A row that ended waits, its logits and cache untouched, while the other goes on; both continue in another turn."""
+    """A row that ended waits, its logits and cache untouched, while the other goes on; then both have another turn."""
     transcript = Transcript(generator(CONFIG, "1,1,1,4", max_length=64).session(2))
     session = transcript.session
     transcript.turn(PROMPTS, new=1)
