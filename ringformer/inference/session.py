@@ -157,8 +157,8 @@ class Session:
         while size < longest <= self._step:
             size *= 2
         size = min(size, self._step) if longest <= self._step else _round_up(longest, self._step)
-        room = (self._slots.capacity - self._slots.top) * self._ranks
-        return size if size <= room else _round_up(longest, self._programs.granule)
+        size = min(size, self._chunk)
+        return size if size <= self._slots.room else _round_up(longest, self._programs.granule)
 
     @property
     def _ranks(self) -> int:
@@ -167,10 +167,10 @@ class Session:
     def _check_room(self, longest: int) -> None:
         chunks = [min(self._chunk, longest - start) for start in range(0, longest, self._chunk)]
         needed = sum(_round_up(tokens, self._programs.granule) for tokens in chunks)
-        room = (self._slots.capacity - self._slots.top) * self._ranks
+        room = self._slots.room
         if needed > room:
             raise ValueError(
-                f"{longest} tokens do not fit the cache, where earlier turns of unequal length have left room for "
+                f"{longest} tokens do not fit the cache, where earlier turns have left room for "
                 f"{room // self._programs.granule * self._programs.granule}: give each conversation a session of its "
                 "own, or a larger max_length"
             )
@@ -195,9 +195,9 @@ class Session:
         if cached and travels == "queries":
             cached = self._read()
         prefill = programs.prefill(len(rows), self._slots.capacity, P, cached, travels)
-        slot = self._slots.take_chunk((order < counts.max()).reshape(self._ranks, T))
+        slots = self._slots.take_chunk((order < counts.max()).reshape(self._ranks, T))
         positions = positions[:, order]
-        arrays = tokens[:, order], positions, positions, final, np.array(slot, np.int32)
+        arrays = tokens[:, order], positions, positions, final, slots
         chunk = Chunk(*(as_global(x, mesh, spec) for x, spec in zip(arrays, CHUNK, strict=True)))
         start = time.perf_counter()
         self._state = jax.block_until_ready(prefill(self._weights, self._state, chunk))
@@ -217,7 +217,7 @@ def step_of_sizes(granule: int, max_length: int) -> int:
 
 def check_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Raise ValueError for no rows, one without tokens, or an id outside the vocabulary."""
-    if not rows:
+    if not len(rows):
         raise ValueError("there are no prompts")
     for number, row in enumerate(rows):
         if not len(row):
