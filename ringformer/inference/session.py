@@ -100,9 +100,7 @@ class Session:
 
         Raises ValueError, before anything is computed: nothing to continue, no room for so many, odd sampling.
         """
-        sampling.check()
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        check_decoding(max_new_tokens, sampling)
         if not all(self.lengths):
             raise ValueError("there is nothing to continue: append a prompt first")
         room = self._max_length - max(self.lengths)
@@ -213,6 +211,13 @@ def slots_for(programs: Programs, max_length: int) -> int:
 def step_of_sizes(granule: int, max_length: int) -> int:
     """Tokens between the sizes of long chunks."""
     return granule * max(1, max_length // SIZES // granule)
+
+
+def check_decoding(max_new_tokens: int, sampling: Sampling) -> None:
+    """Raise ValueError for no tokens, or a sampling that cannot be."""
+    sampling.check()
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
 
 
 def check_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
