@@ -75,7 +75,8 @@ class Attention(nnx.Module):
     """Causal self-attention with rotary positions and grouped key heads, normed before.
 
     The norm is taken anew for each group of heads: its output is never kept. With tp, x and the result are the
-    rank's part t of the local tokens T, and the rotation and ids those of all T; without, t is T.
+    rank's part t of the local tokens T, and the rotation and ids those of all T; without, t is T. `attend(q, k, v)`
+    takes the place of the config's attention, and what it keeps beside the outputs is returned, too.
     """
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
@@ -87,8 +88,8 @@ class Attention(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "B t D"], norm: RMSNorm, rotation: Rotation, segment_ids: Int[AnyArray, "B T"] | None,
-        axes: Axes,
-    ) -> Float[Array, "B t D"]:  # fmt: skip
+        axes: Axes, attend: Callable | None = None,
+    ) -> tuple[Float[Array, "B t D"], Any]:  # fmt: skip
         c, x = self.config, _enter_tp(x, axes)
         wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
         K = max(1, wq.shape[1] * c.num_kv_heads // c.num_heads)  # key heads that the queries here read
@@ -96,31 +97,35 @@ class Attention(nnx.Module):
             # Fewer key heads than tp ranks: their weights are not sharded over tp, and a rank reads one head.
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
             wk, wv = (lax.dynamic_slice_in_dim(w, head, 1, axis=1) for w in (wk, wv))
-        attend: Callable = partial(self._attend, x, norm.scale[...], rotation, segment_ids, axes)
+        attend = attend or partial(self._attend, segment_ids, axes)
+        of_heads: Callable = partial(self._of_heads, x, norm.scale[...], rotation, attend)
         if c.head_groups == 1:
-            y = jnp.einsum("bthd,hdD->btD", attend(wq, wk, wv), wo)
+            o, kept = of_heads(wq, wk, wv)
+            y = jnp.einsum("bthd,hdD->btD", o, wo)
         else:
             # A group's backward projects its q, k, v once more, and finds its o, m and l kept.
-            attend = jax.checkpoint(attend, policy=REMAT["attention"], prevent_cse=False)
+            of_heads = jax.checkpoint(of_heads, policy=REMAT["attention"], prevent_cse=False)
             groups = [rearrange(w, "D (g h) d -> g D h d", g=c.head_groups) for w in (wq, wk, wv)]
-            _, o = lax.scan(lambda _, group: (None, attend(*group)), None, groups)
+            _, (o, kept) = lax.scan(lambda _, group: (None, of_heads(*group)), None, groups)
             y = jnp.einsum("gbthd,ghdD->btD", o, rearrange(wo, "(g h) d D -> g h d D", g=c.head_groups))
-        return _leave_tp(y, axes)
+        return _leave_tp(y, axes), kept
 
-    def _attend(self, x, scale, rotation, segment_ids, axes, wq, wk, wv):
-        """The outputs [B, T, h, d] of the heads of some columns of the weights, for x [B, T, D]."""
-        c = self.config
-        x = rms_norm(x, scale, c.norm_eps)
+    def _of_heads(self, x, scale, rotation, attend, wq, wk, wv):
+        """The outputs [B, T, h, d] of the heads of some columns of the weights, for x [B, T, D], and what is kept."""
+        x = rms_norm(x, scale, self.config.norm_eps)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
-        q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
+        return attend(rope.rotate(q, rotation), rope.rotate(k, rotation), v)
+
+    def _attend(self, segment_ids, axes, q, k, v):
+        c = self.config
         if c.attention == "vanilla":
-            return dense_attention(q, k, v, segment_ids=segment_ids)
+            return dense_attention(q, k, v, segment_ids=segment_ids), None
         ring = c.attention == "ring" and axes.sp is not None
         return ring_attention(
             q, k, v, axis_name=axes.sp if ring else None, layout=c.layout if ring else "contiguous",
             segment_ids=segment_ids, q_chunk=c.q_chunk, k_chunk=c.k_chunk,
             kernel="xla" if c.kernel == "auto" else c.kernel,
-        )  # fmt: skip
+        ), None  # fmt: skip
 
 
 class FeedForward(nnx.Module):
@@ -147,7 +152,7 @@ class FeedForward(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each added to the residual stream."""
+    """Attention and feed-forward, each added to the residual stream; and what `attend` kept."""
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config)
@@ -156,12 +161,14 @@ class Layer(nnx.Module):
         self.feedforward = FeedForward(config, rngs)
 
     def __call__(
-        self, x: Float[Array, "B t D"], rotation: Rotation, segment_ids: Int[AnyArray, "B T"] | None, axes: Axes
-    ) -> Float[Array, "B t D"]:
+        self, x: Float[Array, "B t D"], rotation: Rotation, segment_ids: Int[AnyArray, "B T"] | None, axes: Axes,
+        attend: Callable | None = None,
+    ) -> tuple[Float[Array, "B t D"], Any]:  # fmt: skip
         with jax.named_scope("attention"):
-            x = x + self.attention(x, self.attention_norm, rotation, segment_ids, axes)
+            y, kept = self.attention(x, self.attention_norm, rotation, segment_ids, axes, attend)
+            x = x + y
         with jax.named_scope("feed_forward"):
-            return x + self.feedforward(x, self.feedforward_norm, axes)
+            return x + self.feedforward(x, self.feedforward_norm, axes), kept
 
 
 class Llama(nnx.Module):
@@ -212,10 +219,18 @@ class Llama(nnx.Module):
         segment_ids: Int[AnyArray, "B T"] | None = None, *, axes: Axes = Axes(), gather: Callable | None = None,
     ) -> Float[Array, "B T D"]:  # fmt: skip
         """The normed output of the last layer, in the compute dtype; arguments as in `__call__`."""
+        return self.attended(tokens, positions, segment_ids, axes=axes, gather=gather)[0]
+
+    def attended(
+        self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather=None, attend: Callable | None = None,
+        given: Any = None,
+    ) -> tuple[Float[Array, "B T D"], Any]:  # fmt: skip
+        """`hidden`, and what is kept of each layer, stacked [L, ...]: `attend(given, q, k, v) -> (o, kept)`, with
+        rotated q and k, takes the place of the config's attention; `given` is stacked too. No remat group keeps any."""
         c = self.config
         if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
             raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
-        gather = _no_gather if gather is None else gather
+        gather = gather or (lambda _, weights: weights)
         with jax.named_scope("embedding"):
             x = embed(gather("embed", self.embed[...]).astype(c.compute_dtype), tokens)
         positions, segment_ids = (None if a is None else _enter_tp(a, axes) for a in (positions, segment_ids))
@@ -225,10 +240,12 @@ class Llama(nnx.Module):
         rotation = rope.rotations(positions, frequencies, c.rope_scaling.amplitude)
         definition, stacked = nnx.split(self.layers)
 
-        def layer(x, weights):
-            return nnx.merge(definition, gather("layers", weights))(x, rotation, segment_ids, axes), None
+        def layer(x, of_layer):
+            weights, given = of_layer
+            own = None if attend is None else partial(attend, given)
+            return nnx.merge(definition, gather("layers", weights))(x, rotation, segment_ids, axes, own)
 
-        layers, g = nnx.to_pure_dict(stacked), c.remat_group
+        layers, g, kept = (nnx.to_pure_dict(stacked), given), c.remat_group, None
         grouped = c.num_layers // g * g if g > 1 else 0
         if grouped:
             groups = jax.tree.map(lambda w: w[:grouped].reshape(-1, g, *w.shape[1:]), layers)
@@ -236,8 +253,8 @@ class Llama(nnx.Module):
             x, _ = lax.scan(_rematerialised(group, "full", c.offload), x, groups)
         if grouped < c.num_layers:
             rest = jax.tree.map(lambda w: w[grouped:], layers)
-            x, _ = lax.scan(_rematerialised(layer, c.remat, c.offload), x, rest)
-        return self.norm(x)
+            x, kept = lax.scan(_rematerialised(layer, c.remat, c.offload), x, rest)
+        return self.norm(x), kept
 
     def _places(self, length: int, axes: Axes):
         """The places in the sequence of this device's tokens, int32 [1, T]; a tp rank holds `length` of them."""
@@ -248,7 +265,7 @@ class Llama(nnx.Module):
 
     def _head(self, dtype, gather):
         """The output head [D, V] in the compute dtype."""
-        gather = _no_gather if gather is None else gather
+        gather = gather or (lambda _, weights: weights)
         if self.config.tie_embeddings:
             return gather("embed", self.embed[...]).astype(dtype).T
         return gather("head", self.head[...]).astype(dtype)
@@ -263,10 +280,6 @@ def _rematerialised(body, remat: str, offload: bool):
         return body(checkpoint_name(x, SAVED_INPUT), weights)
 
     return jax.checkpoint(named, policy=OFFLOAD[remat], prevent_cse=False)
-
-
-def _no_gather(name, weights):
-    return weights
 
 
 def _normal(config: LlamaConfig, rngs: nnx.Rngs, letters: str) -> nnx.Param:

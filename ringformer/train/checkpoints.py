@@ -109,9 +109,15 @@ def latest_checkpoint(run_dir: str | Path) -> Path:
     return (Path(run_dir) / "checkpoints" / str(step) / "default").absolute()
 
 
-def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh) -> Any:
-    """The parameters alone of a run's latest checkpoint, or of a converted model, float32, laid out for this mesh."""
-    arguments = {"params": _restored(abstract_params(weights, mesh), weights)}
+def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict | None = None) -> Any:
+    """The parameters alone of a run's latest checkpoint, or of a converted model, laid out for this mesh.
+
+    `dtypes` says in which dtype each is read; None: float32.
+    """
+    abstract = abstract_params(weights, mesh)
+    if dtypes is not None:
+        abstract = jax.tree.map(lambda x, dtype: x.update(dtype=dtype), abstract, dtypes)
+    arguments = {"params": _restored(abstract, weights)}
     with ocp.Checkpointer(checkpoint_handler()) as checkpointer:
         restored = checkpointer.restore(
             latest_checkpoint(run_dir),

@@ -1,0 +1,97 @@
+"""One token of each row through a LLaMA whose weights and cache are shared out: one device's view.
+
+The residual stream is whole on every device of (tp, fsdp, sp). A layer moves the columns of q, k and v (one all-gather
+over fsdp and sp), the attention's maximum and sum (over sp), and the partial sums behind wo and the feed-forward: never
+a weight, and nothing that grows with the context.
+"""
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jax import lax
+from jaxtyping import Array, Float, Float32, Int32
+
+from ringformer.inference.cache import Cache, layer_of
+from ringformer.inference.cached_attention import attend_token
+from ringformer.inference.weight_shares import ALL, REST
+from ringformer.models.llama import rms_norm
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.ops import rope
+
+
+def decode_hidden(
+    config: LlamaConfig, weights: dict, cache: Cache, tokens: Int32[Array, " B"], positions: Int32[Array, " B"],
+    slots: int,
+) -> tuple[Float[Array, "B D"], Float[Array, "L B K d"], Float[Array, "L B K d"]]:  # fmt: skip
+    """The normed output of the last layer, and every layer's rotated key and value.
+
+    Args:
+      weights: the device's shares. tokens: of each row. positions: where they stand in it, >= 0.
+      slots: how many slots of the cache are read, from its first; all others are empty.
+    """
+    c = config
+    x = _embed(weights["embed"], tokens)
+    frequencies = rope.frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
+    rotation = rope.rotations(positions[:, None], frequencies, c.rope_scaling.amplitude)
+    valid = cache.positions[:, :slots] >= 0
+    tp = lax.axis_size("tp")
+    sizes = [n * c.head_dim for n in (c.num_heads // tp, *[max(1, c.num_kv_heads // tp)] * 2)]
+
+    def layer(x, given):
+        i, w = given
+        attention, ffn = w["attention"], w["feedforward"]
+        with jax.named_scope("attention"):
+            h = rms_norm(x, w["attention_norm"]["scale"], c.norm_eps)
+            q, k, v = _projections(h, [attention[name] for name in ("wq", "wk", "wv")], sizes)
+            q, k, v = (rearrange(y, "b (h d) -> b 1 h d", d=c.head_dim) for y in (q, k, v))
+            q, k, v = rope.rotate(q, rotation)[:, 0], rope.rotate(k, rotation)[:, 0], v[:, 0]
+            q = rearrange(q, "b (k g) d -> b k g d", k=k.shape[1])
+            cached_k, cached_v = (layer_of(cached, i, slots) for cached in (cache.k, cache.v))
+            o = attend_token(q, k, v, cached_k, cached_v, valid, "sp")
+            x = x + _reduced(rearrange(o, "b k g d -> b (k g d)").astype(x.dtype), attention["wo"])
+        with jax.named_scope("feed_forward"):
+            h = rms_norm(x, w["feedforward_norm"]["scale"], c.norm_eps)
+            gate, up = h @ ffn["w_gate"], h @ ffn["w_up"]
+            x = x + _sum(jax.nn.silu(gate) * up, ffn["w_down"])
+        return x, (k, v)
+
+    x, (k, v) = lax.scan(layer, x, (jnp.arange(c.num_layers), weights["layers"]))
+    return rms_norm(x, weights["norm"]["scale"], c.norm_eps), k, v
+
+
+def next_logits(config: LlamaConfig, weights: dict, x: Float[Array, "B D"]) -> Float32[Array, "B V"]:
+    """The logits of the next token of each row, on every device, from normed hidden states."""
+    tied = config.tie_embeddings
+    head, spec = (weights["embed"], "bD,vD->bv") if tied else (weights["head"], "bD,Dv->bv")
+    share = jnp.einsum(spec, x, head, preferred_element_type=jnp.float32)
+    return lax.all_gather(share, ALL, axis=1, tiled=True, to="invarying")[:, : config.vocab_size]
+
+
+def _embed(share, tokens):
+    """Rows of the embedding, of which each device has some."""
+    rows = share.shape[0]
+    index = tokens - lax.axis_index(ALL) * rows
+    mine = (index >= 0) & (index < rows)
+    return lax.psum(jnp.where(mine[:, None], share[jnp.clip(index, 0, rows - 1)], 0), ALL)
+
+
+def _projections(x, shares, sizes):
+    """The tp rank's columns of each product, from those of the devices' shares: one all-gather of all."""
+    widths = [w.shape[-1] for w in shares]
+    columns = jnp.concatenate([x @ w for w in shares], axis=-1)
+    gathered = lax.all_gather(columns, REST, axis=1, to="invarying")  # [B, devices, columns]
+    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+    parts = jnp.split(gathered, ends, axis=-1)
+    return [rearrange(y, "b n c -> b (n c)")[:, :size] for y, size in zip(parts, sizes, strict=True)]
+
+
+def _reduced(x, share):
+    """x [B, rows] times a matrix of which each device has some rows."""
+    rows = share.shape[0]
+    x = jnp.pad(x, ((0, 0), (0, rows * lax.axis_size(REST) - x.shape[1])))
+    return _sum(lax.dynamic_slice_in_dim(x, lax.axis_index(REST) * rows, rows, axis=1), share)
+
+
+def _sum(x, share):
+    """The sum over devices of what each has of x [B, rows] times what it has of a matrix; float32 on the way."""
+    return lax.psum(jnp.einsum("br,rD->bD", x, share, preferred_element_type=jnp.float32), ALL).astype(x.dtype)

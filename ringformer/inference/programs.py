@@ -1,0 +1,226 @@
+"""The compiled programs of inference: a chunk of prompts into the cache, one more token, the losses of whole rows.
+
+They run on the mesh (dp, fsdp, tp, sp) of training: rows over dp, tokens of a chunk over (sp, tp) in the model's
+layout, weights over (tp, fsdp, sp), the cache over (tp, sp). fsdp shares weights alone.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ringformer.compiler_options import compiler_options
+from ringformer.data import Batch
+from ringformer.hardware import chip_of
+from ringformer.inference import cache as caches
+from ringformer.inference.cache import Cache, abstract_cache, layer_of, write_chunk, write_token
+from ringformer.inference.cached_attention import Travels, attend_cached, join
+from ringformer.inference.decode_step import decode_hidden, next_logits
+from ringformer.inference.sampling import Kind, row_keys, sample
+from ringformer.inference.weight_shares import definition, make_gather, weight_shares
+from ringformer.models.interface import Axes
+from ringformer.models.kernel_choice import with_kernel
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.ops.layouts import PARTS
+from ringformer.ops.ring_attention import ring_attention
+from ringformer.train.state import specs
+
+TOKENS = P("dp", ("sp", "tp"))
+"""Arrays [B, P] of a chunk, P in layout order."""
+
+
+class State(NamedTuple):
+    """What a session keeps on the devices, donated from program to program."""
+
+    cache: Cache
+    logits: Any  # float32 [B, V], of the next token of each row
+    lengths: Any  # int32 [B], tokens in the cache of each row
+
+
+STATE = State(caches.SPECS, P("dp"), P("dp"))
+
+
+class Chunk(NamedTuple):
+    """New tokens of each row (global arrays), in layout order; padded with position -1 behind each row's own."""
+
+    tokens: Any  # int32 [B, P]
+    positions: Any  # int32 [B, P]
+    rank_positions: Any  # the same, but whole on each tp rank
+    last: Any  # int32 [B], the position of a row's last token, if it is in this chunk; else -1
+    slots: Any  # int32 [n], of each rank of the ring, from which on it writes
+
+
+CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"))
+
+
+def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> LlamaConfig:
+    """The config of a model that is not trained: the ring on every mesh, nothing rematerialised or offloaded.
+
+    Raises ValueError for a mesh that does not fit the model.
+    """
+    layout = config.layout if mesh.shape["sp"] > 1 else "contiguous"
+    config = replace(config, attention="ring", layout=layout, remat="none", remat_group=1, head_groups=1, offload=False)
+    config.check_mesh(mesh)
+    device = mesh.devices.flat[0]
+    model, _ = with_kernel(config, device.platform, chip_of(device.device_kind), local_tokens)
+    assert isinstance(model, LlamaConfig)
+    return model
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Of one model on one mesh, each compiled when it is first asked for."""
+
+    config: LlamaConfig
+    mesh: Mesh
+
+    @property
+    def granule(self) -> int:
+        """Tokens of a chunk come in multiples of this many."""
+        n, tp = (self.mesh.shape[axis] for axis in ("sp", "tp"))
+        return n * math.lcm(PARTS[self.config.layout], tp)
+
+    @cached_property
+    def _shares(self) -> dict:
+        return weight_shares(self.config, self.mesh)
+
+    @cached_property
+    def weights(self) -> dict:
+        """Shapes, dtypes and shardings of the weights."""
+        return jax.tree.map(lambda s: s.abstract(self.mesh), self._shares)
+
+    def state(self, rows: int, slots: int) -> State:
+        """Shapes, dtypes and shardings of a state, with so many slots on each rank."""
+        return State(
+            abstract_cache(self.config, self.mesh, rows, slots),
+            self._array((rows, self.config.vocab_size), jnp.float32, STATE.logits),
+            self._array((rows,), jnp.int32, STATE.lengths),
+        )
+
+    def _array(self, shape, dtype, spec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
+
+    @lru_cache  # noqa: B019 - as long as the generator
+    def prefill(self, rows: int, slots: int, tokens: int, cached: int, travels: Travels):
+        """The compiled `prefill(weights, state, chunk) -> state`; the state is donated.
+
+        Args:
+          rows, slots: of the state. tokens: P, of a chunk.
+          cached: how many slots of a rank the chunk attends to; 0: nothing came before it.
+          travels: the keys in those slots, or the chunk's queries.
+        """
+        chunk = Chunk(*(
+            self._array(shape, jnp.int32, spec)
+            for shape, spec in zip([(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],)], CHUNK, strict=True)
+        ))  # fmt: skip
+
+        def prefill(weights, state, chunk):
+            return self._prefill(weights, state, chunk, cached, travels)
+
+        run = self._per_device(prefill, (specs(self._shares), STATE, CHUNK), STATE)
+        return self._compile(jax.jit(run, donate_argnums=1), self.weights, self.state(rows, slots), chunk)
+
+    @lru_cache  # noqa: B019
+    def decode(self, rows: int, slots: int, read: int, kind: Kind):
+        """The compiled `decode(weights, state, control, numbers) -> (tokens, state)`: draws a token of each row from
+        the state's logits and takes it in; the state is donated, the tokens, int32 [rows], are whole on every device.
+
+        Args:
+          rows, slots: of the state. read: slots of a rank that are read, from the first: all that may hold something.
+          control: int32 [4 + rows]: seed, top_k, the rank and slot that take the token, and of each row whether it goes
+            on; of one that does not, token and logits stay as they were, and the token drawn means nothing.
+          numbers: float32 [2]: temperature, top_p.
+        """
+        arguments = self._array((4 + rows,), jnp.int32, P()), self._array((2,), jnp.float32, P())
+
+        def decode(weights, state, control, numbers):
+            return self._decode(weights, state, control, numbers, read, kind)
+
+        run = self._per_device(decode, (specs(self._shares), STATE, P(), P()), (P(), STATE))
+        return self._compile(jax.jit(run, donate_argnums=1), self.weights, self.state(rows, slots), *arguments)
+
+    @lru_cache  # noqa: B019
+    def losses(self, rows: int, tokens: int):
+        """The compiled `losses(weights, tokens, positions, targets) -> float32 [rows, P]`, all [rows, P] in layout
+        order: -log p(target) of each token, whole on every device."""
+        arrays = [self._array((rows, tokens), jnp.int32, TOKENS)] * 3
+
+        def losses(weights, tokens, positions, targets):
+            batch = Batch(tokens, targets, positions, None, None, None)
+            return self._model(weights).token_losses(batch, axes=self._axes, gather=self._gather)
+
+        run = self._per_device(losses, (specs(self._shares), TOKENS, TOKENS, TOKENS), TOKENS)
+        whole = jax.jit(run, out_shardings=NamedSharding(self.mesh, P()))
+        return self._compile(whole, self.weights, *arrays)
+
+    def _per_device(self, function, in_specs, out_specs):
+        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+
+    def _compile(self, function, *arguments):
+        return function.lower(*arguments).compile(compiler_options=compiler_options(self.mesh))
+
+    @property
+    def _axes(self) -> Axes:
+        return Axes(sp="sp", tp="tp" if self.mesh.shape["tp"] > 1 else None)
+
+    @cached_property
+    def _gather(self):
+        return make_gather(self.config, self.mesh)
+
+    def _model(self, weights):
+        return nnx.merge(definition(self.config), weights)
+
+    def _prefill(self, weights, state: State, chunk: Chunk, cached: int, travels: Travels) -> State:
+        """One device's view of `prefill`."""
+        c, cache = self.config, state.cache
+        kernel = "xla" if c.kernel == "auto" else c.kernel
+        chunks: dict[str, Any] = {"q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
+
+        def attend(layer, q, k, v):
+            ring: Any = partial(ring_attention, q, k, v, axis_name="sp", layout=c.layout, kernel=kernel, **chunks)
+            if not cached:
+                return ring(), (k, v)
+            ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
+            valid = cache.positions[:, :cached] >= 0
+            before = attend_cached(
+                q, ours[0], ours[1], valid, travels, "sp", kernel="xla" if kernel == "cudnn" else kernel, **chunks
+            )
+            return join(ring(return_lse=True), before).astype(q.dtype), (k, v)
+
+        x, (k, v) = self._model(weights).attended(
+            chunk.tokens, jnp.maximum(chunk.positions, 0), axes=self._axes, gather=self._gather, attend=attend,
+            given=jnp.arange(c.num_layers),
+        )  # fmt: skip
+        here = (chunk.positions == chunk.last[:, None]) & (chunk.last >= 0)[:, None]
+        x = lax.psum(jnp.where(here[..., None], x, 0).sum(axis=1), ("sp", "tp"))
+        logits = jnp.where((chunk.last >= 0)[:, None], next_logits(c, weights, x), state.logits)
+        lengths = jnp.where(chunk.last >= 0, chunk.last + 1, state.lengths)
+        return State(write_chunk(cache, k, v, chunk.rank_positions, chunk.slots[0]), logits, lengths)
+
+    def _decode(self, weights, state: State, control, numbers, read: int, kind: Kind):
+        """One device's view of `decode`."""
+        (cache, logits, lengths), B = state, state.lengths.shape[0]
+        seed, top_k, rank, slot = control[:4]
+        first = lax.axis_index("dp") * B
+        alive = lax.dynamic_slice_in_dim(control, 4 + first, B) > 0
+        keys = row_keys(seed, first + jnp.arange(B), lengths)
+        tokens = sample(logits, keys, numbers[0], top_k, numbers[1], kind)
+        x, k, v = decode_hidden(self.config, weights, cache, tokens, lengths, read)
+        mine = lax.axis_index("sp") == rank
+        cache = write_token(cache, k, v, jnp.where(alive, lengths, -1), slot, mine)
+        logits = jnp.where(alive[:, None], next_logits(self.config, weights, x), logits)
+        everyone = lax.all_gather(tokens, "dp", tiled=True, to="invarying")
+        return everyone, State(cache, logits, lengths + alive)
+
+
+def as_global(array: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
+    """An array that every process has whole, spread over the mesh."""
+    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])

@@ -1,0 +1,73 @@
+"""The next token of each row, from its logits."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
+
+
+class Sampling(NamedTuple):
+    """How tokens are drawn. A row's draws depend on the seed, on which row it is and on its length, nothing else."""
+
+    temperature: float = 0.0
+    """Divides the logits; 0 takes the likeliest token."""
+    top_k: int | None = None
+    """Draw from so many of the likeliest tokens (more where logits are equal)."""
+    top_p: float | None = None
+    """Draw from the fewest tokens that have this probability together."""
+    seed: int = 0
+    """From 0 to 2^31 - 1."""
+
+    def check(self) -> None:
+        """Raise ValueError for values that cannot be, or that contradict one another."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature={self.temperature} must be 0, for the likeliest token, or above")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k} must be at least 1, or unset")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1, or unset")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed={self.seed} must lie in [0, 2^31)")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise ValueError("temperature=0 takes the likeliest token and reads no top_k or top_p: set a temperature")
+
+    @property
+    def kind(self) -> "Kind":
+        return Kind(self.temperature == 0, self.top_k is not None, self.top_p is not None)
+
+
+class Kind(NamedTuple):
+    """What of a `Sampling` a compiled program is made for; its numbers are data."""
+
+    greedy: bool = True
+    has_top_k: bool = False
+    has_top_p: bool = False
+
+
+def sample(
+    logits: Float32[Array, "B V"], keys: jax.Array, temperature: Float32[Array, ""], top_k: Int32[Array, ""],
+    top_p: Float32[Array, ""], kind: Kind,
+) -> Int32[Array, " B"]:  # fmt: skip
+    """A token of each row, drawn with the row's key. Top-k comes before top-p, both after the temperature."""
+    if kind.greedy:
+        return logits.argmax(axis=-1).astype(jnp.int32)
+    logits = logits / temperature
+    if kind.has_top_k or kind.has_top_p:
+        ranked = jnp.sort(logits, axis=-1, descending=True)
+        kept = jnp.ones(ranked.shape, bool)
+        if kind.has_top_k:
+            kept &= jnp.arange(ranked.shape[-1]) < top_k
+        if kind.has_top_p:
+            p = jax.nn.softmax(jnp.where(kept, ranked, -jnp.inf), axis=-1)
+            kept &= jnp.cumsum(p, axis=-1) - p < top_p
+        least = jnp.where(kept, ranked, jnp.inf).min(axis=-1, keepdims=True)
+        logits = jnp.where(logits >= least, logits, -jnp.inf)
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+def row_keys(seed: Int32[Array, ""], rows: Int32[Array, " B"], lengths: Int32[Array, " B"]) -> jax.Array:
+    """A key for each row's next token."""
+    key = jax.random.key(seed)
+    return jax.vmap(lambda row, length: jax.random.fold_in(jax.random.fold_in(key, row), length))(rows, lengths)

@@ -1,0 +1,106 @@
+"""What the TPU compiler makes of a decode step: what it moves between devices, keeps, reads and computes.
+
+Compiled on a CPU host for v5e; nothing here runs on a TPU.
+"""
+
+import math
+from functools import lru_cache
+
+import pytest
+
+from ringformer.estimate.compiled_program import Program
+from ringformer.estimate.memory_traffic import hbm_bytes
+from ringformer.estimate.targets import find_target
+from ringformer.inference.programs import Programs, inference_config
+from ringformer.inference.sampling import Kind
+from ringformer.mesh import make_mesh
+from ringformer.models.llama_config import LlamaConfig
+from tests.hlo import on_tpu
+
+B, H, K, d, L = 4, 16, 8, 128, 3
+CONFIG = LlamaConfig(
+    vocab_size=4096, hidden_size=1024, intermediate_size=2048, num_layers=L, num_heads=H, num_kv_heads=K, head_dim=d
+)
+CONTEXT = 32768
+
+
+@lru_cache
+def decode_step(mesh_dim, context=CONTEXT):
+    """Compiled, and its text parsed."""
+    devices = list(find_target("v5e:4x2").devices())[: math.prod(map(int, mesh_dim.split(",")))]
+    mesh = make_mesh(mesh_dim, devices)
+    slots = context // mesh.shape["sp"]
+    compiled = Programs(inference_config(CONFIG, mesh, slots), mesh).decode(B, slots, slots, Kind())
+    return compiled, Program.parse(compiled.as_text())
+
+
+MESHES = ["1,1,1,8", "1,2,2,2"]
+
+
+def key_bytes(mesh_dim):
+    """Of the keys of one layer on a device, in bfloat16."""
+    _, _, tp, sp = map(int, mesh_dim.split(","))
+    return B * K * CONTEXT * d * 2 // (tp * sp)
+
+
+@on_tpu
+@pytest.mark.parametrize("mesh_dim", MESHES)
+def test_nothing_as_large_as_a_layer_of_the_cache_is_made(mesh_dim):
+    """The cache stays where it lies, and of a layer of it no copy and no slice exists: not a third of its keys."""
+    memory = decode_step(mesh_dim)[0].memory_analysis()
+    assert memory.alias_size_in_bytes >= 2 * L * key_bytes(mesh_dim)
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 2**16
+    assert memory.temp_size_in_bytes < key_bytes(mesh_dim) / 3
+
+
+@on_tpu
+@pytest.mark.parametrize("mesh_dim", MESHES)
+def test_what_travels(mesh_dim):
+    """A layer: columns of q, k, v, one maximum and one sum of the attention, two sums of the residual stream. Beside
+    the layers one sum for the embedding, the logits and the tokens. No weight, and nothing that knows the context."""
+    tp = int(mesh_dim.split(",")[2])
+    found = decode_step(mesh_dim)[1].executed_collectives()
+    size = {x: math.prod(x.shape) for x in found}
+    gathered = {x: n for x, n in found.items() if x.kind == "all-gather"}
+    summed = {x: n for x, n in found.items() if x.kind == "all-reduce"}
+    assert {x.kind for x in found} == {"all-gather", "all-reduce"}
+
+    assert sorted((size[x], n) for x, n in gathered.items()) == sorted(
+        [(B * (H + 2 * K) * d // tp, L), (B * CONFIG.vocab_size, 1)]
+    )
+    heads = B * H // tp
+    by_size = dict.fromkeys((size[x] for x in summed), 0)
+    for x, n in summed.items():
+        by_size[size[x]] += n
+    assert by_size == {heads: L, heads * (d + 1): L, B * CONFIG.hidden_size: 2 * L + 1}
+    merge = sum(4 * n * size[x] for x, n in summed.items() if size[x] in (heads, heads * (d + 1)))
+    assert merge <= L * B * H * (d + 2) * 8
+
+
+@on_tpu
+def test_collectives_do_not_grow_with_the_context():
+    longer = decode_step("1,1,1,8", 2 * CONTEXT)[1]
+    assert longer.executed_collectives() == decode_step("1,1,1,8")[1].executed_collectives()
+
+
+@on_tpu
+@pytest.mark.parametrize("mesh_dim", MESHES)
+def test_work_is_shared_out(mesh_dim):
+    """Matrix FLOPs and bytes of HBM, executed: those of one device over the ring. fsdp shares weights and no cache."""
+    _, fsdp, tp, sp = map(int, mesh_dim.split(","))
+    alone, shared = (work(decode_step(mesh)[1]) for mesh in ("1,1,1,1", mesh_dim))
+    attention = 4 * B * L * H * CONTEXT * d, 2 * L * B * K * CONTEXT * d * 2
+    for found, whole, of_attention in zip(shared, alone, attention, strict=True):
+        assert whole > of_attention
+        expected = of_attention / (tp * sp) + (whole - of_attention) / (fsdp * tp * sp)
+        assert expected <= found * 1.01 and found <= 1.05 * expected
+
+
+def work(program: Program) -> tuple[float, float]:
+    """(FLOPs, bytes to and from HBM) of one run."""
+    moved = sum(
+        times * hbm_bytes(program, name, instruction)
+        for name, times in program.executed.items()
+        for instruction in program.computations[name].values()
+    )
+    return program.flops(program.entry), moved

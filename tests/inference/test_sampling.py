@@ -1,0 +1,88 @@
+"""Draws against the distribution that a plain reading of temperature, top-k and top-p gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ringformer.inference.sampling import Sampling, row_keys, sample
+from tests.inference.models import CONFIG, generator
+
+LOGITS = np.array([2.0, -1.0, 0.5, 1.9, -3.0, 1.0])
+
+
+def draws(sampling: Sampling, count: int) -> np.ndarray:
+    keys = row_keys(jnp.int32(sampling.seed), jnp.arange(count), jnp.zeros(count, jnp.int32))
+    logits = jnp.tile(jnp.asarray(LOGITS, jnp.float32), (count, 1))
+    numbers = np.float32(sampling.temperature), np.int32(sampling.top_k or 1), np.float32(sampling.top_p or 1)
+    return np.asarray(jax.jit(sample, static_argnums=5)(logits, keys, *numbers, sampling.kind))
+
+
+def distribution(sampling: Sampling) -> np.ndarray:
+    """Token by token: the likeliest first, until there are k or they have p together."""
+    p = np.exp(LOGITS / sampling.temperature)
+    order = np.argsort(-p)
+    if sampling.top_k:
+        p[order[sampling.top_k :]] = 0
+    p /= p.sum()
+    if sampling.top_p:
+        together = 0.0
+        for token in order:
+            if together >= sampling.top_p:
+                p[token] = 0
+            together += p[token]
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0), Sampling(0.5, seed=3), Sampling(2.0, top_k=3), Sampling(1.0, top_p=0.7), Sampling(1.0, top_p=0.01),
+     Sampling(1.5, top_k=4, top_p=0.8), Sampling(1.0, top_k=1)],
+    ids=str,
+)  # fmt: skip
+def test_frequencies(sampling):
+    """Of 20000 draws, within four standard deviations; what is cut off is never drawn."""
+    expected, count = distribution(sampling), 20000
+    found = np.bincount(draws(sampling, count), minlength=len(LOGITS)) / count
+    assert (found[expected == 0] == 0).all()
+    assert (np.abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / count)).all()
+
+
+def test_greedy_takes_the_likeliest():
+    assert (draws(Sampling(), 3) == 0).all()
+
+
+def test_a_row_draws_alone():
+    """The same tokens whatever stands in the other rows; others with another seed, in another row or on."""
+    model = generator(CONFIG, "1,1,1,1")
+    sampling = Sampling(temperature=1.0, seed=5)
+    row = [3, 1, 4]
+
+    def written(prompts, sampling):
+        return model.generate(prompts, max_new_tokens=12, sampling=sampling)
+
+    first = written([row, [2, 7, 1]], sampling)
+    assert written([row, [8] * 9], sampling)[0] == first[0] == written([row, row], sampling)[0]
+    assert written([row, row], sampling)[1] != first[0]
+    assert written([row, row], sampling._replace(seed=6))[0] != first[0]
+    session = model.session(2)
+    session.append([row, [2, 7, 1]])
+    in_parts = [step for n in (5, 7) for step in session.decode(max_new_tokens=n, sampling=sampling)]
+    assert [list(column) for column in zip(*in_parts, strict=True)] == first
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (Sampling(-1.0), "temperature=-1.0 must be 0"),
+        (Sampling(float("nan")), "temperature=nan"),
+        (Sampling(1.0, top_k=0), "top_k=0 must be at least 1"),
+        (Sampling(1.0, top_p=0.0), "top_p=0.0 must be above 0"),
+        (Sampling(1.0, top_p=1.5), "top_p=1.5"),
+        (Sampling(1.0, seed=-1), "seed=-1 must lie in"),
+        (Sampling(0.0, top_k=5), "set a temperature"),
+    ],
+)
+def test_nonsense(sampling, message):
+    with pytest.raises(ValueError, match=message):
+        sampling.check()
