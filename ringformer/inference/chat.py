@@ -1,6 +1,7 @@
 """A conversation with a model, whose cache is kept from turn to turn."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ringformer.data.chats.conversations import Message
 from ringformer.inference.answers import Answer
@@ -15,7 +16,8 @@ class Chat:
 
     The cache holds exactly the tokens of the conversation as the chat template renders it. Where those do not begin
     with what was read and said so far, the conversation is read anew, and the answer says so in `began_anew`: templates
-    may rewrite earlier turns, and a model may have spelled an answer otherwise than the tokenizer does.
+    may rewrite earlier turns, and a model may have spelled an answer otherwise than the tokenizer does. So it is where
+    the cache has no room left beside what turns of odd lengths have left empty in it.
 
     Args:
       generator: what answers.
@@ -40,18 +42,28 @@ class Chat:
         self._settle()
         generator, messages = self._generator, [*self.messages, Message("user", question)]
         prompt = generator.text.encode_chat(messages)
-        generator.check([prompt], max_new_tokens, stop)
-        before, known = self._session, len(self._cached)
-        keeps = before is not None and before.lengths[0] == known and prompt.ids[:known] == self._cached
-        session = before if before is not None and keeps else generator.generator.session(1)
-        new_ids = prompt.ids[known:] if keeps else prompt.ids
-        self._session, self._cached = None, []  # until the answer is there
-        session.append([new_ids])
-        ends = generator.text.chat_end_tokens
-        answer = generator.answer(session, prompt, len(new_ids), max_new_tokens, sampling, stop, ends)
-        answer.began_anew = known > 0 and not keeps
+        generator.check([prompt], max_new_tokens, sampling, stop)
+        session, cached = self._session, self._cached
+        self._session = None  # until the answer is there
+        answer = None
+        if session is not None and session.lengths[0] == len(cached) and prompt.ids[: len(cached)] == cached:
+            with suppress(ValueError):  # there is room, but not behind what turns of odd lengths have left empty
+                answer = self._answer(session, prompt, len(cached), max_new_tokens, sampling, stop)
+        if answer is None:
+            answer = self._answer(generator.generator.session(1), prompt, 0, max_new_tokens, sampling, stop)
+            answer.began_anew = bool(cached)
         self.messages, self._last = messages, (answer, prompt)
         return answer
+
+    def _answer(
+        self, session: Session, prompt: ChatPrompt, known: int, max_new_tokens: int, sampling: Sampling,
+        stop: Sequence[str],
+    ) -> Answer:  # fmt: skip
+        """The answer to a prompt of which the session has the first `known` tokens."""
+        new_ids = prompt.ids[known:]
+        session.append([new_ids])
+        ends = self._generator.text.chat_end_tokens
+        return self._generator.answer(session, prompt, len(new_ids), max_new_tokens, sampling, stop, ends)
 
     def _settle(self) -> None:
         """Put what was taken of the last answer into the conversation and among the tokens of the cache."""

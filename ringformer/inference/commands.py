@@ -17,7 +17,7 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "second to stderr. Without --prompt and --prompt_file the prompt is read from stdin, on a terminal one after "
         "the other; a chat keeps what it has read and said. Ctrl-C ends an answer, Ctrl-D a conversation."
     )
-    parser.add_argument("--run", metavar="DIR", required=True,
+    parser.add_argument("--run", dest="run_dir", metavar="DIR", required=True,
                         help="the folder of a run, of a stage of one, or of a converted model")  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat a question")
     parser.add_argument("--prompt_file", metavar="FILE", help="the same from a file in UTF-8, to its last newline")
@@ -65,7 +65,8 @@ def _generate(args: argparse.Namespace) -> int:
     from ringformer.inference.text_stream import check_stops
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-    text = RunText(args.run, tokenizer=args.tokenizer, template=args.template)
+    sampling.check()
+    text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template)
     check_stops(args.stop, text.tokenizer)
     limit = _limit(args, text.context)
     if prompt is not None:
@@ -76,7 +77,7 @@ def _generate(args: argparse.Namespace) -> int:
     elif limit is None:
         raise ValueError("how long may it become? give --max_length")
     generator = Generator.load(
-        args.run, mesh_dim=args.mesh_dim, max_length=limit, prefill_chunk=args.prefill_chunk,
+        args.run_dir, mesh_dim=args.mesh_dim, max_length=limit, prefill_chunk=args.prefill_chunk,
         compute_dtype=args.compute_dtype,
     )  # fmt: skip
     model = TextGenerator(generator, text)
@@ -119,8 +120,8 @@ def _limit(args: argparse.Namespace, context: int | None) -> int | None:
     if args.max_length < 2:
         raise ValueError(f"--max_length={args.max_length} leaves no room for a prompt and a token")
     if longest is not None and args.max_length > longest:
-        raise ValueError(f"--max_length={args.max_length} is beyond the context of {longest:,} tokens that {args.run} "
-                         "was trained at; --allow_longer goes there nevertheless")  # fmt: skip
+        raise ValueError(f"--max_length={args.max_length} is beyond the context of {longest:,} tokens that "
+                         f"{args.run_dir} was trained at; --allow_longer goes there nevertheless")  # fmt: skip
     return args.max_length
 
 
@@ -150,6 +151,8 @@ def _interactive(ask) -> int:
                 _say(ask(prompt))
             except ValueError as error:
                 print(f"ringformer generate: {error}", file=sys.stderr)
+            except KeyboardInterrupt:  # while the prompt was being read
+                print()
 
 
 def _say(answer) -> int:

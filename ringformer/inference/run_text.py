@@ -12,7 +12,6 @@ from ringformer.data.chats.conversations import ChatFormat, Message
 from ringformer.data.chats.templates import TemplateName, load_template
 from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
 from ringformer.data.tokenizers.load import load_tokenizer
-from ringformer.inference.text_stream import common_length
 from ringformer.train.checkpoints import HF_CONFIG
 from ringformer.train.config_parsing import model_of
 from ringformer.untrusted_files import contained, contained_files, read_object
@@ -20,7 +19,7 @@ from ringformer.untrusted_files import contained, contained_files, read_object
 GENERATION_CONFIG = "generation_config.json"
 
 PROBES = ("A", "I", "T", "a", "1")
-"""Beginnings of answers: the tokens of a question are those that stand before all of them."""
+"""Beginnings of answers: the tokens of a question are those that stand before each of them."""
 
 
 class ChatPrompt(NamedTuple):
@@ -78,15 +77,17 @@ class RunText:
         rendered = [self._render([*messages, Message("assistant", probe)]) for probe in PROBES]
         with _utf8_for(self.tokenizer):
             encoded = self.tokenizer.encode_chats([segments for segments, _ in rendered])
-        before_answers = [ids[: np.flatnonzero(trained)[0]].tolist() for ids, trained in encoded]
-        ids = before_answers[0][: common_length(before_answers)]
         segments, start = rendered[0]
         ((before, _),) = self.tokenizer.encode_chats([segments[:start]])
-        whole, cut = self.tokenizer.decode(before), self.tokenizer.decode(ids)
-        if not whole.startswith(cut):
-            raise ValueError(f"tokenizer {self.tokenizer.name} spells the question otherwise before an answer")
+        whole = self.tokenizer.decode(before)
         behind = "".join(s.text for s in segments[start:] if s.trained and s.control is None)
-        return ChatPrompt(ids, whole.removeprefix(cut), behind.removeprefix(PROBES[0]))
+        cuts = {begin: ids for ids, trained in encoded for begin in np.flatnonzero(trained)[:1].tolist()}
+        for begin in sorted(cuts):
+            ids = cuts[begin][:begin].tolist()
+            lead = whole.removeprefix(self.tokenizer.decode(ids))
+            if not lead.strip():  # else its tokens are made of whole phrases, the question's words among them
+                return ChatPrompt(ids, lead, behind.removeprefix(PROBES[0]))
+        raise ValueError(f"tokenizer {self.tokenizer.name} has no tokens that end where an answer begins")
 
     def _render(self, messages: Sequence[Message]) -> tuple[list[Segment], int]:
         """The segments of a conversation, its last answer alone trained on, and where that begins."""

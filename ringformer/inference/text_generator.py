@@ -64,17 +64,20 @@ class TextGenerator:
         fits, and for a stop string that can never come.
         """
         asked = [self._prompt(prompt, chat) for prompt in prompts]
-        self.check(asked, max_new_tokens, stop)
+        self.check(asked, max_new_tokens, sampling, stop)
         if not asked:
             return []
-        ends, rows = self._ends(chat), range(len(asked))
+        ends, rows = self._ends(chat), len(asked)
         answers = [RowText(self.tokenizer, prompt, ends, stop) for prompt in asked]
-        texts = [""] * len(asked)
-        session = self.generator.session(len(asked))
-        session.append([prompt.ids for prompt in asked])
+        texts = [""] * rows
+        idle = -rows % self.generator.mesh.shape["dp"]
+        session = self.generator.session(rows + idle)
+        session.append([prompt.ids for prompt in asked + asked[:1] * idle])
         steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=ends)
+        for row in range(rows, rows + idle):
+            session.end(row)
         for step in steps:
-            for row, token in zip(rows, step, strict=True):
+            for row, token in enumerate(step[:rows]):
                 if token is not None and not answers[row].stopped:
                     texts[row] += answers[row].push(token)
                     if answers[row].stopped:
@@ -87,7 +90,7 @@ class TextGenerator:
     ) -> Answer:  # fmt: skip
         """`complete` of one prompt, in pieces, each of whole characters, as they come. Raises ValueError as it does."""
         asked = self._prompt(prompt, chat)
-        self.check([asked], max_new_tokens, stop)
+        self.check([asked], max_new_tokens, sampling, stop)
         session = self.generator.session(1)
         session.append([asked.ids])
         return self.answer(session, asked, len(asked.ids), max_new_tokens, sampling, stop, self._ends(chat))
@@ -108,8 +111,11 @@ class TextGenerator:
     def _ends(self, chat: bool) -> frozenset[int]:
         return self.text.chat_end_tokens if chat else self.text.end_tokens
 
-    def check(self, prompts: Sequence[ChatPrompt], max_new_tokens: int, stop: Sequence[str]) -> None:
-        """Raise ValueError for a prompt that is too long and a stop string that can never come."""
+    def check(
+        self, prompts: Sequence[ChatPrompt], max_new_tokens: int, sampling: Sampling, stop: Sequence[str]
+    ) -> None:
+        """Raise ValueError for a prompt that is too long, a stop string that can never come, or no sampling."""
+        sampling.check()
         check_stops(stop, self.tokenizer)
         check_room(max((len(prompt.ids) for prompt in prompts), default=0), max_new_tokens, self.generator.max_length)
 

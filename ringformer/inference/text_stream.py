@@ -40,7 +40,7 @@ class TextStream:
         ids = self._context + self._ids
         text = lasting = self._tokenizer.decode(ids)
         if self._broken is not None:
-            lasting = text[: common_length([text, self._tokenizer.decode([*ids, self._broken])])]
+            lasting = _common_beginning(text, self._tokenizer.decode([*ids, self._broken]))
         lasting = _UNFINISHED.sub("", lasting)
         piece = lasting[self._given :]
         self._given += len(piece)
@@ -67,9 +67,8 @@ def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return ids
 
 
-def common_length(sequences: Sequence[Sequence]) -> int:
-    """How many elements all of them begin with alike."""
-    return sum(1 for _ in takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False)))
+def _common_beginning(a: str, b: str) -> str:
+    return a[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))]
 
 
 class StopStrings:

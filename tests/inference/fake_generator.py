@@ -17,6 +17,8 @@ class FakeSession:
 
     def append(self, rows):
         assert all(rows) and len(rows) == len(self.rows)
+        if len(self.appended) >= self.generator.turns_that_fit:
+            raise ValueError("turns of unequal length have left no room")
         self.appended.append([list(row) for row in rows])
         for row, new in zip(self.rows, rows, strict=True):
             row += new
@@ -27,11 +29,16 @@ class FakeSession:
 
     def decode(self, *, max_new_tokens, sampling, end_tokens=()):
         self.generator.samplings.append(sampling)
-        said = self.generator.script.pop(0)
         self._ended = set()
+        return self._steps(self.generator.script.pop(0), max_new_tokens, end_tokens)
+
+    def _steps(self, said, max_new_tokens, end_tokens):
         for i in range(max_new_tokens):
             if len(self._ended) == len(self.rows):
                 return
+            if self.generator.interrupt:
+                self.generator.interrupt = False
+                raise KeyboardInterrupt
             step = [None if row in self._ended else ids[i] for row, ids in enumerate(said)]
             for row, token in enumerate(step):
                 if token is not None:
@@ -44,8 +51,10 @@ class FakeSession:
 class FakeGenerator:
     """`script`: for each decode the ids of each row, as many as may be asked for."""
 
-    def __init__(self, script, max_length=4096):
+    def __init__(self, script, max_length=4096, *, dp=1, turns_that_fit=99):
         self.script, self.max_length, self.sessions, self.samplings = list(script), max_length, [], []
+        self.interrupt, self.turns_that_fit = False, turns_that_fit
+        self.mesh = SimpleNamespace(shape={"dp": dp})
 
     def session(self, rows):
         self.sessions.append(FakeSession(self, rows))
