@@ -5,6 +5,7 @@ A block that no rule covers fails: give it a language, or a rule. Paths, links a
 
 import ast
 import importlib
+import json
 import os
 import re
 import shlex
@@ -55,7 +56,7 @@ def blocks_of(path: Path) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 FRAGMENTS = [block for block in PYTHON if re.search(r"^config\.|^def get_config", block.text, re.MULTILINE)]
-OF_A_RUN = [block for block in PYTHON if "load_model(" in block.text]
+OF_A_RUN = [block for block in PYTHON if re.search(r"load_model\(|Generator\.load\(", block.text)]
 PROGRAMS = [block for block in PYTHON if block not in FRAGMENTS + OF_A_RUN]
 
 
@@ -150,6 +151,10 @@ def test_a_command_is_one(words):
         check_options_of_a_file(rest)
     elif program == ".venv/bin/pre-commit":
         assert rest == ["install"] and (ROOT / ".pre-commit-config.yaml").is_file()
+    elif program == "vllm":
+        check_vllm(rest)
+    elif program == "curl":
+        json.loads(rest[rest.index("-d") + 1])
     elif program == "source":
         assert rest == [".venv/bin/activate"]
     else:
@@ -192,6 +197,13 @@ def check_pip(words: list[str]) -> None:
         assert named and {*(named[1] or "").split(",")} - {""} <= extras.keys(), words
     else:
         assert words[1:] == ["pre-commit"]
+
+
+def check_vllm(words: list[str]) -> None:
+    """It serves a folder that a command of the pages exports, with options of vLLM."""
+    exported = re.findall(r"^ringformer convert to-hf \S+ (\S+)", "".join(b.text for b in BLOCKS), re.MULTILINE)
+    assert words[0] == "serve" and words[1] in exported
+    assert set(words[2::2]) <= {"--max-model-len", "--tensor-parallel-size", "--served-model-name"}
 
 
 def check_options_of_a_file(words: list[str]) -> None:

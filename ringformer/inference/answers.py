@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from ringformer.data.tokenizers.base import Tokenizer
-from ringformer.inference.generator import Session
 from ringformer.inference.run_text import ChatPrompt
+from ringformer.inference.session import Session
 from ringformer.inference.text_stream import StopStrings, TextStream
 
 

@@ -5,9 +5,9 @@ from contextlib import suppress
 
 from ringformer.data.chats.conversations import Message
 from ringformer.inference.answers import Answer
-from ringformer.inference.generator import Session
 from ringformer.inference.run_text import ChatPrompt
 from ringformer.inference.sampling import Sampling
+from ringformer.inference.session import Session
 from ringformer.inference.text_generator import TextGenerator
 
 

@@ -7,9 +7,10 @@ from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import TemplateName
 from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.inference.answers import Answer, RowText
-from ringformer.inference.generator import Generator, Session
+from ringformer.inference.generator import Generator
 from ringformer.inference.run_text import ChatPrompt, RunText
 from ringformer.inference.sampling import Sampling
+from ringformer.inference.session import Session
 from ringformer.inference.text_stream import check_stops
 
 
