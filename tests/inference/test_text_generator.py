@@ -122,3 +122,12 @@ def test_rows_that_no_prompt_needs_say_nothing(texts):
     generator = FakeGenerator([[said(text, " one"), said(text, " two"), [5] * 9, [5] * 9]], dp=4)
     assert TextGenerator(generator, text).complete(["a", "b"], max_new_tokens=9) == [" one", " two"]
     assert generator.sessions[0].lengths[2:] == [len(text.encode("a"))] * 2
+
+
+def test_an_end_token_may_be_any_token(texts):
+    """A generation_config.json may name one that is text elsewhere; it ends the answer and is not in it."""
+    text = texts["bytes"]
+    generator = TextGenerator(FakeGenerator([[list(b"yes;no")]] * 2), text)
+    generator._ends = lambda chat: frozenset([ord(";")])
+    assert generator.complete(["a"], max_new_tokens=6) == ["yes"]
+    assert "".join(generator.stream("a", max_new_tokens=6)) == "yes"

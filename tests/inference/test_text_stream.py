@@ -76,6 +76,16 @@ def test_a_space_stays_where_a_prompt_goes_on(tokenizers):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_may_end_in_a_long_run_of_byte_tokens(tokenizers, name):
+    """Some tokenizers read such a run as a whole: what is decoded must not begin inside a character."""
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode("ring 日本語日本語語")
+    last = len(tokenizer.encode("ring 日本語日本語"))
+    assert len(ids) - last in (1, 3)
+    assert "".join(pieces_of(tokenizer, ids[:last], ids[last:])) == "語"
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length", (3, 40))
 def test_what_a_model_makes_up_is_decoded_as_it_is_at_once(tokenizers, name, length):
     """Broken characters, byte tokens, control tokens and rows of the model that are no tokens, in any order."""
