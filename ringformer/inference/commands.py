@@ -158,7 +158,7 @@ def _interactive(ask) -> int:
 def _say(answer) -> int:
     """Print an answer as it comes, and its speed; the exit code."""
     if answer.began_anew:
-        print("(the conversation so far is read again: its template renders it otherwise than it was said)",
+        print("(the conversation so far was read again: the cache had other tokens, or no room behind them)",
               file=sys.stderr)  # fmt: skip
     code = 0
     try:

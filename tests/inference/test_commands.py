@@ -140,7 +140,7 @@ def test_an_answer_that_is_read_again_is_said(run, loaded, monkeypatch, capsys):
     type_in(monkeypatch, "a", "c")
     words = ["--chat", "--max_length=600", "--allow_longer", "--max_new_tokens=9", "--stop=STOP"]
     assert main(["generate", f"--run={run}", *words]) == 0
-    assert "(the conversation so far is read again" in capsys.readouterr().err
+    assert "(the conversation so far was read again" in capsys.readouterr().err
 
 
 MISTAKES = [
