@@ -15,6 +15,7 @@ VERBS = {
     "estimate": ("estimate.commands:add_estimate", "compile a train step for hardware that is not here: does it fit?"),
     "plan": ("estimate.commands:add_plan", "the fastest settings that fit a context, or the longest context"),
     "tune": ("estimate.tune_command:add_tune", "the chunks with which the TPU kernels are fastest, without the TPU"),
+    "generate": ("inference.commands:add_generate", "continue a prompt, or chat, with the model of a run"),
     "data prepare": ("data.commands:add_prepare", "tokenize documents or conversations into a store"),
     "data inspect": ("data.commands:add_inspect", "show documents of a store, and what of them is trained on"),
     "data tokenizer": ("data.commands:add_tokenizer", "train a SentencePiece tokenizer"),

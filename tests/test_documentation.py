@@ -5,6 +5,7 @@ A block that no rule covers fails: give it a language, or a rule. Paths, links a
 
 import ast
 import importlib
+import json
 import os
 import re
 import shlex
@@ -150,6 +151,10 @@ def test_a_command_is_one(words):
         check_options_of_a_file(rest)
     elif program == ".venv/bin/pre-commit":
         assert rest == ["install"] and (ROOT / ".pre-commit-config.yaml").is_file()
+    elif program == "vllm":
+        check_vllm(rest)
+    elif program == "curl":
+        json.loads(rest[rest.index("-d") + 1])
     elif program == "source":
         assert rest == [".venv/bin/activate"]
     else:
@@ -192,6 +197,13 @@ def check_pip(words: list[str]) -> None:
         assert named and {*(named[1] or "").split(",")} - {""} <= extras.keys(), words
     else:
         assert words[1:] == ["pre-commit"]
+
+
+def check_vllm(words: list[str]) -> None:
+    """It serves a folder that a command of the pages exports, with options of vLLM."""
+    exported = re.findall(r"^ringformer convert to-hf \S+ (\S+)", "".join(b.text for b in BLOCKS), re.MULTILINE)
+    assert words[0] == "serve" and words[1] in exported
+    assert set(words[2::2]) <= {"--max-model-len", "--tensor-parallel-size", "--served-model-name"}
 
 
 def check_options_of_a_file(words: list[str]) -> None:

@@ -1,0 +1,177 @@
+"""`ringformer generate`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from io import TextIOWrapper
+from pathlib import Path
+from typing import get_args
+
+
+def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Arguments of `ringformer generate`."""
+    from ringformer.data.chats.templates import TemplateName
+
+    parser.description = (
+        "Continue a prompt with the model of a run, or answer it with --chat: text to stdout as it comes, tokens a "
+        "second to stderr. Without --prompt and --prompt_file the prompt is read from stdin, on a terminal one after "
+        "the other; a chat keeps what it has read and said. Ctrl-C ends an answer, Ctrl-D a conversation."
+    )
+    parser.add_argument("--run", dest="run_dir", metavar="DIR", required=True,
+                        help="the folder of a run, of a stage of one, or of a converted model")  # fmt: skip
+    parser.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat a question")
+    parser.add_argument("--prompt_file", metavar="FILE", help="the same from a file in UTF-8, to its last newline")
+    parser.add_argument("--chat", action="store_true", help="answer, by the run's chat template")
+    parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; without: the template's own")
+    parser.add_argument("--max_new_tokens", type=int, default=256, help="the longest continuation")
+    parser.add_argument("--stop", metavar="TEXT", action="append", default=[],
+                        help="end the text before this one; may be given several times")  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest token (default: 0)")
+    parser.add_argument("--top_k", type=int, help="sample among so many likeliest tokens")
+    parser.add_argument("--top_p", type=float, help="sample among the likeliest tokens that have this probability")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    parser.add_argument("--max_length", type=int, metavar="TOKENS",
+                        help="of prompt and continuation, or a chat; default: the context of the run")  # fmt: skip
+    parser.add_argument("--allow_longer", action="store_true",
+                        help="go beyond the context that the model was trained at")  # fmt: skip
+    parser.add_argument("--mesh_dim", default="1,1,1,1", help="sizes of dp,fsdp,tp,sp; -1 is the rest")
+    parser.add_argument("--cpu_devices", type=int, default=0,
+                        help="simulate so many devices on the CPU; default: the machine's own")  # fmt: skip
+    parser.add_argument("--prefill_chunk", type=int, metavar="TOKENS",
+                        help="read the prompt in chunks of so many tokens; default: at once")  # fmt: skip
+    parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
+    parser.add_argument("--tokenizer", help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with "
+                        "one of them; default: the run's")  # fmt: skip
+    parser.add_argument("--template", choices=get_args(TemplateName), help="the chat template; default: that of the "
+                        "run's conversations, else the tokenizer's own")  # fmt: skip
+    return _generate
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from ringformer.train.commands import simulate_cpu_devices
+
+    if args.prompt is not None and args.prompt_file is not None:
+        raise ValueError("--prompt and --prompt_file: give one of them")
+    if args.system is not None and not args.chat:
+        raise ValueError("--system is the system message of a --chat")
+    if args.cpu_devices < 0:
+        raise ValueError(f"--cpu_devices={args.cpu_devices} must be at least 0")
+    simulate_cpu_devices(args.cpu_devices)
+    prompt = _prompt(args)
+    from ringformer.inference.generator import Generator
+    from ringformer.inference.run_text import RunText
+    from ringformer.inference.sampling import Sampling
+    from ringformer.inference.text_generator import TextGenerator, check_room
+    from ringformer.inference.text_stream import check_stops
+
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+    sampling.check()
+    text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template)
+    check_stops(args.stop, text.tokenizer)
+    limit = _limit(args, text.context)
+    if prompt is not None:
+        tokens = len(text.encode_chat(_messages(args, prompt)).ids if args.chat else text.encode(prompt))
+        needed = tokens + args.max_new_tokens
+        check_room(tokens, args.max_new_tokens, needed if limit is None else limit)
+        limit = needed
+    elif limit is None:
+        raise ValueError("how long may it become? give --max_length")
+    generator = Generator.load(
+        args.run_dir, mesh_dim=args.mesh_dim, max_length=limit, prefill_chunk=args.prefill_chunk,
+        compute_dtype=args.compute_dtype,
+    )  # fmt: skip
+    model = TextGenerator(generator, text)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # models say what is not UTF-8
+    ask = _asking(model, args, sampling)
+    return _interactive(ask) if prompt is None else _say(ask(prompt))
+
+
+def _prompt(args: argparse.Namespace) -> str | None:
+    """The prompt; None for those that somebody will type."""
+    if args.prompt is not None:
+        return args.prompt
+    if args.prompt_file is None and sys.stdin.isatty():
+        return None
+    name = args.prompt_file or "stdin"
+    try:
+        content = Path(name).read_bytes() if args.prompt_file else sys.stdin.buffer.read()
+    except OSError as error:
+        raise ValueError(f"--prompt_file={name} cannot be read: {error.strerror}") from None
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not text in UTF-8: byte {error.object[error.start]:#04x} at {error.start:,} of "
+                         f"{len(content):,}") from None  # fmt: skip
+
+
+def _messages(args: argparse.Namespace, question: str):
+    from ringformer.data.chats.conversations import Message
+
+    system = [] if args.system is None else [Message("system", args.system)]
+    return [*system, Message("user", question)]
+
+
+def _limit(args: argparse.Namespace, context: int | None) -> int | None:
+    """The longest text in tokens; None: nothing limits it. Raises ValueError if the model was not trained at it."""
+    longest = None if args.allow_longer else context
+    if args.max_length is None:
+        return longest
+    if args.max_length < 2:
+        raise ValueError(f"--max_length={args.max_length} leaves no room for a prompt and a token")
+    if longest is not None and args.max_length > longest:
+        raise ValueError(f"--max_length={args.max_length} is beyond the context of {longest:,} tokens that "
+                         f"{args.run_dir} was trained at; --allow_longer goes there nevertheless")  # fmt: skip
+    return args.max_length
+
+
+def _asking(model, args: argparse.Namespace, sampling):
+    """A function from a prompt to its Answer."""
+    from ringformer.inference.chat import Chat
+
+    options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling, "stop": args.stop}
+    if args.chat:
+        conversation = Chat(model, args.system)
+        return lambda question: conversation.ask(question, **options)
+    return lambda prompt: model.stream(prompt, **options)
+
+
+def _interactive(ask) -> int:
+    """Prompts that somebody types, until Ctrl-D, or Ctrl-C where nothing is being said."""
+    import readline  # noqa: F401  (input() then edits lines)
+
+    while True:
+        try:
+            prompt = input("> ")
+        except (EOFError, KeyboardInterrupt) as end:
+            print()
+            return 130 if isinstance(end, KeyboardInterrupt) else 0
+        if prompt:
+            try:
+                _say(ask(prompt))
+            except ValueError as error:
+                print(f"ringformer generate: {error}", file=sys.stderr)
+            except KeyboardInterrupt:  # while the prompt was being read
+                print()
+
+
+def _say(answer) -> int:
+    """Print an answer as it comes, and its speed; the exit code."""
+    if answer.began_anew:
+        print("(the conversation so far was read again: the cache had other tokens, or no room behind them)",
+              file=sys.stderr)  # fmt: skip
+    code = 0
+    try:
+        _print(answer)
+    except KeyboardInterrupt:
+        code = 130
+    print(flush=True)
+    times = answer.session.timings
+    print(f"prompt of {answer.prompt_tokens:,} tokens; prefill {times.prefill_tokens_per_second:,.1f} tokens/s, "
+          f"decode {times.decode_tokens_per_second:,.1f} tokens/s", file=sys.stderr)  # fmt: skip
+    return code
+
+
+def _print(pieces: Iterable[str]) -> None:
+    for piece in pieces:
+        print(piece, end="", flush=True)

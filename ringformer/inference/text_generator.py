@@ -1,0 +1,134 @@
+"""A Generator with the tokenizer and the chat template of its run: text in, text out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringformer.data.chats.conversations import Message
+from ringformer.data.chats.templates import TemplateName
+from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.inference.answers import Answer, RowText
+from ringformer.inference.generator import Generator
+from ringformer.inference.run_text import ChatPrompt, RunText
+from ringformer.inference.sampling import Sampling
+from ringformer.inference.session import Session
+from ringformer.inference.text_stream import check_stops
+
+
+class TextGenerator:
+    """Continues texts, answers questions, chats.
+
+    Args:
+      generator: the model on its mesh.
+      text: tokenizer, chat template and end tokens of the same run.
+    """
+
+    def __init__(self, generator: Generator, text: RunText):
+        self.generator = generator
+        self.text = text
+
+    @classmethod
+    def load(
+        cls, run: str | Path, *, mesh_dim: str = "1,1,1,1", max_length: int, prefill_chunk: int | None = None,
+        compute_dtype: str | None = None, devices=None, tokenizer: str | None = None,
+        template: TemplateName | None = None,
+    ) -> "TextGenerator":  # fmt: skip
+        """The model of a run's latest checkpoint, or a converted one, with its tokenizer.
+
+        Args: as `Generator.load`, and `tokenizer` and `template` as `RunText`.
+        """
+        text = RunText(run, tokenizer=tokenizer, template=template)  # first: it is checked in no time
+        generator = Generator.load(
+            run, mesh_dim=mesh_dim, max_length=max_length, prefill_chunk=prefill_chunk, compute_dtype=compute_dtype,
+            devices=devices,
+        )  # fmt: skip
+        return cls(generator, text)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The run's tokenizer."""
+        return self.text.tokenizer
+
+    def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
+        """The tokens of a prompt: of a text to continue, or, with `chat`, of a question up to where its answer begins.
+
+        Raises ValueError for an empty prompt, and with `chat` for a run without a chat template.
+        """
+        return self._prompt(prompt, chat).ids
+
+    def complete(
+        self, prompts: Sequence[str], *, max_new_tokens: int, sampling: Sampling = Sampling(),
+        stop: Sequence[str] = (), chat: bool = False,
+    ) -> list[str]:  # fmt: skip
+        """What follows each prompt, as one batch: its text up to an end token, a stop string or `max_new_tokens`.
+
+        Raises ValueError before anything is computed: for a prompt that is empty or too long, with the largest that
+        fits, and for a stop string that can never come.
+        """
+        asked = [self._prompt(prompt, chat) for prompt in prompts]
+        self.check(asked, max_new_tokens, sampling, stop)
+        if not asked:
+            return []
+        ends, rows = self._ends(chat), len(asked)
+        answers = [RowText(self.tokenizer, prompt, ends, stop) for prompt in asked]
+        texts = [""] * rows
+        idle = -rows % self.generator.mesh.shape["dp"]
+        session = self.generator.session(rows + idle)
+        session.append([prompt.ids for prompt in asked + asked[:1] * idle])
+        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=ends)
+        for row in range(rows, rows + idle):
+            session.end(row)
+        for step in steps:
+            for row, token in enumerate(step[:rows]):
+                if token is not None and not answers[row].stopped:
+                    texts[row] += answers[row].push(token)
+                    if answers[row].stopped:
+                        session.end(row)
+        return [text + answer.close() for text, answer in zip(texts, answers, strict=True)]
+
+    def stream(
+        self, prompt: str, *, max_new_tokens: int, sampling: Sampling = Sampling(), stop: Sequence[str] = (),
+        chat: bool = False,
+    ) -> Answer:  # fmt: skip
+        """`complete` of one prompt, in pieces, each of whole characters, as they come. Raises ValueError as it does."""
+        asked = self._prompt(prompt, chat)
+        self.check([asked], max_new_tokens, sampling, stop)
+        session = self.generator.session(1)
+        session.append([asked.ids])
+        return self.answer(session, asked, len(asked.ids), max_new_tokens, sampling, stop, self._ends(chat))
+
+    def answer(
+        self, session: Session, prompt: ChatPrompt, prompt_tokens: int, max_new_tokens: int, sampling: Sampling,
+        stop: Sequence[str], ends: frozenset[int],
+    ) -> Answer:  # fmt: skip
+        """What follows a prompt that a session of one row has taken in; `prompt_tokens` of it were new to it."""
+        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=ends)
+        return Answer(session, steps, RowText(self.tokenizer, prompt, ends, stop), prompt_tokens)
+
+    def _prompt(self, prompt: str, chat: bool) -> ChatPrompt:
+        return (
+            self.text.encode_chat([Message("user", prompt)]) if chat else ChatPrompt(self.text.encode(prompt), "", "")
+        )
+
+    def _ends(self, chat: bool) -> frozenset[int]:
+        return self.text.chat_end_tokens if chat else self.text.end_tokens
+
+    def check(
+        self, prompts: Sequence[ChatPrompt], max_new_tokens: int, sampling: Sampling, stop: Sequence[str]
+    ) -> None:
+        """Raise ValueError for a prompt that is too long, a stop string that can never come, or no sampling."""
+        sampling.check()
+        check_stops(stop, self.tokenizer)
+        check_room(max((len(prompt.ids) for prompt in prompts), default=0), max_new_tokens, self.generator.max_length)
+
+
+def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None:
+    """Raise ValueError, with the largest that fits, if a prompt and what is to follow it are more than `max_length`
+    tokens."""
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    if prompt_tokens + max_new_tokens > max_length:
+        room = max_length - prompt_tokens
+        fits = f"at most {room:,} new tokens fit behind this prompt" if room > 0 else "the prompt alone fills it"
+        raise ValueError(f"a prompt of {prompt_tokens:,} tokens and {max_new_tokens:,} new ones are more than the "
+                         f"limit of {max_length:,} tokens: {fits}; before so many new ones, a prompt of at most "
+                         f"{max(max_length - max_new_tokens, 0):,}")  # fmt: skip

@@ -1,0 +1,214 @@
+"""`ringformer generate`: text to stdout, speed to stderr, and mistakes in one line before a model is loaded."""
+
+import io
+import sys
+
+import pytest
+
+from ringformer.cli import main
+from ringformer.inference.generator import Generator
+from tests.data.chat_samples import sentencepiece
+from tests.inference.fake_generator import FakeGenerator
+from tests.inference.runs import converted_folder, run_folder
+
+SPEED = "prefill 1,000.0 tokens/s, decode 10.0 tokens/s\n"
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Answers for the model to give; then the FakeGenerators that were loaded and with what."""
+
+    class Loaded(list):
+        script = ()
+
+    found = Loaded()
+
+    def load(run, **options):
+        found.append((FakeGenerator(found.script, options["max_length"]), options))
+        return found[-1][0]
+
+    monkeypatch.setattr(Generator, "load", load)
+    return found
+
+
+@pytest.fixture
+def run(tmp_path):
+    return run_folder(tmp_path / "run", "bytes", format="sharegpt", template="vicuna")
+
+
+def spell(text):
+    return [*text.encode(), 256]
+
+
+def type_in(monkeypatch, *lines):
+    """A terminal at which somebody types; an exception among the lines is a key such as Ctrl-C."""
+    keys = iter([*lines, EOFError()])
+
+    def read(prompt=""):
+        line = next(keys)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+
+
+def test_a_prompt_is_continued(run, loaded, capsys):
+    loaded.script = [[spell(" carries 日本\n")]]
+    assert main(["generate", f"--run={run}", "--prompt=The ring", "--max_new_tokens=20", "--mesh_dim=1,1,1,2",
+                 "--prefill_chunk=8", "--compute_dtype=float32", "--temperature=0.5", "--seed=3"]) == 0  # fmt: skip
+    out, err = capsys.readouterr()
+    assert out == " carries 日本\n\n" and err == f"prompt of 8 tokens; {SPEED}"
+    ((generator, options),) = loaded
+    assert options == {"mesh_dim": "1,1,1,2", "max_length": 28, "prefill_chunk": 8, "compute_dtype": "float32"}
+    assert generator.sessions[0].appended == [[list(b"The ring")]]
+    assert generator.samplings == [(0.5, None, None, 3)]
+
+
+@pytest.mark.parametrize("source", ("file", "stdin"))
+def test_a_prompt_of_a_file_or_of_stdin_as_it_is(run, loaded, source, tmp_path, monkeypatch, capsys):
+    loaded.script = [[spell("yes USER: no")]]
+    (tmp_path / "prompt").write_bytes("é\r\n".encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\r\n".encode())))
+    words = [f"--prompt_file={tmp_path}/prompt"] if source == "file" else []
+    assert main(["generate", f"--run={run}", *words, "--max_new_tokens=40", "--stop=USER:", "--stop=never"]) == 0
+    assert capsys.readouterr().out == "yes \n"
+    assert loaded[0][0].sessions[0].appended == [[list("é\r\n".encode())]]
+
+
+def test_an_answer_by_the_run_s_template(tmp_path, loaded, capsys):
+    run = run_folder(tmp_path / "run", str(sentencepiece(tmp_path)), format="sharegpt", template="llama2")
+    loaded.script = [[[5, 2]]]
+    words = ["--chat", "--system=Be a ring.", "--prompt=what?", "--allow_longer", "--max_new_tokens=9"]
+    assert main(["generate", f"--run={run}", *words]) == 0
+    from ringformer.data import load_tokenizer
+
+    (appended,) = loaded[0][0].sessions[0].appended
+    said = load_tokenizer(str(run / "tokenizer.model")).decode(appended[0])
+    assert said == "[INST] <<SYS>>\nBe a ring.\n<</SYS>>\n\nwhat? [/INST]" and appended[0][0] == 1
+
+
+def test_a_conversation_at_a_terminal(run, loaded, monkeypatch, capsys):
+    """Ctrl-C ends an answer, an empty line is none, what does not fit is said, and Ctrl-D leaves."""
+    loaded.script = [[spell("b")], [spell("d")]]
+    type_in(monkeypatch, "a", "", "x" * 4000, "c")
+    words = ["--chat", "--max_length=400", "--allow_longer", "--max_new_tokens=9"]
+    assert main(["generate", f"--run={run}", *words]) == 0
+    out, err = capsys.readouterr()
+    assert out == "b\nd\n\n"
+    assert err.count(SPEED) == 2 and "ringformer generate: a prompt of 4," in err and "again" not in err
+    ((generator, _),) = loaded
+    (session,) = generator.sessions
+    assert bytes(i for i in session.rows[0] if i < 256).endswith(b"USER: a ASSISTANT: bUSER: c ASSISTANT: d")
+
+
+def test_prompts_at_a_terminal_know_nothing_of_one_another(run, loaded, monkeypatch, capsys):
+    loaded.script = [[spell("b")], [spell("d")]]
+    type_in(monkeypatch, "a", "c", KeyboardInterrupt())
+    assert main(["generate", f"--run={run}", "--max_new_tokens=9"]) == 130
+    assert capsys.readouterr().out == "b\nd\n\n"
+    assert [session.appended for session in loaded[0][0].sessions] == [[[[97]]], [[[99]]]]
+    assert loaded[0][1]["max_length"] == 64, "the context of the run"
+
+
+def test_ctrl_c_leaves_with_the_text_so_far(run, loaded, monkeypatch, capsys):
+    loaded.script = [[spell("yes")]]
+    real = FakeGenerator.session
+
+    def session(self, rows):
+        made = real(self, rows)
+        steps = made.decode
+
+        def decode(**options):
+            iterator = steps(**options)
+            yield next(iterator)
+            raise KeyboardInterrupt
+
+        made.decode = decode
+        return made
+
+    monkeypatch.setattr(FakeGenerator, "session", session)
+    assert main(["generate", f"--run={run}", "--prompt=a", "--max_new_tokens=9"]) == 130
+    out, err = capsys.readouterr()
+    assert out == "y\n" and err == f"prompt of 1 tokens; {SPEED}"
+
+
+def test_an_answer_that_is_read_again_is_said(run, loaded, monkeypatch, capsys):
+    loaded.script = [[spell("b STOP c")], [spell("d")]]
+    type_in(monkeypatch, "a", "c")
+    words = ["--chat", "--max_length=600", "--allow_longer", "--max_new_tokens=9", "--stop=STOP"]
+    assert main(["generate", f"--run={run}", *words]) == 0
+    assert "(the conversation so far was read again" in capsys.readouterr().err
+
+
+MISTAKES = [
+    (["--prompt="], "the prompt is empty"),
+    (["--prompt=a", "--prompt_file=b"], "give one of them"),
+    (["--prompt=a", "--system=b"], "--system is the system message of a --chat"),
+    (["--prompt_file=none/there"], "--prompt_file=none/there cannot be read: No such file or directory"),
+    (["--prompt_file=GARBAGE"], "is not text in UTF-8: byte 0x89 at 3 of 5"),
+    (["--prompt=a\udcff"], "is not UTF-8"),
+    (["--prompt=" + "a" * 60, "--max_new_tokens=9"], "limit of 64 tokens: at most 4 new tokens fit behind this prompt"),
+    (["--prompt=a"], "and 256 new ones are more than the limit of 64 tokens"),
+    (["--prompt=a", "--max_length=65"], "--max_length=65 is beyond the context of 64 tokens"),
+    (["--prompt=a", "--max_length=1"], "leaves no room"),
+    (["--prompt=a", "--max_new_tokens=0"], "max_new_tokens=0 must be at least 1"),
+    (["--prompt=a", "--temperature=-1"], "temperature=-1"),
+    (["--prompt=a", "--temperature=nan"], "temperature=nan"),
+    (["--prompt=a", "--temperature=1", "--top_p=1.5"], "top_p=1.5"),
+    (["--prompt=a", "--temperature=1", "--top_k=0"], "top_k=0"),
+    (["--prompt=a", "--top_k=5"], "top_k"),
+    (["--prompt=a", "--stop="], "a stop string is empty"),
+    (["--prompt=a", "--stop=☃"], "the stop string '☃' can never come"),
+    (["--prompt=a", "--cpu_devices=-1"], "--cpu_devices=-1 must be at least 0"),
+    (["--prompt=a", "--chat"], "was not trained on conversations"),
+    (["--prompt=a", "--chat", "--template=llama3"], "needs <|begin_of_text|>"),
+    (["--prompt=a", "--tokenizer=none.json"], "there is no tokenizer file none.json"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES)
+def test_a_mistake_is_one_line_and_no_model_is_loaded(words, said, tmp_path, loaded, capsys):
+    run = run_folder(tmp_path / "run", str(_without_bytes(tmp_path)))
+    (tmp_path / "garbage").write_bytes(b"abc\x89\n")
+    assert main(["generate", f"--run={run}", *(w.replace("GARBAGE", f"{tmp_path}/garbage") for w in words)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and err.startswith("ringformer generate: ") and said in err
+    assert not loaded
+
+
+def _without_bytes(folder):
+    """A tokenizer that cannot spell everything: one token a letter."""
+    import sentencepiece as library
+
+    with (folder / "small.model").open("wb") as file:
+        library.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the ring carries keys"] * 9), model_writer=file, vocab_size=30, model_type="char",
+            minloglevel=2, hard_vocab_limit=False, add_dummy_prefix=False,
+        )  # fmt: skip
+    return folder / "small.model"
+
+
+def test_folders_that_are_no_run(tmp_path, loaded, capsys):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"model_type": "llama"}')
+    spoiled = run_folder(tmp_path / "spoiled", str(sentencepiece(tmp_path)))
+    (spoiled / "tokenizer.model").unlink()
+    for folder, said in (("none", "there is no folder"), ("hf", "ringformer convert from-hf"),
+                         ("spoiled", "holds no tokenizer: name the model's with --tokenizer=")):  # fmt: skip
+        assert main(["generate", f"--run={tmp_path / folder}", "--prompt=a"]) == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1
+    assert not loaded
+
+
+def test_a_model_that_names_no_context_needs_a_length_at_a_terminal(tmp_path, loaded, monkeypatch, capsys):
+    model = converted_folder(tmp_path / "model", sentencepiece(tmp_path).parent)
+    type_in(monkeypatch, "a")
+    assert main(["generate", f"--run={model}"]) == 2
+    assert "how long may it become? give --max_length" in capsys.readouterr().err
+    loaded.script = [[[2]]]
+    assert main(["generate", f"--run={model}", "--max_length=300"]) == 0
+    assert loaded[0][1]["max_length"] == 300

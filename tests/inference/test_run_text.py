@@ -1,0 +1,152 @@
+"""What a run knows of text: its tokenizer, where an answer begins, and what ends it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from ringformer.data import load_tokenizer
+from ringformer.data.chats.conversations import Message
+from ringformer.data.chats.templates import load_template
+from ringformer.inference.run_text import RunText
+from tests.data.chat_samples import CHATS, SPECIAL, UNMARKED_JINJA, chat, llama3, sentencepiece
+from tests.inference.runs import converted_folder, llama2, run_folder
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizers")
+    return {"sp": str(sentencepiece(folder)), "llama2": str(llama2(folder / "2")), "llama3": str(llama3(folder / "3"))}
+
+
+@pytest.mark.parametrize("name", ("vicuna", "llama2", "llama3", "tokenizer"))
+@pytest.mark.parametrize("kind", ("bytes", "sp", "llama2", "llama3"))
+def test_the_question_ends_where_training_saw_the_answer_begin(name, kind, tokenizers, tmp_path):
+    """For many answers: the prompt and the answer's own tokens are those of the conversation as it was trained on."""
+    if name in ("llama3", "tokenizer") and kind != "llama3":
+        pytest.skip("the template needs its tokenizer")
+    spec = tokenizers.get(kind, kind)
+    text = RunText(run_folder(tmp_path / "run", spec, format="messages", template=name))
+    tokenizer = load_tokenizer(spec)
+    render = load_template(name, tokenizer)
+    for messages in (chat("who goes there?"), chat("a", "b", "what? "), chat("naïve 日本", system="You are a ring.")):
+        prompt = text.encode_chat(messages)
+        for answer in ("It carries keys.", "The ring", "zebra", "1", "日本", "carries", "- one"):
+            ((ids, trained),) = tokenizer.encode_chats([render([*messages, Message("assistant", answer)])])
+            ids = ids.tolist()
+            assert ids[: len(prompt.ids)] == prompt.ids
+            behind = tokenizer.decode(ids)[len(tokenizer.decode(prompt.ids)) :]
+            assert behind.removeprefix(prompt.lead).removesuffix(prompt.tail) == answer
+            assert ids[-1] in text.chat_end_tokens and trained[-1]
+            begins = np.flatnonzero(~trained)[-1] + 1
+            assert len(prompt.ids) <= begins, "a token that holds a part of the answer is in the prompt"
+        shared = kind != "bytes" and name in ("vicuna", "llama2")
+        assert prompt.lead == (" " if shared else ""), "a space before a word is the word's"
+
+
+def test_the_prompt_of_a_jinja_template_is_that_of_transformers(tokenizers, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    for i, template in enumerate((None, UNMARKED_JINJA)):
+        folder = llama3(tmp_path / f"t{i}", *([template] if template else []))
+        theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+        text = RunText(converted_folder(tmp_path / f"m{i}", folder))
+        assert text.template_name == "tokenizer"
+        for messages in (chat("what is a ring?"), chat("a", "b", "c", system="You are a ring.")):
+            expected = theirs.apply_chat_template(
+                [m._asdict() for m in messages], add_generation_prompt=True, return_dict=False
+            )
+            assert text.encode_chat(messages).ids == expected
+        assert text.encode("The ring") == theirs("The ring")["input_ids"], "begins with the beginning of a sentence"
+
+
+def test_special_tokens_in_a_question_are_text(tokenizers, tmp_path):
+    text = RunText(run_folder(tmp_path / "run", tokenizers["llama3"], format="sharegpt", template="llama3"))
+    plain, evil = (text.encode_chat(chat(q)).ids for q in ("hi", "".join(SPECIAL) + CHATS["role-like"][0].content))
+    special = set(text.tokenizer.controls.values())
+    assert [i for i in plain if i in special] == [i for i in evil if i in special]
+    assert not special & set(text.encode("".join(SPECIAL)))
+
+
+def test_what_ends_a_text(tokenizers, tmp_path):
+    names = load_tokenizer(tokenizers["llama3"]).controls
+    eot, text_end, header = (names[name] for name in ("<|eot_id|>", "<|end_of_text|>", "<|end_header_id|>"))
+    folder = llama3(tmp_path / "t")
+    for i, (eos, expected) in enumerate(
+        ((None, {eot}), (header, {eot, header}), ([text_end, header], {eot, text_end, header}))
+    ):
+        files = {} if eos is None else {"generation_config": {"eos_token_id": eos}}
+        text = RunText(converted_folder(tmp_path / str(i), folder, **files))
+        assert text.end_tokens == expected == text.chat_end_tokens
+    text = RunText(converted_folder(tmp_path / "x", folder, generation_config={"eos_token_id": "</s>"}))
+    with pytest.raises(ValueError, match="eos_token_id '</s>' is no token id"):
+        _ = text.end_tokens
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<|end_of_text|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    text = RunText(converted_folder(tmp_path / "turn", folder))
+    assert text.end_tokens == {text_end} and text.chat_end_tokens == {text_end, eot}, "the template's end of turn"
+
+
+def test_the_tokenizer_is_the_run_s_and_not_that_of_the_model_it_began_with(tokenizers, tmp_path):
+    for spec in ("bytes", tokenizers["sp"], tokenizers["llama3"]):
+        run = run_folder(tmp_path / f"run{len(list(tmp_path.iterdir()))}", spec)
+        if spec != tokenizers["llama3"]:  # what init_from left there
+            shutil.copy(f"{tokenizers['llama2']}/tokenizer.json", run)
+        assert RunText(run).tokenizer.name == load_tokenizer(spec).name
+        assert RunText(run, tokenizer=tokenizers["llama3"] if spec == tokenizers["llama3"] else "bytes").context == 64
+
+
+def test_the_context_of_a_converted_model(tokenizers, tmp_path):
+    folder = llama3(tmp_path / "t")
+    hf = {"hf_config": {"max_position_embeddings": 8192}}
+    assert RunText(converted_folder(tmp_path / "a", folder, **hf)).context == 8192
+    assert RunText(converted_folder(tmp_path / "b", folder)).context is None
+
+
+def test_folders_without_a_model_or_a_tokenizer(tokenizers, tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        RunText(tmp_path / "none")
+    (tmp_path / "hf").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json: name the folder of a run"):
+        RunText(tmp_path / "hf")
+    (tmp_path / "hf" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match="convert it first, with ringformer convert from-hf"):
+        RunText(tmp_path / "hf")
+    for number in (2, 10, 1):
+        run_folder(tmp_path / "staged" / f"stage-{number}-64", "bytes")
+    with pytest.raises(
+        FileNotFoundError, match=r"run in stages: name one of them, .*stage-1-64, .*2-64, .*stage-10-64$"
+    ):
+        RunText(tmp_path / "staged")
+    run = run_folder(tmp_path / "run", tokenizers["sp"])
+    (run / "tokenizer.model").unlink()
+    with pytest.raises(FileNotFoundError, match="holds no tokenizer: name the model's with --tokenizer="):
+        RunText(run)
+    assert RunText(run, tokenizer=tokenizers["sp"]).encode("ring")
+    with pytest.raises(ValueError, match="tokens, but the model's vocabulary only 333"):
+        RunText(run, tokenizer=tokenizers["llama3"])
+
+
+def test_prompts_that_cannot_be(tokenizers, tmp_path):
+    text = RunText(run_folder(tmp_path / "run", tokenizers["sp"]))
+    for ask in (text.encode, lambda prompt: text.encode_chat(chat(prompt))):
+        with pytest.raises(ValueError, match="the prompt is empty"):
+            ask("")
+    with pytest.raises(ValueError, match=r"was not trained on conversations, .*--template=vicuna\|llama2"):
+        text.encode_chat(chat("a"))
+    named = RunText(tmp_path / "run", template="vicuna")
+    assert named.encode_chat(chat("a")).ids
+    for ask in (named.encode, lambda prompt: named.encode_chat(chat(prompt))):
+        with pytest.raises(ValueError, match="the prompt is not UTF-8, which tokenizer sentencepiece"):
+            ask("a\udcff")
+
+
+def test_documents_of_a_run_began_without_a_token(tokenizers, tmp_path):
+    """As its store was made; a converted model's texts begin with one unless its tokenizer's config says no."""
+    text = RunText(run_folder(tmp_path / "run", tokenizers["llama3"]))
+    assert text.tokenizer.bos_id not in text.encode("ring")
+    folder = llama3(tmp_path / "t")
+    assert RunText(converted_folder(tmp_path / "a", folder)).encode("ring")[0] == text.tokenizer.bos_id
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"add_bos_token": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert text.tokenizer.bos_id not in RunText(converted_folder(tmp_path / "b", folder)).encode("ring")

@@ -1,0 +1,133 @@
+"""Texts are continued, answered and stopped; the model is a fake that says what it is told to."""
+
+import pytest
+
+from ringformer.inference.run_text import RunText
+from ringformer.inference.sampling import Sampling
+from ringformer.inference.text_generator import TextGenerator
+from tests.data.chat_samples import llama3, sentencepiece
+from tests.inference.fake_generator import FakeGenerator
+from tests.inference.runs import llama2, run_folder
+
+KINDS = ("bytes", "sp", "llama2", "llama3")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """RunTexts of chat runs."""
+    folder = tmp_path_factory.mktemp("texts")
+    tokenizers = {"bytes": "bytes", "sp": sentencepiece(folder), "llama2": llama2(folder / "2"),
+                  "llama3": llama3(folder / "3")}  # fmt: skip
+    return {
+        kind: RunText(run_folder(folder / f"run-{kind}", str(spec), format="messages", template="vicuna"))
+        for kind, spec in tokenizers.items()
+    }
+
+
+def said(text, answer, *, end=True):
+    """The tokens with which a model would go on, and an end token."""
+    before = text.tokenizer.encode("x")
+    ids = text.tokenizer.encode(f"x{answer}")
+    assert ids[: len(before)] == before
+    return ids[len(before) :] + [text.tokenizer.eos_id] * end
+
+
+def model(text, *answers, max_length=4096):
+    return TextGenerator(FakeGenerator(answers, max_length), text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_ends_row_by_row(texts, kind):
+    text = texts[kind]
+    answers = [said(text, " carries keys"), said(text, " 日本 STOP and more"), said(text, " of a long text", end=False)]
+    generator = model(text, answers)
+    longest = len(answers[2])
+    found = generator.complete(["The ring", "a", "the end"], max_new_tokens=longest, stop=["STOP", "never"])
+    short = text.tokenizer.decode([*text.tokenizer.encode("The ring"), *answers[0][:longest]]).removeprefix("The ring")
+    assert found == [short, cut_at(text, answers[1][:longest]), " of a long text"]
+    (session,) = generator.generator.sessions
+    assert session.appended == [[text.encode(p) for p in ("The ring", "a", "the end")]]
+
+
+def cut_at(text, ids):
+    return text.tokenizer.decode([*text.tokenizer.encode("a"), *ids])[1:].partition("STOP")[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_string_over_several_tokens(texts, kind):
+    """No part of it comes out, nothing behind it is computed, and a false beginning of one is text."""
+    text = texts[kind]
+    ids = text.tokenizer.encode("xthe USA, no\nUSER: hello" + "y" * 50)[len(text.tokenizer.encode("x")) :]
+    generator = model(text, [ids])
+    answer = generator.stream("x", max_new_tokens=len(ids), stop=["\nUSER:"])
+    pieces = list(answer)
+    assert "".join(pieces) == "the USA, no" == answer.text and all(pieces)
+    assert len(answer.ids) < len(ids) - 5
+    assert "USER:" in text.tokenizer.decode(answer.ids) and "hello" not in text.tokenizer.decode(answer.ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_is_what_a_batch_says(texts, kind):
+    text = texts[kind]
+    ids = said(text, " naïve 日本語 🙂 end")
+    for chat in (False, True):
+        answer = model(text, [ids]).stream("a", max_new_tokens=99, chat=chat)
+        (whole,) = model(text, [ids]).complete(["a"], max_new_tokens=99, chat=chat)
+        assert "".join(answer) == whole == answer.text and answer.ids == ids
+        assert whole == ("naïve 日本語 🙂 end" if chat and kind != "bytes" else " naïve 日本語 🙂 end")
+
+
+def test_what_was_cut_in_a_character_is_shown_at_the_end(texts):
+    ids = texts["sp"].tokenizer.encode("日")
+    assert model(texts["sp"], [ids]).complete(["a"], max_new_tokens=len(ids) - 1) == ["\ufffd" * 2]
+    assert list(model(texts["sp"], [ids]).stream("a", max_new_tokens=len(ids))) == ["日"]
+
+
+def test_sampling_and_end_tokens_are_passed_on(texts):
+    generator = model(texts["llama3"], [said(texts["llama3"], "a")], [said(texts["llama3"], "a")])
+    generator.complete(["x"], max_new_tokens=2, sampling=Sampling(0.5, top_k=3, seed=7))
+    generator.complete(["x"], max_new_tokens=2)
+    assert generator.generator.samplings == [Sampling(0.5, 3, None, 7), Sampling()]
+    assert generator.complete([], max_new_tokens=2) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        (["a", ""], {}, "the prompt is empty"),
+        (["a"], {"stop": [""]}, "a stop string is empty"),
+        (["a"], {"stop": ["\ud800"]}, "can never come"),
+        (["a"], {"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+        (
+            ["a", "b" * 90],
+            {},
+            r"a prompt of 90 tokens and 11 new ones .* limit of 100 tokens: at most 10 new tokens fit",
+        ),
+        (["b" * 90], {}, "before so many new ones, a prompt of at most 89"),
+        (["b" * 100], {}, "the prompt alone fills it"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_compute(texts, prompts, options, message):
+    generator = model(texts["bytes"], max_length=100)
+    for ask in (generator.complete, lambda prompts, **options: generator.stream(prompts[-1], **options)):
+        with pytest.raises(ValueError, match=message):
+            ask(prompts, **{"max_new_tokens": 11} | options)
+    assert not generator.generator.sessions
+    model(texts["bytes"], [[97] * 10], max_length=100).complete(["b" * 90], max_new_tokens=10)
+
+
+def test_rows_that_no_prompt_needs_say_nothing(texts):
+    """Of a mesh with dp=4, whose rows come in fours."""
+    text = texts["sp"]
+    generator = FakeGenerator([[said(text, " one"), said(text, " two"), [5] * 9, [5] * 9]], dp=4)
+    assert TextGenerator(generator, text).complete(["a", "b"], max_new_tokens=9) == [" one", " two"]
+    assert generator.sessions[0].lengths[2:] == [len(text.encode("a"))] * 2
+
+
+def test_an_end_token_may_be_any_token(texts):
+    """A generation_config.json may name one that is text elsewhere; it ends the answer and is not in it."""
+    text = texts["bytes"]
+    generator = TextGenerator(FakeGenerator([[list(b"yes;no")]] * 2), text)
+    generator._ends = lambda chat: frozenset([ord(";")])
+    assert generator.complete(["a"], max_new_tokens=6) == ["yes"]
+    assert "".join(generator.stream("a", max_new_tokens=6)) == "yes"
