@@ -15,9 +15,7 @@ HEADER = (
     "<REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the corresponding <REGISTER_CONTENT> of "
     "a certain line index. Now the record start:\n\n"
 )
-FOOTER = (
-    "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
-)
+FOOTER = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
 MAX_NEW_TOKENS = 100
 MOST_DIGITS = 1000
 """Of an answer that is taken for a number: Python reads no longer ones."""

@@ -17,18 +17,19 @@ ANSWER = "\nAnswer:"
 MAX_NEW_TOKENS_A_NEEDLE = 32
 
 BUILT_IN = """\
-The road to the mill follows the river for a mile and then turns away from it. Most of the people who walk there in the
-morning carry bread to the houses on the other side. In spring the meadows are under water, and the miller takes his boat
-instead. Nobody has counted the trees along the bank. They are willows for the most part, planted by somebody whose name
-is forgotten. Where the road rises a bench looks over the fields. A traveller may rest there and watch the carts go by.
-The stones of the bridge were cut in a quarry behind the hill. It took several summers to bring them down. On market days
-the bridge is crowded, and the baker closes his shop an hour later. When it rains the children play under the arches. The
-oldest of them knows where the herons nest. In the evening a lamp is lit at each end of the bridge. The light can be seen
-from the windows of the school. Beyond the village the land is flat and the sky seems larger. Farmers there grow barley and
-beans. They keep a few sheep, and geese that are louder than any dog. The wind comes from the west on most days. It smells of
-grass in June and of smoke in October. A path leads through the fields to the station. The trains are slow and seldom full.
-Those who wait for them talk about the weather. In winter the stove in the waiting room is the warmest place for miles. The
-clock above its door has been late for as long as anyone remembers. It bothers no one, since the trains are late as well.
+The road to the mill follows the river for a mile and then turns away from it. Most of the people who walk there in
+the morning carry bread to the houses on the other side. In spring the meadows are under water, and the miller takes
+his boat instead. Nobody has counted the trees along the bank. They are willows for the most part, planted by
+somebody whose name is forgotten. Where the road rises a bench looks over the fields. A traveller may rest there and
+watch the carts go by. The stones of the bridge were cut in a quarry behind the hill. It took several summers to
+bring them down. On market days the bridge is crowded, and the baker closes his shop an hour later. When it rains
+the children play under the arches. The oldest of them knows where the herons nest. In the evening a lamp is lit at
+each end of the bridge. The light can be seen from the windows of the school. Beyond the village the land is flat
+and the sky seems larger. Farmers there grow barley and beans. They keep a few sheep, and geese that are louder than
+any dog. The wind comes from the west on most days. It smells of grass in June and of smoke in October. A path leads
+through the fields to the station. The trains are slow and seldom full. Those who wait for them talk about the
+weather. In winter the stove in the waiting room is the warmest place for miles. The clock above its door has been
+late for as long as anyone remembers. It bothers no one, since the trains are late as well.
 """
 """Read again from its beginning where it is too short."""
 

@@ -1,7 +1,7 @@
 """Six tasks of RULER (Hsieh et al. 2024) that need no outside data, in its prompts and by its metric.
 
-What differs from the original: keys, values and variables are distinct, words are the package's own, none of them a part
-of another, and a prompt is as long as fits and not cut to steps.
+What differs from the original: keys, values and variables are distinct, words are the package's own, none of them a
+part of another, and a prompt is as long as fits and not cut to steps.
 """
 
 import math
@@ -10,6 +10,7 @@ import string
 import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
@@ -100,7 +101,7 @@ def _chain(rng: random.Random, noises: int, letters: int) -> Built:
     names = _letters(string.ascii_uppercase, letters)(rng)
     variables, value = [next(names) for _ in range(HOPS + 1)], rng.randrange(10_000, 100_000)
     chain = [f"VAR {variables[0]} = {value}"]
-    chain += [f"VAR {variable} = VAR {before} " for before, variable in zip(variables, variables[1:], strict=False)]
+    chain += [f"VAR {variable} = VAR {before} " for before, variable in pairwise(variables)]
     sentences = [NOISE + "\n"] * noises
     for i, place in enumerate(sorted(rng.sample(range(noises), len(chain)))):
         sentences.insert(place + i, chain[i])
