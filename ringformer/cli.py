@@ -9,26 +9,7 @@ import sys
 from importlib import import_module, metadata
 
 from ringformer.argument_parser import Parser
-
-VERBS = {
-    "train": ("train.commands:add_train", "train a model, or go on with a run"),
-    "estimate": ("estimate.commands:add_estimate", "compile a train step for hardware that is not here: does it fit?"),
-    "plan": ("estimate.commands:add_plan", "the fastest settings that fit a context, or the longest context"),
-    "tune": ("estimate.tune_command:add_tune", "the chunks with which the TPU kernels are fastest, without the TPU"),
-    "data prepare": ("data.commands:add_prepare", "tokenize documents or conversations into a store"),
-    "data inspect": ("data.commands:add_inspect", "show documents of a store, and what of them is trained on"),
-    "data tokenizer": ("data.commands:add_tokenizer", "train a SentencePiece tokenizer"),
-    "convert from-hf": ("convert.commands:add_from_hf", "a LLaMA of Hugging Face to a folder for --config.init_from"),
-    "convert to-hf": ("convert.commands:add_to_hf", "a run's checkpoint to a folder that transformers loads"),
-    "convert verify": ("convert.commands:add_verify", "compare the logits of transformers and of ringformer"),
-    "configs list": ("shipped_configs:add_list", "the configs that come with ringformer"),
-    "configs copy": ("shipped_configs:add_copy", "copy one of them, to change it"),
-    "tables": ("paper.commands:add_tables", "search the longest contexts of the paper's Table 3, compiled"),
-}
-"""Each verb's `MODULE:FUNCTION`, which adds its arguments to a parser and returns what runs it; its line of help."""
-
-GROUPS = {"data": "prepare and look at token stores", "convert": "Hugging Face checkpoints in and out",
-          "configs": "the configs that come with ringformer"}  # fmt: skip
+from ringformer.verbs import GROUPS, VERBS
 
 
 def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -60,7 +41,10 @@ def find_verb(words: list[str]) -> str | None:
     if typed in ("", *GROUPS):
         return None
     near = difflib.get_close_matches(typed, [*VERBS, *GROUPS], 1)
-    raise ValueError(f"unknown verb {typed!r}; " + (f"did you mean {near[0]!r}?" if near else "see ringformer --help"))
+    hint = f"did you mean {near[0]!r}?" if near else "see ringformer --help"
+    if (group := words[0]) in GROUPS:
+        hint += f" {group} has {', '.join(name.split()[1] for name in VERBS if name.startswith(f'{group} '))}"
+    raise ValueError(f"unknown verb {typed!r}; {hint}")
 
 
 def run(words: list[str]) -> int:

@@ -19,6 +19,7 @@ FLOORS = (
         "drawing",
         "hardware",
         "shipped_configs",
+        "verbs",
     ),
     ("ops", "device_order", "runtime_environment"),
     ("mesh", "weight_sharding"),

@@ -30,8 +30,10 @@ class CaseFile:
         self.rows: dict[str, Row] = {}
         lines = path.read_bytes().decode("utf-8", "replace").split("\n") if path.exists() else []
         kept = lines[:-1]  # what follows the last line's end was cut off, or is nothing
+        if not kept and lines and not '{"evaluation": '.startswith(lines[0][:15]):  # no first line that was cut off
+            raise ValueError(f"{path} is no file of an evaluation: choose another --out")
         if kept:
-            self._check_head(kept[0], head)
+            self._check_head(kept[0], head, cases=len(kept) > 1)
         for number, line in enumerate(kept[1:], 2):
             row = self._row(number, line)
             self.rows[row["key"]] = row
@@ -40,12 +42,14 @@ class CaseFile:
         part.write_text("".join(json.dumps(row) + "\n" for row in (head, *self.rows.values())), encoding="utf-8")
         part.replace(path)
 
-    def _check_head(self, line: str, head: dict[str, Any]) -> None:
+    def _check_head(self, line: str, head: dict[str, Any], *, cases: bool) -> None:
         try:
             found = json.loads(line)
             evaluation, settings = found["evaluation"], dict(found["settings"])
         except (ValueError, TypeError, KeyError):
             raise ValueError(f"{self.path} is no file of an evaluation: choose another --out") from None
+        if not cases:
+            return
         if evaluation != head["evaluation"]:
             raise ValueError(f"{self.path} holds cases of {evaluation}, not of {head['evaluation']}: choose another "
                              "--out")  # fmt: skip

@@ -4,7 +4,8 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 class TextModel(Protocol):
@@ -19,7 +20,8 @@ class TextModel(Protocol):
         ...
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """A prompt, and what its answer should have."""
 
     length: int | None

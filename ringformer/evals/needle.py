@@ -93,6 +93,15 @@ def prompt(text: str, needles: Sequence[tuple[str, int, float]], asked: Sequence
     return INTRODUCTION + "".join(reversed(parts)) + "\n\n" + question + ANSWER
 
 
+def check(needles: Needles, depths: Sequence[float]) -> None:
+    """Raise ValueError for needles or depths, in percent, that cannot be."""
+    if not 1 <= needles.asked <= needles.hidden <= len(CITIES):
+        raise ValueError(f"{needles.asked} of {needles.hidden} needles: hide 1 to {len(CITIES)} and ask for as many "
+                         "or fewer")  # fmt: skip
+    if wrong := [depth for depth in depths if not 0 <= depth <= 100]:
+        raise ValueError(f"--depths: {wrong[0]:g} is no percentage from 0 to 100")
+
+
 def cases_of_length(
     length: int, depths: Sequence[float], count: int, seed: int, needles: Needles, haystack: Haystack,
     tokens: CountTokens,
@@ -101,11 +110,6 @@ def cases_of_length(
 
     The text is as long as leaves room for the answer in `length` tokens.
     """
-    if not 1 <= needles.asked <= needles.hidden <= len(CITIES):
-        raise ValueError(f"{needles.asked} of {needles.hidden} needles: hide 1 to {len(CITIES)} and ask for as many "
-                         "or fewer")  # fmt: skip
-    if wrong := [depth for depth in depths if not 0 <= depth <= 100]:
-        raise ValueError(f"--depths: {wrong[0]:g} is no percentage from 0 to 100")
     new_tokens = MAX_NEW_TOKENS_A_NEEDLE * needles.asked
     limit, guess = room_for_prompt(length, new_tokens), None
     for depth in depths:
@@ -118,7 +122,10 @@ def cases_of_length(
             def prompt_of(words: int, hidden=hidden, asked=asked) -> str:
                 return prompt(haystack.text(words), hidden, asked)
 
-            guess = largest_that_fits(lambda words, of=prompt_of: tokens(of(words)), limit, 1, guess)
+            def prompt_tokens(words: int, prompt_of=prompt_of) -> int:
+                return tokens(prompt_of(words))
+
+            guess = largest_that_fits(prompt_tokens, limit, 1, guess)
             expected = tuple(str(number) for city in asked for named, number, _ in hidden if named == city)
             labels = {"depth": depth, "needles": needles.hidden, "asked": needles.asked}
             yield Case(length, index, prompt_of(guess), expected, new_tokens, labels)

@@ -56,6 +56,14 @@ def choose_documents(store: TokenStore, longest: int, count: int) -> list[int]:
     return enough[chosen].tolist()
 
 
+def check(store: TokenStore, lengths: Sequence[int], last: int) -> None:
+    """Raise ValueError if the store has no documents of the longest context, or the shortest no `last` tokens to
+    predict."""
+    if not 1 <= last < min(lengths):
+        raise ValueError(f"--last={last} tokens must be at least 1, and fewer than the {min(lengths)} of a context")
+    choose_documents(store, max(lengths), 1)
+
+
 def stretches(store: TokenStore, documents: Sequence[int], length: int, longest: int) -> Iterator[Stretch]:
     """Of each document the `length` tokens up to its token `longest`: whatever the length, they end alike."""
     for document in documents:
@@ -95,8 +103,6 @@ def measure_store(
 ) -> list[Row]:  # fmt: skip
     """The rows of every document and length, of which those that the file has are not measured again."""
     longest = max(lengths)
-    if not 1 <= last < min(lengths):
-        raise ValueError(f"--last={last} tokens must be at least 1, and fewer than the {min(lengths)} of a context")
     chosen, rows = choose_documents(store, longest, documents), []
     if len(chosen) < documents:
         say(f"{len(chosen)} documents of the store have {longest:,} tokens, not {documents}")

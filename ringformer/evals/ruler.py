@@ -125,25 +125,24 @@ def _numbered(words: list[str]) -> str:
     return " ".join(f"{i}. {word}" for i, word in enumerate(words, 1))
 
 
-def _list(words: list[str], often: int, seldom: int, rng: random.Random) -> Built:
-    """A list in which the first ten words stand `often`, the others `seldom`."""
-    repeated = words[:COMMON_WORDS] * often + words[COMMON_WORDS:] * seldom
+def _list(words: list[str], repeats: tuple[int, int], rng: random.Random) -> Built:
+    """A list of the first ten words, so many times each, and of the others, fewer times each."""
+    repeated = words[:COMMON_WORDS] * repeats[0] + words[COMMON_WORDS:] * repeats[1]
     rng.shuffle(repeated)
     return Built(COMMON.format(context=_numbered(repeated)), tuple(words[:COMMON_WORDS]))
 
 
 def _common(rng: random.Random, count: int, length: int) -> Built:
     """A list of `count` words behind an example; of pairs of words where there are not so many."""
-    sizes = ((20, 3, 1), (6, 1)) if length < 4096 else ((40, 10, 3), (30, 3))
-    (shown, *example_repeats), repeats = sizes
+    shown, example_repeats, repeats = (20, (3, 1), (6, 1)) if length < 4096 else (40, (10, 3), (30, 3))
     singles = single_words()
-    example = _list(rng.sample(singles, shown), *example_repeats, rng)
+    example = _list(rng.sample(singles, shown), example_repeats, rng)
     if count <= len(singles):
         words = rng.sample(singles, count)
     else:
         pairs = distinct_pairs(rng)
         words = [next(pairs) for _ in range(count)]
-    asked = _list(words, *repeats, rng)
+    asked = _list(words, repeats, rng)
     return Built(f"{example.prompt} {_numbered(list(example.expected))}\n{asked.prompt}", asked.expected)
 
 
@@ -168,11 +167,16 @@ TASKS = {
 }
 
 
-def cases_of_length(length: int, names: list[str], count: int, seed: int, tokens: CountTokens) -> Iterator[Case]:
-    """`count` cases of each task, as long as leave room for the answer in `length` tokens. Raises ValueError for a task
-    that is not one of ours, and for one whose shortest prompt does not fit."""
+def check(names: list[str]) -> list[str]:
+    """The tasks of these names. Raises ValueError for one that is none of ours."""
     if unknown := [name for name in names if name not in TASKS]:
         raise ValueError(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}")
+    return names
+
+
+def cases_of_length(length: int, names: list[str], count: int, seed: int, tokens: CountTokens) -> Iterator[Case]:
+    """`count` cases of each task, as long as leave room for the answer in `length` tokens. Raises ValueError for a task
+    whose shortest prompt does not fit."""
     for name in names:
         build, least, new_tokens = TASKS[name]
         limit, guess = room_for_prompt(length, new_tokens), None
@@ -181,8 +185,11 @@ def cases_of_length(length: int, names: list[str], count: int, seed: int, tokens
             def built(parts: int, build=build, drawn=(name, seed, length, index)) -> Built:
                 return build(seeded("ruler", *drawn), parts, length)
 
+            def built_tokens(parts: int, built=built) -> int:
+                return tokens(built(parts).prompt)
+
             try:
-                guess = largest_that_fits(lambda parts, of=built: tokens(of(parts).prompt), limit, least, guess)
+                guess = largest_that_fits(built_tokens, limit, least, guess)
             except ValueError as error:
                 raise ValueError(f"{name} in {length:,} tokens: {error}, or name other --tasks") from None
             prompt, expected = built(guess)

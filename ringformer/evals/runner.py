@@ -29,27 +29,24 @@ def answer_cases(
     score: Callable[[Case, str], float],
     file: CaseFile,
     say: Callable[[str], None],
-) -> list[Row]:
-    """Answer what of `groups`, each of about one length, is not in the file yet; returns the rows of all their cases.
+) -> None:
+    """Answer what of `groups`, each of about one length, is not in the file yet.
 
     No prompt is ever cut: before anything of a group is computed each of its prompts is measured.
 
     Raises:
       ValueError: for a prompt that does not fit.
     """
-    rows: list[Row] = []
     for group in groups:
-        prompt_tokens = {case.key: _measured(case, answering) for case in group}
+        prompt_tokens = check_fit(group, answering)
         pending = [case for case in group if not file.done(case.key, case.prompt_hash)]
         for first in range(0, len(pending), answering.batch_size):
             batch = pending[first : first + answering.batch_size]
             for case, answer in zip(batch, _answers(batch, answering), strict=True):
                 file.add(_row(case, answer, score(case, answer), prompt_tokens[case.key]))
         found = [file.rows[case.key] for case in group]
-        rows += found
         mean = sum(row["score"] for row in found) / max(1, len(found))
         say(f"{describe(group)}: {len(group)} cases, {len(pending)} of them new, score {mean:.1%}")
-    return rows
 
 
 def describe(group: Sequence[Case]) -> str:
@@ -59,16 +56,18 @@ def describe(group: Sequence[Case]) -> str:
     return f"{case.labels['task']}, {size}" if "task" in case.labels else size
 
 
-def _measured(case: Case, answering: Answering) -> int:
-    """The tokens of a case's prompt, which leave room for its answer."""
-    tokens = answering.tokens(case.prompt)
-    room = answering.capacity if case.length is None else min(case.length, answering.capacity)
-    if tokens + case.max_new_tokens > room:
-        raise ValueError(
-            f"case {case.index} of {describe([case])} has {tokens:,} tokens and {case.max_new_tokens} are to follow, "
-            f"more than the {room:,} that fit: prompts are never cut; raise --lengths, or leave it out"
-        )
-    return tokens
+def check_fit(cases: Sequence[Case], answering: Answering) -> dict[str, int]:
+    """The tokens of each case's prompt, by its key. Raises ValueError for one that leaves no room for its answer."""
+    found = {}
+    for case in cases:
+        tokens = found[case.key] = answering.tokens(case.prompt)
+        room = answering.capacity if case.length is None else min(case.length, answering.capacity)
+        if tokens + case.max_new_tokens > room:
+            raise ValueError(
+                f"case {case.index} of {describe([case])} has {tokens:,} tokens and {case.max_new_tokens} are to "
+                f"follow, more than the {room:,} that fit: prompts are never cut; raise --lengths"
+            )
+    return found
 
 
 def _answers(batch: Sequence[Case], answering: Answering) -> list[str]:
