@@ -11,9 +11,9 @@ from tests.evals.models import knows_lines
 
 OFFICIAL = (
     "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and contains a "
-    "'<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, memorize its corresponding "
-    "<REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the corresponding <REGISTER_CONTENT> of a "
-    "certain line index. Now the record start:\n\n"
+    "'<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, memorize its "
+    "corresponding <REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the corresponding "
+    "<REGISTER_CONTENT> of a certain line index. Now the record start:\n\n"
     "line tall-hat: REGISTER_CONTENT is <12>\nline kind-frog: REGISTER_CONTENT is <40311>\n"
     "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line kind-frog? I need the number. "
 )
@@ -36,9 +36,9 @@ def test_a_prompt_is_the_official_one():
 
 
 @pytest.mark.parametrize(("answer", "right"), [
-    ("4711", 1), ("The <REGISTER_CONTENT> in line kind-frog is 4711.", 1), ("It is <04711>", 1), ("1, 2, 4711 it is", 1),
-    ("4711, and line 3", 0), ("4711.0", 0), ("47 11", 0), ("4711x4711\n", 1), ("14711", 0), ("-4711", 1),
-    ("", 0), ("I need more time.", 0), ("4" * 5000, 0), ("4,711", 0),
+    ("4711", 1), ("The <REGISTER_CONTENT> in line kind-frog is 4711.", 1), ("It is <04711>", 1),
+    ("1, 2, 4711 it is", 1), ("4711, and line 3", 0), ("4711.0", 0), ("47 11", 0), ("4711x4711\n", 1),
+    ("14711", 0), ("-4711", 1), ("", 0), ("I need more time.", 0), ("4" * 5000, 0), ("4,711", 0),
 ])  # fmt: skip
 def test_the_last_number_of_the_answer_counts(answer, right):
     """As the official rule has it: `\\d+` and the last of them, as an integer; none is wrong."""
@@ -99,9 +99,8 @@ def test_every_line_is_asked_for():
 
 def test_other_numbers_are_another_form_and_called_so():
     form = lines.Numbers(1, 99)
-    (found,) = lines.cases_of_lines(300, 1, 0, form)
-    assert {int(number) for _, number in LINE.findall(found.prompt)} >= set(range(20, 60))
-    assert max(int(number) for _, number in LINE.findall(found.prompt)) <= 99
+    (found,) = lines.cases_of_lines(3000, 1, 0, form)
+    assert {int(number) for _, number in LINE.findall(found.prompt)} == set(range(1, 100))
     assert "not LongEval" in form.form and "99" in form.form and lines.Numbers().form == "LongEval's"
     with pytest.raises(ValueError, match="numbers from 9 to 3"):
         next(lines.cases_of_lines(3, 1, 0, lines.Numbers(9, 3)))
@@ -109,8 +108,10 @@ def test_other_numbers_are_another_form_and_called_so():
 
 def test_official_rows_are_taken_verbatim(tmp_path):
     odd = OFFICIAL.replace("tall-hat", "tall-hat-0") + "\u2028ASSISTANT: "
-    row = {"random_idx": ["kind-frog-1", 1], "expected_number": 40311, "num_lines": 2, "token_size": 200,
-           "correct_line": "line kind-frog: REGISTER_CONTENT is <40311>\n", "prompt": odd, "prompt_length": -1}  # fmt: skip
+    row = {
+        "random_idx": ["kind-frog-1", 1], "expected_number": 40311, "num_lines": 2, "token_size": 200,
+        "correct_line": "line kind-frog: REGISTER_CONTENT is <40311>\n", "prompt": odd, "prompt_length": -1,
+    }  # fmt: skip
     path = tmp_path / "200_lines.jsonl"
     path.write_text(json.dumps(row, ensure_ascii=False) + "\n" + json.dumps(row | {"expected_number": 7}) + "\n")
     first, second = lines.read_official(path)
@@ -119,17 +120,19 @@ def test_official_rows_are_taken_verbatim(tmp_path):
     assert lines.score(first, knows_lines(OFFICIAL)) == 1 and lines.score(second, knows_lines(OFFICIAL)) == 0
 
 
-@pytest.mark.parametrize("bad", ["{", "[]", "{}", '{"prompt": "", "expected_number": 1, "num_lines": 1}',
-                                 '{"prompt": "a", "expected_number": "1", "num_lines": 1, "random_idx": ["a", 0]}'])  # fmt: skip
+@pytest.mark.parametrize("bad", [
+    "{", "[]", "{}", '{"prompt": "", "expected_number": 1, "num_lines": 1, "random_idx": ["a", 0]}',
+    '{"prompt": "a", "expected_number": "1", "num_lines": 1, "random_idx": ["a", 0]}',
+])  # fmt: skip
 def test_what_is_no_official_row_is_named(bad, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n" + bad + "\n")
-    with pytest.raises(ValueError, match="rows.jsonl:2 is no row of LongEval"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2 is no row of LongEval"):
         lines.read_official(path)
 
 
 def test_a_length_without_room_is_refused():
     with pytest.raises(ValueError, match="no room for a prompt before 100 new tokens"):
         next(lines.cases_of_length(100, 1, 0, lines.Numbers(), tokens))
-    with pytest.raises(ValueError, match="the shortest prompt has 2.. tokens and 50 fit"):
+    with pytest.raises(ValueError, match=r"the shortest prompt has 1\d\d tokens and 50 fit"):
         next(lines.cases_of_length(150, 1, 0, lines.Numbers(), tokens))

@@ -24,18 +24,26 @@ def evaluate(model, path, *, count=5, batch_size=2, said=None, **settings):
     return file
 
 
-@pytest.mark.parametrize(("within", "scores"), [(float("inf"), [1, 1]), (0, [0, 0]), (1900, [1, None])])
-def test_a_model_of_known_reach_gets_its_score(within, scores, tmp_path):
+@pytest.mark.parametrize("within", [10**9, 1, 1900])
+def test_a_model_of_known_reach_gets_its_score(within, tmp_path):
+    """It knows lines that stand in the last so many characters: all, none, those of the prompts in which they do."""
     model = Scripted(lambda prompt: knows_lines(prompt, within))
-    file = evaluate(model, tmp_path / "cases.jsonl")
-    by_context = contexts(list(file.rows.values()))
-    assert list(by_context) == [2048, 4096] and [len(rows) for rows in by_context.values()] == [5, 5]
-    for rows, score in zip(by_context.values(), scores, strict=True):
-        known = [len(model.encode(p)) for batch in model.batches for p in batch]
-        assert max(known) <= 4096 - 100
-        assert mean(rows) == score if score is not None else 0 <= mean(rows) < 1
-    assert [line.split()[-1] for line in lines_table(list(file.rows.values())).splitlines()[1:]][:1] == [
-        f"{100 * scores[0]:.1f}%"
+    file = evaluate(model, tmp_path / "cases.jsonl", count=20)
+    rows = list(file.rows.values())
+    asked = {prompt for batch in model.batches for prompt in batch}
+    known: dict[int, list[bool]] = {2048: [], 4096: []}
+    for prompt in asked:
+        index = prompt[prompt.rindex("in line ") + 8 : prompt.rindex("?")]
+        place = len(prompt) - prompt.index(f"line {index}: ")
+        known[2048 if len(prompt) < 2048 else 4096].append(place <= within)
+    assert {length: mean(found) for length, found in contexts(rows).items()} == {
+        length: sum(found) / 20 for length, found in known.items()
+    }
+    shares = [sum(found) / 20 for found in known.values()]
+    assert shares == {10**9: [1, 1], 1: [0, 0]}.get(within, shares) and (within != 1900 or 0 < shares[1] < shares[0])
+    said = [line.split() for line in lines_table(rows).splitlines()[1:]]
+    assert [(line[0], line[-2], line[-1]) for line in said] == [
+        (context, "20", f"{share:.1%}") for context, share in zip(("2,048", "4,096"), shares, strict=True)
     ]
 
 
@@ -65,12 +73,13 @@ def test_an_evaluation_that_was_killed_goes_on(cut, tmp_path):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "cases.jsonl"
     evaluate(Scripted(knows_lines), whole)
     begun = whole.read_text().splitlines(keepends=True)[:5]
-    path.write_text("".join(begun)[:-cut] if cut else "".join(begun))
+    text = "".join(begun)
+    path.write_text(text[: len(text) - cut])
     model = Scripted(knows_lines)
     file = evaluate(model, path)
     assert path.read_text() == whole.read_text() and list(file.rows) == list(CaseFile(whole, "lines", SETTINGS).rows)
     answered = {prompt for batch in model.batches for prompt in batch}
-    assert len(answered) == 10 - (4 if cut == 0 else 3)
+    assert len(answered) == 10 - (text[: len(text) - cut].count("\n") - 1)
 
 
 def test_what_is_done_is_not_asked_again_and_more_may_be_added(tmp_path):
@@ -119,7 +128,7 @@ def test_a_line_that_is_no_case_is_named(tmp_path):
     evaluate(Scripted(knows_lines), path, count=1)
     text = path.read_text().splitlines()
     path.write_text("\n".join([text[0], "?", text[1]]) + "\n")
-    with pytest.raises(ValueError, match="cases.jsonl:2 is no case: '\\?'; delete the line"):
+    with pytest.raises(ValueError, match=r"cases\.jsonl:2 is no case: '\?'; delete the line"):
         CaseFile(path, "lines", SETTINGS)
 
 
