@@ -59,7 +59,8 @@ def perplexity_tables(by_context: Mapping[int, Loss], by_position: Mapping[int, 
         f"{'context':>22} {columns}",
     ]
     text += [f"{length:>22,} {_losses(loss)}" for length, loss in by_context.items()]
-    text += ["", "at the longest context, tokens with so many before them, and up to twice as many:", f"{'from position':>22} {columns}"]
+    text += ["", "at the longest context, tokens with so many before them, and up to twice as many:"]
+    text.append(f"{'from position':>22} {columns}")
     text += [f"{k:>22,} {_losses(loss)}" for k, loss in by_position.items()]
     return "\n".join(text)
 
