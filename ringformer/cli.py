@@ -13,7 +13,7 @@ from ringformer.verbs import GROUPS, VERBS
 
 
 def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the whole command line, and that of `verb`, which alone has its options and `run`."""
+    """The parser of the whole command line, and that of `verb`, which alone has its options and `call`."""
     completion = 'Each verb has --help. Completion: eval "$(register-python-argcomplete ringformer)"'
     top = Parser("ringformer", description="Long-context training in JAX over a ring of devices.", epilog=completion)
     top.add_argument("--version", action="version", version=f"ringformer {metadata.version('ringformer')}")
@@ -27,7 +27,7 @@ def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argp
         parser = places[group].add_parser(last, help=summary, description=summary)
         if name == verb:
             module, function = home.split(":")
-            parser.set_defaults(run=getattr(import_module(f"ringformer.{module}"), function)(parser))
+            parser.set_defaults(call=getattr(import_module(f"ringformer.{module}"), function)(parser))
             chosen = parser
     return top, chosen
 
@@ -67,7 +67,7 @@ def run(words: list[str]) -> int:
         raise ValueError(f"unexpected arguments: {' '.join(rest)}; see {parser.prog} --help")
     if overrides:
         args.overrides = rest
-    return args.run(args) or 0
+    return args.call(args) or 0
 
 
 def main(argv: list[str] | None = None) -> int:
