@@ -136,6 +136,7 @@ def _ruler(args: argparse.Namespace) -> None:
     tasks = ruler.check(args.tasks.split(","))
 
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
+        list(ruler.cases_of_length(min(lengths), tasks, 1, args.seed, tokens))  # what does not fit is said first
         return (list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens))
                 for n in lengths for task in tasks)  # fmt: skip
 
@@ -201,8 +202,19 @@ def _hash(content: bytes) -> str:
 
 
 def _numbers(text: str) -> list[int]:
-    return sorted({int(part) for part in text.split(",")})
+    return _parse(text, int, "whole number")
 
 
 def _depths(text: str) -> list[float]:
-    return sorted({float(part) for part in text.split(",")})
+    return _parse(text, float, "number")
+
+
+def _parse(text: str, kind: Callable, name: str) -> list:
+    """The distinct numbers of a list with commas, in their order."""
+    found = set()
+    for part in text.split(","):
+        try:
+            found.add(kind(part))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{part!r} is no {name}") from None
+    return sorted(found)
