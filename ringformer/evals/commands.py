@@ -174,7 +174,7 @@ def _evaluate(args: argparse.Namespace, evaluation: Evaluation) -> None:
         check_lengths(lengths, model.text.context, allow_longer=args.allow_longer)
         settings = model.settings | {"seed": args.seed, "chat": args.chat} | evaluation.settings
         if args.chat:
-            settings["template"] = model.text.template_name
+            settings |= {"template": model.text.template_name, "end_tokens": sorted(model.text.chat_end_tokens)}
         folder = out_folder(args, evaluation.name)
         file = CaseFile(folder / "cases.jsonl", evaluation.name, settings)
         answering = Answering(model.load(max(lengths)), max(lengths), args.batch_size, args.chat)

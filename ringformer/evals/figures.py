@@ -43,9 +43,10 @@ def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
                 cells[i, j] = mean(found)
     size = (max(4.6, 0.75 * len(lengths) + 2.4), max(2.6, 0.42 * len(depths) + 1.6))
     figure, axes = plt.subplots(figsize=size, layout="constrained")
-    image = axes.imshow(cells, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    image = axes.imshow(cells, vmin=0, vmax=1, cmap="viridis", aspect="auto")
     for i, j in np.argwhere(~np.isnan(cells)):
-        axes.text(j, i, f"{100 * cells[i, j]:.0f}", ha="center", va="center", fontsize=9, color=INK)
+        color = INK if cells[i, j] > 0.6 else "white"
+        axes.text(j, i, f"{100 * cells[i, j]:.0f}", ha="center", va="center", fontsize=9, color=color)
     axes.set_xticks(range(len(lengths)), [_tokens(length) for length in lengths])
     axes.set_yticks(range(len(depths)), [f"{depth:g}%" for depth in depths])
     axes.tick_params(length=0)
@@ -105,13 +106,13 @@ def _context_axis(axes, tokens: Sequence[float]) -> None:
     ticks = [2**i for i in range(int(np.floor(np.log2(low))), int(np.ceil(np.log2(high))) + 1)]
     ticks = ticks[:: max(1, -(-len(ticks) // 9))]
     axes.set_xscale("log", base=2)
-    axes.set_xlim(low / 1.25, high * 1.25)
     axes.set_xticks(ticks, [_tokens(tick) for tick in ticks])
+    axes.set_xlim(low / 1.25, high * 1.25)
     axes.minorticks_off()
 
 
 def _percent_axis(axes) -> None:
     axes.set_ylim(0, 1)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"], color=FAINT)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"], color=FAINT)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.tick_params(length=0)

@@ -1,7 +1,6 @@
 """`ringformer eval`: what a person gets, and what is refused before anything is computed."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -192,7 +191,7 @@ def store(tmp_path):
     """Bytes of six documents, of 60 to 160 tokens."""
     documents = [json.dumps({"text": "".join(chr(97 + (i * j) % 23) for j in range(59 + 20 * i))}) for i in range(6)]
     (tmp_path / "docs.jsonl").write_text("\n".join(documents))
-    options = StoreOptions(source=f"jsonl:{tmp_path}/docs.jsonl")
+    options = StoreOptions(source=f"jsonl:{tmp_path}/docs.jsonl", held_out=0.0)
     open_or_build(tmp_path / "store", options, ByteTokenizer())
     return tmp_path / "store"
 
@@ -220,7 +219,7 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
 
 
 def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys):
-    monkeypatch.setattr(Opened, "load", lambda self, n: SimpleNamespace(generator=pytest.fail("was loaded")))
+    monkeypatch.setattr(Opened, "load", lambda self, n: pytest.fail("was loaded"))
     meta = json.loads((store / "train" / "store.json").read_text())
     (store / "train" / "store.json").write_text(json.dumps(meta | {"tokenizer": "other"}))
     assert evaluate("perplexity", run, f"--store={store}", "--lengths=64") == 2

@@ -40,7 +40,10 @@ def test_accuracy_over_context(drawn_axes, tmp_path):
     line = axes.lines[0]
     assert line.get_xdata().tolist() == [1024, 4096] and line.get_ydata().tolist() == [1, 0.5]
     assert [text.get_text() for text in axes.texts] == ["100%", "50%"]
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["1K", "2K", "4K"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1K", "2K", "4K"] and axes.get_xlim() == (
+        1024 / 1.25,
+        5120,
+    )
 
 
 def test_a_single_context_is_drawn(drawn_axes, tmp_path):
