@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ringformer.evals.cases import Case, CountTokens
 
 Run = Callable[[argparse.Namespace], None]
+CASES = 50
+"""Of a length, or a task: LongEval's number."""
 
 
 def add_lines(parser: argparse.ArgumentParser) -> Run:
@@ -32,7 +34,7 @@ def add_lines(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("--min_value", type=int, default=Numbers().smallest, help="the smallest number of a line")
     parser.add_argument("--max_value", type=int, default=LARGEST,
                         help="the largest one; another is another task, and called so")  # fmt: skip
-    add_case_options(parser, 50, "length")
+    add_case_options(parser, None, f"length; default: {CASES}, of a file all")
     return _lines
 
 
@@ -54,11 +56,11 @@ def _lines(args: argparse.Namespace) -> None:
 
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
         if args.cases:
-            return _by_lines(rows)
+            return [group[: args.num_cases] for group in _by_lines(rows)]
+        count = args.num_cases or CASES
         if args.num_lines:
-            return _by_lines([case for n in args.num_lines for case in lines.cases_of_lines(
-                n, args.num_cases, args.seed, numbers)])  # fmt: skip
-        return (list(lines.cases_of_length(n, args.num_cases, args.seed, numbers, tokens)) for n in lengths)
+            return [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in args.num_lines]
+        return (list(lines.cases_of_length(n, count, args.seed, numbers, tokens)) for n in lengths)
 
     source = f"rows of {Path(args.cases).name}" if args.cases else numbers.form
     settings = {"form": source, "contexts": given[0] if given else "--lengths"}
@@ -124,7 +126,7 @@ def add_ruler(parser: argparse.ArgumentParser) -> Run:
     add_model_options(parser)
     add_lengths(parser, required=True)
     parser.add_argument("--tasks", default=",".join(TASKS), metavar="NAME,...", help="which of them")
-    add_case_options(parser, 50, "length and task")
+    add_case_options(parser, CASES, "length and task")
     return _ruler
 
 

@@ -41,11 +41,11 @@ def add_lengths(parser: argparse.ArgumentParser, *, required: bool) -> None:
                         help="contexts in tokens, of prompt and answer together, e.g. 4096,8192 or 4K,8K")  # fmt: skip
 
 
-def add_case_options(parser: argparse.ArgumentParser, num_cases: int, each: str) -> None:
+def add_case_options(parser: argparse.ArgumentParser, num_cases: int | None, said: str) -> None:
     """What cases there are, and how a prompt is given."""
     from ringformer.data.chats.templates import TemplateName
 
-    parser.add_argument("--num_cases", type=int, default=num_cases, help=f"cases of each {each}")
+    parser.add_argument("--num_cases", type=int, default=num_cases, help=f"cases of each {said}")
     parser.add_argument("--seed", type=int, default=0, help="of the cases (default: 0)")
     parser.add_argument("--chat", action="store_true", help="give prompts through the model's chat template")
     parser.add_argument("--template", choices=get_args(TemplateName), help="the chat template; default: that of the "
@@ -97,8 +97,8 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
     from ringformer.train.commands import simulate_cpu_devices
 
     for name, least in (("batch_size", 1), ("num_cases", 1), ("cpu_devices", 0)):
-        if getattr(args, name, least) < least:
-            raise ValueError(f"--{name}={getattr(args, name)} must be at least {least}")
+        if (value := getattr(args, name, None)) is not None and value < least:
+            raise ValueError(f"--{name}={value} must be at least {least}")
     check_matplotlib()
     simulate_cpu_devices(args.cpu_devices)
     from ringformer.evals.model_folder import is_hugging_face, model_folder

@@ -44,7 +44,8 @@ def _perplexity(args: argparse.Namespace) -> None:
             raise ValueError(f"{store.path} was made with tokenizer {store.meta['tokenizer']}, the model has {name}")
         perplexity.check(store, args.lengths, last)
         folder, name = out_folder(args, "perplexity"), Path(args.run).resolve().name
-        settings = model.settings | {"store": store.meta["fingerprint"], "last": last, "ends_at": max(args.lengths)}
+        settings = model.settings | {"store": store.meta["fingerprint"], "documents": args.documents, "last": last,
+                                     "ends_at": max(args.lengths)}  # fmt: skip
         file = CaseFile(folder / "cases.jsonl", "perplexity", settings)
         perplexity.measure_store(model.load(max(args.lengths)).generator, store, args.lengths, last=last,
                                  documents=args.documents, batch_size=args.batch_size, file=file, say=say)  # fmt: skip

@@ -94,6 +94,8 @@ def test_official_rows(run, answered_by, capsys, tmp_path):
     assert sorted(p for batch in model.batches for p in batch) == sorted(prompts) and loaded == [CONTEXT]
     assert [(line.split()[0], line.split()[-1]) for line in out.splitlines()[2:]] == [("5", "0.0%"), ("8", "50.0%")]
     assert "rows of rows.jsonl" in out
+    assert evaluate("lines", run, f"--cases={tmp_path}/rows.jsonl", "--num_cases=1", f"--out={tmp_path}/o") == 0
+    assert [row["expected"] for row in rows_of(tmp_path / "o")] == [["0"], ["2"]]
 
 
 def test_needles_and_what_hides_them(run, answered_by, capsys, tmp_path):
