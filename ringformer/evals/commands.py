@@ -142,7 +142,7 @@ def _ruler(args: argparse.Namespace) -> None:
         return (list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens))
                 for n in lengths for task in tasks)  # fmt: skip
 
-    _evaluate(args, Evaluation("ruler", "six tasks of RULER", {}, groups, ruler.score,
+    _evaluate(args, Evaluation("ruler", "tasks of RULER that need no outside data", {}, groups, ruler.score,
                                lambda rows: cross_table(rows, "task", "task"), draw_tasks))  # fmt: skip
 
 

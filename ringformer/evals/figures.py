@@ -24,8 +24,8 @@ def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
     axes.errorbar(tokens, accuracy, errors, color=COLOR, linewidth=2, marker="o", markersize=6, elinewidth=1,
                   capsize=2, clip_on=False, zorder=3)  # fmt: skip
     for x, y in zip(tokens, accuracy, strict=True):
-        axes.annotate(f"{y:.0%}", (x, y), (0, 9 if y < 0.9 else -16), textcoords="offset points", ha="center",
-                      fontsize=9, color=COLOR)  # fmt: skip
+        axes.annotate(f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), textcoords="offset points", fontsize=9,
+                      color=COLOR)  # fmt: skip
     _context_axis(axes, tokens)
     _percent_axis(axes)
     axes.set(xlabel="tokens of the prompt", ylabel="accuracy", title=title)
