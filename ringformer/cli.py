@@ -9,31 +9,11 @@ import sys
 from importlib import import_module, metadata
 
 from ringformer.argument_parser import Parser
-
-VERBS = {
-    "train": ("train.commands:add_train", "train a model, or go on with a run"),
-    "estimate": ("estimate.commands:add_estimate", "compile a train step for hardware that is not here: does it fit?"),
-    "plan": ("estimate.commands:add_plan", "the fastest settings that fit a context, or the longest context"),
-    "tune": ("estimate.tune_command:add_tune", "the chunks with which the TPU kernels are fastest, without the TPU"),
-    "generate": ("inference.commands:add_generate", "continue a prompt, or chat, with the model of a run"),
-    "data prepare": ("data.commands:add_prepare", "tokenize documents or conversations into a store"),
-    "data inspect": ("data.commands:add_inspect", "show documents of a store, and what of them is trained on"),
-    "data tokenizer": ("data.commands:add_tokenizer", "train a SentencePiece tokenizer"),
-    "convert from-hf": ("convert.commands:add_from_hf", "a LLaMA of Hugging Face to a folder for --config.init_from"),
-    "convert to-hf": ("convert.commands:add_to_hf", "a run's checkpoint to a folder that transformers loads"),
-    "convert verify": ("convert.commands:add_verify", "compare the logits of transformers and of ringformer"),
-    "configs list": ("shipped_configs:add_list", "the configs that come with ringformer"),
-    "configs copy": ("shipped_configs:add_copy", "copy one of them, to change it"),
-    "tables": ("paper.commands:add_tables", "search the longest contexts of the paper's Table 3, compiled"),
-}
-"""Each verb's `MODULE:FUNCTION`, which adds its arguments to a parser and returns what runs it; its line of help."""
-
-GROUPS = {"data": "prepare and look at token stores", "convert": "Hugging Face checkpoints in and out",
-          "configs": "the configs that come with ringformer"}  # fmt: skip
+from ringformer.verbs import GROUPS, VERBS
 
 
 def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the whole command line, and that of `verb`, which alone has its options and `run`."""
+    """The parser of the whole command line, and that of `verb`, which alone has its options and `call`."""
     completion = 'Each verb has --help. Completion: eval "$(register-python-argcomplete ringformer)"'
     top = Parser("ringformer", description="Long-context training in JAX over a ring of devices.", epilog=completion)
     top.add_argument("--version", action="version", version=f"ringformer {metadata.version('ringformer')}")
@@ -47,7 +27,7 @@ def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argp
         parser = places[group].add_parser(last, help=summary, description=summary)
         if name == verb:
             module, function = home.split(":")
-            parser.set_defaults(run=getattr(import_module(f"ringformer.{module}"), function)(parser))
+            parser.set_defaults(call=getattr(import_module(f"ringformer.{module}"), function)(parser))
             chosen = parser
     return top, chosen
 
@@ -61,7 +41,10 @@ def find_verb(words: list[str]) -> str | None:
     if typed in ("", *GROUPS):
         return None
     near = difflib.get_close_matches(typed, [*VERBS, *GROUPS], 1)
-    raise ValueError(f"unknown verb {typed!r}; " + (f"did you mean {near[0]!r}?" if near else "see ringformer --help"))
+    hint = f"did you mean {near[0]!r}?" if near else "see ringformer --help"
+    if (group := words[0]) in GROUPS:
+        hint += f" {group} has {', '.join(name.split()[1] for name in VERBS if name.startswith(f'{group} '))}"
+    raise ValueError(f"unknown verb {typed!r}; {hint}")
 
 
 def run(words: list[str]) -> int:
@@ -84,7 +67,7 @@ def run(words: list[str]) -> int:
         raise ValueError(f"unexpected arguments: {' '.join(rest)}; see {parser.prog} --help")
     if overrides:
         args.overrides = rest
-    return args.run(args) or 0
+    return args.call(args) or 0
 
 
 def main(argv: list[str] | None = None) -> int:

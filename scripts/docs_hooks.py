@@ -28,6 +28,7 @@ ROOMS = {
     "train": "Configs, the train step, checkpoints, the loop, stages.",
     "inference": "A trained model on its mesh: prompts continued, questions answered.",
     "convert": "Hugging Face checkpoints in and out.",
+    "evals": "What a model makes of its context: retrieval, and the loss by context.",
     "estimate": "The train step compiled for hardware that is not here.",
     "paper": "The paper's tables and figures.",
     "ground": "What the rooms stand on, and the command line.",

@@ -147,4 +147,4 @@ def test_a_tokenizer_trained_and_a_store_built_with_it(tmp_path, capsys):
 
 def test_only_the_chosen_verb_has_its_options():
     top, parser = make_parsers("train")
-    assert parser.prog == "ringformer train" and parser.get_default("run") and not top.get_default("run")
+    assert parser.prog == "ringformer train" and parser.get_default("call") and not top.get_default("call")

@@ -6,28 +6,19 @@ computed from `ringformer.ops.layouts`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringformer.drawing import FAINT, INK, RULE, drawn, log_tokens
 from ringformer.ops.layouts import VISIBLE, Layout, permutation
 
 RANK_COLORS = ("#3b75af", "#e1872f", "#4f9a5b", "#a06cc0")
-INK, FAINT, RULE = "#24292f", "#6e7781", "#d8dee4"
 REGIMES = {"float32": "#3b75af", "bf16": "#c2570c", "bf16 + offload": "#2c8a57"}
 """The label and colour of each regime of Table 3, in the order of `Contexts.ours`."""
-
-STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "ringformer", "font.family": "sans-serif", "font.size": 10,
-    "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"], "figure.facecolor": "white",
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": RULE, "xtick.color": FAINT, "ytick.color": FAINT,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11, "axes.titlelocation": "left",
-    "axes.axisbelow": True,
-}  # fmt: skip
 
 
 class Contexts(NamedTuple):
@@ -40,25 +31,6 @@ class Contexts(NamedTuple):
     """In the order of `REGIMES`; None: not known yet."""
     days: tuple[float, ...] = (0.0, 0.0, 0.0)
     """Modelled days of one step there."""
-
-
-def drawn(draw: Callable) -> Callable:
-    """Make of `draw(plt, *data) -> figure` a function of (*data, path) that writes the figure, alike every time."""
-
-    @wraps(draw)
-    def write(*data, path: Path | str) -> None:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
-        with plt.rc_context(STYLE):
-            figure = draw(plt, *data)
-            metadata = {"Date": None} if Path(path).suffix == ".svg" else None
-            figure.savefig(path, dpi=120, metadata=metadata, bbox_inches="tight", pad_inches=0.1)
-            plt.close(figure)
-
-    return write
 
 
 @drawn
@@ -95,7 +67,7 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
             axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
     axes.set_yticks(range(len(rows)), [f"{row.hardware}   {row.model:>3}" for row in rows], color=INK)
     axes.set_ylim(len(rows) - 0.4, -1.3)
-    _log_tokens(axes, min(row.paper for row in rows), max(max(row.paper, *(x or 0 for x in row.ours)) for row in rows))
+    log_tokens(axes, min(row.paper for row in rows), max(max(row.paper, *(x or 0 for x in row.ours)) for row in rows))
     axes.set_xlabel("tokens of the longest context that trains (compiled; × the paper's; like for like is float32)\n"
                     "days: of one modelled step, where it takes more than one")  # fmt: skip
     axes.tick_params(length=0)
@@ -116,7 +88,7 @@ def draw_training_cost(plt) -> Any:
         axes.plot(lengths, ratios, color=color, linewidth=2)
         axes.annotate(f"{name}: {ratios[-1]:.0f}×", (lengths[-1], label), (6, 0), textcoords="offset points",
                       va="center", color=color, fontsize=9.5)  # fmt: skip
-    _log_tokens(axes, lengths[0], lengths[-1], pad=1.06)
+    log_tokens(axes, lengths[0], lengths[-1], pad=1.06)
     axes.set_yscale("log")
     axes.set_yticks([1, 10, 100], ["1×", "10×", "100×"])
     axes.minorticks_off()
@@ -152,7 +124,7 @@ def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple
                           va="center", color=color, fontweight="bold")  # fmt: skip
         axes.text(lengths[0] * 0.85, 4.9, "hop hidden", fontsize=9, color=FAINT, va="top")
         axes.text(lengths[-1] * 1.3, 0.28, "hop exposed", fontsize=9, color="#a33a2a", ha="right", va="bottom")
-        _log_tokens(axes, lengths[0], lengths[-1], ticks=lengths, pad=1.35)
+        log_tokens(axes, lengths[0], lengths[-1], ticks=lengths, pad=1.35)
         axes.set(title=name, ylim=(0.25, 5.5))
         axes.set_yscale("log", base=2)
         axes.set_yticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
@@ -271,13 +243,3 @@ def _box(plt, axes, x, y, width, height, face, edge) -> None:
 
     axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.05", facecolor=face,
                                   edgecolor=edge, linewidth=1.5, zorder=2))  # fmt: skip
-
-
-def _log_tokens(axes, low: float, high: float, ticks: Sequence[int] | None = None, pad: float = 1.7) -> None:
-    """A log axis of tokens from low to high, labelled 4K, 1M, ..."""
-    axes.set_xscale("log", base=2)
-    ticks = ticks or [2**i for i in range(math.ceil(math.log2(low)), int(math.log2(high)) + 1, 2)]
-    axes.set_xlim(low / pad ** (0.8 if pad < 1.5 else 0.6), high * pad)
-    axes.set_xticks(ticks, [f"{t // 2**10}K" if t < 2**20 else f"{t // 2**20}M" for t in ticks])
-    axes.minorticks_off()
-    axes.grid(axis="x", color=RULE, linewidth=0.6)

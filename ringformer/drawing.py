@@ -1,0 +1,56 @@
+"""How every figure of the package looks, and how it is written: SVG or PNG by its suffix.
+
+Text stays text in an SVG, and the ground is white, so that a picture reads the same on a light page and on a dark one.
+"""
+
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+INK, FAINT, RULE = "#24292f", "#6e7781", "#d8dee4"
+
+STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "ringformer", "font.family": "sans-serif", "font.size": 10,
+    "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"], "figure.facecolor": "white",
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": RULE, "xtick.color": FAINT, "ytick.color": FAINT,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11, "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+}  # fmt: skip
+
+
+def check_matplotlib() -> None:
+    """Raise ValueError if figures cannot be drawn here, before hours of what they would show."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("figures need matplotlib: pip install -e '.[plot]' in the clone of ringformer")
+
+
+def drawn(draw: Callable) -> Callable:
+    """Make of `draw(plt, *data) -> figure` a function of (*data, path) that writes the figure, alike every time."""
+
+    @wraps(draw)
+    def write(*data, path: Path | str) -> None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        with plt.rc_context(STYLE):
+            figure = draw(plt, *data)
+            metadata = {"Date": None} if Path(path).suffix == ".svg" else None
+            figure.savefig(path, dpi=120, metadata=metadata, bbox_inches="tight", pad_inches=0.1)
+            plt.close(figure)
+
+    return write
+
+
+def log_tokens(axes, low: float, high: float, ticks: Sequence[int] | None = None, pad: float = 1.7) -> None:
+    """A log axis of tokens from low to high, labelled 4K, 1M, ..."""
+    axes.set_xscale("log", base=2)
+    ticks = ticks or [2**i for i in range(math.ceil(math.log2(low)), int(math.log2(high)) + 1, 2)]
+    axes.set_xlim(low / pad ** (0.8 if pad < 1.5 else 0.6), high * pad)
+    axes.set_xticks(ticks, [f"{t // 2**10}K" if t < 2**20 else f"{t // 2**20}M" for t in ticks])
+    axes.minorticks_off()
+    axes.grid(axis="x", color=RULE, linewidth=0.6)

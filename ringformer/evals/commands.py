@@ -1,0 +1,222 @@
+"""`ringformer eval lines | needle | ruler`."""
+
+import argparse
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringformer.evals.options import add_case_options, add_lengths, add_model_options, opened, out_folder, say
+
+if TYPE_CHECKING:
+    from ringformer.evals.case_file import Row
+    from ringformer.evals.cases import Case, CountTokens
+
+Run = Callable[[argparse.Namespace], None]
+CASES = 50
+"""Of a length, or a task: LongEval's number."""
+
+
+def add_lines(parser: argparse.ArgumentParser) -> Run:
+    """Arguments of `ringformer eval lines`."""
+    from ringformer.evals.lines import LARGEST, Numbers
+
+    parser.description = (
+        "Line retrieval as LongEval has it: the number of one line among many. Correct is an answer whose last number "
+        "is the line's. Accuracy by context, the paper's Figure 3."
+    )
+    add_model_options(parser)
+    add_lengths(parser, required=False)
+    parser.add_argument("--num_lines", type=_numbers, metavar="LINES,...",
+                        help="instead: so many lines, however many tokens they have")  # fmt: skip
+    parser.add_argument("--cases", metavar="FILE", help="instead: the rows of a JSONL file of LongEval, as they are")
+    parser.add_argument("--min_value", type=int, default=Numbers().smallest, help="the smallest number of a line")
+    parser.add_argument("--max_value", type=int, default=LARGEST,
+                        help="the largest one; another is another task, and called so")  # fmt: skip
+    add_case_options(parser, None, f"length; default: {CASES}, of a file all")
+    return _lines
+
+
+def _lines(args: argparse.Namespace) -> None:
+    from ringformer.evals import lines
+    from ringformer.evals.figures import draw_accuracy
+    from ringformer.evals.tables import lines_table
+
+    numbers = lines.Numbers(args.min_value, args.max_value)
+    ways = {"--num_lines": args.num_lines, "--cases": args.cases}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) == 2:
+        raise ValueError("--num_lines and --cases: give one of them")
+    if not given and args.lengths is None:
+        raise ValueError("which contexts? give --lengths, --num_lines or --cases")
+    rows = lines.read_official(args.cases) if args.cases else []
+    if args.cases and numbers != lines.Numbers():
+        raise ValueError("--min_value and --max_value: the rows of --cases have their numbers")
+
+    def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
+        if args.cases:
+            return [group[: args.num_cases] for group in _by_lines(rows)]
+        count = args.num_cases or CASES
+        if args.num_lines:
+            return [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in args.num_lines]
+        return (list(lines.cases_of_length(n, count, args.seed, numbers, tokens)) for n in lengths)
+
+    source = f"rows of {Path(args.cases).name}" if args.cases else numbers.form
+    settings = {"form": source, "contexts": given[0] if given else "--lengths"}
+    if args.cases:
+        settings["cases_hash"] = _hash(Path(args.cases).read_bytes())
+    _evaluate(args, Evaluation("lines", f"line retrieval ({source})", settings, groups, lines.score, lines_table,
+                               draw_accuracy, fixed=bool(given)))  # fmt: skip
+
+
+def _by_lines(cases: "Sequence[Case]") -> list[list["Case"]]:
+    ordered = sorted(cases, key=lambda case: case.labels["num_lines"])
+    return [list(group) for _, group in groupby(ordered, key=lambda case: case.labels["num_lines"])]
+
+
+def add_needle(parser: argparse.ArgumentParser) -> Run:
+    """Arguments of `ringformer eval needle`."""
+    parser.description = (
+        "Needles in a haystack: sentences with a magic number each, hidden in a long text. The share of the asked "
+        "numbers that are found, over context and depth, as a heat map."
+    )
+    add_model_options(parser)
+    add_lengths(parser, required=True)
+    parser.add_argument("--depths", type=_depths, default=_depths("0,10,20,30,40,50,60,70,80,90,100"),
+                        metavar="PERCENT,...", help="depths of the first needle that is asked for; default: 0 to 100 "
+                        "in steps of 10")  # fmt: skip
+    parser.add_argument("--needles", type=int, default=1, help="how many are hidden, those asked for among them")
+    parser.add_argument("--asked", type=int, default=1, help="how many are asked for")
+    parser.add_argument("--haystack", metavar="FILE", help="a text in UTF-8, repeated if it is too short; default: a "
+                        "neutral one of ringformer's, repeated")  # fmt: skip
+    add_case_options(parser, 3, "length and depth")
+    return _needle
+
+
+def _needle(args: argparse.Namespace) -> None:
+    from ringformer.evals import needle
+    from ringformer.evals.figures import draw_heat_map
+    from ringformer.evals.tables import cross_table
+
+    haystack, needles = needle.Haystack.load(args.haystack), needle.Needles(args.needles, args.asked)
+    needle.check(needles, args.depths)
+
+    def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
+        return (list(needle.cases_of_length(n, args.depths, args.num_cases, args.seed, needles, haystack, tokens))
+                for n in lengths)  # fmt: skip
+
+    settings = {"haystack": haystack.name, "haystack_hash": _hash("".join(haystack.pieces).encode()),
+                "needles": args.needles, "asked": args.asked}  # fmt: skip
+    what = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
+    _evaluate(args, Evaluation(
+        "needle", f"{what} in a haystack ({haystack.name})", settings, groups, needle.score,
+        lambda rows: cross_table(rows, "depth", "depth", "{:g}%"), draw_heat_map,
+    ))  # fmt: skip
+
+
+def add_ruler(parser: argparse.ArgumentParser) -> Run:
+    """Arguments of `ringformer eval ruler`."""
+    from ringformer.evals.ruler import TASKS
+
+    parser.description = (
+        "Six of RULER's thirteen tasks, those that need no outside data, in its prompts and by its metric: the share "
+        "of the references that stand in the answer, times 100."
+    )
+    add_model_options(parser)
+    add_lengths(parser, required=True)
+    parser.add_argument("--tasks", default=",".join(TASKS), metavar="NAME,...", help="which of them")
+    add_case_options(parser, CASES, "length and task")
+    return _ruler
+
+
+def _ruler(args: argparse.Namespace) -> None:
+    from ringformer.evals import ruler
+    from ringformer.evals.figures import draw_tasks
+    from ringformer.evals.tables import cross_table
+
+    tasks = ruler.check(args.tasks.split(","))
+
+    def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
+        list(ruler.cases_of_length(min(lengths), tasks, 1, args.seed, tokens))  # what does not fit is said first
+        return (list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens))
+                for n in lengths for task in tasks)  # fmt: skip
+
+    _evaluate(args, Evaluation("ruler", "tasks of RULER that need no outside data", {}, groups, ruler.score,
+                               lambda rows: cross_table(rows, "task", "task"), draw_tasks))  # fmt: skip
+
+
+class Evaluation(NamedTuple):
+    """What the evaluations whose cases are prompts differ in."""
+
+    name: str
+    title: str
+    settings: dict[str, Any]
+    """What decides an outcome, besides the model and the seed."""
+    groups: "Callable[[CountTokens, Sequence[int]], Iterable[list[Case]]]"
+    """The cases, of a length each, by the tokens of a prompt and the lengths asked for."""
+    score: "Callable[[Case, str], float]"
+    table: "Callable[[Sequence[Row]], str]"
+    draw: Callable[..., None]
+    """Writes the figure, of (rows, title, path=...)."""
+    fixed: bool = False
+    """Whether the cases are what they are, whatever the lengths."""
+
+
+def _evaluate(args: argparse.Namespace, evaluation: Evaluation) -> None:
+    """Answer the cases, then write the table and the figure of all that the file has."""
+    from ringformer.evals.case_file import CaseFile
+    from ringformer.evals.model_folder import check_lengths
+    from ringformer.evals.runner import Answering, answer_cases, check_fit
+
+    with opened(args) as model:
+        lengths = args.lengths or ([model.text.context] if model.text.context else [])
+        if not lengths:
+            raise ValueError(f"{args.run} does not say its context: give --lengths")
+        check_lengths(lengths, model.text.context, allow_longer=args.allow_longer)
+        settings = model.settings | {"seed": args.seed, "chat": args.chat} | evaluation.settings
+        if args.chat:
+            settings |= {"template": model.text.template_name, "end_tokens": sorted(model.text.chat_end_tokens)}
+        folder = out_folder(args, evaluation.name)
+        file = CaseFile(folder / "cases.jsonl", evaluation.name, settings)
+        answering = Answering(model.load(max(lengths)), max(lengths), args.batch_size, args.chat)
+        groups = evaluation.groups(answering.tokens, lengths)
+        if evaluation.fixed:
+            groups = list(groups)
+            check_fit([case for group in groups for case in group], answering)
+        answer_cases(groups, answering, evaluation.score, file, say)
+    rows = list(file.rows.values())
+    title = f"{evaluation.title}: {Path(args.run).resolve().name}, step {settings['step'] or 0}"
+    title += ", chat" if args.chat else ""
+    write_outputs(folder, evaluation.name, f"{title}\n{evaluation.table(rows)}")
+    evaluation.draw(rows, title, path=folder / f"{evaluation.name}.png")
+
+
+def write_outputs(folder: Path, name: str, table: str) -> None:
+    """Write table.txt and print it with where things are; the figure NAME.png is the caller's."""
+    (folder / "table.txt").write_text(table + "\n", encoding="utf-8")
+    print(table)
+    say(f"{folder}: cases.jsonl, table.txt, {name}.png")
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _numbers(text: str) -> list[int]:
+    return _parse(text, int, "whole number")
+
+
+def _depths(text: str) -> list[float]:
+    return _parse(text, float, "number")
+
+
+def _parse(text: str, kind: Callable, name: str) -> list:
+    """The distinct numbers of a list with commas, in their order."""
+    found = set()
+    for part in text.split(","):
+        try:
+            found.add(kind(part))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{part!r} is no {name}") from None
+    return sorted(found)

@@ -1,0 +1,118 @@
+"""The pictures of evaluations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringformer.drawing import FAINT, INK, RULE, drawn
+from ringformer.evals.case_file import Row
+from ringformer.evals.perplexity import Loss
+from ringformer.evals.tables import contexts, grouped, mean, mean_tokens
+
+COLOR = "#3b75af"
+TASK_COLORS = ("#3b75af", "#c2570c", "#2c8a57", "#a06cc0", "#8c6d31", "#6e7781")
+
+
+@drawn
+def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
+    """Accuracy of line retrieval over the tokens of the prompt, the paper's Figure 3; bars are the standard error."""
+    groups = list(contexts(rows).values())
+    tokens, accuracy = [mean_tokens(found) for found in groups], [mean(found) for found in groups]
+    errors = [(share * (1 - share) / len(found)) ** 0.5 for share, found in zip(accuracy, groups, strict=True)]
+    figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
+    axes.errorbar(tokens, accuracy, errors, color=COLOR, linewidth=2, marker="o", markersize=6, elinewidth=1,
+                  capsize=2, clip_on=False, zorder=3)  # fmt: skip
+    for x, y in zip(tokens, accuracy, strict=True):
+        axes.annotate(f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), textcoords="offset points", fontsize=9,
+                      color=COLOR)  # fmt: skip
+    _context_axis(axes, tokens)
+    _percent_axis(axes)
+    axes.set(xlabel="tokens of the prompt", ylabel="accuracy", title=title)
+    return figure
+
+
+@drawn
+def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
+    """The score of needles over the context and the depth; a cell that was not evaluated is empty."""
+    lengths, depths = list(grouped(rows, "length")), list(grouped(rows, "depth"))
+    cells = np.full((len(depths), len(lengths)), np.nan)
+    for i, depth in enumerate(depths):
+        for j, length in enumerate(lengths):
+            if found := [row for row in rows if row["length"] == length and row["depth"] == depth]:
+                cells[i, j] = mean(found)
+    size = (max(4.6, 0.75 * len(lengths) + 2.4), max(2.6, 0.42 * len(depths) + 1.6))
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    image = axes.imshow(cells, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    for i, j in np.argwhere(~np.isnan(cells)):
+        color = INK if cells[i, j] > 0.6 else "white"
+        axes.text(j, i, f"{100 * cells[i, j]:.0f}", ha="center", va="center", fontsize=9, color=color)
+    axes.set_xticks(range(len(lengths)), [_tokens(length) for length in lengths])
+    axes.set_yticks(range(len(depths)), [f"{depth:g}%" for depth in depths])
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set(xlabel="tokens of the context", ylabel="depth of the needle", title=title)
+    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.5, 1], pad=0.02, shrink=0.9)
+    bar.ax.set_yticklabels(["0%", "50%", "100%"])
+    bar.outline.set_visible(False)
+    return figure
+
+
+@drawn
+def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
+    """The score of each of RULER's tasks over the context."""
+    figure, axes = plt.subplots(figsize=(7.8, 3.8), layout="constrained")
+    for (task, found), color in zip(grouped(rows, "task").items(), TASK_COLORS, strict=False):
+        by_length = grouped(found, "length")
+        axes.plot(list(by_length), [mean(cases) for cases in by_length.values()], color=color, linewidth=2, marker="o",
+                  markersize=5, label=task, clip_on=False, zorder=3)  # fmt: skip
+    _context_axis(axes, list(grouped(rows, "length")))
+    _percent_axis(axes)
+    axes.set(xlabel="tokens of the context", ylabel="recall of the references", title=title)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
+    return figure
+
+
+@drawn
+def draw_losses(plt, by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], title: str) -> Any:
+    """The loss of the same last tokens over their context, and at the longest context by position."""
+    figure, both = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
+    names = ("tokens of the context, the same last ones predicted", "tokens before the predicted one")
+    for axes, losses, name in zip(both, (by_context, by_position), names, strict=True):
+        if losses:
+            axes.plot(list(losses), [loss.nats for loss in losses.values()], color=COLOR, linewidth=2, marker="o",
+                      markersize=5)  # fmt: skip
+            _context_axis(axes, list(losses))
+        axes.grid(axis="y", color=RULE, linewidth=0.6)
+        axes.tick_params(length=0)
+        axes.set_xlabel(name, fontsize=9)
+    both[0].set_ylabel("nats a token")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def _tokens(count: float) -> str:
+    """2K, 1.5K, 1M: a number of tokens in powers of 1024, 300 as it is."""
+    for unit, size in (("M", 2**20), ("K", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
+def _context_axis(axes, tokens: Sequence[float]) -> None:
+    """A log axis of tokens with a tick at most every factor of two."""
+    low, high = min(tokens), max(tokens)
+    ticks = [2**i for i in range(int(np.floor(np.log2(low))), int(np.ceil(np.log2(high))) + 1)]
+    ticks = ticks[:: max(1, -(-len(ticks) // 9))]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [_tokens(tick) for tick in ticks])
+    axes.set_xlim(low / 1.25, high * 1.25)
+    axes.minorticks_off()
+
+
+def _percent_axis(axes) -> None:
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"], color=FAINT)
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+    axes.tick_params(length=0)

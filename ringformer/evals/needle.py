@@ -1,0 +1,148 @@
+"""Needles in a haystack: sentences with a number each, hidden in a long text at a depth; some of them are asked for."""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
+from ringformer.evals.words import CITIES
+
+NEEDLE = "\nThe special magic {city} number is: {number}\n"
+INTRODUCTION = "In the text below the special magic numbers of some cities are hidden. Remember them.\n\n"
+ONE = "What is the special magic {city} number?"
+MANY = "What are the special magic numbers of {cities}?"
+ANSWER = "\nAnswer:"
+MAX_NEW_TOKENS_A_NEEDLE = 32
+
+BUILT_IN = """\
+The road to the mill follows the river for a mile and then turns away from it. Most of the people who walk there in
+the morning carry bread to the houses on the other side. In spring the meadows are under water, and the miller takes
+his boat instead. Nobody has counted the trees along the bank. They are willows for the most part, planted by
+somebody whose name is forgotten. Where the road rises a bench looks over the fields. A traveller may rest there and
+watch the carts go by. The stones of the bridge were cut in a quarry behind the hill. It took several summers to
+bring them down. On market days the bridge is crowded, and the baker closes his shop an hour later. When it rains
+the children play under the arches. The oldest of them knows where the herons nest. In the evening a lamp is lit at
+each end of the bridge. The light can be seen from the windows of the school. Beyond the village the land is flat
+and the sky seems larger. Farmers there grow barley and beans. They keep a few sheep, and geese that are louder than
+any dog. The wind comes from the west on most days. It smells of grass in June and of smoke in October. A path leads
+through the fields to the station. The trains are slow and seldom full. Those who wait for them talk about the
+weather. In winter the stove in the waiting room is the warmest place for miles. The clock above its door has been
+late for as long as anyone remembers. It bothers no one, since the trains are late as well.
+"""
+"""Read again from its beginning where it is too short."""
+
+
+class Haystack(NamedTuple):
+    """A text to hide needles in, repeated as often as a context needs."""
+
+    name: str
+    """What outputs call it."""
+    pieces: tuple[str, ...]
+    """Its words, each with the white space behind it."""
+
+    @classmethod
+    def load(cls, path: str | Path | None) -> "Haystack":
+        """The text of a file in UTF-8, or the built-in one. Raises ValueError for one that has no full stop, behind
+        which a needle could stand, or is no UTF-8."""
+        try:
+            text = BUILT_IN if path is None else Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"--haystack={path} is not UTF-8: name a text file") from None
+        if not full_stops(text):
+            raise ValueError(f"--haystack={path} has no full stop: name a text of sentences")
+        pieces = re.findall(r"\S+\s*", text if text[-1:].isspace() else text + "\n")
+        return cls("built-in text, repeated" if path is None else Path(path).name, tuple(pieces))
+
+    def text(self, count: int) -> str:
+        """Its first `count` words, again from the beginning behind its end."""
+        whole, rest = divmod(count, len(self.pieces))
+        return "".join(self.pieces) * whole + "".join(self.pieces[:rest])
+
+
+class Needles(NamedTuple):
+    """How many needles a text hides, and how many of them are asked for."""
+
+    hidden: int = 1
+    asked: int = 1
+
+
+def full_stops(text: str) -> list[int]:
+    """Where something may be inserted: behind each full stop that ends a word."""
+    return [match.end() for match in re.finditer(r"\.(?=\s|$)", text)]
+
+
+def place(stops: Sequence[int], length: int, depth: float) -> int:
+    """Where in a text of `length` characters a needle of `depth` percent stands: behind the last of `stops` up to
+    there, at the beginning if there is none."""
+    return max((stop for stop in stops if stop <= length * depth / 100), default=0)
+
+
+def prompt(text: str, needles: Sequence[tuple[str, int, float]], asked: Sequence[str]) -> str:
+    """The prompt of a text, of needles (city, number, depth in percent) hidden in it, and of the cities asked for."""
+    stops, parts, end = full_stops(text), [], len(text)
+    placed = sorted(((place(stops, len(text), depth), i) for i, (_, _, depth) in enumerate(needles)), reverse=True)
+    for position, i in placed:
+        city, number, _ = needles[i]
+        parts += [text[position:end], NEEDLE.format(city=city, number=number)]
+        end = position
+    parts.append(text[:end])
+    *others, last = asked
+    question = MANY.format(cities=f"{', '.join(others)} and {last}") if others else ONE.format(city=last)
+    return INTRODUCTION + "".join(reversed(parts)) + "\n\n" + question + ANSWER
+
+
+def check(needles: Needles, depths: Sequence[float]) -> None:
+    """Raise ValueError for needles or depths, in percent, that cannot be."""
+    if not 1 <= needles.asked <= needles.hidden <= len(CITIES):
+        raise ValueError(f"{needles.asked} of {needles.hidden} needles: hide 1 to {len(CITIES)} and ask for as many "
+                         "or fewer")  # fmt: skip
+    if wrong := [depth for depth in depths if not 0 <= depth <= 100]:
+        raise ValueError(f"--depths: {wrong[0]:g} is no percentage from 0 to 100")
+
+
+def cases_of_length(
+    length: int, depths: Sequence[float], count: int, seed: int, needles: Needles, haystack: Haystack,
+    tokens: CountTokens,
+) -> Iterator[Case]:  # fmt: skip
+    """`count` cases at each depth, in percent, of the first needle that is asked for; the others stand anywhere.
+
+    The text is as long as leaves room for the answer in `length` tokens.
+    """
+    new_tokens = MAX_NEW_TOKENS_A_NEEDLE * needles.asked
+    limit, guess = room_for_prompt(length, new_tokens), None
+    for depth in depths:
+        for index in range(count):
+            rng = seeded("needle", seed, length, depth, index)
+            hidden = _draw(rng, needles.hidden, depth, haystack)
+            asked = [city for city, _, _ in hidden[: needles.asked]]
+            rng.shuffle(asked)
+
+            def prompt_of(words: int, hidden=hidden, asked=asked) -> str:
+                return prompt(haystack.text(words), hidden, asked)
+
+            def prompt_tokens(words: int, prompt_of=prompt_of) -> int:
+                return tokens(prompt_of(words))
+
+            guess = largest_that_fits(prompt_tokens, limit, 1, guess)
+            expected = tuple(str(number) for city in asked for named, number, _ in hidden if named == city)
+            labels = {"depth": depth, "needles": needles.hidden, "asked": needles.asked}
+            yield Case(length, index, prompt_of(guess), expected, new_tokens, labels)
+
+
+def _draw(rng: random.Random, count: int, depth: float, haystack: Haystack) -> list[tuple[str, int, float]]:
+    """Needles of distinct cities and distinct numbers of seven digits, none of which the haystack has."""
+    taken = {int(number) for piece in haystack.pieces for number in re.findall(r"\d{7}", piece)}
+    needles = []
+    for i, city in enumerate(rng.sample(CITIES, count)):
+        while (number := rng.randrange(10**6, 10**7)) in taken:
+            pass
+        taken.add(number)
+        needles.append((city, number, depth if i == 0 else 100 * rng.random()))
+    return needles
+
+
+def score(case: Case, answer: str) -> float:
+    """The share of the expected numbers that stand in the answer."""
+    return sum(number in answer for number in case.expected) / len(case.expected)

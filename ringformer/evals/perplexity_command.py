@@ -1,0 +1,64 @@
+"""`ringformer eval perplexity`."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringformer.evals.commands import Run, write_outputs
+from ringformer.evals.options import add_lengths, add_model_options, opened, out_folder, say
+
+if TYPE_CHECKING:
+    from ringformer.data.stores.token_store import TokenStore
+
+
+def add_perplexity(parser: argparse.ArgumentParser) -> Run:
+    """Arguments of `ringformer eval perplexity`."""
+    parser.description = (
+        "The loss on the documents of a token store: of the same last tokens with more and more of their document "
+        "before them, and at the longest context by position, in powers of two. In nats, and in bits a byte by the "
+        "store's bytes per token."
+    )
+    add_model_options(parser)
+    add_lengths(parser, required=True)
+    parser.add_argument("--store", required=True, help="a token store; of a folder of stores eval/ if it has one")
+    parser.add_argument("--documents", type=int, default=32, help="how many, of at least the longest of --lengths")
+    parser.add_argument("--last", type=int, metavar="TOKENS",
+                        help="the last tokens that are compared; default: half of the shortest context")  # fmt: skip
+    return _perplexity
+
+
+def _perplexity(args: argparse.Namespace) -> None:
+    from ringformer.evals import perplexity
+    from ringformer.evals.case_file import CaseFile
+    from ringformer.evals.figures import draw_losses
+    from ringformer.evals.model_folder import check_lengths
+    from ringformer.evals.tables import perplexity_tables
+
+    if args.documents < 1:
+        raise ValueError(f"--documents={args.documents} must be at least 1")
+    store = _open(args.store)
+    last = min(args.lengths) // 2 if args.last is None else args.last
+    with opened(args) as model:
+        check_lengths(args.lengths, model.text.context, allow_longer=args.allow_longer)
+        if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
+            raise ValueError(f"{store.path} was made with tokenizer {store.meta['tokenizer']}, the model has {name}")
+        perplexity.check(store, args.lengths, last)
+        folder, name = out_folder(args, "perplexity"), Path(args.run).resolve().name
+        settings = model.settings | {"store": store.meta["fingerprint"], "documents": args.documents, "last": last,
+                                     "ends_at": max(args.lengths)}  # fmt: skip
+        file = CaseFile(folder / "cases.jsonl", "perplexity", settings)
+        perplexity.measure_store(model.load(max(args.lengths)).generator, store, args.lengths, last=last,
+                                 documents=args.documents, batch_size=args.batch_size, file=file, say=say)  # fmt: skip
+    rows, bytes_per_token = list(file.rows.values()), store.meta["utf8_bytes"] / store.meta["trained_tokens"]
+    losses = perplexity.by_context(rows, bytes_per_token), perplexity.by_position(rows, bytes_per_token)
+    title = f"perplexity: {name}, step {settings['step'] or 0}, on {store.path}"
+    write_outputs(folder, "perplexity", f"{title}\n{perplexity_tables(*losses, last)}")
+    draw_losses(*losses, title, path=folder / "perplexity.png")
+
+
+def _open(path: str) -> "TokenStore":
+    """The store of a folder: its own, or eval/ or train/ in it."""
+    from ringformer.data.stores.token_store import TokenStore
+
+    inside = [Path(path) / name for name in ("eval", "train")]
+    return TokenStore(next((folder for folder in inside if folder.is_dir()), Path(path)))

@@ -1,0 +1,69 @@
+"""The summaries of evaluations as text."""
+
+from collections.abc import Mapping, Sequence
+
+from ringformer.evals.case_file import Row
+from ringformer.evals.perplexity import Loss
+
+
+def mean(rows: Sequence[Row]) -> float:
+    """The mean score of some cases, of 1."""
+    return sum(row["score"] for row in rows) / len(rows)
+
+
+def mean_tokens(rows: Sequence[Row]) -> float:
+    """The mean length of their prompts, in tokens."""
+    return sum(row["prompt_tokens"] for row in rows) / len(rows)
+
+
+def grouped(rows: Sequence[Row], field: str) -> dict:
+    """The rows by their value of a field, in its order."""
+    return {value: [row for row in rows if row[field] == value] for value in sorted({row[field] for row in rows})}
+
+
+def contexts(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    """Cases of line retrieval by the context asked for, or by their lines where none was."""
+    return grouped(rows, "num_lines" if rows[0]["length"] is None else "length")
+
+
+def lines_table(rows: Sequence[Row]) -> str:
+    """Accuracy by context."""
+    by_lines = rows[0]["length"] is None
+    text = [
+        f"{'lines' if by_lines else 'context':>10} {'prompt tokens':>14} {'lines':>13} {'cases':>6} {'accuracy':>9}"
+    ]
+    for context, found in contexts(rows).items():
+        fewest, most = (pick(row["num_lines"] for row in found) for pick in (min, max))
+        lines = f"{fewest:,}" if fewest == most else f"{fewest:,}-{most:,}"
+        text.append(f"{context:>10,} {mean_tokens(found):>14,.0f} {lines:>13} {len(found):>6} {mean(found):>9.1%}")
+    return "\n".join(text)
+
+
+def cross_table(rows: Sequence[Row], field: str, corner: str, label: str = "{}") -> str:
+    """Mean scores times 100, a row for each value of a field and a column for each context."""
+    lengths = grouped(rows, "length")
+    text = [f"{corner:>16}" + "".join(f"{length:>11,}" for length in lengths)]
+    for value, found in grouped(rows, field).items():
+        cells = [[row for row in found if row["length"] == length] for length in lengths]
+        scores = "".join(f"{100 * mean(cell):>11.1f}" if cell else f"{'-':>11}" for cell in cells)
+        text.append(f"{label.format(value):>16}{scores}")
+    text.append(f"{'mean':>16}" + "".join(f"{100 * mean(found):>11.1f}" for found in lengths.values()))
+    return "\n".join(text)
+
+
+def perplexity_tables(by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], last: int) -> str:
+    """Losses by context, and by position at the longest one."""
+    columns = f"{'tokens':>12} {'nats':>8} {'bits/byte':>10} {'perplexity':>11}"
+    text = [
+        f"the same last {last:,} tokens of each document, with so many tokens in all:",
+        f"{'context':>22} {columns}",
+    ]
+    text += [f"{length:>22,} {_losses(loss)}" for length, loss in by_context.items()]
+    text += ["", "at the longest context, tokens with so many before them, and up to twice as many:"]
+    text.append(f"{'from position':>22} {columns}")
+    text += [f"{k:>22,} {_losses(loss)}" for k, loss in by_position.items()]
+    return "\n".join(text)
+
+
+def _losses(loss: Loss) -> str:
+    return f"{loss.tokens:>12,} {loss.nats:>8.4f} {loss.bits_per_byte:>10.4f} {loss.perplexity:>11,.2f}"

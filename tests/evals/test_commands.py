@@ -1,0 +1,228 @@
+"""`ringformer eval`: what a person gets, and what is refused before anything is computed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from ringformer.cli import main
+from ringformer.data.stores.options import StoreOptions
+from ringformer.data.stores.prepare import open_or_build
+from ringformer.data.stores.token_store import TokenStore
+from ringformer.data.tokenizers.byte_level import ByteTokenizer
+from ringformer.evals import lines
+from ringformer.evals.options import Opened, parse_lengths
+from tests.convert.models import load, save_model
+from tests.evals.models import Scripted, knows_lines
+from tests.train.runs import MODEL
+
+CONTEXT = 4096
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a run in bytes that was trained at 4,096 tokens."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    saved = {"model": vars(MODEL) | {"rope_scaling": vars(MODEL.rope_scaling)}, "preset": "tiny", "seq_len": CONTEXT,
+             "data": {"tokenizer": "bytes"}}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(saved))
+    return folder
+
+
+@pytest.fixture
+def answered_by(monkeypatch):
+    """Answers instead of the run's weights; returns the lengths that models were loaded for, and the model."""
+
+    def use(answer):
+        model, loaded = Scripted(answer), []
+
+        def load_model(_self, max_length):
+            loaded.append(max_length)
+            return model
+
+        monkeypatch.setattr(Opened, "load", load_model)
+        return model, loaded
+
+    return use
+
+
+def evaluate(name, run, *options):
+    return main(["eval", *name.split(), f"--run={run}", *options])
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()[1:]]
+
+
+def test_lines_by_context(run, answered_by, capsys):
+    model, loaded = answered_by(knows_lines)
+    assert evaluate("lines", run, "--lengths=2K,4096", "--num_cases=3", "--batch_size=2") == 0
+    out, err = capsys.readouterr()
+    assert "LongEval's" in out and [line.split()[-1] for line in out.splitlines()[2:]] == ["100.0%", "100.0%"]
+    assert "2,048 tokens: 3 cases, 3 of them new, score 100.0%" in err and loaded == [4096]
+    folder = run / "evals" / "lines"
+    assert (folder / "table.txt").read_text() == out and (folder / "lines.png").read_bytes().startswith(b"\x89PNG")
+    assert len(rows_of(folder)) == 6 and len(model.batches) == 4
+    assert evaluate("lines", run, "--lengths=2K,4096", "--num_cases=3") == 0 and len(model.batches) == 4
+    assert evaluate("lines", run, "--lengths=1K", "--num_cases=3") == 0 and len(rows_of(folder)) == 9
+
+
+def test_another_range_of_numbers_is_called_so_everywhere(run, answered_by, capsys, tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr("ringformer.evals.figures.draw_accuracy", lambda rows, title, path: titles.append(title))
+    answered_by(knows_lines)
+    options = ["--num_lines=5,9", "--num_cases=2", "--max_value=99"]
+    assert evaluate("lines", run, *options, f"--out={tmp_path}/o") == 0
+    out = capsys.readouterr().out
+    head = json.loads((tmp_path / "o" / "cases.jsonl").read_text().splitlines()[0])
+    for said in (out, *titles, head["settings"]["form"]):
+        assert "numbers 1 to 99, not LongEval's" in said
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["5", "9"] and titles
+    assert max(int(row["expected"][0]) for row in rows_of(tmp_path / "o")) <= 99
+
+
+def test_official_rows(run, answered_by, capsys, tmp_path):
+    prompts = [case.prompt for n in (5, 8) for case in lines.cases_of_lines(n, 2, 7, lines.Numbers())]
+    rows = [{"random_idx": ["x", 1], "expected_number": i, "num_lines": 5 + 3 * (i > 1), "prompt": prompt}
+            for i, prompt in enumerate(prompts)]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model, loaded = answered_by(lambda prompt: "It is 3, no, <2>")
+    assert evaluate("lines", run, f"--cases={tmp_path}/rows.jsonl") == 0
+    out = capsys.readouterr().out
+    assert sorted(p for batch in model.batches for p in batch) == sorted(prompts) and loaded == [CONTEXT]
+    assert [(line.split()[0], line.split()[-1]) for line in out.splitlines()[2:]] == [("5", "0.0%"), ("8", "50.0%")]
+    assert "rows of rows.jsonl" in out
+    assert evaluate("lines", run, f"--cases={tmp_path}/rows.jsonl", "--num_cases=1", f"--out={tmp_path}/o") == 0
+    assert [row["expected"] for row in rows_of(tmp_path / "o")] == [["0"], ["2"]]
+
+
+def test_needles_and_what_hides_them(run, answered_by, capsys, tmp_path):
+    answered_by(lambda prompt: prompt)
+    options = ["--lengths=1K,2K", "--depths=0,100", "--num_cases=1", "--needles=3", "--asked=2"]
+    assert evaluate("needle", run, *options) == 0
+    out = capsys.readouterr().out
+    assert "2 of 3 needles in a haystack (built-in text, repeated)" in out
+    assert [line.split() for line in out.splitlines()[2:]] == [
+        ["0%", "100.0", "100.0"], ["100%", "100.0", "100.0"], ["mean", "100.0", "100.0"],
+    ]  # fmt: skip
+    assert (run / "evals" / "needle" / "needle.png").is_file()
+    (tmp_path / "mine.txt").write_text("One. Two.")
+    assert evaluate("needle", run, *options, f"--haystack={tmp_path}/mine.txt") == 2
+    assert "haystack is 'built-in text, repeated', not 'mine.txt'" in capsys.readouterr().err
+
+
+def test_ruler(run, answered_by, capsys):
+    answered_by(lambda prompt: prompt.upper())
+    assert evaluate("ruler", run, "--lengths=2K,4K", "--num_cases=1", "--tasks=vt,niah_multikey_3") == 0
+    out = capsys.readouterr().out
+    assert [line.split() for line in out.splitlines()[2:]] == [
+        ["niah_multikey_3", "100.0", "100.0"], ["vt", "100.0", "100.0"], ["mean", "100.0", "100.0"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["lines"], "which contexts? give --lengths, --num_lines or --cases"),
+    (["lines", "--lengths=8192"], "8,192 tokens are more than the 4,096 that the model was configured for: --allow_"),
+    (["lines", "--lengths=1"], "--lengths: 1 tokens are no context"),
+    (["lines", "--lengths=x"], "'x' is no number of tokens; 4096 or 4K for example"),
+    (["lines", "--num_lines=200"], "prompts are never cut"),
+    (["lines", "--num_lines=3", "--cases=x"], "--num_lines and --cases: give one of them"),
+    (["lines", "--cases=none.jsonl"], "No such file"),
+    (["lines", "--num_lines=0"], "--num_lines=0 must be at least 1"),
+    (["lines", "--num_lines=a"], "'a' is no whole number"),
+    (["lines", "--lengths=2K", "--num_cases=0"], "--num_cases=0 must be at least 1"),
+    (["lines", "--lengths=2K", "--batch_size=0"], "--batch_size=0 must be at least 1"),
+    (["lines", "--lengths=2K", "--chat"], "was not trained on conversations"),
+    (["lines", "--lengths=120"], "the shortest prompt has"),
+    (["needle", "--lengths=2K", "--asked=2"], "2 of 1 needles"),
+    (["needle", "--lengths=2K", "--depths=120"], "120 is no percentage"),
+    (["needle", "--lengths=2K", "--depths=nan"], "nan is no percentage"),
+    (["needle", "--lengths=2K", "--depths=x"], "'x' is no number"),
+    (["ruler", "--lengths=2K", "--tasks=vt,qa_1"], "unknown task 'qa_1'; known: niah_single_1"),
+    (["ruler", "--lengths=1K", "--tasks=fwe,vt"], "vt in 1,024 tokens: the shortest prompt has"),
+])  # fmt: skip
+def test_what_is_refused_before_anything_is_computed(words, said, run, answered_by, capsys):
+    answered_by(lambda prompt: pytest.fail("was asked"))
+    assert evaluate(words[0], run, *words[1:]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.splitlines()[-1].startswith("ringformer eval ")
+
+
+def test_a_model_is_not_loaded_for_a_length_that_it_never_saw(run, answered_by):
+    _, loaded = answered_by(knows_lines)
+    assert evaluate("lines", run, "--lengths=8K", "--num_cases=1") == 2 and not loaded
+    assert evaluate("lines", run, "--lengths=8K", "--num_cases=1", "--allow_longer") == 0 and loaded == [8192]
+
+
+def test_a_run_without_a_tokenizer_is_refused(run, capsys):
+    saved = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(saved | {"data": {"tokenizer": "gone.model"}}))
+    assert evaluate("lines", run, "--lengths=2K") == 2
+    assert "holds no tokenizer" in capsys.readouterr().err
+
+
+def test_an_out_with_cases_of_another_evaluation_is_refused(run, answered_by, capsys, tmp_path):
+    answered_by(knows_lines)
+    assert evaluate("lines", run, "--num_lines=3", "--num_cases=1", f"--out={tmp_path}/o") == 0
+    assert evaluate("ruler", run, "--lengths=2K", "--num_cases=1", f"--out={tmp_path}/o") == 2
+    assert "holds cases of lines, not of ruler: choose another --out" in capsys.readouterr().err
+
+
+def test_an_unknown_evaluation_gets_the_list(capsys):
+    assert main(["eval", "lunes"]) == 2
+    err = capsys.readouterr().err
+    assert "did you mean 'eval lines'? eval has lines, needle, ruler, perplexity" in err
+    assert main(["eval", "qqqqqq"]) == 2
+    assert "eval has lines, needle, ruler, perplexity" in capsys.readouterr().err
+
+
+def test_figures_without_matplotlib_are_refused_at_the_start(run, monkeypatch, capsys):
+    monkeypatch.setattr("ringformer.drawing.importlib.util.find_spec", lambda name: None)
+    assert evaluate("lines", run, "--lengths=2K") == 2
+    assert "figures need matplotlib: pip install -e '.[plot]'" in capsys.readouterr().err
+
+
+def test_lengths_are_read():
+    assert parse_lengths("4K,1M, 300,4096") == [300, 4096, 2**20]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Bytes of six documents, of 60 to 160 tokens."""
+    documents = [json.dumps({"text": "".join(chr(97 + (i * j) % 23) for j in range(59 + 20 * i))}) for i in range(6)]
+    (tmp_path / "docs.jsonl").write_text("\n".join(documents))
+    options = StoreOptions(source=f"jsonl:{tmp_path}/docs.jsonl", held_out=0.0)
+    open_or_build(tmp_path / "store", options, ByteTokenizer())
+    return tmp_path / "store"
+
+
+def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(store, tmp_path, capsys):
+    folder = save_model(tmp_path / "hf", "llama_3", vocab_size=260, num_hidden_layers=1, max_position_embeddings=128)
+    options = [f"--store={store}", "--tokenizer=bytes", "--lengths=64,128", "--last=16", "--compute_dtype=float32"]
+    assert evaluate("perplexity", folder, *options) == 2
+    assert "is a Hugging Face checkpoint, which stays as it is: name the outputs' --out" in capsys.readouterr().err
+    assert evaluate("perplexity", folder, *options, f"--out={tmp_path}/o") == 0
+    assert "converted in float32 to" in capsys.readouterr().err
+    opened, model = TokenStore(store / "train"), load(folder)
+    rows = {(row["length"], row["document"]): row for row in rows_of(tmp_path / "o")}
+    long = [i for i in range(6) if np.diff(opened.offsets)[i] >= 128]
+    assert len(long) >= 2 and set(rows) == {(length, i) for length in (64, 128) for i in long}
+    for (length, i), row in rows.items():
+        end = opened.offsets[i] + 128
+        ids = torch.tensor(np.asarray(opened.tokens[end - length : end]).astype(np.int64))
+        with torch.no_grad():
+            losses = torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")
+        assert row["last_nats"] == pytest.approx(float(losses[-16:].sum()), rel=1e-4) and row["last_tokens"] == 16
+        assert sum(row["bin_nats"]) == pytest.approx(float(losses.sum()), rel=1e-4)
+    assert evaluate("perplexity", folder, *options[:2], "--lengths=256", f"--out={tmp_path}/p") == 2
+    assert "256 tokens are more than the 128 that the model was configured for" in capsys.readouterr().err
+
+
+def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys):
+    monkeypatch.setattr(Opened, "load", lambda self, n: pytest.fail("was loaded"))
+    meta = json.loads((store / "train" / "store.json").read_text())
+    (store / "train" / "store.json").write_text(json.dumps(meta | {"tokenizer": "other"}))
+    assert evaluate("perplexity", run, f"--store={store}", "--lengths=64") == 2
+    assert "was made with tokenizer other, the model has bytes" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""The pictures of evaluations: read from the axes, and written as PNG."""
+
+import numpy as np
+import pytest
+
+from ringformer.evals import figures
+from ringformer.evals.perplexity import Loss
+
+
+@pytest.fixture
+def drawn_axes(monkeypatch):
+    """The axes of the figures that are drawn, as they are when they are written."""
+    from matplotlib.figure import Figure
+
+    seen, save = [], Figure.savefig
+
+    def savefig(figure, *args, **options):
+        figure.canvas.draw()
+        seen.extend(figure.axes)
+        return save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return seen
+
+
+def row(length, score, **more):
+    return {"length": length, "prompt_tokens": (length or 500) - 100, "score": score, "num_lines": 20, **more}
+
+
+def is_png(path):
+    return path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_accuracy_over_context(drawn_axes, tmp_path):
+    rows = [row(1124, 1), row(1124, 1), row(4196, 0), row(4196, 1)]
+    figures.draw_accuracy(rows, "lines: x", path=tmp_path / "a.png")
+    (axes,) = drawn_axes
+    assert is_png(tmp_path / "a.png")
+    assert axes.get_xscale() == "log" and axes.get_xlabel() == "tokens of the prompt" and axes.get_ylim() == (0, 1)
+    line = axes.lines[0]
+    assert line.get_xdata().tolist() == [1024, 4096] and line.get_ydata().tolist() == [1, 0.5]
+    assert [text.get_text() for text in axes.texts] == ["100%", "50%"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1K", "2K", "4K"] and axes.get_xlim() == (
+        1024 / 1.25,
+        5120,
+    )
+
+
+def test_a_single_context_is_drawn(drawn_axes, tmp_path):
+    figures.draw_accuracy([row(None, 1)], "lines: x", path=tmp_path / "a.png")
+    assert is_png(tmp_path / "a.png") and drawn_axes[0].lines[0].get_xdata().tolist() == [400]
+
+
+def test_a_heat_map_has_a_cell_for_each_length_and_depth(drawn_axes, tmp_path):
+    rows = [row(4096, 1, depth=0.0), row(4096, 0, depth=0.0), row(4096, 1, depth=50.0), row(8192, 0, depth=50.0)]
+    figures.draw_heat_map(rows, "needle: x", path=tmp_path / "n.png")
+    axes = drawn_axes[0]
+    assert is_png(tmp_path / "n.png")
+    cells = axes.images[0].get_array()
+    assert np.ma.filled(cells, -1).tolist() == [[0.5, -1], [1, 0]]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["4K", "8K"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["0%", "50%"]
+    assert sorted(t.get_text() for t in axes.texts) == ["0", "100", "50"]
+
+
+def test_tasks_have_a_line_each(drawn_axes, tmp_path):
+    rows = [row(n, s, task=t) for t, s in (("vt", 0.25), ("cwe", 1)) for n in (1024, 2048)]
+    figures.draw_tasks(rows, "ruler: x", path=tmp_path / "r.png")
+    (axes,) = drawn_axes
+    assert is_png(tmp_path / "r.png")
+    assert {line.get_label(): line.get_ydata().tolist() for line in axes.lines} == {"cwe": [1, 1], "vt": [0.25, 0.25]}
+
+
+def test_losses_by_context_and_position(drawn_axes, tmp_path):
+    context = {64: Loss(3.0, 10, 2.0), 128: Loss(2.5, 10, 1.5)}
+    figures.draw_losses(context, {1: Loss(5.0, 1, 2.0), 2: Loss(4.0, 2, 1.0)}, "x", path=tmp_path / "p.png")
+    left, right = drawn_axes
+    assert is_png(tmp_path / "p.png")
+    assert left.lines[0].get_ydata().tolist() == [3, 2.5] and right.lines[0].get_xdata().tolist() == [1, 2]
