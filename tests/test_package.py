@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ringformer.ops.kernels.chunk_sizes import TABLES
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -144,8 +146,9 @@ def test_a_wheel_ships_the_configs_and_the_scripts_that_need_no_clone(wheel):
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "ringformer").rglob("*.py")}
     configs = {f"ringformer/configs/{path.name}" for path in ROOT.glob("configs/*.py")}
     scripts = {f"ringformer/scripts/{name}" for name in ("gpu_node.sh", "launch_options.sh", "slurm.sh")}
-    assert len(configs) >= 8
-    assert names == modules | configs | scripts | {"ringformer/py.typed"}
+    chunks = {f"ringformer/ops/kernels/chunk_tables/{path.name}" for path in TABLES.glob("*.json")}
+    assert len(configs) >= 8 and chunks
+    assert names == modules | configs | scripts | chunks | {"ringformer/py.typed"}
 
 
 def test_a_wheel_s_metadata(wheel):
