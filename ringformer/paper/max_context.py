@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import CLOSED_FORM
 from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.known_failures import known_failure
 from ringformer.estimate.longest_context import attempt, longest_start, next_length
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.time_report import computation_time
-from ringformer.estimate.workload import MemorySettings, Workload
+from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
@@ -145,8 +146,15 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
             return
         for i, (cell, seq_len) in enumerate(pending):
             log(f"[{i + 1}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
+            workload = cell.workload(seq_len)
+            if refused := known_failure(workload):  # which is an answer: nobody can compile it
+                log(f"  does not fit: {refused}")
+                command = estimate_command(workload)
+                write(path, cell, {"seq_len": seq_len, "fits": False, "reasons_against": [refused], "command": command})
+                learned = True
+                continue
             try:
-                answer = attempt(cell.workload(seq_len), log)
+                answer = attempt(workload, log)
             except CompilerFailure as error:  # said, and not taken for an answer
                 log(f"  the compiler broke down: {error}")
                 continue
