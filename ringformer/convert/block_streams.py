@@ -53,12 +53,14 @@ class _StreamHandler(ocp.type_handlers.TypeHandler):
                 location(info) | array_metadata(stream.weight.shape, stream.weight.chunk, stream.dtype), create=True
             )
             writing: deque[ts.WriteFutures] = deque()
-            for index, block in stream.blocks:
-                if len(writing) == WRITES_AT_ONCE:
-                    await writing.popleft()
-                writing.append(store[index].write(block, can_reference_source_data_indefinitely=True))
-            for write in writing:
-                await write
+            try:
+                for index, block in stream.blocks:
+                    if len(writing) == WRITES_AT_ONCE:
+                        await writing.popleft()
+                    writing.append(store[index].write(block, can_reference_source_data_indefinitely=True))
+            finally:  # of a failure too: who removes the folder must be the last one to touch it
+                for write in writing:
+                    await write
         return []
 
     async def deserialize(self, infos, args=None):

@@ -6,14 +6,15 @@ the search goes on where it was, and at any time the file says what is known so 
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ringformer.estimate.closed_forms import CLOSED_FORM
 from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.known_failures import known_failure
 from ringformer.estimate.longest_context import attempt, longest_start, next_length
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.time_report import computation_time
-from ringformer.estimate.workload import MemorySettings, Workload
+from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
@@ -58,17 +59,19 @@ SCALING = tuple(Row(f"v5e-{n}", "llama_7b", n, 1) for n in (32, 64, 128))
 
 
 class Regime(NamedTuple):
-    """What is computed in which dtype, and where layer inputs wait."""
+    """What is computed in which dtype and by which kernel, and where layer inputs wait."""
 
     name: str
     compute_dtype: str
     offload: bool
+    kernel: str = "xla"
 
     def wanted_multiple(self, row: Row) -> int:
         """How many times the paper's ring column is wanted."""
+        regime = "offload" if self.offload else self.compute_dtype
         if row.target == "32xA100-80":
-            return {"float32": 1, "bfloat16": 1, "offload": 2}[self.name]
-        return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[self.name]
+            return {"float32": 1, "bfloat16": 1, "offload": 2}[regime]
+        return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[regime]
 
 
 REGIMES = (
@@ -77,6 +80,11 @@ REGIMES = (
     Regime("offload", "bfloat16", True),
 )
 """float32: the paper's, float32 arrays (matrix products in bf16 passes on TPU). The baselines are searched in it."""
+KERNEL_REGIMES = (
+    Regime("bfloat16+kernel", "bfloat16", False, "auto"),
+    Regime("offload+kernel", "bfloat16", True, "auto"),
+)
+"""The same with the kernel that the chips have (`models/kernel_choice.py`), where they have one."""
 
 
 class Cell(NamedTuple):
@@ -96,12 +104,24 @@ class Cell(NamedTuple):
         n, m = self.row.devices, self.sequences
         ring = self.attention == "ring"
         model = LlamaConfig(**preset(self.row.model) | dict(
-            attention=self.attention, compute_dtype=self.regime.compute_dtype, offload=self.regime.offload
+            attention=self.attention, compute_dtype=self.regime.compute_dtype, offload=self.regime.offload,
+            kernel=self.regime.kernel,
         ))  # fmt: skip
-        return Workload(
+        workload = Workload(
             model, find_target(self.row.target), f"1,{m},1,{n // m}" if ring else f"1,{n},1,1", seq_len,
             batch_size=m if ring else n, name=self.row.model,
         )  # fmt: skip
+        return workload.with_kernel()[0]
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether its chips have a kernel besides XLA's code."""
+        return cast(LlamaConfig, self._replace(regime=KERNEL_REGIMES[0]).workload(1024 * K).model).kernel != "xla"
+
+    @property
+    def with_xla(self) -> "Cell":
+        """The cell of the same run without a kernel."""
+        return self._replace(regime=REGIMES[2 if self.regime.offload else 1]) if self.regime.kernel != "xla" else self
 
     @property
     def paper(self) -> int:
@@ -119,13 +139,16 @@ class Cell(NamedTuple):
 
 
 def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
-    """Every cell, rings first: with the paper's number of sequences, then with one; the baselines; the scaling."""
+    """Every cell, rings first: with the paper's number of sequences, then with one; the baselines; the scaling; and
+    the rings with kernels."""
     scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if row.paper is None]
     papers = [row for row in rows if row.paper]
     rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in papers]
     single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in papers if row.sequences > 1]
     baselines = [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[2::-1] for row in papers]
-    return rings + single + baselines + scaling
+    kernels = [cell._replace(regime=regime) for regime in KERNEL_REGIMES for cell in rings + single
+               if cell.regime == REGIMES[1] and cell.has_kernel]  # fmt: skip
+    return rings + single + baselines + scaling + kernels
 
 
 def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int | None = None) -> None:
@@ -139,14 +162,21 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
     while learned and (passes is None or done < passes):
         learned = False
         known = read(path)
-        pending = [(c, n) for c in wanted if (n := next_length(known.get(c.name, []), c.first_length))]
+        pending = [(c, n) for c in wanted if (n := next_length(known.get(c.name, []), _first_length(c, known)))]
         pending.sort(key=lambda item: len(known.get(item[0].name, [])))  # the least known cells first
         if not pending:
             return
         for i, (cell, seq_len) in enumerate(pending):
             log(f"[{i + 1}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
+            workload = cell.workload(seq_len)
+            if refused := known_failure(workload):  # which is an answer: nobody can compile it
+                log(f"  does not fit: {refused}")
+                command = estimate_command(workload)
+                write(path, cell, {"seq_len": seq_len, "fits": False, "reasons_against": [refused], "command": command})
+                learned = True
+                continue
             try:
-                answer = attempt(cell.workload(seq_len), log)
+                answer = attempt(workload, log)
             except CompilerFailure as error:  # said, and not taken for an answer
                 log(f"  the compiler broke down: {error}")
                 continue
@@ -156,6 +186,12 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
             write(path, cell, answer)
             learned = True
         done += 1
+
+
+def _first_length(cell: Cell, known: dict[str, list[dict]]) -> int:
+    """Where a search begins: with a kernel, at the longest that fits without."""
+    found = [a["seq_len"] for a in known.get(cell.with_xla.name, []) if a["fits"]]
+    return max(found) if cell.regime.kernel != "xla" and found else cell.first_length
 
 
 def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], generate_code: bool) -> None:

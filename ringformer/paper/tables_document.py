@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.longest_context import MAX_STEP_SECONDS, counted_longest_within, longest_within
@@ -14,7 +14,7 @@ from ringformer.models.llama_presets import preset
 from ringformer.paper import activation_memory
 from ringformer.paper.attempts import read
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
-from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row
+from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, cells
 from ringformer.paper.mfu_figure import draw_training_mfu
 from ringformer.paper.mfu_table import bars, table4
 from ringformer.paper.tables_text import (
@@ -25,6 +25,7 @@ from ringformer.paper.tables_text import (
     FIGURES,
     FORMULAS,
     HEAD,
+    KERNELS,
     SCALED,
     TABLE_1,
     TABLE_2,
@@ -59,8 +60,8 @@ def write_tables(results: Results, folder: Path) -> list[str]:
     draw_training_cost(path=pictures / "training_cost.svg")
     draw_training_mfu(bars(trained), PAPER_MFU, path=pictures / "training_mfu.svg")
     sections = [
-        HEAD + provenance(attempts), table3(attempts), baselines(attempts), details(attempts), scaling(attempts),
-        table4(trained), table1(activation_memory.read(results.activations)), table2(), FIGURES,
+        HEAD + provenance(attempts), table3(attempts), kernels(attempts), baselines(attempts), details(attempts),
+        scaling(attempts), table4(trained), table1(activation_memory.read(results.activations)), table2(), FIGURES,
     ]  # fmt: skip
     (folder / "tables.md").write_text("\n".join(sections))
     names = ("longest_contexts", "training_cost", "training_mfu")
@@ -139,6 +140,23 @@ def table3(attempts: dict) -> str:
         if sequences:
             text += "\nThe rows that are not here have m = 1 in the paper, too.\n"
     return text
+
+
+def kernels(attempts: dict) -> str:
+    """The longest contexts with kernels beside those with XLA's blocks, and where they are shorter."""
+    head = "| hardware | model | n/m | kernel | regime | XLA's blocks | the kernel |"
+    lines, shorter = [head, "|---" * 7 + "|"], []
+    for cell in (cell for cell in cells() if cell.regime.kernel != "xla"):
+        tried, plain = (attempts.get(c.name, []) for c in (cell, cell.with_xla))
+        best, without = longest(tried), longest(plain)
+        if best and without and best["seq_len"] < without["seq_len"]:
+            shorter.append(cell.name)
+        row, regime = cell.row, "bf16 + offload" if cell.regime.offload else "bf16"
+        kernel = cast(LlamaConfig, cell.workload(cell.paper).model).kernel
+        head = f"| {row.target} | {_size(row)} | {row.devices}/{cell.sequences} | {kernel} | {regime} | "
+        lines.append(head + f"{_fits_text(plain, cell.paper)} | {_fits_text(tried, cell.paper)} |")
+    said = f"Shorter with the kernel: {', '.join(shorter)}." if shorter else "None is shorter with the kernel."
+    return "\n".join([KERNELS, *lines]) + f"\n\n{said}\n"
 
 
 def baselines(attempts: dict) -> str:

@@ -30,6 +30,13 @@ logits that spill at the memory's rate. Compiled programs took 0.8 to 1.3 times 
 ≥: the next power of two was not tried yet; <: not even this fits so far; empty: not searched yet.
 """
 
+KERNELS = """## Table 3 with kernels (compiled)
+
+The same search with `kernel=auto`: Pallas on v4 and v5e, cuDNN on A100, in bf16. On v3 auto names XLA's blocks, so its
+rows are those above. Length and modelled seconds of a step as above; which of them are whole runs to machine code
+stands [below](#the-executables-of-table-3s-ring).
+"""
+
 BASELINES = """## Baselines: one sequence per device (compiled)
 
 float32, the longest that fits; in brackets the paper's.

@@ -31,12 +31,35 @@ def test_the_rows_are_the_papers():
 
 def test_cells():
     names = [cell.name for cell in cells()]
-    assert len(set(names)) == len(names) == 13 * 3 + 6 * 3 + 13 * 3 + 3
+    assert len(set(names)) == len(names) == 13 * 3 + 6 * 3 + 13 * 3 + 3 + 14 * 2
     ring = Cell(ROWS[-1], "ring", max_context.REGIMES[1], 2).workload(4096)
     assert (ring.name, ring.target.name, ring.mesh_dim, ring.batch_size) == ("llama_7b", "v5e-256", "1,2,1,128", 2)
     assert (ring.model.attention, ring.model.compute_dtype, ring.model.offload) == ("ring", "bfloat16", False)
     baseline = Cell(ROWS[-1], "vanilla", max_context.REGIMES[0], 256).workload(4096)
     assert (baseline.mesh_dim, baseline.batch_size, baseline.model.compute_dtype) == ("1,256,1,1", 256, "float32")
+
+
+def test_cells_with_kernels_are_of_chips_that_have_one():
+    """v3 has none, and cuDNN none for 3B's heads of 100 features; what else decides a run is that of XLA's cell."""
+    kernels = [cell for cell in cells() if cell.regime.kernel != "xla"]
+    of = {(cell.row.target, cell.row.model): cell.workload(2**21).model.kernel for cell in kernels}
+    assert {target for target, _ in of} == {"8xA100-80", "32xA100-80", "v4-1024", "v5e-256"}
+    assert ("8xA100-80", "llama_3b") not in of and of["v5e-256", "llama_3b"] == "pallas"
+    assert all(kernel == ("cudnn" if "A100" in target else "pallas") for (target, _), kernel in of.items())
+    for cell in kernels:
+        here, there = cell.workload(2**21), cell.with_xla.workload(2**21)
+        chunks = dict(kernel="xla", q_chunk=None, k_chunk=None)
+        assert replace(here, model=replace(here.model, **chunks)) == there and cell.with_xla in cells()
+
+
+def test_a_search_with_a_kernel_begins_where_the_one_without_ended(tmp_path, compiled):
+    plain, kernel = (next(c for c in cells() if c.name == f"v5e-256/7b/ring/{name}/m=1")
+                     for name in ("bfloat16", "bfloat16+kernel"))  # fmt: skip
+    fill(tmp_path / "t.json", [plain], lambda line: None)
+    fill(tmp_path / "t.json", [kernel], lambda line: None)
+    found = read(tmp_path / "t.json")
+    assert found[kernel.name][0]["seq_len"] == longest(found[plain.name])["seq_len"]
+    assert "--kernel=pallas --seq_len=" in found[kernel.name][0]["command"]
 
 
 @pytest.fixture
