@@ -2,8 +2,8 @@
 
     python benchmarks/kernel_steps.py [--only=7b/pallas] [--out=results/kernel_steps.json]
 
-Compiled, not measured: a minute or two a step, most of it once (machine code is cached). What a step said replaces what
-it said before.
+Compiled, not measured: a minute or two a step, most of it once (machine code is cached). Of GPUs the seconds are HBM
+bytes and FLOPs. What a step said replaces what it said before.
 """
 
 import argparse
@@ -21,9 +21,11 @@ STEPS = {
     "7b/pallas": f"{_7B} --head_groups=4 --kernel=pallas",
     "7b/pallas/one head group": f"{_7B} --head_groups=1 --kernel=pallas",
     "7b/pallas/attention kept": f"{_7B} {KEPT}",
+    "7b/pallas/attention kept, longest": f"{_7B.replace('8388608', '16777216')} {KEPT}",
     "8b/xla": f"{_8B} --kernel=xla",
     "8b/pallas": f"{_8B} --kernel=pallas",
     "7b on v4/attention kept": f"--model=llama_7b --target=v4-1024 --seq_len=33554432 {KEPT}",
+    "8b on 8xH100": "--model=llama3_8b --target=8xH100 --seq_len=6291456 --head_groups=8 --offload --kernel=cudnn",
 }
 """The flags of `ringformer estimate`."""
 
@@ -47,7 +49,7 @@ def main() -> None:
         said = {"command": f"ringformer estimate {flags}"} | {field: answer[field] for field in SAID}
         said["date"] = datetime.date.today().isoformat()
         known = json.loads(args.out.read_text())["steps"] if args.out.exists() else {}
-        about = "compiled: whole train steps, scheduled, their attention to machine code; seconds modelled from it"
+        about = "compiled: whole train steps, on TPU their attention to machine code; seconds modelled from it"
         content = {"what": about, "command": "python benchmarks/kernel_steps.py", "steps": known | {name: said}}
         args.out.write_text(json.dumps(content, indent=1) + "\n")
         print(f"{name}: {said['step_seconds_model']:,.0f} s, MFU {said['mfu_causal_model']:.1%}", flush=True)

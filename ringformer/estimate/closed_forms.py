@@ -65,7 +65,8 @@ class StepTime:
     def source(self) -> str:
         """Where the seconds come from, in words."""
         if self.closed_form:
-            return f"{CLOSED_FORM}: {self.assumed}, and logits that spill at the memory's rate"
+            spilling = "" if self.assumed.pairs_of else ", and logits that spill at the memory's rate"
+            return f"{CLOSED_FORM}: {self.assumed}{spilling}"
         if self.counted == 0:
             return str(self.assumed)
         by = "machine code or HBM bytes" if self.has_machine_code else "HBM bytes"

@@ -31,7 +31,7 @@ class Efficiency(NamedTuple):
     products: float = 0.85
     """Of all others."""
     pairs_of: str = ""
-    """Whose the first is; empty: XLA's code and kernels of ours."""
+    """Whose the first is; empty: XLA's code."""
 
     def __str__(self) -> str:
         whose = f" ({self.pairs_of})" if self.pairs_of else ""
@@ -50,11 +50,19 @@ the rest v6e's, whose matrix units are of the same size."""
 _CUDNN = 0.61, "cuDNN's by NVIDIA's table of H200"
 """Causal bfloat16 of 16K tokens, 64 heads of 128 on 8: 673 TFLOP/s forward, 579 backward of a peak of 989."""
 
+_PALLAS = {"v4": 0.80, "v5e": 0.91, "v5p": 0.91, "v6e": 0.43}, "the kernels' by their machine code"
+"""Of two forwards and a backward with chunks of 1024 (results/kernel_cycles.json); v6e's peak is of products over 256
+features, and heads of 128 fill half of its units."""
+
 
 def efficiency(generation: str, kernel: str = "xla") -> Efficiency:
     """That of a key of CHIPS, with what computes the blocks of attention (`ops/kernels/block_kernels.py`)."""
     known = _EFFICIENCY.get(generation, USUAL)
-    return known._replace(pairs=_CUDNN[0], pairs_of=_CUDNN[1]) if kernel == "cudnn" else known
+    if kernel == "cudnn":
+        return known._replace(pairs=_CUDNN[0], pairs_of=_CUDNN[1])
+    if kernel == "pallas" and generation in _PALLAS[0]:
+        return known._replace(pairs=_PALLAS[0][generation], pairs_of=_PALLAS[1])
+    return known
 
 
 class Rates(NamedTuple):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernel_cycles import write_tables
+from ringformer.estimate.program_seconds import efficiency
 
 ROOT = Path(__file__).parents[2]
 TARGETS = json.loads((ROOT / "results" / "kernel_cycles.json").read_text())["targets"]
@@ -32,6 +33,16 @@ def rows(chip, **wanted):
 
 def shares(chip, **wanted):
     return {key: row["share_of_ideal"] for key, row in rows(chip, **wanted).items()}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_closed_form_counts_on_the_shares_of_the_usual_chunks(chip):
+    """Two forwards of two products and a backward of five, at the rate that the machine code says."""
+    usual = shares(chip)
+    forward, backward = (usual[kind, 1024, 1024] for kind in ("forward", "backward"))
+    filled = 0.5 if chip == "v6e" else 1.0
+    assert efficiency(chip, "pallas").pairs == pytest.approx(filled * 9 / (4 / forward + 5 / backward), abs=0.01)
+    assert efficiency(chip, "pallas").products == efficiency(chip).products
 
 
 def test_the_committed_page_has_these_numbers(tmp_path):

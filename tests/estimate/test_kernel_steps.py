@@ -9,6 +9,7 @@ from benchmarks.kernel_steps import STEPS as FLAGS
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
+from ringformer.runtime_environment import GPU_FRACTION
 
 ROOT = Path(__file__).parents[2]
 STEPS = json.loads((ROOT / "results" / "kernel_steps.json").read_text())["steps"]
@@ -20,8 +21,9 @@ def test_every_step_was_compiled_fits_and_hides_its_ring():
     }
     for step in STEPS.values():
         assert step["fits"] and not step["reasons_against"] and step["peak_bytes"] <= step["hbm_bytes"]
-        assert step["exposed_in_ring_loops_bytes"] == 0 and step["max_link_hops"] == 1
-        assert "by machine code" in step["seconds_source"]
+        on_gpu = "xH100" in step["command"]
+        assert step["exposed_in_ring_loops_bytes"] == 0 and step["max_link_hops"] == (None if on_gpu else 1)
+        assert ("by HBM bytes" if on_gpu else "by machine code") in step["seconds_source"]
 
 
 def seconds(name):
@@ -39,6 +41,13 @@ def test_kernels_are_faster_than_blocks_of_xla():
 def test_mfu_with_attention_kept(name, wanted):
     """Of the causal pairs alone, and by hand: below the ceiling of 6 products counted and 7 executed."""
     assert wanted <= STEPS[name]["mfu_causal_model"] < 6 / 7
+
+
+def test_llama3_8b_on_one_node_reaches_further_than_the_best_published():
+    """That is 5,242,880 tokens on 8xH100; with at most 2 TB of host memory for the node."""
+    step = STEPS["8b on 8xH100"]
+    assert "--seq_len=6291456" in step["command"] and 8 * step["host_bytes"] <= 2e12
+    assert step["peak_bytes"] <= GPU_FRACTION * step["hbm_bytes"]
 
 
 def test_mfu_is_that_of_its_seconds():
