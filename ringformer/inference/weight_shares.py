@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.ops.gather_weight import GATHER
 from ringformer.train.state import abstract_model, specs, weight_shardings
 
 ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
@@ -83,7 +84,8 @@ class WeightShare:
         """One layer's parameter, whole but for tp, from the devices' shares (inside `shard_map`)."""
         if not self.axes:
             return share
-        padded = lax.all_gather(share, self.axes, axis=2 + self.dim, tiled=True, to="invarying")
+        with jax.named_scope(GATHER):
+            padded = lax.all_gather(share, self.axes, axis=2 + self.dim, tiled=True, to="invarying")
         return lax.slice_in_dim(padded, 0, self.size, axis=2 + self.dim).reshape(self.shape)
 
 
