@@ -29,12 +29,17 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "a preset's are chosen so that it fits."
     )
     parser.set_defaults(overrides=[])
+    parser.add_argument("--mode", choices=("train", "prefill", "decode"), default="train", help="a run of training; a "
+                        "context taken into its cache; one token more against a full cache")  # fmt: skip
     parser.add_argument("--model", help="a preset (ringformer/models/llama_presets.py); without: llama_7b")
     parser.add_argument("--config", metavar="FILE", help="a config file instead of a preset")
     parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
     parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
-    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it")
+    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it, in training; of "
+                        "inference the context, prompt and continuation together; without: the longest that fits")  # fmt: skip
+    parser.add_argument("--prefill_chunk", type=int, help="of inference: tokens of a row that are taken in at once; "
+                        "without, the best that fit")  # fmt: skip
     parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
     parser.add_argument("--accumulate", type=int, help="microbatches that they are computed in (a preset: 1)")
     from ringformer.dataclass_flags import add_flags
@@ -55,6 +60,10 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 
 
 def _estimate(args: argparse.Namespace) -> int:
+    if args.mode != "train":
+        from ringformer.estimate.inference_command import estimate_inference
+
+        return estimate_inference(args)
     _check_numbers(args)
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.programs_report import programs_json, programs_text
@@ -108,6 +117,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name}={value} must be at least 1")
     if args.tokens is not None and not 0 < args.tokens < math.inf:
         raise ValueError(f"--tokens={args.tokens:g} must be positive: how many tokens to train on, e.g. 1e9")
+    if args.prefill_chunk is not None:
+        raise ValueError(f"--prefill_chunk={args.prefill_chunk} is for --mode=prefill and --mode=decode")
     if args.overrides and not args.config:
         raise ValueError(
             f"unexpected arguments: {' '.join(args.overrides)}; with --config=FILE, overrides are possible"
