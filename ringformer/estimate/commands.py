@@ -36,8 +36,8 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
     parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
-    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it, in training; of "
-                        "inference the context, prompt and continuation together; without: the longest that fits")  # fmt: skip
+    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it. Of inference: the "
+                        "context, prompt and continuation together; without, the longest that fits")  # fmt: skip
     parser.add_argument("--prefill_chunk", type=int, help="of inference: tokens of a row that are taken in at once; "
                         "without, the best that fit")  # fmt: skip
     parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")

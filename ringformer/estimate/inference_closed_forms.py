@@ -40,14 +40,15 @@ def floor_seconds(workload: InferenceWorkload) -> float:
 def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
     """Bytes of a device in the prefill of a context's last chunk, by what they are for.
 
-    Weights, cache and new keys are exact; how many arrays of a layer are alive at once was read off compiled programs.
+    Weights, cache and new keys are exact (of a whole context, they are computed where the cache will be); how many
+    arrays of a layer are alive at once was read off compiled programs.
     """
     m, (dp, _, tp, sp) = workload.model, workload.mesh_shape
     item, rows = itemsize(m), workload.batch_size // dp
     local = rows * workload.chunk // sp
     heads, key_heads = m.num_heads // tp, max(1, m.num_kv_heads // tp)
     layer = m.hidden_size * m.head_dim * 2 * (heads + key_heads) + 3 * m.hidden_size * m.intermediate_size / tp
-    new = 2 * m.num_layers * local * key_heads * m.head_dim * item
+    new = 2 * m.num_layers * local * key_heads * m.head_dim * item if workload.chunks > 1 else 0
     queries = rows * workload.chunk * heads * (m.head_dim * (item + 8) + 12) if _queries_travel(workload) else 0
     return {
         "weights": weight_bytes(workload),

@@ -144,8 +144,8 @@ def _decode_text(workload: InferenceWorkload, time: StepTime) -> list[str]:
     floor, rows = floor_seconds(workload), workload.batch_size
     of_rows = f" of each of {rows} rows" if rows > 1 else ""
     return [
-        f"  modelled {figures(time.step * 1e3)} ms a token{of_rows}, of that {time.exposed * 1e3:,.3g} ms of communication "
-        f"left exposed; {figures(time.tokens_per_second)} tokens a second",
+        f"  modelled {figures(time.step * 1e3)} ms a token{of_rows}, of that {time.exposed * 1e3:,.3g} ms of "
+        f"communication left exposed; {figures(time.tokens_per_second)} tokens a second",
         f"    the floor is {figures(floor * 1e3)} ms: weights and cache once at the memory's rate",
     ]
 

@@ -106,8 +106,9 @@ def where_text(schedule: Schedule) -> list[str]:
     """The lines of `where_the_time_goes`."""
     seconds = where_the_time_goes(schedule)
     whole = sum(seconds.values())
+    digits = 3 if whole >= 0.1 else 6
     return ["  where the time goes:"] + [
-        f"    {spent:>10,.3f} s {spent / whole:>6.1%}  {name}"
+        f"    {spent:>10,.{digits}f} s {spent / whole:>6.1%}  {name}"
         for name, spent in seconds.items()
         if spent > 5e-4 * whole
     ]
