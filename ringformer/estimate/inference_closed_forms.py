@@ -54,6 +54,7 @@ def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
         "weights": weight_bytes(workload),
         "cache": cache_bytes(workload),
         "keys and values of the chunk, before they are in the cache": new,
+        "keys and values of the cache, of a layer": cache_bytes(workload) / m.num_layers if workload.chunks > 1 else 0,
         "weights of a layer, gathered": 2 * item * layer,
         "activations of a layer": local * m.hidden_size * item * 8,
         "queries of the chunk on their way": queries,

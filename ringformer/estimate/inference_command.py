@@ -36,7 +36,8 @@ def estimate_inference(args: argparse.Namespace) -> int:
         model, target, args.mesh_dim or "1,1,1,-1", args.seq_len or 0, args.batch_size or 1,
         name=args.model or "llama_7b", prefill_chunk=args.prefill_chunk,
     )  # fmt: skip
-    program, reasons = PROGRAM[args.mode], []
+    program = PROGRAM[args.mode]
+    reasons: list[str] = []
     open_ = {"mesh": args.mesh_dim is None, "chunk": args.prefill_chunk is None}
     try:
         found: Accepted | None

@@ -43,8 +43,8 @@ def candidates(workload: InferenceWorkload, mesh: bool, chunk: bool) -> Iterator
             chunks.append(size)
             size //= 2
     for mesh_dim in meshes:
-        for size in chunks:
-            option = replace(workload, mesh_dim=mesh_dim, prefill_chunk=size)
+        for tokens in chunks:
+            option = replace(workload, mesh_dim=mesh_dim, prefill_chunk=tokens)
             try:
                 option.check()
             except ValueError:

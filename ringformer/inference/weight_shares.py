@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -89,13 +89,13 @@ class WeightShare:
         return lax.slice_in_dim(padded, 0, self.size, axis=2 + self.dim).reshape(self.shape)
 
 
-def weight_shares(config: LlamaConfig, mesh: Mesh) -> dict:
+def weight_shares(config: LlamaConfig, mesh: Mesh | AbstractMesh) -> dict:
     """A `WeightShare` for each parameter, in the tree of a `Llama`'s. Matrices in the compute dtype."""
     _, shapes, letters = abstract_model(config)
     return jax.tree.map(lambda names, x: _share(names, x.shape, config, mesh), letters, shapes)
 
 
-def _share(letters: str, shape: tuple[int, ...], config: LlamaConfig, mesh: Mesh) -> WeightShare:
+def _share(letters: str, shape: tuple[int, ...], config: LlamaConfig, mesh: Mesh | AbstractMesh) -> WeightShare:
     layers = shape[0] if len(shape) > len(letters) else None
     tp, rest = mesh.shape["tp"], math.prod(mesh.shape[axis] for axis in REST)
     if len(letters) == 1:
