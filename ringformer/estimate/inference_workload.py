@@ -8,6 +8,7 @@ from ringformer.estimate.workload import Workload
 from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.mesh import AXIS_NAMES
 from ringformer.models.kernel_choice import with_kernel
+from ringformer.ops.layouts import Layout
 
 PREFILL, FIRST_CHUNK, DECODE = "prefill", "prefill of the first chunk", "decode step"
 """The last chunk of a context into its cache, which is the whole of it without chunks; the first of several, before
@@ -38,7 +39,7 @@ class InferenceWorkload(Workload):
         return self.batch_size // dp * self.chunk // (tp * sp)
 
     @property
-    def layout(self) -> str:
+    def layout(self) -> Layout:
         return self.model.layout if self.mesh_shape[3] > 1 else "contiguous"
 
     @property
