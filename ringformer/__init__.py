@@ -11,6 +11,8 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringformer.inference.generator import Generator as Generator
+    from ringformer.inference.sampling import Sampling as Sampling
     from ringformer.models.interface import Axes as Axes
     from ringformer.models.llama import Llama as Llama
     from ringformer.models.llama_config import LlamaConfig as LlamaConfig
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Axes": "models.interface",
+    "Generator": "inference.generator",
     "Llama": "models.llama",
     "LlamaConfig": "models.llama_config",
+    "Sampling": "inference.sampling",
     "blockwise_feedforward": "ops.blockwise_feedforward",
     "cross_entropy": "ops.cross_entropy",
     "enter": "ops.layouts",

@@ -97,8 +97,7 @@ def generate(folder: Path, run_dir: Path) -> None:
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    from ringformer.inference.generate import generate
-    from ringformer.inference.load_model import load_model
+    from ringformer.inference.generator import Generator
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     chat = [{"role": "user", "content": "What does json.dumps do?"}]
@@ -108,7 +107,8 @@ def generate(folder: Path, run_dir: Path) -> None:
     out = theirs.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=64, do_sample=False,
                           eos_token_id=None, pad_token_id=4)  # fmt: skip
     theirs = out[0, len(prompt) :].tolist()
-    ours = generate(load_model(run_dir, attention="vanilla", compute_dtype="float32"), prompt, max_new_tokens=64)
+    model = Generator.load(run_dir, max_length=len(prompt) + 64, compute_dtype="float32")
+    (ours,) = model.generate([prompt], max_new_tokens=64)
     print(tokenizer.decode(theirs))
     if theirs != ours:
         sys.exit(f"transformers and ringformer continue differently: {theirs} and {ours}")

@@ -26,7 +26,7 @@ ROOMS = {
     "models": "Models, and what training and estimates ask of one.",
     "data": "From sources through stores and packing to batches in layout order.",
     "train": "Configs, the train step, checkpoints, the loop, stages.",
-    "inference": "A trained model on one device.",
+    "inference": "A trained model that goes on with prompts, on any mesh.",
     "convert": "Hugging Face checkpoints in and out.",
     "estimate": "The train step compiled for hardware that is not here.",
     "paper": "The paper's tables and figures.",

@@ -14,8 +14,8 @@ import matplotlib
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ringformer.inference.generate import generate
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import Generator
+from ringformer.inference.sampling import Sampling
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.ops.layouts import permutation
 from ringformer.train.checkpoints import restore_params
@@ -70,9 +70,9 @@ def compare_attention(run: Run) -> float:
 
 def continue_prompt(run: Run, new_tokens: int) -> str:
     """Sample what follows the prompt, on one device."""
-    model = load_model(run.run_dir, attention="blockwise", layout="contiguous")
     prompt = run.tokenizer.encode(PROMPT)
-    ids = generate(model, prompt, max_new_tokens=new_tokens, temperature=0.5)
+    model = Generator.load(run.run_dir, max_length=len(prompt) + new_tokens)
+    (ids,) = model.generate([prompt], max_new_tokens=new_tokens, sampling=Sampling(temperature=0.5))
     return PROMPT + run.tokenizer.decode(ids)
 
 

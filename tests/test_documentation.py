@@ -55,7 +55,7 @@ def blocks_of(path: Path) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 FRAGMENTS = [block for block in PYTHON if re.search(r"^config\.|^def get_config", block.text, re.MULTILINE)]
-OF_A_RUN = [block for block in PYTHON if "load_model(" in block.text]
+OF_A_RUN = [block for block in PYTHON if re.search(r"load_model\(|Generator\.load\(", block.text)]
 PROGRAMS = [block for block in PYTHON if block not in FRAGMENTS + OF_A_RUN]
 
 

@@ -20,9 +20,8 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     elif program in (PREFILL, FIRST_CHUNK):
         number = 0 if program == FIRST_CHUNK else workload.chunks - 1
         top = number * workload.chunk // sizes.ranks
-        tokens = sizes.chunk(workload.chunk, top)
-        cached, travels = sizes.cached(programs.config, tokens, top)
-        lowered = programs.lower_prefill(rows, sizes.capacity, tokens, cached, travels)
+        cached, travels = sizes.cached(programs.config, workload.chunk, top)
+        lowered = programs.lower_prefill(rows, sizes.capacity, workload.chunk, cached, travels)
     else:
         raise ValueError(f"unknown program {program!r} of inference")
     options = dict(compiler_options(mesh)) | WITHOUT_DEVICES[workload.target.chip.kind]

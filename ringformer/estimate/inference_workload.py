@@ -46,12 +46,11 @@ class InferenceWorkload(Workload):
     def sizes(self) -> ProgramSizes:
         """Those of a session."""
         _, _, tp, sp = self.mesh_shape
-        return ProgramSizes(sp, granule(self.layout, tp, sp), self.seq_len)
+        return ProgramSizes(sp, granule(self.layout, tp, sp), self.seq_len, self.prefill_chunk)
 
     def attended_slots(self, number: int) -> int:
         """Slots of a rank's cache that chunk `number`, from 0, attends to."""
-        tokens = self.sizes.chunk(self.chunk, 0)
-        return self.sizes.cached(self.model, tokens, number * self.chunk // self.sizes.ranks)[0]
+        return self.sizes.cached(self.model, self.chunk, number * self.chunk // self.sizes.ranks)[0]
 
     def check(self) -> None:
         """Raise ValueError for what no session can have."""

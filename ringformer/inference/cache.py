@@ -85,43 +85,41 @@ def write_token(
 
 
 class Slots:
-    """Which slots of which rank are taken, in any row. On the host."""
+    """How many slots of each rank are taken, in any row: the first ones. On the host."""
 
     def __init__(self, ranks: int, capacity: int):
-        self._taken = np.zeros((ranks, capacity), bool)
-        self._count, self._first_free = np.zeros(ranks, int), [0] * ranks
-        self.top = 0
-        """Slots of a rank that may hold something: all beyond are empty, on every rank."""
+        self.capacity = capacity
+        """Slots of a rank."""
+        self._taken = np.zeros(ranks, np.int32)
 
     @property
-    def capacity(self) -> int:
-        return self._taken.shape[1]
+    def top(self) -> int:
+        """Slots of a rank that may hold something: all beyond are empty, on every rank."""
+        return int(self._taken.max())
 
     @property
     def free(self) -> int:
-        """On all ranks together."""
-        return self._taken.size - int(self._count.sum())
+        """Of all ranks together: tokens that may still be generated."""
+        return self.capacity * len(self._taken) - int(self._taken.sum())
 
-    def take_chunk(self, filled: Bool[np.ndarray, "ranks T"]) -> int:
-        """The slot from which on the ranks write T tokens each, of which some are padding in all rows and stay free."""
-        start, T = self.top, filled.shape[1]
-        if start + T > self.capacity:
-            raise ValueError(f"{T} slots do not fit behind {start} of {self.capacity}")
-        self._taken[:, start : start + T] = filled
-        self._count += filled.sum(axis=1)
-        used = np.flatnonzero(filled.any(axis=0))
-        self.top = start + (int(used[-1]) + 1 if len(used) else 0)
-        return start
+    @property
+    def room(self) -> int:
+        """Tokens of the longest chunk that may still come: each rank has as many slots for it."""
+        return (self.capacity - self.top) * len(self._taken)
+
+    def take_chunk(self, filled: Bool[np.ndarray, "ranks T"]) -> Int32[np.ndarray, " ranks"]:
+        """The slot of each rank from which on it writes T tokens, of which the last may be padding in all rows: what
+        comes next is written over that."""
+        if filled.size > self.room:
+            raise ValueError(f"{filled.size} tokens do not fit the cache, {self.room} would")
+        starts = self._taken.copy()
+        self._taken += filled.sum(axis=1, dtype=np.int32)
+        return starts
 
     def take(self) -> tuple[int, int]:
-        """(rank, slot) for one token: of the rank with the fewest, its first that is free."""
+        """(rank, slot) for one more token: of the rank that has the fewest."""
         if not self.free:
-            raise ValueError(f"all {self._taken.size} slots are taken")
-        rank = int(self._count.argmin())
-        slot = self._first_free[rank]
-        while self._taken[rank, slot]:
-            slot += 1
-        self._taken[rank, slot], self._first_free[rank] = True, slot + 1
-        self._count[rank] += 1
-        self.top = max(self.top, slot + 1)
-        return rank, slot
+            raise ValueError("all slots of the cache are taken")
+        rank = int(self._taken.argmin())
+        self._taken[rank] += 1
+        return rank, int(self._taken[rank]) - 1

@@ -72,14 +72,12 @@ def attend_cached(
     ids = jnp.zeros(q.shape[:2], jnp.int32), keys
     o, lse = ring_attention(q, k, v, axis_name=None, segment_ids=ids, **options)
     highest = lax.pmax(lse, ring)
-    weight = jnp.exp(lse - _shift(highest))
-    share = jnp.concatenate([o * weight.swapaxes(1, 2)[..., None], weight.swapaxes(1, 2)[..., None]], axis=-1)
-    total = lax.psum_scatter(share, ring, scatter_dimension=1, tiled=True)
-    T = total.shape[1]
+    weight = jnp.exp(lse - _shift(highest)).swapaxes(1, 2)
+    shares = o * weight[..., None], weight
+    o, weight = (lax.psum_scatter(x, ring, scatter_dimension=1, tiled=True) for x in shares)
+    T = o.shape[1]
     highest = lax.dynamic_slice_in_dim(highest, lax.axis_index(ring) * T, T, axis=2)
-    weight = total[..., -1]
-    o = total[..., :-1] / jnp.where(weight == 0, 1.0, weight)[..., None]
-    return o, highest + jnp.log(weight).swapaxes(1, 2)
+    return o / jnp.where(weight == 0, 1.0, weight)[..., None], highest + jnp.log(weight).swapaxes(1, 2)
 
 
 def join(

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ringformer.inference.program_sizes import step_of_sizes
 from ringformer.inference.programs import TOKENS, Programs, as_global, inference_config
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session, check_tokens
+from ringformer.inference.session import Session, check_decoding, check_tokens
 from ringformer.inference.weight_shares import make_reshard, parameter_dtypes
 from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
@@ -82,6 +82,7 @@ class Generator:
 
         Raises ValueError, before anything is computed: what `Session.append` and `decode` refuse.
         """
+        check_decoding(max_new_tokens, sampling)
         check_tokens(prompts, self.config.vocab_size)
         longest = max(map(len, prompts))
         if longest + max_new_tokens > self.max_length:
@@ -90,7 +91,6 @@ class Generator:
                 f"{self.max_length}: at most {max(0, self.max_length - longest)} new tokens fit, or a prompt of "
                 f"{max(0, self.max_length - max_new_tokens)}"
             )
-        sampling.check()
         session = self.session(len(prompts))
         session.append(prompts)
         out: list[list[int]] = [[] for _ in prompts]

@@ -29,6 +29,13 @@ class ProgramSizes(NamedTuple):
     ranks: int
     granule: int
     max_length: int
+    prefill_chunk: int | None = None
+    """Tokens of a row that are taken in at once; None: all of them."""
+
+    @property
+    def most(self) -> int:
+        """Tokens of the longest chunk."""
+        return round_up(min(self.prefill_chunk or self.max_length, self.max_length), self.granule)
 
     @property
     def step(self) -> int:
@@ -46,13 +53,13 @@ class ProgramSizes(NamedTuple):
             read //= 2
         return read
 
-    def chunk(self, longest: int, top: int) -> int:
-        """The tokens that a chunk, whose longest row has so many, is padded to."""
+    def chunk(self, longest: int, room: int) -> int:
+        """The tokens that a chunk, whose longest row has so many, is padded to; the cache has room for so many."""
         size = self.granule
         while size < longest <= self.step:
             size *= 2
         size = min(size, self.step) if longest <= self.step else round_up(longest, self.step)
-        room = (self.capacity - top) * self.ranks
+        size = min(size, self.most)
         return size if size <= room else round_up(longest, self.granule)
 
     def cached(self, config: LlamaConfig, tokens: int, top: int) -> tuple[int, Travels]:

@@ -54,10 +54,10 @@ class Chunk(NamedTuple):
     positions: Any  # int32 [B, P]
     rank_positions: Any  # the same, but whole on each tp rank
     last: Any  # int32 [B], the position of a row's last token, if it is in this chunk; else -1
-    slot: Any  # int32, of every rank, from which on it writes
+    slots: Any  # int32 [n], of each rank of the ring, from which on it writes
 
 
-CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P())
+CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"))
 
 
 def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> LlamaConfig:
@@ -121,7 +121,7 @@ class Programs:
         """
         chunk = Chunk(*(
             self._array(shape, jnp.int32, spec)
-            for shape, spec in zip([(rows, tokens)] * 3 + [(rows,), ()], CHUNK, strict=True)
+            for shape, spec in zip([(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],)], CHUNK, strict=True)
         ))  # fmt: skip
 
         def prefill(weights, state, chunk):
@@ -209,7 +209,7 @@ class Programs:
         x = lax.psum(jnp.where(here[..., None], x, 0).sum(axis=1), ("sp", "tp"))
         logits = jnp.where((chunk.last >= 0)[:, None], next_logits(c, weights, x), state.logits)
         lengths = jnp.where(chunk.last >= 0, chunk.last + 1, state.lengths)
-        return State(write_chunk(cache, k, v, chunk.rank_positions, chunk.slot), logits, lengths)
+        return State(write_chunk(cache, k, v, chunk.rank_positions, chunk.slots[0]), logits, lengths)
 
     def _decode(self, weights, state: State, control, numbers, read: int, kind: Kind):
         """One device's view of `decode`."""

@@ -48,8 +48,7 @@ class Session:
         if rows < 1 or rows % dp:
             raise ValueError(f"{rows} rows on a mesh with dp={dp}: rows must be a multiple of dp, {dp} for example")
         self._programs, self._weights, self._max_length = programs, weights, max_length
-        self._sizes = ProgramSizes(programs.mesh.shape["sp"], programs.granule, max_length)
-        self._chunk = round_up(min(prefill_chunk or max_length, max_length), programs.granule)
+        self._sizes = ProgramSizes(programs.mesh.shape["sp"], programs.granule, max_length, prefill_chunk)
         self._slots = Slots(self._sizes.ranks, self._sizes.capacity)
         self._state = _empty_state(programs.state(rows, self._slots.capacity))
         self._ended: set[int] = set()
@@ -80,8 +79,8 @@ class Session:
         longest = max(map(len, rows))
         self._check_room(longest)
         firsts = np.asarray(self.lengths)
-        for start in range(0, longest, self._chunk):
-            self._append_chunk([row[start : start + self._chunk] for row in rows], firsts + start)
+        for start in range(0, longest, self._sizes.most):
+            self._append_chunk([row[start : start + self._sizes.most] for row in rows], firsts + start)
         self.lengths = [length + len(tokens) for length, tokens in zip(self.lengths, rows, strict=True)]
 
     def decode(
@@ -95,9 +94,7 @@ class Session:
 
         Raises ValueError, before anything is computed: nothing to continue, no room for so many, odd sampling.
         """
-        sampling.check()
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        check_decoding(max_new_tokens, sampling)
         if not all(self.lengths):
             raise ValueError("there is nothing to continue: append a prompt first")
         room = self._max_length - max(self.lengths)
@@ -137,12 +134,12 @@ class Session:
             yield [token if on else None for token, on in zip(tokens, alive, strict=True)]
 
     def _check_room(self, longest: int) -> None:
-        chunks = [min(self._chunk, longest - start) for start in range(0, longest, self._chunk)]
+        chunks = [min(self._sizes.most, longest - start) for start in range(0, longest, self._sizes.most)]
         needed = sum(round_up(tokens, self._programs.granule) for tokens in chunks)
-        room = (self._slots.capacity - self._slots.top) * self._sizes.ranks
+        room = self._slots.room
         if needed > room:
             raise ValueError(
-                f"{longest} tokens do not fit the cache, where earlier turns of unequal length have left room for "
+                f"{longest} tokens do not fit the cache, where earlier turns have left room for "
                 f"{room // self._programs.granule * self._programs.granule}: give each conversation a session of its "
                 "own, or a larger max_length"
             )
@@ -151,7 +148,7 @@ class Session:
         """Take in a part of the rows' tokens, of which the first stand at `firsts`; some rows may have none left."""
         programs, mesh = self._programs, self._programs.mesh
         counts = np.array([len(row) for row in rows])
-        P = self._sizes.chunk(int(counts.max()), self._slots.top)
+        P = self._sizes.chunk(int(counts.max()), self._slots.room)
         columns = np.arange(P)
         tokens = np.zeros((len(rows), P), np.int32)
         for row, ids in enumerate(rows):
@@ -164,9 +161,9 @@ class Session:
 
         cached, travels = self._sizes.cached(programs.config, P, self._slots.top)
         prefill = programs.prefill(len(rows), self._slots.capacity, P, cached, travels)
-        slot = self._slots.take_chunk((order < counts.max()).reshape(self._sizes.ranks, T))
+        slots = self._slots.take_chunk((order < counts.max()).reshape(self._sizes.ranks, T))
         positions = positions[:, order]
-        arrays = tokens[:, order], positions, positions, final, np.array(slot, np.int32)
+        arrays = tokens[:, order], positions, positions, final, slots
         chunk = Chunk(*(as_global(x, mesh, spec) for x, spec in zip(arrays, CHUNK, strict=True)))
         start = time.perf_counter()
         self._state = jax.block_until_ready(prefill(self._weights, self._state, chunk))
@@ -174,9 +171,16 @@ class Session:
         self.timings.prefill_tokens += int(counts.sum())
 
 
+def check_decoding(max_new_tokens: int, sampling: Sampling) -> None:
+    """Raise ValueError for no tokens, or a sampling that cannot be."""
+    sampling.check()
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+
+
 def check_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Raise ValueError for no rows, one without tokens, or an id outside the vocabulary."""
-    if not rows:
+    if not len(rows):
         raise ValueError("there are no prompts")
     for number, row in enumerate(rows):
         if not len(row):

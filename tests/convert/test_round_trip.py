@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from ringformer.convert import from_hf, hf_weights, to_hf
-from ringformer.inference.generate import generate
+from ringformer.inference.generator import Generator
 from ringformer.inference.load_model import load_model
 from tests.convert.models import CONTEXT, FAMILIES, load, logits, save_model, tensors
 
@@ -34,7 +34,8 @@ def test_bits_logits_and_greedy_tokens(family, tmp_path):
     assert np.abs(found - expected).max() <= 1e-4
 
     prompt = tokens[0, :8].tolist()
-    written = generate(model, prompt, max_new_tokens=64)
+    generator = Generator.load(tmp_path / "ours", max_length=72, compute_dtype="float32")
+    (written,) = generator.generate([prompt], max_new_tokens=64)
     assert len(set(written)) > 4
     for torch_model in (before, after):
         torch_model.generation_config.eos_token_id = None

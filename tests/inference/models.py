@@ -23,8 +23,9 @@ CONFIG = LlamaConfig(
 )  # fmt: skip
 
 
-def generator(config: LlamaConfig, mesh_dim: str, **options) -> Generator:
-    """Of the weights that the seed 0 draws."""
+@lru_cache
+def generator(config: LlamaConfig, mesh_dim: str, max_length: int = 64, prefill_chunk: int | None = None) -> Generator:
+    """Of the weights that the seed 0 draws; one for all tests, and its programs, too."""
     mesh = make_mesh(mesh_dim, jax.devices()[: math.prod(map(int, mesh_dim.split(",")))])
 
     def placed(x, w):
@@ -32,7 +33,7 @@ def generator(config: LlamaConfig, mesh_dim: str, **options) -> Generator:
         return as_global(padded, mesh, w.spec)
 
     params = jax.tree.map(placed, _parameters(config), weight_shardings(config, mesh))
-    return Generator(config, params, mesh, **options)
+    return Generator(config, params, mesh, max_length=max_length, prefill_chunk=prefill_chunk)
 
 
 def _parameters(config: LlamaConfig) -> dict:

@@ -54,7 +54,7 @@ def test_greedy_takes_the_likeliest():
 
 def test_a_row_draws_alone():
     """The same tokens whatever stands in the other rows; others with another seed, in another row or on."""
-    model = generator(CONFIG, "1,1,1,1", max_length=32)
+    model = generator(CONFIG, "1,1,1,1")
     sampling = Sampling(temperature=1.0, seed=5)
     row = [3, 1, 4]
 

@@ -15,15 +15,16 @@ GQA = {"num_kv_heads": 1}
 CASES = {
     "one device": ("1,1,1,1", {}, None, {"queries"}),
     "ring of 2, in chunks": ("1,1,1,2", {}, 4, {"queries"}),
-    "ring of 3, contiguous": ("1,1,1,3", {"layout": "contiguous"}, None, {"queries"}),
-    "ring of 8, striped": ("1,1,1,8", {"layout": "striped", "tie_embeddings": True}, None, {"queries"}),
+    "ring of 3, striped": ("1,1,1,3", {"layout": "striped", "tie_embeddings": True}, None, {"queries"}),
+    "ring of 8": ("1,1,1,8", {}, None, {"queries"}),
     "keys travel": ("1,1,1,4", GQA, 8, {"keys", "queries"}),
     "keys travel, contiguous": ("1,1,1,2", GQA | {"layout": "contiguous"}, 6, {"keys", "queries"}),
     "dp x sp": ("2,1,1,4", {}, None, {"queries"}),
     "fsdp x tp x sp": ("1,2,2,2", {}, 8, {"queries"}),
     "fewer key heads than tp": ("1,1,4,2", {"layout": "striped"}, None, {"queries"}),
 }
-SLOW = ("ring of 2, in chunks", "ring of 3, contiguous", "keys travel, contiguous", "dp x sp")
+SLOW = ("ring of 2, in chunks", "ring of 3, striped", "keys travel, contiguous", "dp x sp",
+        "fewer key heads than tp")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES])
@@ -38,7 +39,7 @@ def test_every_logit_is_that_of_a_whole_forward(case, monkeypatch):
         return compile_prefill(self, rows, slots, tokens, cached, travels)
 
     monkeypatch.setattr(Programs, "prefill", prefill)
-    transcript = Transcript(generator(config, mesh_dim, max_length=64, prefill_chunk=chunk).session(2))
+    transcript = Transcript(generator(config, mesh_dim, prefill_chunk=chunk).session(2))
     for turn in (PROMPTS, TURN):
         transcript.turn(turn, new=5)
     assert [len(text) for text in transcript.text] == transcript.session.lengths == [22, 21]
@@ -47,8 +48,8 @@ def test_every_logit_is_that_of_a_whole_forward(case, monkeypatch):
 
 
 def test_rows_end_one_by_one_and_go_on():
-    """A row that ended waits, its logits and cache untouched, while the other goes on; both continue in another turn."""
-    transcript = Transcript(generator(CONFIG, "1,1,1,4", max_length=64).session(2))
+    """A row that ended waits, its logits and cache untouched, while the other goes on; then both have another turn."""
+    transcript = Transcript(generator(CONFIG, "1,1,1,8").session(2))
     session = transcript.session
     transcript.turn(PROMPTS, new=1)
     steps = []
@@ -67,7 +68,7 @@ def test_rows_end_one_by_one_and_go_on():
 
 
 def test_the_caller_may_stop_early():
-    transcript = Transcript(generator(CONFIG, "1,1,1,2", max_length=32).session(2))
+    transcript = Transcript(generator(CONFIG, "1,1,1,1").session(2))
     session = transcript.session
     transcript.turn(PROMPTS, new=1)
     for text, token in zip(transcript.text, next(session.decode(max_new_tokens=9)), strict=True):
@@ -78,7 +79,7 @@ def test_the_caller_may_stop_early():
 
 
 def test_timings_count_every_token():
-    session = generator(CONFIG, "1,1,1,1", max_length=32).session(2)
+    session = generator(CONFIG, "1,1,1,1").session(2)
     session.append(PROMPTS)
     list(session.decode(max_new_tokens=3))
     timings = session.timings
@@ -115,11 +116,11 @@ def test_a_full_row_is_full():
         ([[1], [61]], "prompt 1 has the id 61, which is outside of the vocabulary"),
         ([[-1], [2]], "prompt 0 has the id -1"),
         ([[1]], "1 rows were given to a session of 2"),
-        ([[1], [2] * 17], "row 1 would have 17 tokens, max_length is 16: at most 16 fit"),
+        ([[1], [2] * 65], "row 1 would have 65 tokens, max_length is 64: at most 64 fit"),
     ],
 )
 def test_bad_rows(rows, message, monkeypatch):
-    session = generator(CONFIG, "1,1,1,1", max_length=16).session(2)
+    session = generator(CONFIG, "1,1,1,1").session(2)
     monkeypatch.setattr(Programs, "prefill", lambda *_: pytest.fail("computed"))
     with pytest.raises(ValueError, match=message):
         session.append(rows)
@@ -129,9 +130,9 @@ def test_bad_rows(rows, message, monkeypatch):
 
 def test_turns_of_unequal_length_meet_the_end_of_the_cache():
     """Rows share slots: what one row's long turn takes, the other's cannot have twice. Refused, not overwritten."""
-    session = generator(CONFIG, "1,1,1,1", max_length=16).session(2)
-    session.append([[1] * 9, [2]])
-    with pytest.raises(ValueError, match="room for 7: give each conversation a session of its own"):
-        session.append([[3], [4] * 9])
-    assert session.lengths == [9, 1]
-    np.testing.assert_array_equal(np.asarray(session._state.lengths), [9, 1])
+    session = generator(CONFIG, "1,1,1,1").session(2)
+    session.append([[1] * 40, [2]])
+    with pytest.raises(ValueError, match="room for 24: give each conversation a session of its own"):
+        session.append([[3], [4] * 30])
+    assert session.lengths == [40, 1]
+    np.testing.assert_array_equal(np.asarray(session._state.lengths), [40, 1])
