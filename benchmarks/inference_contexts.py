@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringformer.estimate.command_tools import log, origin
-from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.inference_report import inference_json
-from ringformer.estimate.inference_search import Accepted, both, likely, longest
+from ringformer.estimate.inference_search import Accepted, completed, likely, longest, whole
 from ringformer.estimate.inference_workload import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.hardware import GiB
@@ -41,16 +40,22 @@ END = "<!-- end of inference -->"
 
 def entry(found: Accepted, reasons: list[str] | None = None) -> dict:
     """What is kept of a context's prefill and decode step."""
-    workload, estimates = found
-    if workload.chunks > 1 and estimates[PREFILL].fits:
-        log(f"compiling the {FIRST_CHUNK}")
-        estimates[FIRST_CHUNK] = compile_apart(workload, FIRST_CHUNK)
-    w, target = workload, workload.target
+    found = completed(found, (FIRST_CHUNK,), log) if found.workload.chunks > 1 else found
+    (w, estimates), target = found, found.workload.target
     shape = f"--mesh_dim={w.mesh_dim} --seq_len={w.seq_len} --prefill_chunk={w.chunk}"
     flags = f"--model={w.name} --target={target.name} {shape} --kernel=auto --compute_dtype={w.model.compute_dtype}"
     said = origin(w.name, target) | {"devices": target.num_devices, "hbm_bytes": target.chip.hbm_bytes}
     programs = {name: inference_json(w, name, estimates) for name in (PREFILL, DECODE) if name in estimates}
-    fields = ("mesh_dim", "seq_len", "batch_size", "kernel", "compute_dtype", "weight_bytes", "cache_bytes")
+    fields = (
+        "mesh_dim",
+        "seq_len",
+        "batch_size",
+        "kernel",
+        "compute_dtype",
+        "weight_bytes",
+        "cache_bytes",
+        "loading_peak_bytes",
+    )
     said |= {field: programs[PREFILL][field] for field in (*fields, "prefill_chunk", "chunks")}
     for name, all_ in programs.items():
         said[name] = {field: all_[field] for field in (*SAID[name], *OF_BOTH)}
@@ -63,7 +68,7 @@ def entry(found: Accepted, reasons: list[str] | None = None) -> dict:
 
 def at_a_million(model: str, target: str, dtype: str) -> dict:
     workload = _workload(model, target, dtype, MILLION)
-    return entry(both(likely(workload, mesh=True, chunk=True), log))
+    return entry(whole(likely(workload, mesh=True, chunk=True), log))
 
 
 def longest_context(model: str, target: str, dtype: str) -> dict:

@@ -6,12 +6,10 @@ import sys
 
 from ringformer.estimate.command_tools import DOES_NOT_FIT, log, origin
 from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.inference_report import inference_json, inference_text
-from ringformer.estimate.inference_search import Accepted, first_accepted, likely, longest
-from ringformer.estimate.inference_workload import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
+from ringformer.estimate.inference_search import Accepted, completed, first_accepted, likely, longest
+from ringformer.estimate.inference_workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.kernel_cycles import with_machine_code
-from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
@@ -48,7 +46,7 @@ def estimate_inference(args: argparse.Namespace) -> int:
                 return DOES_NOT_FIT
         else:
             found = first_accepted(likely(workload, **open_)[: None if program == PREFILL else 1], program, log)
-        workload, estimates = found.workload, _completed(found, program, args.quick)
+        workload, estimates = found = _with_seconds(found, program, args.quick)
     except CompilerFailure as failure:
         said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
         print(f"ringformer estimate: {workload.name}: {said}", file=sys.stderr)
@@ -62,24 +60,22 @@ def estimate_inference(args: argparse.Namespace) -> int:
         title = (f"{workload.name}, {workload.batch_size} x {workload.seq_len:,} tokens, mesh {workload.mesh_dim}, "
                  f"{args.target}, kernel {workload.model.kernel}")  # fmt: skip
         if args.seq_len is None:
-            print(f"the longest context of which prefill and decoding fit: {workload.seq_len:,} tokens")
+            print(f"the longest context that fits, prefill, decoding and loading: {workload.seq_len:,} tokens")
             print("\n".join(f"  not {reason}" for reason in reasons))
         print(inference_text(title, workload, program, estimates))
-    return DOES_NOT_FIT if args.require_fit and not estimates[program].fits else 0
+    return DOES_NOT_FIT if args.require_fit and not found.fits else 0
 
 
-def _completed(found: Accepted, program: str, quick: bool) -> dict[str, Estimate]:
-    """The estimates with all that the seconds of `program` need."""
+def _with_seconds(found: Accepted, program: str, quick: bool) -> Accepted:
+    """With the loading, and all that the seconds of `program` need."""
+    if program == PREFILL and found.workload.chunks > 1:
+        found = completed(found, (FIRST_CHUNK,), log)
+    found = completed(found, (LOADING,), log)
     workload, estimates = found
-    if program != PREFILL or not estimates[PREFILL].fits:
-        return estimates
-    if workload.chunks > 1:
-        log(f"compiling the {FIRST_CHUNK}")
-        estimates[FIRST_CHUNK] = compile_apart(workload, FIRST_CHUNK)
-    if not quick:
-        for name in (PREFILL, FIRST_CHUNK) if workload.chunks > 1 else (PREFILL,):
+    if program == PREFILL and not quick:
+        for name in {PREFILL, FIRST_CHUNK} & estimates.keys():
             estimates[name] = with_machine_code(workload, estimates[name], log, name)
-    return estimates
+    return found
 
 
 def _check(args: argparse.Namespace) -> None:

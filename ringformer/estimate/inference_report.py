@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ringformer.estimate.closed_forms import StepTime, step_time
 from ringformer.estimate.collectives import collectives_table, group_json, grouped, inference_purpose
 from ringformer.estimate.inference_closed_forms import cache_bytes, floor_seconds, prefill_memory, weight_bytes
-from ringformer.estimate.inference_workload import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
+from ringformer.estimate.inference_workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.report import by_bytes, headroom, largest_buffers, transfer_json
 from ringformer.estimate.time_report import figures, host_waits_text, where_text, where_the_time_goes
@@ -42,12 +42,12 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
     """Bytes of a device and modelled seconds of the prefill of a whole context, or of a decode step. Null: the compiler
     came to say no such thing."""
     e = estimates[program]
-    s, time = e.schedule, _step(workload, e)
+    s, time, loading = e.schedule, _step(workload, e), estimates.get(LOADING)
     shape = {"mesh_dim": workload.mesh_dim, "seq_len": workload.seq_len, "batch_size": workload.batch_size,
              "kernel": workload.model.kernel, "compute_dtype": workload.model.compute_dtype}  # fmt: skip
     numbers = {
         "program": e.program,
-        "fits": e.fits,
+        "fits": all(e.fits for e in estimates.values()),
         "peak_bytes": e.peak_bytes,
         "headroom_bytes": round(e.budget) - e.peak_bytes,
         "hbm_bytes": e.hbm_bytes,
@@ -55,6 +55,7 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
         "cache_bytes": cache_bytes(workload),
         "argument_bytes": e.argument_bytes,
         "temp_bytes": e.temp_bytes,
+        "loading_peak_bytes": loading and loading.peak_bytes,
         "flops": s and s.flops,
         "seconds_source": time and time.source,
         "exposed_seconds": time and time.exposed,
@@ -77,7 +78,7 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
     e = estimates[program]
     s, time = e.schedule, _step(workload, e)
     of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
-    lines = [title, f"  the {program} {'FITS' if e.fits else 'DOES NOT FIT'}: {of_hbm}; {headroom(workload, e)}"]
+    lines = [title, f"  the {program} {_verdict(e)}: {of_hbm}; {headroom(workload, e)}"]
     held = f"weights {weight_bytes(workload) / GiB:.2f} GiB, cache {cache_bytes(workload) / GiB:.2f} GiB"
     if s is None or time is None or e.temp_bytes is None:
         if e.largest:
@@ -88,6 +89,8 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
     lines += _decode_text(workload, time) if program == DECODE else _prefill_text(workload, estimates)
     lines += [f"    {time.source}"] if time.compute else []
     count = sum(t.count for t in s.transfers)
+    if loading := estimates.get(LOADING):
+        lines.append(f"  before it the {LOADING} {_verdict(loading)}: {loading.peak_bytes / GiB:.2f} GiB")
     lines += [
         *where_text(s),
         *host_waits_text(s),
@@ -96,6 +99,10 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
         f"  compiled and scheduled in {e.compile_seconds:.0f} s; --json lists every collective",
     ]
     return "\n".join(lines)
+
+
+def _verdict(estimate: Estimate) -> str:
+    return "FITS" if estimate.fits else "DOES NOT FIT"
 
 
 def _step(workload: InferenceWorkload, estimate: Estimate | None) -> StepTime | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.inference_closed_forms import cache_bytes, prefill_peak, prefill_seconds, weight_bytes
-from ringformer.estimate.inference_workload import DECODE, PREFILL, InferenceWorkload
+from ringformer.estimate.inference_workload import DECODE, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.hardware import GiB
 
@@ -93,19 +93,25 @@ def first_accepted(options: list[InferenceWorkload], program: str, log: Callable
     return accepted
 
 
-def both(options: list[InferenceWorkload], log: Callable[[str], None]) -> Accepted:
-    """The first workload whose prefill fits, with its decode step too. Raises as `compile_apart`."""
-    accepted = first_accepted(options, PREFILL, log)
-    if accepted.fits:
-        accepted.estimates[DECODE] = first_accepted([accepted.workload], DECODE, log).estimates[DECODE]
-    return accepted
+def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str], None]) -> Accepted:
+    """With the estimates of more programs, up to the first that does not fit. Raises as `compile_apart`."""
+    estimates = dict(accepted.estimates)
+    for name in programs:
+        if name not in estimates and all(e.fits for e in estimates.values()):
+            estimates |= first_accepted([accepted.workload], name, log).estimates
+    return accepted._replace(estimates=estimates)
+
+
+def whole(options: list[InferenceWorkload], log: Callable[[str], None]) -> Accepted:
+    """The first workload whose prefill fits, with its other programs. Raises as `compile_apart`."""
+    return completed(first_accepted(options, PREFILL, log), (DECODE, LOADING), log)
 
 
 def longest(
     workload: InferenceWorkload, *, mesh: bool, chunk: bool, log: Callable[[str], None]
 ) -> tuple[Accepted | None, list[str]]:
-    """The longest context, a power of two, of which both prefill and decoding fit, whatever the workload's own; and why
-    not twice as long. None: no context of at least SHORTEST tokens does. Raises as `compile_apart`.
+    """The longest context, a power of two, of which prefill, decoding and loading fit, whatever the workload's own; and
+    why not twice as long. None: no context of at least SHORTEST tokens does. Raises as `compile_apart`.
 
     Weights and cache are counted before a compiler is asked: they are arguments, which have to lie somewhere.
     """
@@ -124,10 +130,12 @@ def longest(
     while length >= SHORTEST:
         sized = replace(workload, seq_len=length)
         if chunk or workload.chunk <= length:
-            accepted = both(likely(sized, mesh=mesh, chunk=chunk), log)
+            accepted = whole(likely(sized, mesh=mesh, chunk=chunk), log)
             if accepted.fits:
                 return accepted, reasons
             reasons += [f"{length:,} tokens: the {name} needs {e.peak_bytes / GiB:.2f} of {e.budget / GiB:.2f} GiB"
                         for name, e in accepted.estimates.items() if not e.fits]  # fmt: skip
+            if LOADING in accepted.estimates:  # the last that was asked for, and the same at every length
+                break
         length //= 2
     return None, reasons

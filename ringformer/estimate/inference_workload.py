@@ -14,6 +14,8 @@ PREFILL, FIRST_CHUNK, DECODE = "prefill", "prefill of the first chunk", "decode 
 """The last chunk of a context into its cache, which is the whole of it without chunks; the first of several, before
 which nothing came; one token of each row against a full cache."""
 INFERENCE = (PREFILL, FIRST_CHUNK, DECODE)
+LOADING = "layout of the weights"
+"""Before there is a cache: from the shards of a checkpoint to the shares of decoding, both of which are there."""
 
 
 @dataclass(frozen=True)
