@@ -123,10 +123,10 @@ def longest(
         sized = replace(workload, seq_len=tokens, prefill_chunk=None)
         return min(weight_bytes(o) + cache_bytes(o) for o in candidates(sized, mesh, False))
 
-    while held(2 * length) <= budget:
+    while held(length) <= budget:
         length *= 2
-    reasons.append(f"{2 * length:,} tokens: weights and cache alone are {held(2 * length) / GiB:.2f} of "
-                   f"{budget / GiB:.2f} GiB")  # fmt: skip
+    reasons.append(f"{length:,} tokens: weights and cache alone are {held(length) / GiB:.2f} of {budget / GiB:.2f} GiB")
+    length //= 2
     while length >= SHORTEST:
         sized = replace(workload, seq_len=length)
         if chunk or workload.chunk <= length:
