@@ -12,7 +12,7 @@ from ringformer.argument_parser import Parser
 
 VERBS = {
     "train": ("train.commands:add_train", "train a model, or go on with a run"),
-    "estimate": ("estimate.commands:add_estimate", "compile a train step for hardware that is not here: does it fit?"),
+    "estimate": ("estimate.commands:add_estimate", "compile training or inference for absent hardware: does it fit?"),
     "plan": ("estimate.plan_command:add_plan", "the fastest settings that fit a context, or the longest context"),
     "tune": ("estimate.tune_command:add_tune", "the chunks with which the TPU kernels are fastest, without the TPU"),
     "data prepare": ("data.commands:add_prepare", "tokenize documents or conversations into a store"),
