@@ -73,7 +73,7 @@ def _with_seconds(found: Accepted, program: str, quick: bool) -> Accepted:
     found = completed(found, (LOADING,), log)
     workload, estimates = found
     if program == PREFILL and not quick:
-        for name in {PREFILL, FIRST_CHUNK} & estimates.keys():
+        for name in (name for name in (PREFILL, FIRST_CHUNK) if name in estimates):
             estimates[name] = with_machine_code(workload, estimates[name], log, name)
     return found
 

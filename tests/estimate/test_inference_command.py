@@ -1,4 +1,4 @@
-"""`ringformer estimate --mode=prefill|decode`: what it says, what it refuses, and what the compilers say of small models.
+"""`ringformer estimate --mode=prefill|decode`: what it says and refuses, and what compilers say of small models.
 
 Compiled on a CPU host for v5e; nothing here runs on a TPU.
 """
@@ -96,8 +96,9 @@ def test_a_prefill_computes_what_a_context_needs_and_moves_its_ring():
     keys = 2 * B * CONTEXT // 8 * K * d * 2  # of a rank, bf16
     assert sum(t["bytes"] * t["executed"] for t in ring) == 7 * L * keys
     assert found["chunks"] == 1 and found["prefill_seconds_model"] == found["last_chunk_seconds_model"]
-    assert prefill_time(workload, {PREFILL: estimates[PREFILL], FIRST_CHUNK: estimates[PREFILL]}).seconds == (
-        found["prefill_seconds_model"]
+    assert (
+        prefill_time(workload, {PREFILL: estimates[PREFILL], FIRST_CHUNK: estimates[PREFILL]}).seconds
+        == (found["prefill_seconds_model"])
     )
 
 
