@@ -2,8 +2,8 @@
 
 VERBS = {
     "train": ("train.commands:add_train", "train a model, or go on with a run"),
-    "estimate": ("estimate.commands:add_estimate", "compile a train step for hardware that is not here: does it fit?"),
-    "plan": ("estimate.commands:add_plan", "the fastest settings that fit a context, or the longest context"),
+    "estimate": ("estimate.commands:add_estimate", "compile training or inference for absent hardware: does it fit?"),
+    "plan": ("estimate.plan_command:add_plan", "the fastest settings that fit a context, or the longest context"),
     "tune": ("estimate.tune_command:add_tune", "the chunks with which the TPU kernels are fastest, without the TPU"),
     "generate": ("inference.commands:add_generate", "continue a prompt, or chat, with the model of a run"),
     "data prepare": ("data.commands:add_prepare", "tokenize documents or conversations into a store"),

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ringformer.estimate.overlap import Transfer
@@ -13,10 +14,13 @@ PURPOSES = (
     "ring, at their ends",
     "weights gathered",
     "gradients reduced",
+    "activations gathered",
+    "partial results merged",
     "other",
 )
 """What collectives are for, in the order of the table. At the ends of a ring's loops: the hops before the first turn
-and after the last. Other: activations over tp, scalars such as the loss."""
+and after the last. Gradients are those of training; activations gathered and partial results merged, of split products
+and of attention to a cache that is spread, those of inference. Other: activations over tp, scalars such as the loss."""
 
 
 class Group(NamedTuple):
@@ -39,7 +43,7 @@ class Group(NamedTuple):
 
 def purpose(t: Transfer) -> str:
     """What a collective is for: one of `PURPOSES`."""
-    inside, ends, gathered, reduced, other = PURPOSES
+    inside, ends, gathered, reduced, _, _, other = PURPOSES
     if t.kind == "collective-permute":
         return inside if t.in_ring_loop else ends
     if GATHER in t.op_name:
@@ -50,7 +54,14 @@ def purpose(t: Transfer) -> str:
     return other
 
 
-def grouped(transfers: list[Transfer]) -> list[Group]:
+def inference_purpose(t: Transfer) -> str:
+    """As `purpose`, of a program without gradients."""
+    if t.kind == "collective-permute" or GATHER in t.op_name:
+        return purpose(t)
+    return "activations gathered" if t.kind == "all-gather" else "partial results merged"
+
+
+def grouped(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[Group]:
     """The groups in the order of `PURPOSES`; of one purpose, the kind with most bytes first."""
     members: dict[tuple[str, str], list[Transfer]] = defaultdict(list)
     for t in transfers:
@@ -66,11 +77,11 @@ def grouped(transfers: list[Transfer]) -> list[Group]:
     return sorted(groups, key=lambda g: (PURPOSES.index(g.purpose), -g.bytes))
 
 
-def collectives_table(transfers: list[Transfer]) -> list[str]:
+def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[str]:
     """The lines of a table of the groups; none for a step without collectives."""
     lines = [f"{'collectives':24}{'kind':20}{'executed':>10}{'synchronous':>13}{'hidden GiB':>12}{'exposed GiB':>13}"
              "  longest single one"]  # fmt: skip
-    for g in grouped(transfers):
+    for g in grouped(transfers, purpose):
         t = g.longest
         single = f"{t.dtype}{list(t.shape)}, {t.bytes / 2**20:,.1f} MiB, through after {t.seconds * 1e3:,.2f} ms"
         lines.append(

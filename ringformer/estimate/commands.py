@@ -1,21 +1,19 @@
-"""`ringformer estimate` and `ringformer plan`."""
+"""`ringformer estimate`."""
 
 import argparse
 import json
 import math
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING, Any
+
+from ringformer.estimate.command_tools import DOES_NOT_FIT, log, origin
 
 if TYPE_CHECKING:
     from ringformer.estimate.program_estimate import Estimate
     from ringformer.estimate.run_estimate import RunEstimate
     from ringformer.estimate.targets import Target
     from ringformer.estimate.workload import Workload
-
-DOES_NOT_FIT = 3
-"""The exit code of `--require_fit`."""
 
 MODEL_FLAGS = ("attention", "layout", "compute_dtype", "remat", "remat_group", "head_groups", "q_chunk", "k_chunk",
                "offload", "kernel")  # fmt: skip
@@ -31,12 +29,17 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "a preset's are chosen so that it fits."
     )
     parser.set_defaults(overrides=[])
+    parser.add_argument("--mode", choices=("train", "prefill", "decode"), default="train", help="a run of training; a "
+                        "context taken into its cache; one token more against a full cache")  # fmt: skip
     parser.add_argument("--model", help="a preset (ringformer/models/llama_presets.py); without: llama_7b")
     parser.add_argument("--config", metavar="FILE", help="a config file instead of a preset")
     parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
     parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
-    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it")
+    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it. Of inference: the "
+                        "context, prompt and continuation together; without, the longest that fits")  # fmt: skip
+    parser.add_argument("--prefill_chunk", type=int, help="of inference: tokens of a row that are taken in at once; "
+                        "without, the best that fit")  # fmt: skip
     parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
     parser.add_argument("--accumulate", type=int, help="microbatches that they are computed in (a preset: 1)")
     from ringformer.dataclass_flags import add_flags
@@ -56,28 +59,11 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     return _estimate
 
 
-def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Arguments of `ringformer plan`."""
-    parser.description = (
-        "The fastest mesh and memory settings that the compiler accepts for a context, or for the longest: that which "
-        "fits, and that whose step takes at most --max_step_seconds. Fastest by the seconds that `estimate` says of "
-        "bytes, FLOPs and exposed communication; those of the winner by machine code."
-    )
-    parser.add_argument("--model", required=True, help="a preset (ringformer/models/llama_presets.py)")
-    parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
-    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
-    parser.add_argument("--max_step_seconds", type=float, help="of the longest context: plan also the longest whose "
-                        "step takes no more, modelled; 3600 if not given")  # fmt: skip
-    from ringformer.dataclass_flags import add_flags
-    from ringformer.models.llama_config import LlamaConfig
-
-    add_flags(parser, LlamaConfig, ["compute_dtype"])
-    parser.add_argument("--no_generate_code", action="store_true", help="end with the schedule of the winner's "
-                        "programs, a minute; without, with their machine code, minutes")  # fmt: skip
-    return _plan
-
-
 def _estimate(args: argparse.Namespace) -> int:
+    if args.mode != "train":
+        from ringformer.estimate.inference_command import estimate_inference
+
+        return estimate_inference(args)
     _check_numbers(args)
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.programs_report import programs_json, programs_text
@@ -88,12 +74,12 @@ def _estimate(args: argparse.Namespace) -> int:
     only_compilers()
     target = find_target(args.target)
     workloads, staged = _workloads(args, target)
-    origin, reports = _origin(args, target), []
+    of, reports = origin(args.config or args.model, target), []
     for workload in workloads:
         printed = not args.json and (not staged or len(workloads) == 1)
         workload, kernel = workload.with_kernel()
         if kernel:
-            _log(kernel)
+            log(kernel)
         try:
             workload, estimate = _compile(workload, args)
             report, text = _report(workload, estimate, args, staged)
@@ -112,7 +98,7 @@ def _estimate(args: argparse.Namespace) -> int:
         reports.append(report)
         if args.json:
             shape = {"mesh_dim": workload.mesh_dim, "seq_len": workload.seq_len, "batch_size": workload.batch_size}
-            print(json.dumps(origin | shape | report), flush=True)
+            print(json.dumps(of | shape | report), flush=True)
     if staged and not args.json:
         print(stages_table(reports))
         for report in reports:
@@ -131,6 +117,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name}={value} must be at least 1")
     if args.tokens is not None and not 0 < args.tokens < math.inf:
         raise ValueError(f"--tokens={args.tokens:g} must be positive: how many tokens to train on, e.g. 1e9")
+    if args.prefill_chunk is not None:
+        raise ValueError(f"--prefill_chunk={args.prefill_chunk} is for --mode=prefill and --mode=decode")
     if args.overrides and not args.config:
         raise ValueError(
             f"unexpected arguments: {' '.join(args.overrides)}; with --config=FILE, overrides are possible"
@@ -193,17 +181,17 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
     duration = "minutes" if args.generate_code else "half a minute"
 
     def announce(w: "Workload") -> None:
-        _log(f"compiling for {w.target.topology} with {w.settings}; {duration}")
+        log(f"compiling for {w.target.topology} with {w.settings}; {duration}")
 
     if not_compiled := "counted, not compiled" if args.closed_form else _missing_compiler(workload):
-        _log(not_compiled)
+        log(not_compiled)
         workload = workload.with_settings(settings[0])
         workload.check()
         if reason := known_failure(workload):
             raise CompilerFailure(reason)
         return workload, None
     workload, estimate = compile_first_accepted(workload, settings, lambda e: e.fits, announce, args.generate_code)
-    return workload, estimate if args.quick else with_machine_code(workload, estimate, _log)
+    return workload, estimate if args.quick else with_machine_code(workload, estimate, log)
 
 
 def _missing_compiler(workload: "Workload") -> str:
@@ -217,17 +205,13 @@ def _missing_compiler(workload: "Workload") -> str:
     return ""
 
 
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _compile_others(workload: "Workload", step: "Estimate", args: argparse.Namespace) -> "RunEstimate":
     """The estimate of the whole run, or of the train step alone if that does not fit."""
     from ringformer.estimate.run_estimate import RunEstimate, compile_others
 
     if not step.fits:
         return RunEstimate((step,))
-    _log("compiling the other programs of a run: evaluation, init, ...")
+    log("compiling the other programs of a run: evaluation, init, ...")
     return RunEstimate((step, *compile_others(workload, generate_code=args.generate_code)))
 
 
@@ -247,53 +231,3 @@ def _report(
         title += f", head_groups {workload.model.head_groups}, remat_group {workload.model.remat_group}"
     report = stage_json(workload, estimate) if staged else estimate_json(workload, estimate)
     return report, estimate_text(title, workload, estimate)
-
-
-def _origin(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
-    """What an estimate is of, and what it was made with."""
-    import ringformer
-    from ringformer.estimate.targets import compiler_versions
-
-    try:
-        own: str | None = ringformer.__version__
-    except PackageNotFoundError:  # a clone that is not installed
-        own = None
-    versions = {"ringformer": own} | compiler_versions(target)
-    return {"model": args.config or args.model, "target": target.name, "versions": versions}
-
-
-def _plan(args: argparse.Namespace) -> int:
-    from ringformer.estimate.compiler_dump import CompilerFailure
-    from ringformer.estimate.longest_context import MAX_STEP_SECONDS
-    from ringformer.estimate.longest_plan import longest_plan, longest_plan_within
-    from ringformer.estimate.plan import plan
-    from ringformer.estimate.plan_report import plan_text
-    from ringformer.estimate.run_estimate import RunCompiler
-    from ringformer.estimate.targets import find_target, only_compilers
-
-    limit = MAX_STEP_SECONDS if args.max_step_seconds is None else args.max_step_seconds
-    if not limit > 0:
-        raise ValueError(f"--max_step_seconds={limit:g} must be positive: how long one step may take, e.g. 3600")
-    if args.seq_len is not None and args.max_step_seconds is not None:
-        raise ValueError(f"--max_step_seconds={limit:g} is for the longest context, and --seq_len={args.seq_len} says "
-                         "which: leave one of them out")  # fmt: skip
-    only_compilers()
-    target = find_target(args.target)
-    compiler = RunCompiler(_log, generate_code=not args.no_generate_code)
-    try:
-        if args.seq_len is None:
-            planned = longest_plan(args.model, target, args.compute_dtype, compiler)
-            print(f"the longest that fits: {plan_text(args.model, target, planned)}", flush=True)
-            if planned.chosen is None:
-                return DOES_NOT_FIT
-            quick = longest_plan_within(planned, args.model, target, args.compute_dtype, compiler, limit)
-            of = f"the longest of which a step takes at most {limit:,.4g} s"
-            print(f"{of}: the same" if quick is planned else f"{of}: {plan_text(args.model, target, quick)}")
-            return 0
-        planned = plan(args.model, target, args.seq_len, args.compute_dtype, compiler)
-    except CompilerFailure as failure:
-        said = f"the compiler broke down, which says nothing of what fits: {failure}"
-        print(f"ringformer plan: {said}", file=sys.stderr)
-        return 1
-    print(plan_text(args.model, target, planned))
-    return 0 if planned.chosen else DOES_NOT_FIT

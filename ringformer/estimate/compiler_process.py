@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,15 @@ from ringformer.estimate.compiler_dump import (
     generated_program,
     read_dump,
 )
+from ringformer.estimate.inference_programs import lower_inference
+from ringformer.estimate.inference_workload import InferenceWorkload
 from ringformer.estimate.kernel_keys import KernelKeys
 from ringformer.estimate.known_failures import known_failure
 from ringformer.estimate.machine_code import dump_flags, read_cycles
 from ringformer.estimate.peak_buffers import read_peak_buffers
 from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
 from ringformer.estimate.program_seconds import Rates, efficiency
-from ringformer.estimate.programs import TRAIN_STEP, lower_program
+from ringformer.estimate.programs import TRAIN_STEP, LoweredProgram, lower_program
 from ringformer.estimate.step_parts import ATTENTION, lower_attention
 from ringformer.estimate.targets import only_compilers
 from ringformer.estimate.workload import Workload
@@ -58,9 +59,9 @@ def compile_apart(
     workload: Workload, program: str = TRAIN_STEP, *, generate_code: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Estimate:  # fmt: skip
-    """What one of `PROGRAMS` takes, compiled in a process of its own until it is scheduled and its buffers are placed:
-    on TPU after a tenth of the compiler's work. Then the process is ended; what a compiler does after its schedule
-    changes nothing.
+    """What one of `PROGRAMS`, or of `INFERENCE`, takes, compiled in a process of its own until it is scheduled and its
+    buffers are placed: on TPU after a tenth of the compiler's work. Then the process is ended; what a compiler does
+    after its schedule changes nothing.
 
     With `generate_code` it goes on to machine code, and a compiler that dies on the way is a failure; of the train step
     on TPU that code is read, and its cycles are in the estimate's seconds. `environment` holds variables of that
@@ -172,8 +173,7 @@ def main(folder: Path, parent: int) -> None:
 
 
 def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
-    lower = lower_attention if program == ATTENTION else partial(lower_program, program=program)
-    lowered, options, mesh, state, alive = lower(workload)
+    lowered, options, mesh, state, alive = _lower(workload, program)
     rates, dump = _rates(workload, mesh), folder / "dump"
     _write(folder / "surroundings", Surroundings(program, rates, max_link_hops(mesh), state, alive))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
@@ -196,6 +196,14 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
         peak_buffers=read_peak_buffers(dump),
         cycles=_cycles(text, folder / MACHINE_CODE) if (folder / MACHINE_CODE).exists() else None,
     )
+
+
+def _lower(workload: Workload, program: str) -> LoweredProgram:
+    if program == ATTENTION:
+        return lower_attention(workload)
+    if isinstance(workload, InferenceWorkload):
+        return lower_inference(workload, program)
+    return lower_program(workload, program)
 
 
 def _cycles(text: str, code: Path) -> dict[str, float]:

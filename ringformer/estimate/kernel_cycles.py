@@ -22,8 +22,11 @@ IDLE_SECONDS = 15.0
 """Without a new kernel, after those with matrix products: what is left is the program around them, which takes long."""
 
 
-def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str], None]) -> Estimate:
-    """The estimate of a scheduled train step, its seconds by the machine code of its chunk pairs.
+def with_machine_code(
+    workload: Workload, estimate: Estimate, log: Callable[[str], None], part: str = ATTENTION
+) -> Estimate:
+    """The estimate of a scheduled train step, or of another program that is its own `part`, its seconds by the machine
+    code of its chunk pairs.
 
     That is generated if the cache lacks it, in about a minute. An estimate by the step's own machine code keeps its
     seconds, and has these beside them. That of a GPU, or of a model whose parts are not known, stays as it is; so does
@@ -38,7 +41,7 @@ def with_machine_code(workload: Workload, estimate: Estimate, log: Callable[[str
     if any(wanted[key] for key in missing):  # a copy or a sum is not worth a minute: its bytes say enough
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
         try:
-            generated = generate_cycles(workload, {key: wanted[key] for key in missing})
+            generated = generate_cycles(workload, {key: wanted[key] for key in missing}, part)
             cycles = cache.add({key: generated.get(key) for key in missing})
         except CompilerFailure as failure:
             log(f"{failure}; its seconds are not by machine code")

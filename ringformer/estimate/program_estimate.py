@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ringformer.estimate.compiler_dump import Compiled, CompilerFailure
+from ringformer.estimate.inference_workload import INFERENCE
 from ringformer.estimate.overlap import Schedule, read_schedule
 from ringformer.estimate.peak_buffers import PeakBuffers
 from ringformer.estimate.program_seconds import Rates
@@ -16,7 +17,7 @@ class Surroundings(NamedTuple):
     """What is known of a program before it is compiled."""
 
     program: str
-    """One of `PROGRAMS`."""
+    """One of `PROGRAMS` or of `INFERENCE`."""
     rates: Rates
     max_link_hops: int | None
     state: int
@@ -42,7 +43,8 @@ class Estimate:
     argument_bytes: int | None
     temp_bytes: int | None
     schedule: Schedule | None
-    """Of the train step and the evaluation; None if the compiler gave up on memory before it had one."""
+    """Of the train step, the evaluation and the programs of inference; None if the compiler gave up on memory before it
+    had one."""
     max_link_hops: int | None
     compile_seconds: float | None
     program: str = TRAIN_STEP
@@ -81,7 +83,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
     memory = compiled.memory
     own = memory.arguments + memory.outputs + memory.temporaries
     more = around.alive + (compiled.code_bytes or 0)
-    has_schedule = around.program in (TRAIN_STEP, EVALUATION)
+    has_schedule = around.program in (TRAIN_STEP, EVALUATION, *INFERENCE)
     return Estimate(
         fits=own + more <= target.budget or (target.chip.kind == "tpu" and not more),
         peak_bytes=own + more,

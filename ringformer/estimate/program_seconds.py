@@ -13,9 +13,11 @@ from typing import NamedTuple
 from ringformer.estimate.compiled_program import Instruction, Program
 from ringformer.estimate.kernel_keys import KernelKeys
 from ringformer.estimate.memory_traffic import hbm_bytes
+from ringformer.inference.cached_attention import ATTEND_TOKEN
 from ringformer.ops.ring_attention import LOOP
 
 ATTENTION, COPIES, OTHER = "attention", "copies and layout changes", "other"
+CACHED = "attention to the cache"
 SCOPES = {
     "attention": "projections", "feed_forward": "feed-forward", "loss": "loss", "embedding": "embedding",
     "optimizer": "optimizer",
@@ -192,6 +194,8 @@ def purpose(instruction: Instruction) -> str:
         if "transpose(" not in name:
             return f"{ATTENTION} forward"
         return f"{ATTENTION} {'recomputed' if 'rematted_computation' in name else 'backward'}"
+    if f"/{ATTEND_TOKEN}/" in name:
+        return CACHED
     scope = re.search(rf"[/(]({'|'.join(SCOPES)})[)/]", name)
     return SCOPES[scope[1]] if scope else OTHER
 

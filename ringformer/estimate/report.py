@@ -103,7 +103,7 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
         "alive_at_peak_bytes": alive and alive.bytes,
         "largest_buffers": alive and [b._asdict() for b in alive.largest],
         "collective_groups": s and [group_json(g) for g in grouped(s.transfers)],
-        "collectives": s and [_transfer_json(t) for t in _by_bytes(s.transfers)],
+        "collectives": s and [transfer_json(t) for t in by_bytes(s.transfers)],
     }
 
 
@@ -112,7 +112,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
     e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
     verdict = "FITS" if e.fits else "DOES NOT FIT"
     of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
-    lines = [title, f"  the train step {verdict}: {of_hbm}; {_headroom(workload, e)}"]
+    lines = [title, f"  the train step {verdict}: {of_hbm}; {headroom(workload, e)}"]
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         if e.largest:
             lines.append("  what takes the memory, by the compiler:")
@@ -122,7 +122,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
         + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
         + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
-        *_largest(e.peak_buffers),
+        *largest_buffers(e.peak_buffers),
         *seconds_text(workload, e, s, time),
         f"  {s.flops:.3g} FLOPs a device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
         f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed, of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside "
@@ -163,7 +163,7 @@ def stages_table(stages: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def _headroom(workload: Workload, e: Estimate) -> str:
+def headroom(workload: Workload, e: Estimate) -> str:
     """What is left of what a step may take: all of a TPU's memory, of a GPU's the share that libraries leave."""
     budget = workload.target.budget
     left = budget - e.peak_bytes
@@ -171,7 +171,7 @@ def _headroom(workload: Workload, e: Estimate) -> str:
     return f"{abs(left) / GiB:.2f} GiB ({abs(left) / budget:.1%}) {'free' if left >= 0 else 'too much'}{of}"
 
 
-def _largest(alive: PeakBuffers | None) -> list[str]:
+def largest_buffers(alive: PeakBuffers | None) -> list[str]:
     """The largest buffers at the peak, one a line; nothing if nobody said."""
     if alive is None:
         return []
@@ -207,11 +207,13 @@ def _parts(workload: Workload) -> list[str]:
     return lines
 
 
-def _by_bytes(transfers: list[Transfer]) -> list[Transfer]:
+def by_bytes(transfers: list[Transfer]) -> list[Transfer]:
+    """Those with most bytes in all first."""
     return sorted(transfers, key=lambda t: -t.bytes * t.count)
 
 
-def _transfer_json(t: Transfer) -> dict:
+def transfer_json(t: Transfer) -> dict:
+    """A collective as a JSON object."""
     return {
         "kind": t.kind, "dtype": t.dtype, "shape": list(t.shape), "executed": t.count, "bytes": t.bytes,
         "link_seconds": t.seconds, "compute_seconds_meanwhile": t.cover, "asynchronous": t.asynchronous,

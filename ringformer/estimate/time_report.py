@@ -10,8 +10,8 @@ from ringformer.models.flops import model_flops_per_token
 
 def seconds_text(workload: Workload, estimate: Estimate, schedule: Schedule, time: StepTime) -> list[str]:
     """The lines of a report on a compiled step's seconds."""
-    return [*_time(workload, time), *_held_against_parts(workload, estimate, time), *_where(schedule),
-            *_host_waits(schedule)]  # fmt: skip
+    return [*_time(workload, time), *_held_against_parts(workload, estimate, time), *where_text(schedule),
+            *host_waits_text(schedule)]  # fmt: skip
 
 
 def figures(x: float) -> str:
@@ -102,21 +102,23 @@ def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) 
             f"({parts / time.step - 1:+.1%})"]  # fmt: skip
 
 
-def _where(schedule: Schedule) -> list[str]:
+def where_text(schedule: Schedule) -> list[str]:
+    """The lines of `where_the_time_goes`."""
     seconds = where_the_time_goes(schedule)
     whole = sum(seconds.values())
+    digits = 3 if whole >= 0.1 else 6
     return ["  where the time goes:"] + [
-        f"    {spent:>10,.3f} s {spent / whole:>6.1%}  {name}"
+        f"    {spent:>10,.{digits}f} s {spent / whole:>6.1%}  {name}"
         for name, spent in seconds.items()
         if spent > 5e-4 * whole
     ]
 
 
-def _host_waits(schedule: Schedule) -> list[str]:
-    """How often a GPU's step waits for its host; nothing if it never does."""
+def host_waits_text(schedule: Schedule) -> list[str]:
+    """How often a GPU's program waits for its host; nothing if it never does."""
     waits = schedule.host_waits
     if not waits:
         return []
     named = ", ".join(f"{count:,.0f} in {name}" for name, count in sorted(waits.items(), key=lambda item: -item[1]))
-    return [f"  loops that wait for the host, at most {sum(waits.values()):,.0f} times a step, which is in none of the "
+    return [f"  loops that wait for the host, at most {sum(waits.values()):,.0f} times, which is in none of the "
             f"seconds above: {named}"]  # fmt: skip

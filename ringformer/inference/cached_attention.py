@@ -4,6 +4,7 @@ All that is in the cache comes before what is new, so that validity is the whole
 has the maximum -inf there and the sum 0, and merges to nothing.
 """
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -18,12 +19,16 @@ from ringformer.ops.ring_attention import ring_attention
 Travels = Literal["keys", "queries"]
 """What goes round the ring when a chunk of queries meets the cache."""
 
+ATTEND_TOKEN = "attend_token"
+"""The name scope of a token's attention, by which a compiled program tells it from the projections around it."""
+
 
 def cheaper_to_move(config: LlamaConfig, new: int, cached: int) -> Travels:
     """What is less to move: the keys and values of what is cached, or the queries of what is new and their outputs."""
     return "keys" if new * config.num_heads >= 2 * config.num_kv_heads * (new + cached) else "queries"
 
 
+@partial(jax.named_call, name=ATTEND_TOKEN)
 def attend_token(
     q: Float[Array, "B K G d"], k: Float[Array, "B K d"], v: Float[Array, "B K d"], cached_k: Float[Array, "B K S d"],
     cached_v: Float[Array, "B K S d"], valid: Bool[Array, "B S"], ring: str,

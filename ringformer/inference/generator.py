@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from ringformer.inference.program_sizes import step_of_sizes
 from ringformer.inference.programs import TOKENS, Programs, as_global, inference_config
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session, check_decoding, check_tokens, step_of_sizes
+from ringformer.inference.session import Session, check_decoding, check_tokens
 from ringformer.inference.weight_shares import make_reshard, parameter_dtypes
 from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig

@@ -4,7 +4,6 @@ They run on the mesh (dp, fsdp, tp, sp) of training: rows over dp, tokens of a c
 layout, weights over (tp, fsdp, sp), the cache over (tp, sp). fsdp shares weights alone.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
@@ -24,12 +23,12 @@ from ringformer.inference import cache as caches
 from ringformer.inference.cache import Cache, abstract_cache, layer_of, write_chunk, write_token
 from ringformer.inference.cached_attention import Travels, attend_cached, join
 from ringformer.inference.decode_step import decode_hidden, next_logits
+from ringformer.inference.program_sizes import granule
 from ringformer.inference.sampling import Kind, row_keys, sample
 from ringformer.inference.weight_shares import definition, make_gather, weight_shares
 from ringformer.models.interface import Axes
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops.layouts import PARTS
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.train.state import specs
 
@@ -85,8 +84,7 @@ class Programs:
     @property
     def granule(self) -> int:
         """Tokens of a chunk come in multiples of this many."""
-        n, tp = (self.mesh.shape[axis] for axis in ("sp", "tp"))
-        return n * math.lcm(PARTS[self.config.layout], tp)
+        return granule(self.config.layout, self.mesh.shape["tp"], self.mesh.shape["sp"])
 
     @cached_property
     def _shares(self) -> dict:
@@ -110,7 +108,11 @@ class Programs:
 
     @lru_cache  # noqa: B019 - as long as the generator
     def prefill(self, rows: int, slots: int, tokens: int, cached: int, travels: Travels):
-        """The compiled `prefill(weights, state, chunk) -> state`; the state is donated.
+        """`lower_prefill`, compiled."""
+        return self._compile(self.lower_prefill(rows, slots, tokens, cached, travels))
+
+    def lower_prefill(self, rows: int, slots: int, tokens: int, cached: int, travels: Travels) -> jax.stages.Lowered:
+        """`prefill(weights, state, chunk) -> state`; the state is donated.
 
         Args:
           rows, slots: of the state. tokens: P, of a chunk.
@@ -126,12 +128,16 @@ class Programs:
             return self._prefill(weights, state, chunk, cached, travels)
 
         run = self._per_device(prefill, (specs(self._shares), STATE, CHUNK), STATE)
-        return self._compile(jax.jit(run, donate_argnums=1), self.weights, self.state(rows, slots), chunk)
+        return jax.jit(run, donate_argnums=1).lower(self.weights, self.state(rows, slots), chunk)
 
     @lru_cache  # noqa: B019
     def decode(self, rows: int, slots: int, read: int, kind: Kind):
-        """The compiled `decode(weights, state, control, numbers) -> (tokens, state)`: draws a token of each row from
-        the state's logits and takes it in; the state is donated, the tokens, int32 [rows], are whole on every device.
+        """`lower_decode`, compiled."""
+        return self._compile(self.lower_decode(rows, slots, read, kind))
+
+    def lower_decode(self, rows: int, slots: int, read: int, kind: Kind) -> jax.stages.Lowered:
+        """`decode(weights, state, control, numbers) -> (tokens, state)`: draws a token of each row from the state's
+        logits and takes it in; the state is donated, the tokens, int32 [rows], are whole on every device.
 
         Args:
           rows, slots: of the state. read: slots of a rank that are read, from the first: all that may hold something.
@@ -145,7 +151,7 @@ class Programs:
             return self._decode(weights, state, control, numbers, read, kind)
 
         run = self._per_device(decode, (specs(self._shares), STATE, P(), P()), (P(), STATE))
-        return self._compile(jax.jit(run, donate_argnums=1), self.weights, self.state(rows, slots), *arguments)
+        return jax.jit(run, donate_argnums=1).lower(self.weights, self.state(rows, slots), *arguments)
 
     @lru_cache  # noqa: B019
     def losses(self, rows: int, tokens: int):
@@ -159,13 +165,13 @@ class Programs:
 
         run = self._per_device(losses, (specs(self._shares), TOKENS, TOKENS, TOKENS), TOKENS)
         whole = jax.jit(run, out_shardings=NamedSharding(self.mesh, P()))
-        return self._compile(whole, self.weights, *arrays)
+        return self._compile(whole.lower(self.weights, *arrays))
 
     def _per_device(self, function, in_specs, out_specs):
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
 
-    def _compile(self, function, *arguments):
-        return function.lower(*arguments).compile(compiler_options=compiler_options(self.mesh))
+    def _compile(self, lowered):
+        return lowered.compile(compiler_options=compiler_options(self.mesh))
 
     @property
     def _axes(self) -> Axes:

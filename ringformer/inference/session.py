@@ -10,15 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringformer.inference.cache import Slots, empty_cache
-from ringformer.inference.cached_attention import cheaper_to_move
+from ringformer.inference.program_sizes import ProgramSizes, round_up
 from ringformer.inference.programs import CHUNK, Chunk, Programs, State, as_global
 from ringformer.inference.sampling import Sampling
 from ringformer.ops import layouts
-
-SIZES = 64
-"""So many sizes of long chunks are compiled at most: they come in steps of this part of the longest."""
-SHORTEST = 256
-"""Slots of a rank, so few of which are always read: a program for fewer is not worth its compilation."""
 
 
 @dataclass
@@ -53,9 +48,8 @@ class Session:
         if rows < 1 or rows % dp:
             raise ValueError(f"{rows} rows on a mesh with dp={dp}: rows must be a multiple of dp, {dp} for example")
         self._programs, self._weights, self._max_length = programs, weights, max_length
-        self._step = step_of_sizes(programs.granule, max_length)
-        self._chunk = _round_up(min(prefill_chunk or max_length, max_length), programs.granule)
-        self._slots = Slots(programs.mesh.shape["sp"], slots_for(programs, max_length))
+        self._sizes = ProgramSizes(programs.mesh.shape["sp"], programs.granule, max_length, prefill_chunk)
+        self._slots = Slots(self._sizes.ranks, self._sizes.capacity)
         self._state = _empty_state(programs.state(rows, self._slots.capacity))
         self._ended: set[int] = set()
         self.lengths = [0] * rows
@@ -85,8 +79,8 @@ class Session:
         longest = max(map(len, rows))
         self._check_room(longest)
         firsts = np.asarray(self.lengths)
-        for start in range(0, longest, self._chunk):
-            self._append_chunk([row[start : start + self._chunk] for row in rows], firsts + start)
+        for start in range(0, longest, self._sizes.most):
+            self._append_chunk([row[start : start + self._sizes.most] for row in rows], firsts + start)
         self.lengths = [length + len(tokens) for length, tokens in zip(self.lengths, rows, strict=True)]
 
     def decode(
@@ -126,7 +120,7 @@ class Session:
             alive = np.array([row not in self._ended for row in range(rows)])
             if not alive.any():
                 return
-            read = self._read()
+            read = self._sizes.read(self._slots.top)
             rank, slot = self._slots.take()
             control = np.array([sampling.seed, min(sampling.top_k or 1, vocabulary), rank, slot, *alive], np.int32)
             decode = self._programs.decode(rows, self._slots.capacity, read, sampling.kind)
@@ -139,32 +133,9 @@ class Session:
             self._ended |= {row for row in range(rows) if tokens[row] in end_tokens}
             yield [token if on else None for token, on in zip(tokens, alive, strict=True)]
 
-    def _read(self) -> int:
-        """Slots that a program reads: those that may hold something, rounded up to half the capacity, a quarter...
-
-        Few sizes, of which each is a program.
-        """
-        read = self._slots.capacity
-        while read % 2 == 0 and read // 2 >= max(self._slots.top, SHORTEST):
-            read //= 2
-        return read
-
-    def _padded(self, longest: int) -> int:
-        """The tokens of the chunk that so many are padded to: few sizes, of which each is a program."""
-        size = self._programs.granule
-        while size < longest <= self._step:
-            size *= 2
-        size = min(size, self._step) if longest <= self._step else _round_up(longest, self._step)
-        size = min(size, self._chunk)
-        return size if size <= self._slots.room else _round_up(longest, self._programs.granule)
-
-    @property
-    def _ranks(self) -> int:
-        return self._programs.mesh.shape["sp"]
-
     def _check_room(self, longest: int) -> None:
-        chunks = [min(self._chunk, longest - start) for start in range(0, longest, self._chunk)]
-        needed = sum(_round_up(tokens, self._programs.granule) for tokens in chunks)
+        chunks = [min(self._sizes.most, longest - start) for start in range(0, longest, self._sizes.most)]
+        needed = sum(round_up(tokens, self._programs.granule) for tokens in chunks)
         room = self._slots.room
         if needed > room:
             raise ValueError(
@@ -177,7 +148,7 @@ class Session:
         """Take in a part of the rows' tokens, of which the first stand at `firsts`; some rows may have none left."""
         programs, mesh = self._programs, self._programs.mesh
         counts = np.array([len(row) for row in rows])
-        P = self._padded(int(counts.max()))
+        P = self._sizes.chunk(int(counts.max()), self._slots.room)
         columns = np.arange(P)
         tokens = np.zeros((len(rows), P), np.int32)
         for row, ids in enumerate(rows):
@@ -185,15 +156,12 @@ class Session:
         mine = columns < counts[:, None]
         positions = np.where(mine, firsts[:, None] + columns, -1).astype(np.int32)
         final = np.where(counts > 0, firsts + counts - 1, -1).astype(np.int32)
-        order = layouts.permutation(programs.config.layout, P, self._ranks)
-        T = P // self._ranks
+        order = layouts.permutation(programs.config.layout, P, self._sizes.ranks)
+        T = P // self._sizes.ranks
 
-        cached = min(_round_up(self._slots.top, T), self._slots.capacity)
-        travels = cheaper_to_move(programs.config, P, self._slots.top * self._ranks) if self._ranks > 1 else "queries"
-        if cached and travels == "queries":
-            cached = self._read()
+        cached, travels = self._sizes.cached(programs.config, P, self._slots.top)
         prefill = programs.prefill(len(rows), self._slots.capacity, P, cached, travels)
-        slots = self._slots.take_chunk((order < counts.max()).reshape(self._ranks, T))
+        slots = self._slots.take_chunk((order < counts.max()).reshape(self._sizes.ranks, T))
         positions = positions[:, order]
         arrays = tokens[:, order], positions, positions, final, slots
         chunk = Chunk(*(as_global(x, mesh, spec) for x, spec in zip(arrays, CHUNK, strict=True)))
@@ -201,16 +169,6 @@ class Session:
         self._state = jax.block_until_ready(prefill(self._weights, self._state, chunk))
         self.timings.prefill_seconds += time.perf_counter() - start
         self.timings.prefill_tokens += int(counts.sum())
-
-
-def slots_for(programs: Programs, max_length: int) -> int:
-    """Slots of a rank in a cache for rows of so many tokens: a few more, for the padding of chunks (at most a 64th)."""
-    return _round_up(max_length, step_of_sizes(programs.granule, max_length)) // programs.mesh.shape["sp"]
-
-
-def step_of_sizes(granule: int, max_length: int) -> int:
-    """Tokens between the sizes of long chunks."""
-    return granule * max(1, max_length // SIZES // granule)
 
 
 def check_decoding(max_new_tokens: int, sampling: Sampling) -> None:
@@ -236,7 +194,3 @@ def _empty_state(abstract: State) -> State:
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     rest = jax.jit(lambda: tuple(jnp.zeros(x.shape, x.dtype) for x in abstract[1:]), out_shardings=tuple(shardings[1:]))
     return State(empty_cache(abstract.cache), *rest())
-
-
-def _round_up(n: int, step: int) -> int:
-    return -(-n // step) * step

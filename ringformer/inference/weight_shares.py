@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.ops.gather_weight import GATHER
 from ringformer.train.state import abstract_model, specs, weight_shardings
 
 ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
@@ -83,17 +84,18 @@ class WeightShare:
         """One layer's parameter, whole but for tp, from the devices' shares (inside `shard_map`)."""
         if not self.axes:
             return share
-        padded = lax.all_gather(share, self.axes, axis=2 + self.dim, tiled=True, to="invarying")
+        with jax.named_scope(GATHER):
+            padded = lax.all_gather(share, self.axes, axis=2 + self.dim, tiled=True, to="invarying")
         return lax.slice_in_dim(padded, 0, self.size, axis=2 + self.dim).reshape(self.shape)
 
 
-def weight_shares(config: LlamaConfig, mesh: Mesh) -> dict:
+def weight_shares(config: LlamaConfig, mesh: Mesh | AbstractMesh) -> dict:
     """A `WeightShare` for each parameter, in the tree of a `Llama`'s. Matrices in the compute dtype."""
     _, shapes, letters = abstract_model(config)
     return jax.tree.map(lambda names, x: _share(names, x.shape, config, mesh), letters, shapes)
 
 
-def _share(letters: str, shape: tuple[int, ...], config: LlamaConfig, mesh: Mesh) -> WeightShare:
+def _share(letters: str, shape: tuple[int, ...], config: LlamaConfig, mesh: Mesh | AbstractMesh) -> WeightShare:
     layers = shape[0] if len(shape) > len(letters) else None
     tp, rest = mesh.shape["tp"], math.prod(mesh.shape[axis] for axis in REST)
     if len(letters) == 1:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ringformer.estimate import compiler_process, memory_settings, run_estimate, targets
-from ringformer.estimate.commands import add_estimate, add_plan
+from ringformer.estimate.commands import add_estimate
 from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate.plan_command import add_plan
 from ringformer.estimate.programs import EVALUATION, PROGRAMS
 from ringformer.estimate.targets import find_target
 from tests.estimate.test_longest_context import estimate_of

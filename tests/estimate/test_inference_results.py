@@ -1,0 +1,68 @@
+"""What is committed of the contexts of inference: sound by count, and what the documentation says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.inference_contexts import AT_A_MILLION, LONGEST, MARKS, write_tables
+from ringformer.estimate.inference_workload import DECODE, PREFILL
+from ringformer.estimate.targets import find_target
+from ringformer.models.llama_presets import preset
+
+ROOT = Path(__file__).parents[2]
+RESULTS = json.loads((ROOT / "results" / "inference.json").read_text())
+ENTRIES = [pytest.param(entry, id=name) for kind in MARKS for name, entry in RESULTS[kind].items()]
+
+
+def test_all_that_was_asked_for_is_there():
+    assert set(RESULTS["at_a_million"]) == set(AT_A_MILLION) and set(RESULTS["longest"]) == set(LONGEST)
+    for name, (model, target, dtype) in (AT_A_MILLION | LONGEST).items():
+        entry = (RESULTS["longest"] | RESULTS["at_a_million"])[name]
+        assert (entry["model"], entry["target"], entry["compute_dtype"]) == (model, target, dtype)
+        assert {"jax", "jaxlib"} < set(entry["versions"]) and len(entry["versions"]) == 4  # and the compiler's
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_cache_is_shared_out(entry):
+    """total / (sp tp) by the preset's own numbers, within 2% of what the compiled programs' arguments leave for it."""
+    shape, (dp, fsdp, tp, sp) = preset(entry["model"]), map(int, entry["mesh_dim"].split(","))
+    item = {"bfloat16": 2, "float32": 4}[entry["compute_dtype"]]
+    total = 2 * shape["num_layers"] * entry["seq_len"] * shape["num_kv_heads"] * shape["head_dim"] * item
+    assert entry["cache_bytes"] == total // (sp * tp) and (dp, fsdp) == (1, 1)
+    for program in (PREFILL, DECODE):
+        left = entry[program]["argument_bytes"] - entry["weight_bytes"]
+        assert left == pytest.approx(total / (sp * tp), rel=0.02)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_it_fits_and_takes_no_less_than_it_can(entry):
+    budget = find_target(entry["target"]).budget
+    assert entry["fits"] and entry["prefill"]["fits"] and entry["loading_peak_bytes"] < budget
+    for program in (PREFILL, DECODE):
+        assert entry["cache_bytes"] < entry[program]["argument_bytes"] <= entry[program]["peak_bytes"] <= budget
+        assert f"--mode={program.split()[0]} " in entry[program]["command"]
+    assert entry[DECODE]["floor_seconds"] <= entry[DECODE]["decode_seconds_model"]
+    if not find_target(entry["target"]).chip.multiprocessors:  # GPUs copy
+        assert entry[DECODE]["decode_seconds_model"] < 1.05 * entry[DECODE]["floor_seconds"]
+    shape, chip = preset(entry["model"]), find_target(entry["target"]).chip
+    pairs = 2 * entry["seq_len"] ** 2 * shape["num_heads"] * shape["head_dim"] * shape["num_layers"]
+    peak = chip.flops(entry["compute_dtype"]) * entry["devices"]
+    assert entry[PREFILL]["prefill_seconds_model"] > pairs / peak
+
+
+def test_the_longest_are_the_longest():
+    for entry in RESULTS["longest"].values():
+        (reason,) = entry["why_not_longer"]
+        assert reason.startswith(f"{2 * entry['seq_len']:,} tokens: weights and cache alone are ")
+        held = 2 * entry["cache_bytes"] + entry["weight_bytes"]
+        assert held > find_target(entry["target"]).budget
+
+
+def test_the_committed_page_has_these_numbers(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs" / "estimating.md").read_text())
+    write_tables(page, RESULTS)
+    assert page.read_text() == (ROOT / "docs" / "estimating.md").read_text()
+    (count,) = {RESULTS["at_a_million"]["llama_7b/v5e-256/bfloat16"][DECODE]["collectives_executed"]}
+    assert f"executes {count:.0f} collectives a token" in page.read_text()
