@@ -28,7 +28,7 @@ def possible_head_groups(model: LlamaConfig) -> list[int]:
 
 
 def likely_settings(workload: Workload) -> list[MemorySettings]:
-    """The settings to compile, in this order: the fastest that the closed forms let fit, and the smallest."""
+    """The settings to compile, in this order: the two fastest that the closed forms let fit, and the smallest."""
     model, target = workload.model, workload.target
     if model.attention != "ring":
         return [replace(workload.settings, head_groups=1, remat_group=1)]
@@ -38,7 +38,7 @@ def likely_settings(workload: Workload) -> list[MemorySettings]:
     peaks = {s: peak_bytes(w) for s, w in options.items()}
     in_host = [s for s, w in options.items() if host_bytes(w) <= target.chip.host_bytes] or list(options)
     fitting = sorted((s for s in in_host if peaks[s] <= target.budget), key=lambda s: computation_seconds(options[s]))
-    return list(dict.fromkeys(fitting[:1] + [min(in_host, key=peaks.__getitem__)]))
+    return list(dict.fromkeys(fitting[:2] + [min(in_host, key=peaks.__getitem__)]))
 
 
 def compile_first_accepted(

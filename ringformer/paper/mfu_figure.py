@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ringformer.drawing import FAINT, INK, RULE, drawn
 
-COLORS = {"float32, XLA": "#3b75af", "bf16, XLA": "#c2570c", "bf16, Pallas": "#2c8a57"}
+COLORS = {"float32, XLA": "#3b75af", "bf16, XLA": "#c2570c", "bf16, Pallas": "#2c8a57", "bf16, cuDNN": "#7a5195"}
 """Of a variant, by its name."""
 
 
@@ -54,7 +54,7 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
     both[0].set_yticks(range(len(rows)), labels, color=INK, fontsize=9)
     both[0].set_ylim(len(rows) - 0.4, -1.2)
     for i, (variant, color) in enumerate(COLORS.items()):
-        both[1].annotate(variant, (0.0 + 0.34 * i, -0.75), ha="left", va="center", fontsize=8.5, color=color,
+        both[1].annotate(variant, (0.0 + 0.25 * i, -0.75), ha="left", va="center", fontsize=8.5, color=color,
                          annotation_clip=False)  # fmt: skip
     figure.supxlabel("model FLOPs utilisation, modelled   (open: blockwise, line: what it lets expect, filled: ring)",
                      fontsize=9.5)  # fmt: skip

@@ -20,7 +20,7 @@ from ringformer.paper.training_mfu import (
     utilisation,
 )
 
-KERNELS = {"xla": "XLA", "pallas": "Pallas"}
+KERNELS = {"xla": "XLA", "pallas": "Pallas", "cudnn": "cuDNN"}
 DTYPES = {"float32": "float32", "bfloat16": "bf16"}
 
 

@@ -70,7 +70,9 @@ class Variant(NamedTuple):
     kernel: Kernel
 
 
-VARIANTS = (Variant("float32", "xla"), Variant("bfloat16", "xla"), Variant("bfloat16", "pallas"))
+VARIANTS = (
+    Variant("float32", "xla"), Variant("bfloat16", "xla"), Variant("bfloat16", "pallas"), Variant("bfloat16", "cudnn"),
+)  # fmt: skip
 """float32 is the paper's: float32 arrays, whose products are bf16 passes on TPU and TF32 on GPU."""
 
 
@@ -94,7 +96,7 @@ class Cell(NamedTuple):
         ranks = target.num_devices // c.tp
         sp = c.ring // c.blockwise if run == RING else 1
         seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]
-        q_chunk, k_chunk = (default_chunk(c.blockwise * K),) * 2 if self.variant.kernel == "xla" else USUAL
+        q_chunk, k_chunk = USUAL if self.variant.kernel == "pallas" else (default_chunk(c.blockwise * K),) * 2
         model = LlamaConfig(**preset(c.model) | self.variant._asdict() | dict(
             attention="ring" if run == RING else "blockwise", q_chunk=q_chunk, k_chunk=k_chunk
         ))  # fmt: skip

@@ -37,10 +37,19 @@ def test_kernels_are_faster_than_blocks_of_xla():
     assert seconds("7b/pallas/one head group") == pytest.approx(seconds("7b/pallas"), rel=0.005)
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("7b/pallas/attention kept", 0.65), ("7b on v4/attention kept", 0.6)])
+@pytest.mark.parametrize(("name", "wanted"), [("7b/pallas", 0.65), ("7b on v4", 0.6)])
 def test_mfu_with_attention_kept(name, wanted):
-    """Of the causal pairs alone, and by hand: below the ceiling of 6 products counted and 7 executed."""
-    assert wanted <= STEPS[name]["mfu_causal_model"] < 6 / 7
+    """At the longest context that fits so; of the causal pairs alone, and by hand: below the ceiling of 6 products
+    counted and 7 executed."""
+    assert wanted <= STEPS[f"{name}/attention kept, longest"]["mfu_causal_model"] < 6 / 7
+
+
+def test_twice_the_longest_context_with_attention_kept_does_not_fit():
+    """What it needs besides the state grows with the context: twice as much is more than the device has."""
+    for name, devices in (("7b/pallas", 256), ("7b on v4", 512)):
+        step = STEPS[f"{name}/attention kept, longest"]
+        state = 20 * LlamaConfig(**preset("llama_7b")).num_params / devices
+        assert 2 * step["peak_bytes"] - state > step["hbm_bytes"]
 
 
 def test_llama3_8b_on_one_node_reaches_further_than_the_best_published():
@@ -59,7 +68,8 @@ def test_mfu_is_that_of_its_seconds():
 
 def test_the_page_says_these_numbers():
     page = (ROOT / "docs" / "performance.md").read_text()
-    for name in ("7b/xla", "7b/pallas", "7b/pallas/attention kept"):
+    for name in ("7b/xla", "7b/pallas", "7b/pallas/attention kept", "7b/pallas/attention kept, longest",
+                 "7b on v4/attention kept, longest"):  # fmt: skip
         step = STEPS[name]
         assert f"| {seconds(name):,.0f} s | {step['mfu_causal_model']:.1%} | {step['peak_bytes'] / 2**30:.2f}" in page
     one, four = (f"{seconds(f'8b/{kernel}'):,.0f} s" for kernel in ("xla", "pallas"))

@@ -75,7 +75,8 @@ def test_the_configurations_are_the_papers():
 def test_a_kernel_stands_where_it_runs():
     kernels = {(c.target.split("-")[0], *c.variant) for c in CELLS}
     xla = {(chip, dtype, "xla") for chip in ("8xA100", "32xA100", "v4") for dtype in ("float32", "bfloat16")}
-    assert kernels == xla | {("v4", "bfloat16", "pallas")}
+    cudnn = {(chip, "bfloat16", "cudnn") for chip in ("8xA100", "32xA100")}
+    assert kernels == xla | cudnn | {("v4", "bfloat16", "pallas")}
 
 
 @pytest.mark.parametrize("causal", [False, True])
