@@ -1,6 +1,6 @@
 """How fast is decoding with a cache, beside a whole forward pass for each token? The quickstart's model at 4096 tokens.
 
-    python benchmarks/decode_speed.py --out results/decode_speed.json
+    python benchmarks/decode_speed.py [--out=results/decode_speed.json]
 
 Measured on simulated CPU devices, the ways in turn, in one process: one device and a ring of eight against the function
 that ringformer had before the cache, on one device. Random weights: speed does not depend on them. Compilation is not
@@ -8,6 +8,7 @@ counted. The medians of the rounds are compared.
 """
 
 import argparse
+import datetime
 import json
 import statistics
 import time
@@ -92,6 +93,8 @@ def main() -> None:
         print({name: round(r[-1], 1) for name, r in rates.items() if r}, flush=True)
     medians = {name: statistics.median(r) for name, r in rates.items()}
     result = {
+        "what": "measured on simulated CPU devices of one machine: greedy tokens a second behind a long prompt, medians",
+        "command": "python benchmarks/decode_speed.py", "date": datetime.date.today().isoformat(),
         "model": "configs/quickstart.py", "context": CONTEXT, "dtype": config.compute_dtype, "jax": jax.__version__,
         "tokens_per_second": {name: round(x, 1) for name, x in medians.items()},
         "times_no_cache": {name: round(medians[name] / medians["no cache"], 1) for name in MESHES},

@@ -54,7 +54,7 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
     both[0].set_yticks(range(len(rows)), labels, color=INK, fontsize=9)
     both[0].set_ylim(len(rows) - 0.4, -1.2)
     for i, (variant, color) in enumerate(COLORS.items()):
-        both[1].annotate(variant, (0.0 + 0.25 * i, -0.75), ha="left", va="center", fontsize=8.5, color=color,
+        both[1].annotate(variant, (0.26 * i, -0.75), ha="left", va="center", fontsize=7.8, color=color,
                          annotation_clip=False)  # fmt: skip
     figure.supxlabel("model FLOPs utilisation, modelled   (open: blockwise, line: what it lets expect, filled: ring)",
                      fontsize=9.5)  # fmt: skip
