@@ -56,11 +56,11 @@ def filled(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--only=table4"], {"max_context": 0, "training_mfu": 12}),
+        (["--only=table4"], {"max_context": 0, "training_mfu": 15}),
         (["--only=table4/v4-1024/65b"], {"max_context": 0, "training_mfu": 3}),
         (["--only=ring/bfloat16/m=2"], {"max_context": 5, "training_mfu": 0}),
         (["--row=v5e-64/7b"], {"max_context": 1, "training_mfu": 0}),
-        ([], {"max_context": len(max_context.cells()), "training_mfu": 12, "activation_memory": 1}),
+        ([], {"max_context": len(max_context.cells()), "training_mfu": 15, "activation_memory": 1}),
     ],
 )
 def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
