@@ -93,7 +93,7 @@ def main() -> None:
         print({name: round(r[-1], 1) for name, r in rates.items() if r}, flush=True)
     medians = {name: statistics.median(r) for name, r in rates.items()}
     result = {
-        "what": "measured on simulated CPU devices of one machine: greedy tokens a second behind a long prompt, medians",
+        "what": "measured on simulated CPU devices of one machine: greedy tokens a second behind a prompt, medians",
         "command": "python benchmarks/decode_speed.py", "date": datetime.date.today().isoformat(),
         "model": "configs/quickstart.py", "context": CONTEXT, "dtype": config.compute_dtype, "jax": jax.__version__,
         "tokens_per_second": {name: round(x, 1) for name, x in medians.items()},
