@@ -20,7 +20,8 @@ MAX_STEP_SECONDS = 3600.0
 def attempt(
     workload: Workload, log: Callable[[str], None], *, whole_run: bool = False, generate_code: bool = False
 ) -> dict:
-    """Whether a preset's workload trains, with the first likely memory settings that the compiler accepts.
+    """Whether a preset's workload trains, with the first likely memory settings that the compiler accepts, of those
+    with which its schedule hides the ring's loops, if there are any.
 
     Returns the JSON of the estimate without its lists of collectives and buffers, with `seq_len`, the settings and the
     command that says the same; that of the smallest settings if none fits. It does not fit either if what it offloads
@@ -29,7 +30,7 @@ def attempt(
     """
     workload, estimate = compile_first_accepted(
         workload, likely_settings(workload), lambda e: e.fits and e.fits_host, lambda w: log(estimate_command(w)),
-        generate_code,
+        generate_code, prefers=lambda e: e.schedule is None or e.schedule.exposed_in_ring_loops == 0,
     )  # fmt: skip
     others = compile_others(workload, generate_code=generate_code) if whole_run and estimate.fits else ()
     run = RunEstimate((estimate, *others))

@@ -47,15 +47,20 @@ def compile_first_accepted(
     accepts: Callable[[Estimate], bool],
     announce: Callable[[Workload], None],
     generate_code: bool = False,
+    prefers: Callable[[Estimate], bool] = lambda estimate: True,
 ) -> tuple[Workload, Estimate]:
-    """The workload with the first of these settings whose estimate is accepted, and that estimate; else the last.
+    """The workload with the first of these settings whose estimate is accepted and preferred, and that estimate; else the
+    first that is accepted; else the last.
 
     `announce` is told of each workload before it is compiled. Raises as `compile_apart`.
     """
+    kept = None
     for option in settings:
         workload = workload.with_settings(option)
         announce(workload)
         estimate = compile_apart(workload, generate_code=generate_code)
         if accepts(estimate):
-            break
-    return workload, estimate
+            kept = kept or (workload, estimate)
+            if prefers(estimate):
+                return workload, estimate
+    return kept or (workload, estimate)

@@ -51,3 +51,14 @@ def test_the_first_that_is_accepted_is_kept(monkeypatch):
         )
         assert workload.model.head_groups == estimate == kept
         assert seen == [s for s in settings if s.head_groups <= kept]
+
+
+def test_of_those_that_are_accepted_a_preferred_one_is_kept(monkeypatch):
+    """Else the first of them, and not the last."""
+    settings = [MemorySettings(g) for g in (1, 4, 8, 16)]
+    monkeypatch.setattr(memory_settings, "compile_apart", lambda w, generate_code: w.model.head_groups)
+    for preferred, kept in ((8, 8), (32, 4)):
+        workload, estimate = compile_first_accepted(
+            WORKLOAD, settings, lambda e: e >= 4, lambda w: None, prefers=lambda e, least=preferred: e >= least
+        )
+        assert workload.model.head_groups == estimate == kept
