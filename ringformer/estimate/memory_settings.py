@@ -49,7 +49,7 @@ def compile_first_accepted(
     generate_code: bool = False,
     prefers: Callable[[Estimate], bool] = lambda estimate: True,
 ) -> tuple[Workload, Estimate]:
-    """The workload with the first of these settings whose estimate is accepted and preferred, and that estimate; else the
+    """The workload with the first of these settings whose estimate is accepted and preferred, and that; else the
     first that is accepted; else the last.
 
     `announce` is told of each workload before it is compiled. Raises as `compile_apart`.
