@@ -138,7 +138,8 @@ def _ruler(args: argparse.Namespace) -> None:
     tasks = ruler.check(args.tasks.split(","))
 
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
-        list(ruler.cases_of_length(min(lengths), tasks, 1, args.seed, tokens))  # what does not fit is said first
+        for length in lengths:  # what does not fit is said first; cwe's example is longer from 4,096 tokens on
+            list(ruler.cases_of_length(length, tasks, 1, args.seed, tokens))
         return (list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens))
                 for n in lengths for task in tasks)  # fmt: skip
 

@@ -144,6 +144,7 @@ def test_ruler(run, answered_by, capsys):
     (["needle", "--lengths=2K", "--depths=x"], "'x' is no number"),
     (["ruler", "--lengths=2K", "--tasks=vt,qa_1"], "unknown task 'qa_1'; known: niah_single_1"),
     (["ruler", "--lengths=1K", "--tasks=fwe,vt"], "vt in 1,024 tokens: the shortest prompt has"),
+    (["ruler", "--lengths=3K,4K", "--tasks=cwe"], "cwe in 4,096 tokens: the shortest prompt has"),
 ])  # fmt: skip
 def test_what_is_refused_before_anything_is_computed(words, said, run, answered_by, capsys):
     answered_by(lambda prompt: pytest.fail("was asked"))
