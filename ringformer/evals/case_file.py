@@ -26,6 +26,7 @@ class CaseFile:
 
     def __init__(self, path: Path, evaluation: str, settings: dict[str, Any]):
         self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
         head = json.loads(json.dumps({"evaluation": evaluation, "settings": settings}))
         self.rows: dict[str, Row] = {}
         lines = path.read_bytes().decode("utf-8", "replace").split("\n") if path.exists() else []
@@ -37,7 +38,6 @@ class CaseFile:
         for number, line in enumerate(kept[1:], 2):
             row = self._row(number, line)
             self.rows[row["key"]] = row
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")  # a crash here leaves the old file
         part.write_text("".join(json.dumps(row) + "\n" for row in (head, *self.rows.values())), encoding="utf-8")
         part.replace(path)
@@ -63,6 +63,9 @@ class CaseFile:
             row = json.loads(line)
             if not isinstance(row["key"], str) or not isinstance(row["prompt_hash"], str):
                 raise TypeError
+            first = next(iter(self.rows.values()), row)
+            if {name: type(x) for name, x in row.items()} != {name: type(x) for name, x in first.items()}:
+                raise TypeError
         except (ValueError, TypeError, KeyError):
             raise ValueError(f"{self.path}:{number} is no case: {line[:60]!r}; delete the line") from None
         return row
@@ -76,6 +79,12 @@ class CaseFile:
                 "have changed; choose another --out"
             )
         return row is not None
+
+    def check(self, row: Row) -> None:
+        """Raise ValueError if the file has another row of this key: somebody changed it."""
+        if self.rows[row["key"]] != json.loads(json.dumps(row)):
+            raise ValueError(f"{self.path}: the case {row['key']} is not as it was written: delete its line, and it is "
+                             "evaluated again")  # fmt: skip
 
     def add(self, row: Row) -> None:
         """Write a case, on the disk when this returns; `key` and `prompt_hash` are among its fields."""

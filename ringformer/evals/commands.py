@@ -138,7 +138,8 @@ def _ruler(args: argparse.Namespace) -> None:
     tasks = ruler.check(args.tasks.split(","))
 
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
-        list(ruler.cases_of_length(min(lengths), tasks, 1, args.seed, tokens))  # what does not fit is said first
+        for length in lengths:  # what does not fit is said first; cwe's example is longer from 4,096 tokens on
+            list(ruler.cases_of_length(length, tasks, 1, args.seed, tokens))
         return (list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens))
                 for n in lengths for task in tasks)  # fmt: skip
 
@@ -177,19 +178,19 @@ def _evaluate(args: argparse.Namespace, evaluation: Evaluation) -> None:
         settings = model.settings | {"seed": args.seed, "chat": args.chat} | evaluation.settings
         if args.chat:
             settings |= {"template": model.text.template_name, "end_tokens": sorted(model.text.chat_end_tokens)}
-        folder = out_folder(args, evaluation.name)
-        file = CaseFile(folder / "cases.jsonl", evaluation.name, settings)
-        answering = Answering(model.load(max(lengths)), max(lengths), args.batch_size, args.chat)
-        groups = evaluation.groups(answering.tokens, lengths)
-        if evaluation.fixed:
-            groups = list(groups)
-            check_fit([case for group in groups for case in group], answering)
-        answer_cases(groups, answering, evaluation.score, file, say)
-    rows = list(file.rows.values())
-    title = f"{evaluation.title}: {Path(args.run).resolve().name}, step {settings['step'] or 0}"
-    title += ", chat" if args.chat else ""
-    write_outputs(folder, evaluation.name, f"{title}\n{evaluation.table(rows)}")
-    evaluation.draw(rows, title, path=folder / f"{evaluation.name}.png")
+        with out_folder(args, evaluation.name) as folder:
+            file = CaseFile(folder / "cases.jsonl", evaluation.name, settings)
+            answering = Answering(model.load(max(lengths)), max(lengths), args.batch_size, args.chat)
+            groups = evaluation.groups(answering.tokens, lengths)
+            if evaluation.fixed:
+                groups = list(groups)
+                check_fit([case for group in groups for case in group], answering)
+            answer_cases(groups, answering, evaluation.score, file, say)
+            rows = list(file.rows.values())
+            title = f"{evaluation.title}: {Path(args.run).resolve().name}, step {settings['step'] or 0}"
+            title += ", chat" if args.chat else ""
+            write_outputs(folder, evaluation.name, f"{title}\n{evaluation.table(rows)}")
+            evaluation.draw(rows, title, path=folder / f"{evaluation.name}.png")
 
 
 def write_outputs(folder: Path, name: str, table: str) -> None:

@@ -1,6 +1,7 @@
 """Options that evaluations share, and what is opened by them."""
 
 import argparse
+import fcntl
 import re
 import sys
 from collections.abc import Iterator
@@ -111,9 +112,17 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
         yield Opened(text, folder, args)
 
 
-def out_folder(args: argparse.Namespace, name: str) -> Path:
-    """Where the outputs go."""
-    return Path(args.out) if args.out else Path(args.run) / "evals" / name
+@contextmanager
+def out_folder(args: argparse.Namespace, name: str) -> Iterator[Path]:
+    """Where the outputs go: a folder that no other process writes to meanwhile. Raises ValueError if one does."""
+    folder = Path(args.out) if args.out else Path(args.run) / "evals" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # which of the two, the system chooses
+            raise ValueError(f"another evaluation writes to {folder}: wait for it, or choose another --out") from None
+        yield folder
 
 
 def say(line: str) -> None:

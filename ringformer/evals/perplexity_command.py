@@ -43,17 +43,19 @@ def _perplexity(args: argparse.Namespace) -> None:
         if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
             raise ValueError(f"{store.path} was made with tokenizer {store.meta['tokenizer']}, the model has {name}")
         perplexity.check(store, args.lengths, last)
-        folder, name = out_folder(args, "perplexity"), Path(args.run).resolve().name
         settings = model.settings | {"store": store.meta["fingerprint"], "documents": args.documents, "last": last,
                                      "ends_at": max(args.lengths)}  # fmt: skip
-        file = CaseFile(folder / "cases.jsonl", "perplexity", settings)
-        perplexity.measure_store(model.load(max(args.lengths)).generator, store, args.lengths, last=last,
-                                 documents=args.documents, batch_size=args.batch_size, file=file, say=say)  # fmt: skip
-    rows, bytes_per_token = list(file.rows.values()), store.meta["utf8_bytes"] / store.meta["trained_tokens"]
-    losses = perplexity.by_context(rows, bytes_per_token), perplexity.by_position(rows, bytes_per_token)
-    title = f"perplexity: {name}, step {settings['step'] or 0}, on {store.path}"
-    write_outputs(folder, "perplexity", f"{title}\n{perplexity_tables(*losses, last)}")
-    draw_losses(*losses, title, path=folder / "perplexity.png")
+        with out_folder(args, "perplexity") as folder:
+            file = CaseFile(folder / "cases.jsonl", "perplexity", settings)
+            generator = model.load(max(args.lengths)).generator
+            perplexity.measure_store(generator, store, args.lengths, last=last, documents=args.documents,
+                                     batch_size=args.batch_size, file=file, say=say)  # fmt: skip
+            rows = list(file.rows.values())
+            bytes_per_token = store.meta["utf8_bytes"] / store.meta["trained_tokens"]
+            losses = perplexity.by_context(rows, bytes_per_token), perplexity.by_position(rows, bytes_per_token)
+            title = f"perplexity: {Path(args.run).resolve().name}, step {settings['step'] or 0}, on {store.path}"
+            write_outputs(folder, "perplexity", f"{title}\n{perplexity_tables(*losses, last)}")
+            draw_losses(*losses, title, path=folder / "perplexity.png")
 
 
 def _open(path: str) -> "TokenStore":

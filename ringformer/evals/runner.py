@@ -35,17 +35,20 @@ def answer_cases(
     No prompt is ever cut: before anything of a group is computed each of its prompts is measured.
 
     Raises:
-      ValueError: for a prompt that does not fit.
+      ValueError: for a prompt that does not fit, and for a row of the file that is not what its answer gives.
     """
     for group in groups:
         prompt_tokens = check_fit(group, answering)
         pending = [case for case in group if not file.done(case.key, case.prompt_hash)]
+        for case in group:
+            if found := file.rows.get(case.key):
+                answer = str(found.get("answer"))
+                file.check(_row(case, answer, score(case, answer), prompt_tokens[case.key]))
         for first in range(0, len(pending), answering.batch_size):
             batch = pending[first : first + answering.batch_size]
             for case, answer in zip(batch, _answers(batch, answering), strict=True):
                 file.add(_row(case, answer, score(case, answer), prompt_tokens[case.key]))
-        found = [file.rows[case.key] for case in group]
-        mean = sum(row["score"] for row in found) / max(1, len(found))
+        mean = sum(file.rows[case.key]["score"] for case in group) / max(1, len(group))
         say(f"{describe(group)}: {len(group)} cases, {len(pending)} of them new, score {mean:.1%}")
 
 

@@ -53,7 +53,8 @@ def sample(
     """A token of each row, drawn with the row's key. Top-k comes before top-p, both after the temperature."""
     if kind.greedy:
         return logits.argmax(axis=-1).astype(jnp.int32)
-    logits = logits / temperature
+    below = logits - logits.max(axis=-1, keepdims=True)
+    logits = jnp.where(below == 0, 0.0, below / temperature)  # finite for the likeliest, however small the temperature
     if kind.has_top_k or kind.has_top_p:
         ranked = jnp.sort(logits, axis=-1, descending=True)
         kept = jnp.ones(ranked.shape, bool)

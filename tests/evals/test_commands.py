@@ -1,6 +1,8 @@
 """`ringformer eval`: what a person gets, and what is refused before anything is computed."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -142,6 +144,7 @@ def test_ruler(run, answered_by, capsys):
     (["needle", "--lengths=2K", "--depths=x"], "'x' is no number"),
     (["ruler", "--lengths=2K", "--tasks=vt,qa_1"], "unknown task 'qa_1'; known: niah_single_1"),
     (["ruler", "--lengths=1K", "--tasks=fwe,vt"], "vt in 1,024 tokens: the shortest prompt has"),
+    (["ruler", "--lengths=3K,4K", "--tasks=cwe"], "cwe in 4,096 tokens: the shortest prompt has"),
 ])  # fmt: skip
 def test_what_is_refused_before_anything_is_computed(words, said, run, answered_by, capsys):
     answered_by(lambda prompt: pytest.fail("was asked"))
@@ -168,6 +171,29 @@ def test_an_out_with_cases_of_another_evaluation_is_refused(run, answered_by, ca
     assert evaluate("lines", run, "--num_lines=3", "--num_cases=1", f"--out={tmp_path}/o") == 0
     assert evaluate("ruler", run, "--lengths=2K", "--num_cases=1", f"--out={tmp_path}/o") == 2
     assert "holds cases of lines, not of ruler: choose another --out" in capsys.readouterr().err
+
+
+def test_one_process_at_a_time_writes_to_a_folder(run, answered_by, capsys, tmp_path):
+    """The second is refused and leaves everything as it is; when the first is gone, killed even, the way is free."""
+    answered_by(knows_lines)
+    options = ["--num_lines=5", "--num_cases=1", f"--out={tmp_path / 'out'}"]
+    program = f"""
+from argparse import Namespace
+from ringformer.evals.options import out_folder
+with out_folder(Namespace(out={str(tmp_path / "out")!r}), "lines"):
+    print(flush=True)
+    input()
+"""
+    first = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert first.stdout.readline()
+        assert evaluate("lines", run, *options) == 2
+        assert f"another evaluation writes to {tmp_path / 'out'}: wait for it, or choose" in capsys.readouterr().err
+        assert not (tmp_path / "out" / "cases.jsonl").exists()
+    finally:
+        first.kill()
+        first.communicate()
+    assert evaluate("lines", run, *options) == 0
 
 
 def test_an_unknown_evaluation_gets_the_list(capsys):

@@ -132,6 +132,20 @@ def test_a_line_that_is_no_case_is_named(tmp_path):
         CaseFile(path, "lines", SETTINGS)
 
 
+@pytest.mark.parametrize(("row", "field", "value"), [(1, "score", 0.0), (1, "expected", ["7"]), (1, "score", None),
+                                                     (2, "answer", None), (2, "num_lines", "many")])  # fmt: skip
+def test_what_was_written_by_hand_is_no_answer(row, field, value, tmp_path):
+    """A score that the answer has not, a field that is gone (None) or of another kind."""
+    path = tmp_path / "cases.jsonl"
+    evaluate(Scripted(knows_lines), path, count=2)
+    text = path.read_text().splitlines()
+    changed = json.loads(text[row]) | {field: value}
+    text[row] = json.dumps({name: x for name, x in changed.items() if x is not None})
+    path.write_text("\n".join(text) + "\n")
+    with pytest.raises(ValueError, match=r"cases\.jsonl.*delete (its|the) line"):
+        evaluate(Scripted(knows_lines), path, count=2)
+
+
 def test_settings_may_change_before_the_first_case(tmp_path):
     """A start that failed leaves a head alone."""
     path = tmp_path / "cases.jsonl"

@@ -8,7 +8,7 @@ import pytest
 from ringformer.inference.sampling import Sampling, row_keys, sample
 from tests.inference.models import CONFIG, generator
 
-LOGITS = np.array([2.0, -1.0, 0.5, 1.9, -3.0, 1.0])
+LOGITS = np.array([1.0, -1.0, 0.5, 1.9, -3.0, 2.0])
 
 
 def draws(sampling: Sampling, count: int) -> np.ndarray:
@@ -49,7 +49,14 @@ def test_frequencies(sampling):
 
 
 def test_greedy_takes_the_likeliest():
-    assert (draws(Sampling(), 3) == 0).all()
+    assert (draws(Sampling(), 3) == LOGITS.argmax()).all()
+
+
+@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("temperature", [1e-6, 2e-38, 1e-40, 1e-300])
+def test_next_to_no_temperature_takes_the_likeliest(temperature, more):
+    """What float32 makes of the quotients is beyond its range, or the temperature itself is 0 there."""
+    assert (draws(Sampling(temperature, **more), 20) == LOGITS.argmax()).all()
 
 
 def test_a_row_draws_alone():
