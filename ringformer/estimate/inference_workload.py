@@ -15,7 +15,7 @@ PREFILL, FIRST_CHUNK, DECODE = "prefill", "prefill of the first chunk", "decode 
 which nothing came; one token of each row against a full cache."""
 INFERENCE = (PREFILL, FIRST_CHUNK, DECODE)
 LOADING = "layout of the weights"
-"""Before there is a cache: from the shards of a checkpoint to the shares of decoding, both of which are there."""
+"""Before there is a cache: from the shards of a checkpoint to the shares of decoding, the largest parameter in both."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ringformer.inference.program_sizes import step_of_sizes
 from ringformer.inference.programs import TOKENS, Programs, as_global, inference_config
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session, check_decoding, check_tokens
-from ringformer.inference.weight_shares import make_reshard, parameter_dtypes
+from ringformer.inference.weight_shares import parameter_dtypes, reshard
 from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops import layouts
@@ -27,7 +27,7 @@ class Generator:
     """A LLaMA on a mesh (dp, fsdp, tp, sp), its weights shared out over (fsdp, tp, sp) and rows over dp.
 
     Args:
-      params: as a run's checkpoint has them, laid out by `weight_shardings` for this mesh.
+      params: as a run's checkpoint has them, laid out by `weight_shardings` for this mesh; the matrices are deleted.
       max_length: tokens, prompt and continuation together, that a row may have.
       prefill_chunk: tokens of a prompt that are taken in at once, if all would need too much memory; None: all.
 
@@ -42,7 +42,7 @@ class Generator:
         self.config = inference_config(config, mesh, (prefill_chunk or max_length) // mesh.shape["sp"])
         self.mesh, self.max_length, self.prefill_chunk = mesh, max_length, prefill_chunk
         self._programs = Programs(self.config, mesh)
-        self._weights = make_reshard(self.config, mesh)(params)
+        self._weights = reshard(self.config, params, mesh)
 
     @classmethod
     def load(

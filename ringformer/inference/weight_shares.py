@@ -8,6 +8,7 @@ feed-forward features as in training (of fewer key heads than ranks, each holds 
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ from jax.typing import DTypeLike
 
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.gather_weight import GATHER
-from ringformer.train.state import abstract_model, specs, weight_shardings
+from ringformer.train.state import abstract_model, weight_shardings
+from ringformer.weight_sharding import WeightSharding
 
 ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
 """The axes over which a weight is cut, major first; those over which a tp rank's part of it is."""
@@ -111,19 +113,27 @@ def parameter_dtypes(config: LlamaConfig) -> dict:
     return jax.tree.map(lambda names: jnp.dtype(config.compute_dtype if len(names) > 1 else "float32"), letters)
 
 
-def make_reshard(config: LlamaConfig, mesh: Mesh):
-    """`reshard(params) -> weights`, jitted: from the trainer's shards to the shares, one layer whole at a time."""
-    shards, shares = weight_shardings(config, mesh), weight_shares(config, mesh)
+def make_reshard(shard: WeightSharding, share: WeightShare, mesh: Mesh):
+    """`reshard(parameter) -> its shares`, jitted: from the trainer's shards, one layer whole at a time."""
 
-    def one(params: Any, shards: Any, shares: Any) -> Any:
-        return jax.tree.map(lambda x, w, s: s.cut(w.gather(x, s.dtype)), params, shards, shares)
+    def one(x: jax.Array) -> jax.Array:
+        return share.cut(shard.gather(x, share.dtype))
 
-    def reshard(params):
-        layers = lax.map(lambda layer: one(layer, shards["layers"], shares["layers"]), params["layers"])
-        rest = {name: one(params[name], shards[name], shares[name]) for name in params if name != "layers"}
-        return {**rest, "layers": layers}
+    each = one if share.layers is None else partial(lax.map, one)
+    return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(shard.spec,), out_specs=share.spec))
 
-    return jax.jit(jax.shard_map(reshard, mesh=mesh, in_specs=(specs(shards),), out_specs=specs(shares)))
+
+def reshard(config: LlamaConfig, params: Any, mesh: Mesh) -> Any:
+    """The shares of all parameters. Each matrix is deleted before the next is laid out, so that one at a time is there
+    twice."""
+
+    def one(x: jax.Array, shard: WeightSharding, share: WeightShare) -> jax.Array:
+        shares = jax.block_until_ready(make_reshard(shard, share, mesh)(x))
+        if share.axes:
+            x.delete()
+        return shares
+
+    return jax.tree.map(one, params, weight_shardings(config, mesh), weight_shares(config, mesh))
 
 
 def make_gather(config: LlamaConfig, mesh: Mesh):

@@ -185,7 +185,8 @@ def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):
 
 
 @on_tpu
-def test_loading_holds_the_weights_twice():
+def test_loading_holds_the_largest_parameter_twice():
     """On one device what goes in is as large as what comes out."""
     workload = InferenceWorkload(SMALL, find_target("v5e-1"), "1,1,1,1", 2048, 1)
-    assert compiled(workload, LOADING).peak_bytes >= 2 * weight_bytes(workload)
+    largest = 2 * max(L * D * F, SMALL.vocab_size * D)
+    assert weight_bytes(workload) + largest <= compiled(workload, LOADING).peak_bytes < 2 * weight_bytes(workload)

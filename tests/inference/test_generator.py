@@ -3,11 +3,13 @@
 import json
 from dataclasses import asdict, replace
 
+import jax
 import numpy as np
 import pytest
 import torch
 
 from ringformer.convert import from_hf
+from ringformer.inference import weight_shares
 from ringformer.inference.generator import Generator
 from ringformer.inference.programs import Programs
 from tests.convert.models import load, save_model
@@ -31,6 +33,26 @@ def test_greedy_tokens_are_those_of_transformers(family, mesh_dim, tmp_path):
         out = model.generate(torch.tensor([prompt]), max_new_tokens=128, do_sample=False, pad_token_id=0,
                              attention_mask=torch.ones(1, 9, dtype=torch.long))  # fmt: skip
         assert out[0, 9:].tolist() == row
+
+
+def test_one_weight_at_a_time_is_there_twice(monkeypatch):
+    """Whenever one is laid out, what is there of checkpoint and generator is all the weights, and no more of them."""
+    layout, held, whole = weight_shares.make_reshard, [], []
+
+    def noted(*args):
+        def lay_out(x):
+            whole.append(x.nbytes)
+            held.append(sum(array.nbytes for array in jax.live_arrays()) - before)
+            return layout(*args)(x)
+
+        return lay_out
+
+    config = replace(CONFIG, hidden_size=48)  # of no other test
+    monkeypatch.setattr(weight_shares, "make_reshard", noted)
+    log_probabilities(config, PROMPT)  # which draws the weights, and keeps them
+    before = sum(array.nbytes for array in jax.live_arrays())
+    generator(config, "1,1,1,1")
+    assert len(held) == len(whole) > 10 and max(held) <= 1.02 * sum(whole)  # vectors are twice there
 
 
 def test_an_end_token_is_the_last_of_its_row():
