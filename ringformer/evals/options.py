@@ -70,9 +70,14 @@ class Opened(NamedTuple):
     text: "RunText"
     folder: Path
     args: argparse.Namespace
+    identity: dict[str, Any]
+    """Of `model_folder.identity`, when it was opened."""
 
     def load(self, max_length: int) -> "TextGenerator":
-        """The model, for prompts and answers of up to `max_length` tokens."""
+        """The model, for prompts and answers of up to `max_length` tokens.
+
+        Raises ValueError if a checkpoint was written since it was opened: it may be the one that was read."""
+        from ringformer.evals.model_folder import identity
         from ringformer.inference.generator import Generator
         from ringformer.inference.text_generator import TextGenerator
 
@@ -80,15 +85,14 @@ class Opened(NamedTuple):
             self.folder, mesh_dim=self.args.mesh_dim, max_length=max_length, prefill_chunk=self.args.prefill_chunk,
             compute_dtype=self.args.compute_dtype,
         )  # fmt: skip
+        if identity(self.args.run) != self.identity:
+            raise ValueError(f"{self.args.run} wrote a checkpoint while it was read: start again")
         return TextGenerator(generator, self.text)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What of the options decides an outcome."""
-        from ringformer.evals.model_folder import identity
-
-        return identity(self.args.run) | {"tokenizer": self.text.tokenizer.name,
-                                          "compute_dtype": self.args.compute_dtype}  # fmt: skip
+        return self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": self.args.compute_dtype}
 
 
 @contextmanager
@@ -102,14 +106,14 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
             raise ValueError(f"--{name}={value} must be at least {least}")
     check_matplotlib()
     simulate_cpu_devices(args.cpu_devices)
-    from ringformer.evals.model_folder import is_hugging_face, model_folder
+    from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
     from ringformer.inference.run_text import RunText
 
     if is_hugging_face(args.run) and not args.out:
         raise ValueError(f"{args.run} is a Hugging Face checkpoint, which stays as it is: name the outputs' --out")
     with model_folder(args.run, say) as folder:
         text = RunText(folder, tokenizer=args.tokenizer, template=getattr(args, "template", None))
-        yield Opened(text, folder, args)
+        yield Opened(text, folder, args, identity(args.run))
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.prepare import open_or_build
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
-from ringformer.evals import lines
+from ringformer.evals import lines, model_folder
 from ringformer.evals.options import Opened, parse_lengths
+from ringformer.inference.generator import Generator
 from tests.convert.models import load, save_model
 from tests.evals.models import Scripted, knows_lines
 from tests.train.runs import MODEL
@@ -194,6 +195,15 @@ with out_folder(Namespace(out={str(tmp_path / "out")!r}), "lines"):
         first.kill()
         first.communicate()
     assert evaluate("lines", run, *options) == 0
+
+
+def test_a_checkpoint_that_is_written_meanwhile_is_not_taken_for_the_one_before(run, monkeypatch, capsys):
+    """Training goes on while the weights are read: of which step they are nobody knows."""
+    steps = iter([30, 40])
+    monkeypatch.setattr(model_folder, "latest_step", lambda _run: next(steps))
+    monkeypatch.setattr(Generator, "load", lambda *_, **__: None)
+    assert evaluate("lines", run, "--num_lines=5") == 2
+    assert "wrote a checkpoint while it was read: start again" in capsys.readouterr().err
 
 
 def test_an_unknown_evaluation_gets_the_list(capsys):
