@@ -1,18 +1,23 @@
-"""What scripts/retrieval.sh needs beside `ringformer`: a tokenizer and records to train on.
+"""What scripts/retrieval.sh needs beside `ringformer`: a tokenizer and records to train on, and the file of results.
 
-python scripts/retrieval.py make FOLDER [--share=1.0] [--largest=99]
+python scripts/retrieval.py make FOLDER [--largest=99] [--share=1.0]
+python scripts/retrieval.py report RESULTS_JSON FOLDER... [--commands=...]
 """
 
 import argparse
 import json
-import random
-from collections.abc import Iterator
+import math
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.evals.cases import seeded
 from ringformer.evals.lines import FOOTER, HEADER, LINE, record_text
+from ringformer.evals.tables import contexts, mean, mean_tokens
 from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
 
 END = "</s>"
@@ -24,39 +29,52 @@ TEMPLATE = (
 
 
 class Records(NamedTuple):
-    """What a stage of configs/retrieval.py trains on."""
+    """Records of one kind; a stage of configs/retrieval.py takes those of its lengths."""
 
     count: int
     lines: tuple[int, int]
     """The fewest and the most lines of a record."""
     questions: int
     """Of a record, each for any of its lines: they repeat, or the last ones could be answered by elimination."""
-    words: int | None = None
-    """Adjectives, and nouns, that a record has; None: any. With few of them a noun alone tells no line."""
+    lines_per_word: int | None = None
+    """Lines that share a noun, and an adjective: else most nouns of a record tell its line alone, and adjectives are
+    not learned. None: as they come."""
 
 
-STAGES = (
-    Records(30_000, (2, 4), 16),
-    Records(30_000, (4, 16), 16),
-    Records(30_000, (64, 111), 16),
-    Records(3_000, (447, 447), 64),
-    Records(1_000, (958, 958), 64),
+KINDS = (
+    Records(60_000, (2, 8), 16),
+    Records(20_000, (10, 111), 16, lines_per_word=3),
+    Records(1_500, (430, 447), 64),
+    Records(500, (900, 959), 64),
 )
+"""With eight tokens a line and a question, and one for what stands before: up to 193, 1,017, 4,089 and 8,185 tokens."""
+
+FEWEST = 100
+"""Records of a kind, whatever the share."""
 
 
-def record(stage: int, records: Records, number: int, largest: int) -> dict[str, Any]:
+def record(kind: int, number: int, largest: int) -> dict[str, Any]:
     """A conversation: the record with its first question, the answer, and more questions with their answers.
 
     Its random numbers are those of no evaluation, whose seeds are whole numbers.
+
+    Args:
+      kind: of `KINDS`.
+      number: of the record among its kind.
+      largest: the largest number of a line.
     """
-    rng = seeded("records to train on", stage, number)
-    count = rng.randint(*records.lines)
-    words = [rng.sample(known, records.words or len(known)) for known in (ADJECTIVES, NOUNS)]
+    _, (fewest, most), questions, lines_per_word = KINDS[kind]
+    rng = seeded("records to train on", kind, number)
+    count = int(math.exp(rng.uniform(math.log(fewest), math.log(most + 1))))  # as many of each order of magnitude
+    words = [
+        rng.sample(known, math.ceil(count / lines_per_word)) if lines_per_word else known
+        for known in (ADJECTIVES, NOUNS)
+    ]
     lines = [(index, rng.randint(1, largest)) for index in islice(distinct_pairs(rng, *words), count)]
     messages = []
-    for i, (index, number) in enumerate(rng.choices(lines, k=records.questions)):
+    for i, (index, answer) in enumerate(rng.choices(lines, k=questions)):
         question = ("" if i else record_text(lines)) + FOOTER.format(index=index)
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": str(number)}]
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": str(answer)}]
     return {"messages": messages}
 
 
@@ -86,15 +104,37 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def make(folder: Path, share: float, largest: int) -> None:
-    """Write the tokenizer, and the records of each stage, stage-N.jsonl."""
+    """Write the tokenizer and the records, records.jsonl."""
     (folder / "tokenizer").mkdir(parents=True)
     write_tokenizer(folder / "tokenizer")
-    for stage, records in enumerate(STAGES, 1):
-        path = folder / f"stage-{stage}.jsonl"
-        with path.open("w") as file:
-            for number in range(round(records.count * share)):
-                file.write(json.dumps(record(stage, records, number, largest)) + "\n")
-        print(f"{path}: {number + 1:,} records of {records.lines[0]} to {records.lines[1]} lines")
+    with (folder / "records.jsonl").open("w") as file:
+        for kind, records in enumerate(KINDS):
+            count, (fewest, most) = max(FEWEST, round(records.count * share)), records.lines
+            for number in range(count):
+                file.write(json.dumps(record(kind, number, largest)) + "\n")
+            print(f"{file.name}: {count:,} records of {fewest} to {most} lines")
+
+
+def report(path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str]) -> None:
+    """Write what runs reached, `folders` of scripts/retrieval.sh: their stages, and their accuracy by context."""
+    runs = []
+    for folder in folders:
+        stages = json.loads((folder / "run" / "stages.json").read_text())
+        last = folder / "run" / stages[-1]["run_dir"]
+        head, *rows = map(json.loads, (last / "evals" / "lines" / "cases.jsonl").read_text().splitlines())
+        saved = json.loads((folder / "run" / stages[0]["run_dir"] / "config.json").read_text())
+        accuracy = [
+            {"context": context, "prompt_tokens": round(mean_tokens(found)), "cases": len(found),
+             "accuracy": mean(found)}
+            for context, found in contexts(rows).items()
+        ]  # fmt: skip
+        runs.append({"seed": saved["seed"], "form": head["settings"]["form"], "stages": stages, "accuracy": accuracy})
+    content = {
+        "measured_on": measured_on, "date": f"{datetime.now(UTC):%Y-%m-%d}", "commands": list(commands),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "flax", "optax")}},
+        "runs": runs,
+    }  # fmt: skip
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main() -> None:
@@ -102,10 +142,18 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("make")
     verb.add_argument("folder", type=Path)
-    verb.add_argument("--share", type=float, default=1.0, help="of the records")
     verb.add_argument("--largest", type=int, default=99, help="number of a line")
+    verb.add_argument("--share", type=float, default=1.0, help="of the records")
+    verb = verbs.add_parser("report")
+    verb.add_argument("results", type=Path)
+    verb.add_argument("folders", type=Path, nargs="+")
+    verb.add_argument("--measured_on", required=True, help="the machine, in words")
+    verb.add_argument("--command", action="append", default=[], help="that made them; once for each")
     args = parser.parse_args()
-    make(args.folder, args.share, args.largest)
+    if args.verb == "make":
+        make(args.folder, args.share, args.largest)
+    else:
+        report(args.results, args.folders, args.measured_on, args.command)
 
 
 if __name__ == "__main__":
