@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import platform
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -104,8 +105,18 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def make(folder: Path, share: float, largest: int) -> None:
-    """Write the tokenizer and the records, records.jsonl."""
-    (folder / "tokenizer").mkdir(parents=True)
+    """Write the tokenizer and the records, records.jsonl, if they are not there.
+
+    Raises ValueError if others are.
+    """
+    made, settings = folder / "made.json", {"largest": largest, "share": share, "kinds": KINDS}
+    settings = json.loads(json.dumps(settings))
+    if made.is_file():
+        if json.loads(made.read_text()) != settings:
+            raise ValueError(f"{folder} holds other records: name another folder, or remove it")
+        print(f"{folder} has them")
+        return
+    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder / "tokenizer")
     with (folder / "records.jsonl").open("w") as file:
         for kind, records in enumerate(KINDS):
@@ -113,6 +124,7 @@ def make(folder: Path, share: float, largest: int) -> None:
             for number in range(count):
                 file.write(json.dumps(record(kind, number, largest)) + "\n")
             print(f"{file.name}: {count:,} records of {fewest} to {most} lines")
+    made.write_text(json.dumps(settings))
 
 
 def report(path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str]) -> None:
@@ -151,7 +163,10 @@ def main() -> None:
     verb.add_argument("--command", action="append", default=[], help="that made them; once for each")
     args = parser.parse_args()
     if args.verb == "make":
-        make(args.folder, args.share, args.largest)
+        try:
+            make(args.folder, args.share, args.largest)
+        except ValueError as error:
+            sys.exit(f"scripts/retrieval.py: {error}")
     else:
         report(args.results, args.folders, args.measured_on, args.command)
 
