@@ -39,9 +39,16 @@ step() {
     "$@"
 }
 step "Records, and a tokenizer" "$python" scripts/retrieval.py make "$out" --largest="$largest" --share="$share"
-step "Training, in stages" "$python" -m ringformer.cli train --config="$config" --config.run_dir="$out/run" \
-    --config.data.store="$out/store" --config.data.source="jsonl:$out/records.jsonl" \
-    --config.data.tokenizer="$out/tokenizer" --config.seed="$seed"
+train() {
+    step "Stage $1, on $2 simulated devices" "$python" -m ringformer.cli train --config="$config" --stage="$1" \
+        --config.cpu_devices="$2" --config.run_dir="$out/run" --config.data.store="$out/store" \
+        --config.data.source="jsonl:$out/records.jsonl" --config.data.tokenizer="$out/tokenizer" --config.seed="$seed"
+}
+# A ring of eight costs two cores more than two replicas do, and a thousand tokens need no ring.
+train 1 2
+train 2 2
+train 3 8
+train 4 8
 last=$(ls -d "$out"/run/stage-*-8192)
 step "Evaluation" "$python" -m ringformer.cli eval lines --run="$last" --lengths=1K,4K,8K --max_value="$largest" \
     --num_cases=50 --batch_size=10 --mesh_dim=1,1,1,-1 --cpu_devices=8
