@@ -139,6 +139,7 @@ from retrieval import get_config as whole
 def get_config():
     config = whole()
     config.optimizer.warmup_steps = 1
+    config.data.held_out = 0.2
     config.stages = tuple({{**stage, "steps": 2}} for stage in config.stages)
     return config
 """
