@@ -36,6 +36,7 @@ def get_config():
     config.data.packing = "whole"
     config.cpu_devices = 2  # the script takes eight for the stages on the ring
     config.eval_batches = 1
+    config.checkpoint_every = 250
     config.optimizer.b2 = 0.98
     config.optimizer.learning_rate = 2e-3
     config.optimizer.schedule = "constant"
