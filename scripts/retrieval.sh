@@ -2,7 +2,7 @@
 # Line retrieval on the CPU, from nothing: a tokenizer and records are made, a small LLaMA learns to find lines, its
 # context is extended in stages on a ring of eight simulated devices, and its accuracy over the context is measured and
 # drawn. Writes OUT (runs/retrieval, with --short runs/retrieval_short); interrupted, the same command goes on.
-#   --short        numbers of two digits, which are one token; without: LongEval's, of up to five, which are three
+#   --short        numbers of two digits, which are one token; without: those of LongEval, up to five, which are three
 #   --seed=N       of the parameters and of the order of the records (default: 0)
 #   --share=X      of the records, and
 #   --config=FILE  another config than configs/retrieval.py: to try something
