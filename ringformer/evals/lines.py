@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ HEADER = (
     "<REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the corresponding <REGISTER_CONTENT> of "
     "a certain line index. Now the record start:\n\n"
 )
+LINE = "line {index}: REGISTER_CONTENT is <{number}>\n"
 FOOTER = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
 MAX_NEW_TOKENS = 100
 MOST_DIGITS = 1000
@@ -35,6 +36,11 @@ class Numbers(NamedTuple):
         """What the outputs call it."""
         official = self == Numbers()
         return "LongEval's" if official else f"numbers {self.smallest} to {self.largest}, not LongEval's"
+
+
+def record_text(lines: Iterable[tuple[str, int]]) -> str:
+    """A record of lines, (index, number) each, up to where the question begins."""
+    return HEADER + "".join(LINE.format(index=index, number=number) for index, number in lines)
 
 
 class Record:
@@ -61,8 +67,8 @@ class Record:
 
     def prompt(self, count: int) -> str:
         """The prompt of `count` lines, which ends in a space."""
-        text = "".join(f"line {index}: REGISTER_CONTENT is <{number}>\n" for index, number in self.lines(count))
-        return HEADER + text + FOOTER.format(index=self.lines(count)[self.position(count)][0])
+        lines = self.lines(count)
+        return record_text(lines) + FOOTER.format(index=lines[self.position(count)][0])
 
     def position(self, count: int) -> int:
         """Which of `count` lines is asked for, from 0."""

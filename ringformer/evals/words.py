@@ -5,7 +5,7 @@ lists.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _ADJECTIVES = (
     "able absent acid active actual adult afraid agile alert alive alone amber ample ancient angry annual anxious apt "
@@ -91,14 +91,16 @@ CITIES = tuple(_CITIES.split())
 """Distinct, each a name of one word."""
 
 
-def distinct_pairs(rng: random.Random) -> Iterator[str]:
+def distinct_pairs(
+    rng: random.Random, adjectives: Sequence[str] = ADJECTIVES, nouns: Sequence[str] = NOUNS
+) -> Iterator[str]:
     """Indices `adjective-noun`, none of them twice: the first n are the same however many are taken. Raises ValueError
     where all are taken."""
     seen: set[int] = set()
-    total = len(ADJECTIVES) * len(NOUNS)
+    total = len(adjectives) * len(nouns)
     while len(seen) < total:
         if (drawn := rng.randrange(total)) not in seen:
             seen.add(drawn)
-            adjective, noun = divmod(drawn, len(NOUNS))
-            yield f"{ADJECTIVES[adjective]}-{NOUNS[noun]}"
+            adjective, noun = divmod(drawn, len(nouns))
+            yield f"{adjectives[adjective]}-{nouns[noun]}"
     raise ValueError(f"there are {total:,} pairs of words and no more: ask for a shorter context")

@@ -1,0 +1,175 @@
+"""What scripts/retrieval.sh needs beside `ringformer`: a tokenizer and records to train on, and the file of results.
+
+python scripts/retrieval.py make FOLDER [--largest=99] [--share=1.0]
+python scripts/retrieval.py report RESULTS_JSON FOLDER... [--commands=...]
+"""
+
+import argparse
+import json
+import math
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringformer.evals.cases import seeded
+from ringformer.evals.lines import FOOTER, HEADER, LINE, record_text
+from ringformer.evals.tables import contexts, mean, mean_tokens
+from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
+
+END = "</s>"
+TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""Messages end to end, and the end token behind an answer: a prompt is the same text with the template and without."""
+
+
+class Records(NamedTuple):
+    """Records of one kind; a stage of configs/retrieval.py takes those of its lengths."""
+
+    count: int
+    lines: tuple[int, int]
+    """The fewest and the most lines of a record."""
+    questions: int
+    """Of a record, each for any of its lines: they repeat, or the last ones could be answered by elimination."""
+    lines_per_word: int | None = None
+    """Lines that share a noun, and an adjective: else most nouns of a record tell its line alone, and adjectives are
+    not learned. None: as they come."""
+
+
+KINDS = (
+    Records(60_000, (2, 8), 16),
+    Records(20_000, (10, 111), 16, lines_per_word=3),
+    Records(1_500, (430, 447), 64),
+    Records(500, (900, 959), 64),
+)
+"""With eight tokens a line and a question, and one for what stands before: up to 193, 1,017, 4,089 and 8,185 tokens."""
+
+FEWEST = 100
+"""Records of a kind, whatever the share."""
+
+
+def record(kind: int, number: int, largest: int) -> dict[str, Any]:
+    """A conversation: the record with its first question, the answer, and more questions with their answers.
+
+    Its random numbers are those of no evaluation, whose seeds are whole numbers.
+
+    Args:
+      kind: of `KINDS`.
+      number: of the record among its kind.
+      largest: the largest number of a line.
+    """
+    _, (fewest, most), questions, lines_per_word = KINDS[kind]
+    rng = seeded("records to train on", kind, number)
+    count = int(math.exp(rng.uniform(math.log(fewest), math.log(most + 1))))  # as many of each order of magnitude
+    words = [
+        rng.sample(known, math.ceil(count / lines_per_word)) if lines_per_word else known
+        for known in (ADJECTIVES, NOUNS)
+    ]
+    lines = [(index, rng.randint(1, largest)) for index in islice(distinct_pairs(rng, *words), count)]
+    messages = []
+    for i, (index, answer) in enumerate(rng.choices(lines, k=questions)):
+        question = ("" if i else record_text(lines)) + FOOTER.format(index=index)
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": str(answer)}]
+    return {"messages": messages}
+
+
+def pieces() -> list[str]:
+    """The tokens of the task: each fixed phrase, each word, and each number of one digit or two."""
+    before, between, behind = LINE.replace("{number}", "{index}").split("{index}")
+    question, rest = FOOTER.split("{index}")
+    # The space that ends a prompt is a token of its own: an answer's number then stands as far behind the noun of its
+    # question as a line's number behind the noun of its line.
+    phrases = [HEADER, before, "-", between, *behind, question, rest.rstrip(" "), " "]
+    return [*phrases, *ADJECTIVES, *NOUNS, *map(str, range(100))]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer.json with `pieces`, and bytes for any other text, and its chat template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in dict.fromkeys(pieces())])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content, indent=1))
+
+
+def make(folder: Path, share: float, largest: int) -> None:
+    """Write the tokenizer and the records, records.jsonl, if they are not there.
+
+    Raises ValueError if others are.
+    """
+    made, settings = folder / "made.json", {"largest": largest, "share": share, "kinds": KINDS}
+    settings = json.loads(json.dumps(settings))
+    if made.is_file():
+        if json.loads(made.read_text()) != settings:
+            raise ValueError(f"{folder} holds other records: name another folder, or remove it")
+        print(f"{folder} has them")
+        return
+    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder / "tokenizer")
+    with (folder / "records.jsonl").open("w") as file:
+        for kind, records in enumerate(KINDS):
+            count, (fewest, most) = max(FEWEST, round(records.count * share)), records.lines
+            for number in range(count):
+                file.write(json.dumps(record(kind, number, largest)) + "\n")
+            print(f"{file.name}: {count:,} records of {fewest} to {most} lines")
+    made.write_text(json.dumps(settings))
+
+
+def report(path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str]) -> None:
+    """Write what runs reached, `folders` of scripts/retrieval.sh: their stages, and their accuracy by context."""
+    runs = []
+    for folder in folders:
+        stages = json.loads((folder / "run" / "stages.json").read_text())
+        last = folder / "run" / stages[-1]["run_dir"]
+        head, *rows = map(json.loads, (last / "evals" / "lines" / "cases.jsonl").read_text().splitlines())
+        saved = json.loads((folder / "run" / stages[0]["run_dir"] / "config.json").read_text())
+        accuracy = [
+            {"context": context, "prompt_tokens": round(mean_tokens(found)), "cases": len(found),
+             "accuracy": mean(found)}
+            for context, found in contexts(rows).items()
+        ]  # fmt: skip
+        runs.append({"seed": saved["seed"], "form": head["settings"]["form"], "stages": stages, "accuracy": accuracy})
+    content = {
+        "measured_on": measured_on, "date": f"{datetime.now(UTC):%Y-%m-%d}", "commands": list(commands),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "flax", "optax")}},
+        "runs": runs,
+    }  # fmt: skip
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("make")
+    verb.add_argument("folder", type=Path)
+    verb.add_argument("--largest", type=int, default=99, help="number of a line")
+    verb.add_argument("--share", type=float, default=1.0, help="of the records")
+    verb = verbs.add_parser("report")
+    verb.add_argument("results", type=Path)
+    verb.add_argument("folders", type=Path, nargs="+")
+    verb.add_argument("--measured_on", required=True, help="the machine, in words")
+    verb.add_argument("--command", action="append", default=[], help="that made them; once for each")
+    args = parser.parse_args()
+    if args.verb == "make":
+        try:
+            make(args.folder, args.share, args.largest)
+        except ValueError as error:
+            sys.exit(f"scripts/retrieval.py: {error}")
+    else:
+        report(args.results, args.folders, args.measured_on, args.command)
+
+
+if __name__ == "__main__":
+    main()

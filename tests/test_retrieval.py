@@ -1,0 +1,169 @@
+"""The demonstration of line retrieval: its records against the official format, its tokens, its script end to end."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringformer.data import TokenStore, load_tokenizer
+from ringformer.data.stores.options import StoreOptions
+from ringformer.data.stores.prepare import open_or_build
+from ringformer.evals import lines
+from ringformer.train.config_parsing import load_config, parse_stages
+
+ROOT = Path(__file__).parent.parent
+spec = spec_from_file_location("retrieval_script", ROOT / "scripts/retrieval.py")
+retrieval = module_from_spec(spec)
+spec.loader.exec_module(retrieval)
+
+LINE = re.compile(r"^line ([a-z]+)-([a-z]+): REGISTER_CONTENT is <(\d+)>$", re.MULTILINE)
+ASKED = re.compile(r"<REGISTER_CONTENT> in line ([a-z]+)-([a-z]+)\? I need the number\. $")
+KINDS = range(len(retrieval.KINDS))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of the script with a hundred records of each kind."""
+    out = tmp_path_factory.mktemp("retrieval") / "out"
+    retrieval.make(out, 0.0, 99)
+    return out
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return load_tokenizer(str(folder / "tokenizer"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_answer_is_the_number_of_the_line_that_is_asked_for(kind):
+    fewest, most = retrieval.KINDS[kind].lines
+    for number in range(3):
+        messages = retrieval.record(kind, number, 50_000)["messages"]
+        found = {line[:2]: line[2] for line in LINE.findall(messages[0]["content"])}
+        assert fewest <= len(found) <= most and messages[0]["content"].startswith(lines.HEADER)
+        for question, answer in zip(messages[::2], messages[1::2], strict=True):
+            assert found[ASKED.search(question["content"]).groups()] == answer["content"]
+            assert (question["role"], answer["role"]) == ("user", "assistant")
+        assert len(messages) == 2 * retrieval.KINDS[kind].questions
+
+
+def test_lines_share_their_words_where_adjectives_are_to_be_learned():
+    (kind,) = [i for i in KINDS if retrieval.KINDS[i].lines_per_word]
+    for number in range(20):
+        found = LINE.findall(retrieval.record(kind, number, 99)["messages"][0]["content"])
+        for place in (0, 1):
+            assert len({line[place] for line in found}) <= len(found) / 3 + 1
+
+
+def test_questions_repeat():
+    """Or the last of them could be answered by elimination."""
+    for number in range(5):
+        messages = retrieval.record(0, number, 99)["messages"]
+        assert len({message["content"][-60:] for message in messages[::2]}) < len(messages) / 2
+
+
+def test_no_record_is_one_of_an_evaluation():
+    """Whatever its whole-numbered seed: the first lines are others."""
+    trained = {LINE.search(retrieval.record(kind, i, 99)["messages"][0]["content"])[0] for kind in KINDS
+               for i in range(20)}  # fmt: skip
+    cases = [lines.Record(lines.Numbers(1, 99), seed, length, i) for seed in range(4) for length in (1024, 4096, 8192)
+             for i in range(20)]  # fmt: skip
+    assert not trained & {LINE.search(case.prompt(5))[0] for case in cases}
+
+
+def test_a_line_has_eight_tokens_and_a_number_of_two_digits_one(tokenizer):
+    prompts = [lines.Record(lines.Numbers(1, 99), 0, 1024, 7).prompt(count) for count in (10, 110)]
+    few, many = map(tokenizer.encode, prompts)
+    assert len(many) - len(few) == 100 * 8 and len(few) == 1 + 10 * 8 + 6
+    assert [tokenizer.decode(ids) for ids in (few, many)] == prompts
+    assert [len(tokenizer.encode(str(number))) for number in (7, 42, 12345)] == [1, 1, 3]
+    words = [*retrieval.ADJECTIVES, *retrieval.NOUNS]
+    assert {len(tokenizer.encode(word)) for word in words} == {1}
+
+
+def test_other_text_is_bytes_and_lossless(tokenizer):
+    for text in ("Hyvää päivää, \u2028 line-dance </s> 1234", "\x00\n\n", "seal-sea"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_an_evaluation_s_prompt_is_what_training_saw(folder, tokenizer, tmp_path):
+    """Token by token, for the lines of a case that were written as a conversation; answers alone are trained on."""
+    case = lines.Record(lines.Numbers(1, 99), 5, 1024, 0).case(None, 0, 20)
+    turns = [{"role": "user", "content": case.prompt}, {"role": "assistant", "content": case.expected[0]}]
+    (tmp_path / "one.jsonl").write_text(json.dumps({"messages": turns}))
+    options = StoreOptions(source=f"jsonl:{tmp_path}/one.jsonl", format="messages", template="tokenizer", held_out=0.0)
+    store, _ = open_or_build(tmp_path / "store", options, tokenizer)
+    prompt, answer = tokenizer.encode(case.prompt), tokenizer.encode(case.expected[0])
+    assert store.tokens.tolist() == [*prompt, *answer, tokenizer.eos_id]
+    assert store.mask.tolist() == [0] * len(prompt) + [1, 1]
+
+
+def test_each_stage_has_its_records(folder, tokenizer):
+    """The lengths that a stage takes are those of one kind, all of it; and its model has all the tokens."""
+    configs = parse_stages(load_config(ROOT / "configs/retrieval.py", []), inherit=False)
+    assert len(configs) == len(KINDS) and configs[0].model.vocab_size >= tokenizer.vocab_size
+    lengths = {}
+    for kind in KINDS:
+        path = folder.parent / f"kind-{kind}.jsonl"
+        path.write_text("".join(json.dumps(retrieval.record(kind, i, 99)) + "\n" for i in range(20)))
+        options = StoreOptions(source=f"jsonl:{path}", format="messages", template="tokenizer", held_out=0.0)
+        lengths[kind] = np.diff(open_or_build(folder.parent / f"store-{kind}", options, tokenizer)[0].offsets)
+    for kind, config in enumerate(configs):
+        least, most = config.data.min_length, config.data.max_length or np.inf
+        for other, found in lengths.items():
+            taken = (found >= least) & (found <= most)
+            assert taken.all() if other == kind else not taken.any(), (kind, other)
+        assert lengths[kind].max() <= config.seq_len
+
+
+def test_records_are_made_once(folder, capsys):
+    before = (folder / "records.jsonl").stat()
+    retrieval.make(folder, 0.0, 99)
+    assert capsys.readouterr().out == f"{folder} has them\n" and (folder / "records.jsonl").stat() == before
+    with pytest.raises(ValueError, match="holds other records: name another folder"):
+        retrieval.make(folder, 0.0, 50_000)
+
+
+TINY = """
+import sys
+sys.path.insert(0, {configs!r})
+from retrieval import get_config as whole
+
+
+def get_config():
+    config = whole()
+    config.optimizer.warmup_steps = 1
+    config.data.held_out = 0.2
+    config.stages = tuple({{**stage, "steps": 2}} for stage in config.stages)
+    return config
+"""
+
+
+@pytest.mark.slow  # four stages and three lengths are compiled
+def test_the_script_ends_with_the_table_and_the_figure(tmp_path):
+    """With two steps a stage: it finds nothing, and says so. The same command goes on, here with nothing left to do."""
+    config = tmp_path / "tiny.py"
+    config.write_text(TINY.format(configs=str(ROOT / "configs")))
+    environment = os.environ | {"RINGFORMER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    out = tmp_path / "out"
+    command = ["bash", "scripts/retrieval.sh", "--short", "--share=0", f"--config={config}", str(out)]
+    first, again = (subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True) for _ in "12")
+    assert first.returncode == again.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
+    evals = out / "run" / "stage-4-8192" / "evals" / "lines"
+    table = (evals / "table.txt").read_text()
+    assert "numbers 1 to 99, not LongEval's" in table and first.stdout.endswith(table) and again.stdout.endswith(table)
+    assert (evals / "lines.png").read_bytes().startswith(b"\x89PNG")
+    stages = json.loads((out / "run" / "stages.json").read_text())
+    assert [s["state"] for s in stages] == ["finished"] * 4 and stages[-1]["mesh_dim"] == "1,1,1,-1"
+    retrieval.report(tmp_path / "results.json", [out], "a test", ["the command"])
+    (run,) = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert [row["context"] for row in run["accuracy"]] == [1024, 4096, 8192]
+    rows = [json.loads(line) for line in (evals / "cases.jsonl").read_text().splitlines()[1:]]
+    assert run["accuracy"][0]["accuracy"] == np.mean([row["score"] for row in rows if row["length"] == 1024])
+    assert TokenStore(out / "store" / "train").mask is not None
