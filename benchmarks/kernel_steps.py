@@ -23,7 +23,7 @@ STEPS = {
     "7b/pallas/attention kept": f"{_7B} {KEPT}",
     "7b/pallas/attention kept, longest": f"{_7B.replace('8388608', '16777216')} {KEPT}",
     "8b/xla": f"{_8B} --kernel=xla",
-    "8b/pallas": f"{_8B} --kernel=pallas",
+    "8b/pallas": f"{_8B} --kernel=pallas --q_chunk=1024 --k_chunk=1024",
     "7b on v4/attention kept, longest": f"--model=llama_7b --target=v4-1024 --seq_len=67108864 {KEPT}",
     "8b on 8xH100": "--model=llama3_8b --target=8xH100 --seq_len=6291456 --head_groups=8 --offload --kernel=cudnn",
 }

@@ -1,6 +1,7 @@
 """The table of chunk sizes that comes with the kernels, and tables that are none."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,15 @@ def test_the_tables_that_come_along_are_those_of_their_chips():
         assert path.stem in CHIPS
         for q_chunk, k_chunk in read_chunk_sizes(path, path.stem).values():
             assert q_chunk % 128 == k_chunk % 128 == 0
+
+
+def test_the_page_says_what_the_tables_do():
+    rows = {}
+    for path in sorted(TABLES.glob("*.json")):
+        for row in json.loads(path.read_text())["sizes"]:
+            chunks = f"{row['q_chunk']} x {row['k_chunk']} ({row['share_of_ideal']:.1%})"
+            rows.setdefault(row["head_dim"], []).append(chunks)
+    page = (Path(__file__).parents[3] / "docs" / "performance.md").read_text()
+    assert f"| heads of | {' | '.join(sorted(path.stem for path in TABLES.glob('*.json')))} |" in page
+    for head_dim, chunks in rows.items():
+        assert f"| {head_dim} | {' | '.join(chunks)} |" in page
