@@ -171,8 +171,8 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
             workload = cell.workload(seq_len)
             if refused := known_failure(workload):  # which is an answer: nobody can compile it
                 log(f"  does not fit: {refused}")
-                command = estimate_command(workload)
-                write(path, cell, {"seq_len": seq_len, "fits": False, "reasons_against": [refused], "command": command})
+                said = {"seq_len": seq_len, "command": estimate_command(workload)} | vars(workload.settings)
+                write(path, cell, said | {"fits": False, "reasons_against": [refused]})
                 learned = True
                 continue
             try:

@@ -96,7 +96,7 @@ def test_what_has_no_machine_code_stays_as_it_is(monkeypatch):
 
 @on_tpu
 def test_a_compiler_that_writes_no_machine_code_is_said(monkeypatch):
-    def none(workload, wanted):
+    def none(workload, wanted, part):
         raise CompilerFailure("attention of a layer: this compiler writes no machine code")
 
     monkeypatch.setattr(kernel_cycles, "generate_cycles", none)

@@ -27,7 +27,8 @@ def test_every_recorded_command_is_that_of_its_cell():
     attempts = json.loads((RESULTS / "max_context.json").read_text())["cells"]
     for cell in cells():
         for attempt in attempts[cell.name]:
-            settings = MemorySettings(attempt["head_groups"], attempt["remat_group"])
+            chunks = attempt.get("q_chunk"), attempt.get("k_chunk")  # of a kernel: those that were the best then
+            settings = MemorySettings(attempt["head_groups"], attempt["remat_group"], *chunks)
             workload = cell.workload(attempt["seq_len"]).with_settings(settings)
             assert estimate_command(workload) == attempt["command"]
 

@@ -114,6 +114,19 @@ def test_a_broken_compiler_is_no_answer(tmp_path, monkeypatch):
     assert sum("the compiler broke down: its process ended with -6" in line for line in lines) == 2
 
 
+def test_what_is_refused_by_name_is_an_answer(tmp_path, compiled, monkeypatch):
+    """The compiler is known to die of twice the length: the maximum is known, and nothing asked it."""
+    (cell,) = (cell for cell in cells() if cell.name == "v5e-256/7b/ring/offload+kernel/m=1")
+    refused = "the TPU compiler dies of transfers of 4 GiB"
+    monkeypatch.setattr(max_context, "known_failure", lambda w: refused if w.seq_len > cell.first_length else "")
+    monkeypatch.setattr(memory_settings, "compile_apart", lambda w, generate_code: estimate_of(w, fits=True))
+    fill(tmp_path / "t.json", [cell], lambda line: None)
+    fits, fails = read(tmp_path / "t.json")[cell.name]
+    assert fits["fits"] and fails["seq_len"] == 2 * fits["seq_len"] and not fails["fits"]
+    assert fails["reasons_against"] == [refused] and fails["head_groups"] == 1
+    assert fails["command"].startswith("ringformer estimate") and not compiled
+
+
 def test_cells_without_their_compiler_are_left_out(tmp_path, compiled, monkeypatch):
     """Of a row of GPUs and one of TPUs only the one is searched whose compiler is there; no closed form is written."""
     monkeypatch.setattr(targets, "find_spec", lambda name: "there" if name == "libtpu" else None)
