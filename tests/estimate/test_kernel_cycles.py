@@ -61,8 +61,10 @@ def test_the_part_has_the_instructions_of_the_step_and_their_seconds(monkeypatch
                 ideal = flops / cores.count / cores.matrix_flops_per_cycle
                 products[purpose(instruction), instruction.name] = known / ideal
     attention = {name for name in counted.schedule.purposes if name.startswith("attention")}
-    assert {name for name, _ in products} == attention
-    assert len(products) >= (5 if jax.__version_info__ < (0, 12) else 4)  # 0.12 makes one product less
+    # 0.12 makes one product less, and those of the backward are no fusions whose code is dumped under their own name.
+    old = jax.__version_info__ < (0, 12)
+    assert {name for name, _ in products} == attention - (set() if old else {"attention backward"})
+    assert len(products) >= (5 if old else 4)
     assert all(1 < share < 10 for share in products.values())
 
     monkeypatch.setattr(kernel_cycles, "at_work", lambda *_, **__: pytest.fail("it is in the cache"))
