@@ -198,7 +198,7 @@ def main() -> int:
     args, overrides = parser.parse_known_args()
     if args.steps < 1 or not args.tolerance > 0 or (args.stage is not None and args.stage < 1):
         parser.error("--steps and --stage must be at least 1, --tolerance positive")
-    from ringformer.train.commands import join_processes, simulate_cpu_devices
+    from ringformer.train.commands import simulate_cpu_devices
     from ringformer.train.config_parsing import load_config, parse_stages
 
     said = read_estimate(args.estimate, args.stage)
@@ -209,7 +209,11 @@ def main() -> int:
     check_shape(said, config)
     simulate_cpu_devices(config.cpu_devices)
     if args.distributed:
-        join_processes(None, None, None)
+        from ringformer.train.handshake import discover, known_places, meet, start_jax
+
+        member = discover(None, None, None, config.handshake_seconds)
+        meet(member, config.handshake_seconds, known_places)
+        start_jax(member, config.handshake_seconds)
     found = measure(config, args.steps)
     lines, code = compare(said, found, args.tolerance)
     import jax

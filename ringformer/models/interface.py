@@ -29,7 +29,11 @@ class Axes:
 
 @runtime_checkable
 class ModelConfig(Protocol):
-    """A frozen dataclass: the model's sizes, and how it is computed. Its fields are the keys `--config.model.*`."""
+    """A frozen dataclass: the model's sizes, and how it is computed. Its fields are the keys `--config.model.*`.
+
+    It may have a tuple `EXECUTION` too: the fields that change no number but by rounding, with which a run may go on
+    as it is. All others belong to what a run is (`train/run_identity.py`).
+    """
 
     ARCHITECTURE: ClassVar[tuple[str, ...]]
     """The fields that decide the shapes of the parameters."""

@@ -91,6 +91,10 @@ class LlamaConfig:
     )  # fmt: skip
     CONTEXT: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
     INHERITED: ClassVar[tuple[str, ...]] = (*CONTEXT, "norm_eps")
+    EXECUTION: ClassVar[tuple[str, ...]] = (
+        "attention", "layout", "remat", "remat_group", "offload", "head_groups", "q_chunk", "k_chunk", "kernel",
+        "ffn_chunk", "loss_chunk",
+    )  # fmt: skip
 
     def __post_init__(self):
         if isinstance(self.rope_scaling, Mapping):

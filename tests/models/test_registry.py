@@ -16,8 +16,9 @@ from ringformer.models.registry import FAMILIES, Family, build, family_of, regis
 from ringformer.ops.layouts import permutation
 from ringformer.train.config import OptimizerConfig, base_config
 from ringformer.train.config_parsing import model_of, parse
-from ringformer.train.loop import prepare, train
+from ringformer.train.loop import train
 from ringformer.train.optimizer import make_optimizer
+from ringformer.train.run import prepare
 from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_train_step
 from tests.helpers import relative_error
