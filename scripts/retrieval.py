@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import platform
+import random
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from ringformer.evals.cases import seeded
 from ringformer.evals.lines import FOOTER, HEADER, LINE, record_text
 from ringformer.evals.tables import contexts, mean, mean_tokens
 from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
+from ringformer.train.reporter import read_metrics
 
 END = "</s>"
 TEMPLATE = (
@@ -40,15 +42,20 @@ class Records(NamedTuple):
     lines_per_word: int | None = None
     """Lines that share a noun, and an adjective: else most nouns of a record tell its line alone, and adjectives are
     not learned. None: as they come."""
+    drills: float = 0.0
+    """The share of the questions that are a `drill`; of a record of these alone the lines are not written."""
 
 
 KINDS = (
-    Records(60_000, (2, 8), 16),
-    Records(20_000, (10, 111), 16, lines_per_word=3),
-    Records(1_500, (430, 447), 64),
-    Records(500, (900, 959), 64),
+    Records(4_000, (7, 7), 7, drills=1.0),
+    Records(4_000, (4, 4), 8, drills=0.5),
+    Records(2_000, (4, 16), 16),
+    Records(2_000, (17, 111), 16, lines_per_word=3),
+    Records(400, (112, 447), 64),
+    Records(120, (448, 959), 64),
 )
-"""With eight tokens a line and a question, and one for what stands before: up to 193, 1,017, 4,089 and 8,185 tokens."""
+"""With eight tokens a line and a question, one for what stands before, and up to ten for a drill: at most 71, 113, 257,
+1,017, 4,089 and 8,185 tokens."""
 
 FEWEST = 100
 """Records of a kind, whatever the share."""
@@ -64,7 +71,7 @@ def record(kind: int, number: int, largest: int) -> dict[str, Any]:
       number: of the record among its kind.
       largest: the largest number of a line.
     """
-    _, (fewest, most), questions, lines_per_word = KINDS[kind]
+    _, (fewest, most), questions, lines_per_word, drills = KINDS[kind]
     rng = seeded("records to train on", kind, number)
     count = int(math.exp(rng.uniform(math.log(fewest), math.log(most + 1))))  # as many of each order of magnitude
     words = [
@@ -72,11 +79,32 @@ def record(kind: int, number: int, largest: int) -> dict[str, Any]:
         for known in (ADJECTIVES, NOUNS)
     ]
     lines = [(index, rng.randint(1, largest)) for index in islice(distinct_pairs(rng, *words), count)]
+    before = record_text(lines if drills < 1 else [])
     messages = []
-    for i, (index, answer) in enumerate(rng.choices(lines, k=questions)):
-        question = ("" if i else record_text(lines)) + FOOTER.format(index=index)
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": str(answer)}]
+    for index, number_of_line in rng.choices(lines, k=questions):
+        question, answer = FOOTER.format(index=index), str(number_of_line)
+        if rng.random() < drills:
+            question, answer = drill(rng, index, number_of_line)
+        messages += [{"role": "user", "content": before + question}, {"role": "assistant", "content": answer}]
+        before = ""
     return {"messages": messages}
+
+
+def drill(rng: random.Random, index: str, number: int) -> tuple[str, str]:
+    """A text, and its noun or number as the answer: what is said of a line, kept at hand where its number stands.
+
+    A match compares the noun of the question with those of the lines, so the first layer must bring a line's noun to
+    where the second one reads its number, and the question's to where the answer begins. With the task alone the first
+    layer collects the record's numbers instead, of which one is then guessed, and the second never has two nouns to
+    compare. Both answers are as likely, or the noun drowns the number.
+    """
+    noun = index.split("-")[1]
+    if rng.random() < 0.5:
+        return FOOTER.format(index=index), noun
+    behind = rng.choice(("", ">", ">\n"))
+    text = LINE.format(index=index, number=number).removesuffix(">\n") + behind
+    # Right behind the number its digits would merge with those of the answer into other tokens.
+    return text, str(number) if behind and rng.random() < 0.5 else noun
 
 
 def pieces() -> list[str]:
@@ -127,8 +155,15 @@ def make(folder: Path, share: float, largest: int) -> None:
     made.write_text(json.dumps(settings))
 
 
+def losses(run_dir: Path, every: int = 20) -> list[float]:
+    """The loss of a run, nats a trained token, the mean of each `every` steps."""
+    found = [row["loss"] for row in read_metrics(run_dir / "metrics.jsonl") if "loss" in row]
+    return [round(sum(part) / len(part), 4) for i in range(0, len(found), every) if (part := found[i : i + every])]
+
+
 def report(path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str]) -> None:
-    """Write what runs reached, `folders` of scripts/retrieval.sh: their stages, and their accuracy by context."""
+    """Write what runs reached, `folders` of scripts/retrieval.sh: their stages with their losses, and their accuracy by
+    context."""
     runs = []
     for folder in folders:
         stages = json.loads((folder / "run" / "stages.json").read_text())
@@ -140,6 +175,8 @@ def report(path: Path, folders: Sequence[Path], measured_on: str, commands: Sequ
              "accuracy": mean(found)}
             for context, found in contexts(rows).items()
         ]  # fmt: skip
+        for stage in stages:
+            stage["losses"] = losses(folder / "run" / stage["run_dir"])
         runs.append({"seed": saved["seed"], "form": head["settings"]["form"], "stages": stages, "accuracy": accuracy})
     content = {
         "measured_on": measured_on, "date": f"{datetime.now(UTC):%Y-%m-%d}", "commands": list(commands),

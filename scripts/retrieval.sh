@@ -45,10 +45,8 @@ train() {
         --config.data.source="jsonl:$out/records.jsonl" --config.data.tokenizer="$out/tokenizer" --config.seed="$seed"
 }
 # A ring of eight costs two cores more than two replicas do, and a thousand tokens need no ring.
-train 1 2
-train 2 2
-train 3 8
-train 4 8
+for stage in 1 2 3 4; do train $stage 2; done
+for stage in 5 6; do train $stage 8; done
 last=$(ls -d "$out"/run/stage-*-8192)
 step "Evaluation" "$python" -m ringformer.cli eval lines --run="$last" --lengths=1K,4K,8K --max_value="$largest" \
     --num_cases=50 --batch_size=10 --mesh_dim=1,1,1,-1 --cpu_devices=8

@@ -2,13 +2,9 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringformer.evals.commands import Run, write_outputs
 from ringformer.evals.options import add_lengths, add_model_options, opened, out_folder, say
-
-if TYPE_CHECKING:
-    from ringformer.data.stores.token_store import TokenStore
 
 
 def add_perplexity(parser: argparse.ArgumentParser) -> Run:
@@ -28,6 +24,7 @@ def add_perplexity(parser: argparse.ArgumentParser) -> Run:
 
 
 def _perplexity(args: argparse.Namespace) -> None:
+    from ringformer.data.stores.folder import open_one
     from ringformer.evals import perplexity
     from ringformer.evals.case_file import CaseFile
     from ringformer.evals.figures import draw_losses
@@ -36,7 +33,7 @@ def _perplexity(args: argparse.Namespace) -> None:
 
     if args.documents < 1:
         raise ValueError(f"--documents={args.documents} must be at least 1")
-    store = _open(args.store)
+    store = open_one(args.store, ("eval", "train"))
     last = min(args.lengths) // 2 if args.last is None else args.last
     with opened(args) as model:
         check_lengths(args.lengths, model.text.context, allow_longer=args.allow_longer)
@@ -50,17 +47,10 @@ def _perplexity(args: argparse.Namespace) -> None:
             generator = model.load(max(args.lengths)).generator
             perplexity.measure_store(generator, store, args.lengths, last=last, documents=args.documents,
                                      batch_size=args.batch_size, file=file, say=say)  # fmt: skip
+            store.check.wait(say)
             rows = list(file.rows.values())
             bytes_per_token = store.meta["utf8_bytes"] / store.meta["trained_tokens"]
             losses = perplexity.by_context(rows, bytes_per_token), perplexity.by_position(rows, bytes_per_token)
             title = f"perplexity: {Path(args.run).resolve().name}, step {settings['step'] or 0}, on {store.path}"
             write_outputs(folder, "perplexity", f"{title}\n{perplexity_tables(*losses, last)}")
             draw_losses(*losses, title, path=folder / "perplexity.png")
-
-
-def _open(path: str) -> "TokenStore":
-    """The store of a folder: its own, or eval/ or train/ in it."""
-    from ringformer.data.stores.token_store import TokenStore
-
-    inside = [Path(path) / name for name in ("eval", "train")]
-    return TokenStore(next((folder for folder in inside if folder.is_dir()), Path(path)))

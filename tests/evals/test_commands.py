@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ringformer.cli import main
+from ringformer.data.sources import Document
 from ringformer.data.stores.options import StoreOptions
-from ringformer.data.stores.prepare import open_or_build
+from ringformer.data.stores.prepare import build_stores, open_or_build
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.evals import lines, model_folder
@@ -258,7 +259,8 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
 
 def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys):
     monkeypatch.setattr(Opened, "load", lambda self, n: pytest.fail("was loaded"))
-    meta = json.loads((store / "train" / "store.json").read_text())
-    (store / "train" / "store.json").write_text(json.dumps(meta | {"tokenizer": "other"}))
-    assert evaluate("perplexity", run, f"--store={store}", "--lengths=64") == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(ByteTokenizer, "name", "other")
+        build_stores(store.with_name("other"), [Document("text", "a document")], ByteTokenizer(), held_out=0)
+    assert evaluate("perplexity", run, f"--store={store.with_name('other')}", "--lengths=64") == 2
     assert "was made with tokenizer other, the model has bytes" in capsys.readouterr().err

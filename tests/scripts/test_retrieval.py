@@ -17,13 +17,14 @@ from ringformer.data.stores.prepare import open_or_build
 from ringformer.evals import lines
 from ringformer.train.config_parsing import load_config, parse_stages
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 spec = spec_from_file_location("retrieval_script", ROOT / "scripts/retrieval.py")
 retrieval = module_from_spec(spec)
 spec.loader.exec_module(retrieval)
 
 LINE = re.compile(r"^line ([a-z]+)-([a-z]+): REGISTER_CONTENT is <(\d+)>$", re.MULTILINE)
 ASKED = re.compile(r"<REGISTER_CONTENT> in line ([a-z]+)-([a-z]+)\? I need the number\. $")
+DRILLED = re.compile(r"line ([a-z]+)-([a-z]+): REGISTER_CONTENT is <(\d+)(>?\n?)$")
 KINDS = range(len(retrieval.KINDS))
 
 
@@ -42,15 +43,37 @@ def tokenizer(folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_answer_is_the_number_of_the_line_that_is_asked_for(kind):
+    """Or, of a drill, the noun that was just said, or the number."""
     fewest, most = retrieval.KINDS[kind].lines
-    for number in range(3):
+    drills = 0
+    for number in range(20 if most < 20 else 3):
         messages = retrieval.record(kind, number, 50_000)["messages"]
-        found = {line[:2]: line[2] for line in LINE.findall(messages[0]["content"])}
-        assert fewest <= len(found) <= most and messages[0]["content"].startswith(lines.HEADER)
+        assert messages[0]["content"].startswith(lines.HEADER) and len(messages) == 2 * retrieval.KINDS[kind].questions
+        record = messages[0]["content"].split("\nNow the record is over.")[0]
+        found = {line[:2]: line[2] for line in LINE.findall(record)}
+        if retrieval.KINDS[kind].drills == 0:
+            assert fewest <= len(found) <= most
         for question, answer in zip(messages[::2], messages[1::2], strict=True):
-            assert found[ASKED.search(question["content"]).groups()] == answer["content"]
             assert (question["role"], answer["role"]) == ("user", "assistant")
-        assert len(messages) == 2 * retrieval.KINDS[kind].questions
+            asked, line = ASKED.search(question["content"]), DRILLED.search(question["content"])
+            noun, own = (asked or line)[2], line and line[3]
+            if answer["content"].isdigit():
+                assert answer["content"] == (own if line else found[asked.groups()])
+                assert not line or question["content"].endswith((">", ">\n"))
+            else:
+                drills += 1
+                assert answer["content"] == noun
+    assert (drills > 0) == (retrieval.KINDS[kind].drills > 0)
+
+
+def test_a_drill_has_each_answer_as_often():
+    """At a line's number the noun and the number: the one would drown the other."""
+    answers = [(DRILLED.search(question["content"]), answer["content"].isdigit()) for i in range(200)
+               for messages in [retrieval.record(0, i, 99)["messages"]]
+               for question, answer in zip(messages[::2], messages[1::2], strict=True)]  # fmt: skip
+    assert 0.45 < np.mean([line is not None for line, _ in answers]) < 0.55
+    assert not any(number for line, number in answers if line is None or line[4] == "")
+    assert 0.4 < np.mean([number for line, number in answers if line and line[4]]) < 0.6
 
 
 def test_lines_share_their_words_where_adjectives_are_to_be_learned():
@@ -64,14 +87,14 @@ def test_lines_share_their_words_where_adjectives_are_to_be_learned():
 def test_questions_repeat():
     """Or the last of them could be answered by elimination."""
     for number in range(5):
-        messages = retrieval.record(0, number, 99)["messages"]
+        messages = retrieval.record(2, number, 99)["messages"]
         assert len({message["content"][-60:] for message in messages[::2]}) < len(messages) / 2
 
 
 def test_no_record_is_one_of_an_evaluation():
     """Whatever its whole-numbered seed: the first lines are others."""
     trained = {LINE.search(retrieval.record(kind, i, 99)["messages"][0]["content"])[0] for kind in KINDS
-               for i in range(20)}  # fmt: skip
+               if retrieval.KINDS[kind].drills < 1 for i in range(20)}  # fmt: skip
     cases = [lines.Record(lines.Numbers(1, 99), seed, length, i) for seed in range(4) for length in (1024, 4096, 8192)
              for i in range(20)]  # fmt: skip
     assert not trained & {LINE.search(case.prompt(5))[0] for case in cases}
@@ -145,7 +168,7 @@ def get_config():
 """
 
 
-@pytest.mark.slow  # four stages and three lengths are compiled
+@pytest.mark.slow  # six stages and three lengths are compiled
 def test_the_script_ends_with_the_table_and_the_figure(tmp_path):
     """With two steps a stage: it finds nothing, and says so. The same command goes on, here with nothing left to do."""
     config = tmp_path / "tiny.py"
@@ -155,14 +178,15 @@ def test_the_script_ends_with_the_table_and_the_figure(tmp_path):
     command = ["bash", "scripts/retrieval.sh", "--short", "--share=0", f"--config={config}", str(out)]
     first, again = (subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True) for _ in "12")
     assert first.returncode == again.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
-    evals = out / "run" / "stage-4-8192" / "evals" / "lines"
+    evals = out / "run" / "stage-6-8192" / "evals" / "lines"
     table = (evals / "table.txt").read_text()
     assert "numbers 1 to 99, not LongEval's" in table and first.stdout.endswith(table) and again.stdout.endswith(table)
     assert (evals / "lines.png").read_bytes().startswith(b"\x89PNG")
     stages = json.loads((out / "run" / "stages.json").read_text())
-    assert [s["state"] for s in stages] == ["finished"] * 4 and stages[-1]["mesh_dim"] == "1,1,1,-1"
+    assert [s["state"] for s in stages] == ["finished"] * 6 and stages[-1]["mesh_dim"] == "1,1,1,-1"
     retrieval.report(tmp_path / "results.json", [out], "a test", ["the command"])
     (run,) = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert [len(stage["losses"]) for stage in run["stages"]] == [1] * 6
     assert [row["context"] for row in run["accuracy"]] == [1024, 4096, 8192]
     rows = [json.loads(line) for line in (evals / "cases.jsonl").read_text().splitlines()[1:]]
     assert run["accuracy"][0]["accuracy"] == np.mean([row["score"] for row in rows if row["length"] == 1024])
