@@ -29,6 +29,7 @@ def _prepare(args: argparse.Namespace) -> None:
     options, directory = from_flags(args, StoreOptions), Path(args.store)
     for store in open_or_build(directory, options, load_tokenizer(options.tokenizer)):
         if store is not None:
+            store.check.wait(print)
             print(f"{store.path}: {store.meta['documents']:,} documents, {store.meta['tokens']:,} tokens, "
                   f"fingerprint {store.meta['fingerprint']}")  # fmt: skip
     print(format_report(json.loads((directory / "report.json").read_text())))
@@ -50,14 +51,13 @@ def add_inspect(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
 def _inspect(args: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from ringformer.data.stores.folder import open_one
     from ringformer.data.stores.inspect_store import show_samples
-    from ringformer.data.stores.token_store import TokenStore
     from ringformer.data.tokenizers.load import load_tokenizer
 
     if args.samples < 1:
         raise ValueError(f"--samples={args.samples} must be at least 1")
-    path = Path(args.store)
-    store = TokenStore(path / "train" if (path / "train").is_dir() else path)
+    store = open_one(args.store, ("train",))
     copied = store.path.parent / "tokenizer"
     tokenizer = load_tokenizer(args.tokenizer or (str(copied) if copied.is_dir() else "bytes"))
     if isinstance(sys.stdout, TextIOWrapper):

@@ -35,6 +35,9 @@ class Loader:
     Args:
       store: a store, or several with their shares.
       packing: which documents are packed, and whether as a `DocumentStream` or as `WholeDocuments`.
+
+    Attributes:
+      stores: the stores; `batch` and `iterate` raise ValueError once the check of one has failed.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Loader:
             return WholeDocuments(store, seq_len, seed, packing, batch_size=rows)
 
         self.batch_size = batch_size
+        self.stores = [store] if isinstance(store, TokenStore) else [part for part, _ in store]
         self.sequences: StoreSequences | Mixture
         if isinstance(store, TokenStore):
             self.sequences = packed(store, batch_size)
@@ -78,8 +82,19 @@ class Loader:
         sequences = [self.sequences.read(first + row, positions) for row in range(self.batch_size)[rows]]
         return Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
 
+    def contents(self, step: int) -> list[dict[str, Any]]:
+        """What the rows of a step's batch are: the number of each sequence, its store, the documents in it."""
+        rows, sequences = range(step * self.batch_size, (step + 1) * self.batch_size), self.sequences
+        places = [sequences.source(i) if isinstance(sequences, Mixture) else (0, i) for i in rows]
+        parts = sequences.parts if isinstance(sequences, Mixture) else [sequences]
+        return [
+            {"sequence": i, "store": str(parts[p].store.path), "documents": parts[p].documents_of(at).tolist()}
+            for i, (p, at) in zip(rows, places, strict=True)
+        ]
+
     def batch(self, step: int, sharding: jax.sharding.Sharding) -> Batch:
         """A step's batch as global jax Arrays [batch_size, seq_len], on one process or as one of many."""
+        self._raise_if_damaged()
         parts: dict[tuple[int | None, ...], Batch] = {}
 
         def part(index: Any, field: int) -> np.ndarray:
@@ -106,4 +121,9 @@ class Loader:
             for step in itertools.count(start_step + 1):
                 batch = coming.result()
                 coming = thread.submit(self.batch, step, sharding)
+                self._raise_if_damaged()
                 yield batch
+
+    def _raise_if_damaged(self) -> None:
+        for store in self.stores:
+            store.check.raise_if_failed()

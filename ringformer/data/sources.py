@@ -62,18 +62,20 @@ class Malformed:
 class Documents:
     """The documents of an iterable that have text; `skipped` counts those left out.
 
-    Without `skip_empty`, a document without text raises ValueError.
+    Without `skip_empty`, a document without text raises ValueError; so does one of more than `max_bytes` bytes.
     """
 
-    def __init__(self, documents: Iterable[Document], *, skip_empty: bool = False):
+    def __init__(self, documents: Iterable[Document], *, skip_empty: bool = False, max_bytes: int | None = None):
         self._documents = documents
         self._skip_empty = skip_empty
+        self._max_bytes = max_bytes
         self.skipped = 0
 
     def __iter__(self) -> Iterator[Document]:
         self.skipped = 0
         for document in self._documents:
             if document.text:
+                check_size(document.name, [document.text], self._max_bytes)
                 yield document
             elif self._skip_empty:
                 self.skipped += 1
@@ -84,25 +86,40 @@ class Documents:
                 )
 
 
-def read_documents(source: str, *, field: str = "text", split: str = "train", skip_empty: bool = False) -> Documents:
+def check_size(name: str, texts: Iterable[str], max_bytes: int | None) -> None:
+    """Raise ValueError if the texts of a document have more bytes than that."""
+    _check_bytes(name, sum(len(text.encode("utf-8", "replace")) for text in texts), max_bytes)
+
+
+def _check_bytes(name: str, size: int, max_bytes: int | None) -> None:
+    if max_bytes is not None and size > max_bytes:
+        raise ValueError(f"{name} has {size:,} bytes of text, more than max_document_bytes={max_bytes:,}: split it, or "
+                         "raise the limit")  # fmt: skip
+
+
+def read_documents(
+    source: str, *, field: str = "text", split: str = "train", skip_empty: bool = False, max_bytes: int | None = None
+) -> Documents:
     """The documents of `source` (see the top of this file), to be iterated once.
 
     Args:
       field: the key of the text, for `jsonl:` and `datasets:`.
       split: the split of a `datasets:` source.
       skip_empty: leave documents without text out, instead of raising ValueError.
+      max_bytes: of a document; None: any number.
 
     Raises:
-      ValueError: for an unknown kind, a malformed line, a missing field or split, an empty document.
+      ValueError: for an unknown kind, a malformed line, a missing field or split, an empty document, one too large.
       FileNotFoundError: if no file matches.
     """
     kind, _, where = source.partition(":")
     if source == "stdlib":
         return Documents(_stdlib(Path(sysconfig.get_path("stdlib"))), skip_empty=True)
     if kind == "text" and where:
-        return Documents(_text(_files(source, where)), skip_empty=skip_empty)
+        return Documents(_text(_files(source, where), max_bytes), skip_empty=skip_empty)
     if kind in ROWS and where:
-        return Documents(_fields(read_rows(source, split=split, only=field), field), skip_empty=skip_empty)
+        rows = read_rows(source, split=split, only=field)
+        return Documents(_fields(rows, field), skip_empty=skip_empty, max_bytes=max_bytes)
     raise ValueError(f"unknown source {source!r}; accepted: {', '.join(KINDS)}")
 
 
@@ -146,8 +163,9 @@ def _stdlib(root: Path) -> Iterator[Document]:
         yield Document(_read_text(root / path), path)
 
 
-def _text(paths: list[Path]) -> Iterator[Document]:
+def _text(paths: list[Path], max_bytes: int | None) -> Iterator[Document]:
     for path in paths:
+        _check_bytes(str(path), path.stat().st_size, max_bytes)
         yield Document(_read_text(path), str(path))
 
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 
 from ringformer.data import Batch, ByteTokenizer, Document, TokenStore, build_stores
+from ringformer.data.stores.token_store import StoreWriter
 
 LENGTHS = (*([1, 2, 3, 4, 6, 8, 12, 41] * 3), 200, 15, 16, 17)
 """Tokens of each document with its end token: 1 is an end token alone."""
@@ -25,10 +26,16 @@ class Lengths(ByteTokenizer):
 def build(path, lengths, masked=False):
     documents = [Document(str(n - 1), "d") for n in lengths]
     store, _ = build_stores(path, documents, Lengths(), held_out=0)
-    if masked:
-        trained = np.random.default_rng(1).integers(0, 2, len(store.tokens)).astype(np.uint8)
-        trained.tofile(store.path / "mask.bin")
-    return TokenStore(store.path)
+    return with_mask(store, np.random.default_rng(1).integers(0, 2, len(store.tokens))) if masked else store
+
+
+def with_mask(store, trained):
+    """A store beside `store` of the same documents, of which only the tokens `trained` are trained on."""
+    writer = StoreWriter(store.path.with_name("masked"), Lengths(), {})
+    for a, b in itertools.pairwise(store.offsets):
+        writer.add(store.tokens[a:b], trained[a:b] != 0, int(b - a), b"")
+    writer.finish(skipped_empty=0, settings={})
+    return TokenStore(store.path.with_name("masked"))
 
 
 def stream_reference(store, seq_len, epoch, seed=SEED, packed_attention="document"):

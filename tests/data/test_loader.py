@@ -122,3 +122,21 @@ def test_a_batch_that_cannot_be_is_refused(store):
         Loader(store, batch_size=0, seq_len=8, seed=0, layout="contiguous", ring_size=1)
     with pytest.raises(ValueError, match=r"sequence length 60 is not divisible by 8"):
         Loader(store, batch_size=1, seq_len=60, seed=0, layout="zigzag", ring_size=4)
+
+
+@pytest.mark.parametrize("packing", ["stream", "whole"])
+def test_what_a_batch_is_made_of(tmp_path, packing):
+    """Every row's documents, of two stores in which each token is its document's number."""
+    stores = [build(tmp_path / name, LENGTHS) for name in ("a", "b")]
+    for store in stores:
+        store.tokens = np.repeat(np.arange(len(LENGTHS)), np.diff(store.offsets)).astype(np.uint16)
+    loader = Loader([(stores[0], 2), (stores[1], 1)], batch_size=4, seq_len=64, seed=SEED, layout="contiguous",
+                    ring_size=1, packing=PackingOptions(packing=packing))  # fmt: skip
+    met = set()
+    for step in range(6):
+        batch, contents = loader.read(step), loader.contents(step)
+        assert [c["sequence"] for c in contents] == list(range(4 * step, 4 * step + 4))
+        for row, c in enumerate(contents):
+            assert set(batch.tokens[row].tolist()) - {0} == set(c["documents"]) - {0}, "padding is 0, too"
+            met.add(c["store"])
+    assert met == {str(store.path) for store in stores}

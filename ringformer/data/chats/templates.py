@@ -26,11 +26,19 @@ VICUNA_SYSTEM = (
 )
 
 
-def load_template(name: TemplateName, tokenizer: Tokenizer) -> Template:
-    """The template `name` for a tokenizer. Raises ValueError if it is unknown or needs tokens that are not there."""
+def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | None = None) -> Template:
+    """The template `name` for a tokenizer.
+
+    Args:
+      chat_date: the day that a tokenizer's own template takes for today, as 2026-11-22; None: today. "": a template
+        that asks for it is refused. Unless it is None, so is one that makes random text.
+
+    Raises:
+      ValueError: if it is unknown or needs tokens that are not there.
+    """
     if name not in TEMPLATES:
         raise ValueError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
-    return TEMPLATES[name](tokenizer)
+    return _from_tokenizer(tokenizer, chat_date) if name == "tokenizer" else TEMPLATES[name](tokenizer)
 
 
 def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
@@ -96,11 +104,11 @@ def _llama3(tokenizer: Tokenizer) -> Template:
     return render
 
 
-def _from_tokenizer(tokenizer: Tokenizer) -> Template:
+def _from_tokenizer(tokenizer: Tokenizer, chat_date: str | None = None) -> Template:
     with needed_for("the template tokenizer"):
         from ringformer.data.chats.tokenizer_template import jinja_template
 
-    return jinja_template(tokenizer)
+    return jinja_template(tokenizer, chat_date)
 
 
 TEMPLATES: dict[TemplateName, Callable[[Tokenizer], Template]] = {

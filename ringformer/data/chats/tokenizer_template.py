@@ -40,9 +40,11 @@ MOST_STEPS = 1_000_000
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, which keeps a template from what it is not given; here also from running for ever."""
 
-    def __init__(self):
+    def __init__(self, chat_date: str | None):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-        self.globals.update(raise_exception=_raise, strftime_now=lambda format: datetime.now().strftime(format))
+        self._chat_date = chat_date
+        self.globals.update(raise_exception=_raise, strftime_now=lambda format: self._now().strftime(format))
+        del self.filters["random"]
         # With the context a filter is not evaluated when the template is compiled.
         self.filters |= {"tojson": _tojson, "counted": pass_context(lambda _, items: self._counted(items))}
         self.steps = 0
@@ -50,9 +52,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def compile_counted(self, source: str) -> Template:
         """The template of a source, its loops counted."""
         tree = self.parse(source)
+        asked = {name.name for name in tree.find_all(nodes.Name)}
+        if "lipsum" in asked and self._chat_date is not None:
+            raise TemplateError("it makes random text (lipsum)")
+        if "strftime_now" in asked and self._chat_date == "":
+            raise TemplateError(
+                "it asks for the day (strftime_now), so that a conversation would become other tokens tomorrow; say "
+                "which day it is to take for today: --chat_date=2024-07-26, in a config data.chat_date"
+            )
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno, environment=self)
         return self.from_string(tree)
+
+    def _now(self) -> datetime:
+        return datetime.fromisoformat(self._chat_date) if self._chat_date else datetime.now()
 
     def call(self, context, obj, /, *args, **kwargs):  # a template may name an argument `context`
         self._step()
@@ -85,17 +98,17 @@ class Generation(Extension):
         return START + caller() + STOP
 
 
-def jinja_template(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[Segment]]:
-    """The chat template of `tokenizer`.
+def jinja_template(tokenizer: Tokenizer, chat_date: str | None) -> Callable[[Sequence[Message]], list[Segment]]:
+    """The chat template of `tokenizer`; for `chat_date` see `load_template`.
 
     Raises ValueError if it has none, it cannot be compiled, or the installed jinja2 has no safe sandbox.
     """
     _check_version()
-    source, sandbox = _source(tokenizer), Sandbox()
+    source, sandbox = _source(tokenizer), Sandbox(chat_date)
     try:
         template = sandbox.compile_counted(source)
     except (TemplateError, RecursionError) as error:
-        raise ValueError(f"the chat template of tokenizer {tokenizer.name} cannot be read: {error}") from None
+        raise ValueError(f"the chat template of tokenizer {tokenizer.name} cannot be used: {error}") from None
     names = {key: _name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
     for key, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
         if names.get(key) is None:

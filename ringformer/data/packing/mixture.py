@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ringformer.data.packing.sequences import Batch, StoreSequences
+from ringformer.data.stores.folder import check_folder
 from ringformer.data.stores.token_store import TokenStore
 
 LONGEST_PERIOD = 10_000
@@ -64,6 +65,8 @@ def open_mixture(
             )
     train = [(TokenStore(Path(path) / "train"), share) for path, share in parts]
     evaluation = [(TokenStore(Path(path) / "eval"), share) for path, share in parts] if held_out else None
+    for path, _ in parts:
+        check_folder(Path(path))
     for store, _ in train + (evaluation or []):
         if store.meta["tokenizer"] != tokenizer:
             raise ValueError(f"{store.path} was built with tokenizer {store.meta['tokenizer']}, not {tokenizer}: "

@@ -99,6 +99,10 @@ class StoreSequences(ABC):
         Only these tokens are read from the store, and the targets that are not among them.
         """
 
+    @abstractmethod
+    def documents_of(self, index: int) -> np.ndarray:
+        """The numbers, in the store, of the documents that sequence `index` holds any token of, in order, int64."""
+
     def _check(self, index: int, positions: np.ndarray) -> None:
         if index < 0:
             raise ValueError(f"sequence {index} does not exist; they are counted from 0")

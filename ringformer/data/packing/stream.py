@@ -36,12 +36,7 @@ class DocumentStream(StoreSequences):
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
         self._check(index, positions)
-        epoch, row = divmod(index, self.per_epoch)
-        order, starts, pieces = self._epoch(epoch)
-        start = pieces[row] * self.seq_len
-        # Of the epoch's documents, this sequence needs first..last: the search is over these few.
-        first, last = np.searchsorted(starts, [start, start + self.seq_len], side="right") - 1
-        order, starts = order[first : last + 1], starts[first : last + 2]
+        order, starts, start = self._cut(index)
         shift = self.store.offsets[order] - starts[:-1]  # from a place in the stream to one in the store
 
         positions = np.asarray(positions, np.int64)
@@ -69,6 +64,19 @@ class DocumentStream(StoreSequences):
             mask=mask,
             ends=~same,
         )
+
+    def documents_of(self, index: int) -> np.ndarray:
+        order, starts, start = self._cut(index)
+        return order[starts[:-1] < start + self.seq_len]
+
+    def _cut(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Of the epoch's documents those that a sequence and its last target need; where each starts in the stream,
+        with the end; and where the sequence does."""
+        epoch, row = divmod(index, self.per_epoch)
+        order, starts, pieces = self._epoch(epoch)
+        start = int(pieces[row]) * self.seq_len
+        first, last = np.searchsorted(starts, [start, start + self.seq_len], side="right") - 1
+        return order[first : last + 1], starts[first : last + 2], start
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The epoch's order of documents; where each starts in its stream, with the end, int64 [documents + 1]; and

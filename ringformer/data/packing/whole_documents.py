@@ -98,6 +98,9 @@ class WholeDocuments(StoreSequences):
             ends=full(~goes_on, True).astype(bool),
         )
 
+    def documents_of(self, index: int) -> np.ndarray:
+        return np.searchsorted(self.store.offsets, self._begins[self.pieces(index)], side="right") - 1
+
     def pieces(self, index: int) -> np.ndarray:
         """The pieces that sequence `index` holds, in order, int64."""
         while index >= self._first[-1]:

@@ -10,7 +10,7 @@ import numpy as np
 from ringformer.data.chats.cleaning import Cleaning, content_digest
 from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.chats.templates import Template
-from ringformer.data.sources import Document, Documents, Malformed
+from ringformer.data.sources import Document, Documents, Malformed, check_size
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 
@@ -80,15 +80,18 @@ class ChatEncoder:
         template: Template,
         chat_length: int,
         malformed: Malformed,
+        max_bytes: int,
     ):
         self._conversations = conversations
         self._tokenizer = tokenizer
         self._template = template
         self._chat_length = chat_length
         self._malformed = malformed
+        self._max_bytes = max_bytes
 
     def __iter__(self) -> Iterator[tuple[int, tuple[Conversation, list[Segment]]]]:
         for conversation in self._conversations:
+            check_size(conversation.name, (message.content for message in conversation.messages), self._max_bytes)
             try:
                 segments = self._template(conversation.messages)
             except ValueError as error:

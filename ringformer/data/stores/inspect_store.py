@@ -38,6 +38,9 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
     colours = ("trained", "green"), ", ", ("masked", "dim"), ", ", ("control token", "reverse")
     legend = Text.assemble(f"{masked:.1%} of {store.meta['tokens']:,} tokens masked; colours: ", *colours)
     console.print(legend)
+    store.check.raise_if_failed()
+    if store.check.pending:
+        console.print(Text("the store's contents are not verified to the end", style="italic"))
 
 
 def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Text:

@@ -1,6 +1,7 @@
 """Options of a store: flags of `ringformer data prepare`, and keys of a run's `data`."""
 
 from dataclasses import dataclass
+from datetime import date
 from typing import ClassVar, Literal, get_args
 
 from ringformer.data.chats.cleaning import USUAL_RULES, parse_rules
@@ -28,12 +29,18 @@ class StoreOptions:
     """Leave empty documents out, and count them."""
     tokenizer: str = "bytes"
     """bytes, or the path of a SentencePiece .model file, a tokenizer.json or a folder with one of them."""
+    max_document_bytes: int = 2**28
+    """Documents and conversations of more bytes are refused by name: preparing one takes some 50 bytes of memory for
+    each of its bytes."""
     held_out: float = 0.05
     """The share of documents kept for evaluation."""
     format: Format = "documents"
     """documents, or conversations as sharegpt or messages: then only answers are trained on."""
     template: TemplateName = "vicuna"
     """The chat template of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
+    chat_date: str = ""
+    """The day, as 2026-11-22, that a tokenizer's own template takes for today (strftime_now). Without it a template
+    that asks for the day is refused, since it would make other tokens tomorrow."""
     chat_length: int = 0
     """Conversations of more tokens are split between turns; 0: never."""
     clean: str = USUAL_RULES
@@ -50,4 +57,11 @@ class StoreOptions:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(known)}")
         if self.chat_length < 0:
             raise ValueError(f"{key}chat_length={self.chat_length} must be positive, or 0 for no limit")
+        if self.max_document_bytes < 1:
+            raise ValueError(f"{key}max_document_bytes={self.max_document_bytes} must be at least 1")
+        if self.chat_date:
+            try:
+                date.fromisoformat(self.chat_date)
+            except ValueError:
+                raise ValueError(f"{key}chat_date={self.chat_date!r} is no day, as 2026-11-22") from None
         parse_rules(self.clean)

@@ -1,19 +1,13 @@
-"""Preparation of token stores from a source: read, tokenize in parallel, split, write, report.
-
-    DIR/train, DIR/eval   the stores (`token_store.py`)
-    DIR/report.json       what went in and what was left out
-    DIR/tokenizer         a copy of the tokenizer's files, if it has any
-    DIR/source.json       size, time and hash of the source's files, by which a change is noticed
+"""Preparation of token stores from a source: read, tokenize in parallel, split, write, report. What is made is a folder
+(`folder.py`).
 
 Which of the two stores a document goes to depends on nothing but its content, so copies of a document never lie on both
 sides.
 """
 
 import json
-import shutil
 import sys
 import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +23,7 @@ from ringformer.data.chats.conversations import read_chats
 from ringformer.data.chats.templates import load_template, template_id
 from ringformer.data.sources import Document, Documents, Malformed, read_documents
 from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded
+from ringformer.data.stores.folder import check_folder, new_folder
 from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.preparation_report import make_report
 from ringformer.data.stores.source_changes import changed_files, source_state
@@ -41,7 +36,8 @@ ENCODE_CHARACTERS = 2**21
 IN_FLIGHT = 3
 """Groups handed to the tokenizer and not yet written: it never waits for reading, hashing and writing."""
 FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
-"""The settings that belong to a store's fingerprint; the others only say where the documents are."""
+"""The settings that belong to a store's fingerprint, as does a chat_date if there is one; the others only say where the
+documents are."""
 
 
 def open_or_build(
@@ -70,6 +66,7 @@ def open_or_build(
                 raise
             # Another process building the same stores was faster: use its.
     train = TokenStore(directory / "train")
+    check_folder(directory)
     built, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": options.held_out}
     differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
     if differ:
@@ -97,7 +94,7 @@ def build_stores(
 ) -> tuple[TokenStore, TokenStore | None]:
     """Tokenize `documents`, or conversations, into `directory/train` and, unless held_out=0, `directory/eval`.
 
-    Everything is written beside `directory`, which appears complete or not at all.
+    Everything is written beside `directory`, which appears complete, on the disk and read back, or not at all.
 
     Args:
       held_out: the share of documents that go to eval, in [0, 1).
@@ -121,11 +118,10 @@ def build_stores(
         encoder = DocumentEncoder(documents, tokenizer)
     settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
     fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    building = directory.parent / f"{directory.name}.building-{uuid.uuid4().hex[:8]}"
+    if settings.get("chat_date"):
+        fingerprinted["chat_date"] = settings["chat_date"]
     start = time.perf_counter()
-    try:
-        building.mkdir()
+    with new_folder(directory) as building:
         files = source_state(settings["source"]) if "source" in settings else {}
         with ExitStack() as stack:
             writers = {
@@ -143,16 +139,14 @@ def build_stores(
                     )
                 writer.finish(skipped_empty=left_out["empty documents skipped"], settings=settings)
         stores = {name: TokenStore(building / name) for name in writers}
+        for store in stores.values():
+            store.check.wait()
         report = make_report(stores, left_out, time.perf_counter() - start)
         (building / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         (building / "source.json").write_text(json.dumps(files) + "\n")
         if tokenizer.files:
             (building / "tokenizer").mkdir()
             save_tokenizer(tokenizer, building / "tokenizer")
-        building.rename(directory)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return TokenStore(directory / "train"), TokenStore(directory / "eval") if held_out else None
 
 
@@ -162,6 +156,7 @@ def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
         return _fields(options, "source", "field", "split", "skip_empty", "format")
     return _fields(options, "source", "split", "format") | {
         "template": template_id(options.template, tokenizer),
+        "chat_date": options.chat_date if options.template == "tokenizer" else "",
         "chat_length": options.chat_length,
         "clean": ",".join(sorted(parse_rules(options.clean))),
         "skip_malformed": options.skip_malformed,
@@ -175,12 +170,15 @@ def _fields(options: StoreOptions, *names: str) -> dict[str, Any]:
 def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEncoder:
     """The documents or conversations that the options name, ready for `build_stores`."""
     if options.format == "documents":
-        return read_documents(options.source, field=options.field, split=options.split, skip_empty=options.skip_empty)
+        return read_documents(
+            options.source, field=options.field, split=options.split, skip_empty=options.skip_empty,
+            max_bytes=options.max_document_bytes,
+        )  # fmt: skip
     malformed = Malformed(skip=options.skip_malformed)
     chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
-    template = load_template(options.template, tokenizer)
+    template = load_template(options.template, tokenizer, chat_date=options.chat_date)
     cleaning = Cleaning(chats, parse_rules(options.clean))
-    return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed)
+    return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed, options.max_document_bytes)
 
 
 def _advice(total: int, left_out: Counter[str]) -> str:

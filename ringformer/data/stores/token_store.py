@@ -1,31 +1,38 @@
 """The token store: a folder with the tokens of many documents end to end, read through a memory map.
 
-    store.json    format version, fingerprint, counts, and the settings it was built with
+    store.json    format version, fingerprint, counts, the settings it was built with, hashes of the other files and
+                  of itself (`integrity.py`)
     tokens.bin    little-endian uint16, or uint32 for a vocabulary above 65536
     offsets.npy   int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]], its end token included
     mask.bin      of conversations, uint8 per token: 0 for a token that is read but not trained on
 
-A store that a run uses is one of two in a folder, `train` and `eval` (`prepare.py`).
+A store that a run uses is one of two in a folder, `train` and `eval` (`folder.py`).
 """
 
 import hashlib
+import io
 import json
 from array import array
-from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
+from ringformer.data.stores.integrity import FORMAT, REBUILD, ContentCheck, checksum, read_meta
 from ringformer.data.tokenizers.base import Tokenizer
 
-FORMAT = 2
+FINGERPRINTED_FORMAT = 2
+"""The format that fingerprints name: since then the same documents have had the same tokens, in the same order."""
 
 
 class TokenStore:
     """A store opened for reading; nothing but store.json is in memory until it is asked for.
 
+    Raises ValueError for one whose files are not those that were written; of a large one `check` says so later.
+
     Attributes:
+      check: the comparison of its files with their hashes.
       tokens: uint16 or uint32 [N], memory-mapped.
       offsets: int64 [documents + 1], memory-mapped.
       mask: uint8 [N], memory-mapped, or None: all tokens are trained on.
@@ -35,27 +42,27 @@ class TokenStore:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         try:
-            self.meta: dict[str, Any] = json.loads((self.path / "store.json").read_text())
+            self.meta: dict[str, Any] = read_meta(self.path / "store.json")
         except FileNotFoundError:
             what = "an unfinished token store (no store.json)" if self.path.is_dir() else "no token store"
             raise FileNotFoundError(f"there is {what} at {self.path}; build one with ringformer data prepare") from None
-        if self.meta["format"] != FORMAT:
-            raise ValueError(f"{self.path} has store format {self.meta['format']}, this version reads {FORMAT}")
+        files = self.meta["files"]
+        if "mask.bin" not in files and (self.path / "mask.bin").exists():
+            raise ValueError(f"{self.path}/mask.bin is no file of the store, which has none: {REBUILD}")
+        self.check = ContentCheck(self.path, files, first=("offsets.npy",))
         self.tokens = self._map("tokens.bin", np.dtype(self.meta["dtype"]))
-        self.mask = self._map("mask.bin", np.dtype(np.uint8)) if (self.path / "mask.bin").exists() else None
+        self.mask = self._map("mask.bin", np.dtype(np.uint8)) if "mask.bin" in files else None
         self.offsets = np.load(self.path / "offsets.npy", mmap_mode="r")
-        if len(self.offsets) != self.meta["documents"] + 1 or self.offsets[-1] != len(self.tokens):
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Raise ValueError if the store has ids for which a model of `vocab_size` rows has none."""
+        if self.meta["largest_id"] >= vocab_size:
             raise ValueError(
-                f"{self.path}/offsets.npy ends {len(self.offsets) - 1} documents at token {self.offsets[-1]}, "
-                f"store.json says {self.meta['documents']} and {self.meta['tokens']}; delete the store and rebuild it"
+                f"{self.path} has the token id {self.meta['largest_id']}, beyond the model's vocabulary of "
+                f"{vocab_size}; give the model at least vocab_size={self.meta['largest_id'] + 1}"
             )
 
     def _map(self, file: str, dtype: np.dtype) -> np.ndarray:
-        size, expected = (self.path / file).stat().st_size, self.meta["tokens"] * dtype.itemsize
-        if size != expected:
-            raise ValueError(
-                f"{self.path}/{file} has {size} bytes, store.json says {expected}; delete the store and rebuild it"
-            )
         return np.memmap(self.path / file, dtype, mode="r")
 
 
@@ -71,13 +78,14 @@ class StoreWriter:
         self._folder = folder
         self._tokenizer = tokenizer
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-        self._tokens = (folder / "tokens.bin").open("wb")
-        self._mask: BufferedWriter | None = None
+        self._tokens = HashedFile(folder / "tokens.bin")
+        self._mask: HashedFile | None = None
         self._offsets = array("q", [0])
         self._utf8_bytes = 0
         self._trained = 0
+        self._largest_id = 0
         self._hash = hashlib.blake2b(digest_size=16)
-        self._hash.update(json.dumps([FORMAT, tokenizer.name, fingerprinted], sort_keys=True).encode())
+        self._hash.update(json.dumps([FINGERPRINTED_FORMAT, tokenizer.name, fingerprinted], sort_keys=True).encode())
 
     @property
     def documents(self) -> int:
@@ -91,11 +99,19 @@ class StoreWriter:
           trained: bool, which of them are trained on; None: all. Every document of a store has one, or none has.
           utf8_bytes: the size of the text that is trained on.
           digest: what identifies the document.
+
+        Raises:
+          ValueError: for an id that the tokenizer's vocabulary does not have.
         """
+        least, largest = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+        if least < 0 or largest >= self._tokenizer.vocab_size:
+            raise ValueError(f"tokenizer {self._tokenizer.name} made the id {least if least < 0 else largest} of "
+                             f"document {self.documents}; its vocabulary has {self._tokenizer.vocab_size}")  # fmt: skip
+        self._largest_id = max(self._largest_id, largest)
         self._tokens.write(ids.astype(self._dtype).tobytes())
         if trained is not None:
             if self._mask is None:
-                self._mask = (self._folder / "mask.bin").open("wb")
+                self._mask = HashedFile(self._folder / "mask.bin")
             self._mask.write(trained.astype(np.uint8).tobytes())
         self._offsets.append(self._offsets[-1] + len(ids))
         self._trained += len(ids) if trained is None else int(np.count_nonzero(trained))
@@ -118,7 +134,10 @@ class StoreWriter:
                 "where it should be the answers and their end tokens: look at the chat template, the roles, and "
                 "chat_length"
             )
-        np.save(self._folder / "offsets.npy", np.frombuffer(self._offsets, np.int64))
+        np.save(saved := io.BytesIO(), np.frombuffer(self._offsets, np.int64))
+        offsets = HashedFile(self._folder / "offsets.npy")
+        offsets.write(saved.getbuffer())
+        offsets.close()
         meta = {
             "format": FORMAT,
             "fingerprint": self._hash.hexdigest(),
@@ -128,9 +147,32 @@ class StoreWriter:
             "dtype": self._dtype.str,
             "documents": self.documents,
             "tokens": tokens,
+            "largest_id": self._largest_id,
             "trained_tokens": self._trained,
             "utf8_bytes": self._utf8_bytes,
             "skipped_empty": skipped_empty,
             "settings": settings,
+            "files": {file.name: [file.size, file.hash] for file in (self._tokens, offsets, self._mask) if file},
         }
+        meta["checksum"] = checksum(meta)
         (self._folder / "store.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+class HashedFile:
+    """A file that is written once, and the xxh3_128 of what was meant to be written."""
+
+    def __init__(self, path: Path):
+        self.name, self.size = path.name, 0
+        self._file = path.open("wb")
+        self._hash = xxhash.xxh3_128()
+
+    @property
+    def hash(self) -> str:
+        return self._hash.hexdigest()
+
+    def write(self, content: bytes | memoryview) -> None:
+        self.size += self._file.write(content)
+        self._hash.update(content)
+
+    def close(self) -> None:
+        self._file.close()

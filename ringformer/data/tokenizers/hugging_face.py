@@ -10,8 +10,8 @@ import hashlib
 import json
 import re
 import secrets
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.tokenizers.base import Segment, Tokenizer, existing_file, read_config, split_at_controls
+from ringformer.data.tokenizers.long_texts import Tokens, encode_long
 from ringformer.data.tokenizers.token_bytes import (
     Piece,
     TokenBytes,
@@ -30,6 +31,9 @@ from ringformer.data.tokenizers.token_bytes import (
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
 BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
 """The tokens that begin a text (END_TOKENS: that end one), where no tokenizer_config.json says which."""
+
+LONG_TEXT = 2**19
+"""Characters above which a text is encoded in windows, whose memory does not grow with it."""
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NONCE = secrets.token_hex(8)
@@ -52,6 +56,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.config, self.files = read_config(path)
         special = [token for token in description.get("added_tokens") or () if token["special"]]
         self.controls = {token["content"]: token["id"] for token in special}
+        self._unigram = type(self._original.model).__name__ == "Unigram"
         self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_with_private_names(description, special)))
         self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
@@ -82,26 +87,38 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         try:
-            encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+            return self._ids(texts)
         except TypeError:
             for text in texts:
                 text.encode()
             raise
-        return [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
         pieces = [_pieces(chat) for chat in chats]
         texts = [b"".join(piece for piece, _ in chat).decode() for chat in pieces]
-        encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
-        encoded = [np.fromiter(ids, np.int32, len(ids)) for ids in (encoding.ids for encoding in encodings)]
+        encoded = self._ids(texts)
 
         def by_offsets(i: int) -> np.ndarray:
-            return _trained_by_offsets(self._encoder.encode(texts[i], add_special_tokens=False), pieces[i])
+            spans = self._long(texts[i], lambda tokens: np.stack([tokens.starts, tokens.ends], 1))
+            return _trained_by_offsets(spans[:, 0], spans[:, 1], pieces[i])
 
         trained = self._token_bytes.trained(
             encoded, pieces, lambda: [_pieces(chat, with_dummy_prefix) for chat in chats], by_offsets
         )
         return list(zip(encoded, trained, strict=True))
+
+    def _ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, int32."""
+        usual = [text for text in texts if len(text) <= LONG_TEXT]
+        encodings = iter(self._encoder.encode_batch_fast(usual, add_special_tokens=False))
+        return [
+            self._long(text, lambda tokens: tokens.ids) if len(text) > LONG_TEXT else _int32(next(encodings).ids)
+            for text in texts
+        ]
+
+    def _long(self, text: str, part: Callable[[Tokens], np.ndarray]) -> np.ndarray:
+        encode = partial(self._encoder.encode_batch, add_special_tokens=False)
+        return encode_long(encode, text, part, whole_words=self._unigram)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._original.decode([int(i) for i in ids], skip_special_tokens=True)
@@ -158,18 +175,20 @@ def _pieces(chat: Sequence[Segment], begin: Callable[[Sequence[Piece]], Sequence
     return pieces
 
 
-def _trained_by_offsets(encoding, pieces: Sequence[Piece]) -> np.ndarray:
-    """Whether each token has a character of a trained piece, by bisection in the encoding's offsets; bool [tokens]."""
-    trained, place = np.zeros(len(encoding), bool), 0
-    tokens = range(len(encoding))
+def _int32(ids: list[int]) -> np.ndarray:
+    return np.fromiter(ids, np.int32, len(ids))
+
+
+def _trained_by_offsets(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
+    """Whether each token, of characters [starts[i], ends[i]), has one of a trained piece; bool [tokens]."""
+    trained, place = np.zeros(len(starts), bool), 0
     for piece, is_trained in pieces:
         end = place + len(piece.decode())
         if is_trained and piece:
-            first = bisect_right(tokens, place, key=lambda i: encoding.token_to_chars(i)[1])
+            first = int(np.searchsorted(ends, place, side="right"))
             # The first bytes of a character in byte tokens are said to be empty: they belong to it.
-            while first and encoding.token_to_chars(first - 1)[0] == place:
+            while first and starts[first - 1] == place:
                 first -= 1
-            last = bisect_left(tokens, end, key=lambda i: encoding.token_to_chars(i)[0])
-            trained[first:last] = True
+            trained[first : np.searchsorted(starts, end)] = True
         place = end
     return trained

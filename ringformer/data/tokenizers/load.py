@@ -1,6 +1,5 @@
 """Tokenizers by the name that a config gives them, and their files copied along with a model."""
 
-import shutil
 from pathlib import Path
 
 from ringformer.data.tokenizers.base import Tokenizer
@@ -8,6 +7,7 @@ from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from ringformer.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ringformer.untrusted_files import contained
+from ringformer.whole_files import write_whole
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -38,4 +38,4 @@ def load_tokenizer(spec: str) -> Tokenizer:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Copy a tokenizer's files to `folder`, where `load_tokenizer(folder)` finds them; bytes have none."""
     for i, file in enumerate(tokenizer.files):
-        shutil.copyfile(file, folder / (file.name if i else f"tokenizer{file.suffix}"))
+        write_whole(folder / (file.name if i else f"tokenizer{file.suffix}"), file.read_bytes())

@@ -6,6 +6,9 @@ from itertools import chain
 
 import numpy as np
 
+COMPARED = 2**18
+"""Tokens whose bytes are compared with the text's at once: more would take 24 bytes of memory for each of theirs."""
+
 Piece = tuple[bytes, bool]
 """UTF-8 of a piece of a text, and whether it is trained on."""
 
@@ -63,9 +66,13 @@ class TokenBytes:
         if not np.array_equal(np.concatenate([[0], ends])[borders], np.cumsum(sizes)):
             return None
         starts = ends - lengths
-        of_ids = self._bytes[np.repeat(self._begins[ids] - starts, lengths) + np.arange(sum(sizes))]
-        if of_ids.tobytes() != b"".join(piece for piece, _ in pieces):
-            return None
+        text = memoryview(b"".join(piece for piece, _ in pieces))
+        for first in range(0, len(ids), COMPARED):
+            some = slice(first, first + COMPARED)
+            begin, end = int(starts[first]), int(ends[some][-1])
+            places = np.repeat(self._begins[ids[some]] - starts[some], lengths[some]) + np.arange(begin, end)
+            if self._bytes[places].tobytes() != text[begin:end]:
+                return None
         return np.split(trained_tokens(starts, ends, pieces), borders[:-1])
 
 

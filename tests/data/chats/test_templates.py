@@ -154,5 +154,5 @@ def test_templates_that_cannot_be(tokenizers, tmp_path):
         load_template("llama3", tokenizers["sentencepiece"])
     with pytest.raises(ValueError, match="has no chat template"):
         load_template("tokenizer", tokenizers["bytes"])
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="cannot be used"):
         load_template("tokenizer", load_tokenizer(str(llama3(tmp_path / "t", "{% for %}"))))

@@ -3,11 +3,29 @@
 import numpy as np
 import pytest
 
-from ringformer.data import DocumentStream, Loader, Mixture, WholeDocuments, open_mixture, parse_mixture
+from ringformer.data import (
+    Document,
+    DocumentStream,
+    Loader,
+    Mixture,
+    WholeDocuments,
+    build_stores,
+    open_mixture,
+    parse_mixture,
+)
 from ringformer.data.packing.mixture import schedule
 from ringformer.data.packing.options import PackingOptions
 from ringformer.ops.layouts import permutation
-from tests.data.packing_samples import MODES, assert_equal, at, build, pieces_of, stream_reference, whole_reference
+from tests.data.packing_samples import (
+    MODES,
+    Lengths,
+    assert_equal,
+    at,
+    build,
+    pieces_of,
+    stream_reference,
+    whole_reference,
+)
 
 SHARES = [[7, 3], [1, 1], [1, 99], [5], [2, 3, 5], [1, 1, 1], [9, 4, 2, 1], [50, 17, 13, 11, 7, 2]]
 
@@ -99,10 +117,7 @@ def test_parsing():
 
 def test_opening(tmp_path):
     for name in "ab":
-        for split in ("train", "eval"):
-            build(tmp_path / name / split / "built", [5] * 9).path.rename(tmp_path / f"{name}-{split}")
-            (tmp_path / name / split).rename(tmp_path / name / f"{split}-old")
-            (tmp_path / f"{name}-{split}").rename(tmp_path / name / split)
+        build_stores(tmp_path / name, [Document(str(n), "d") for n in range(30)], Lengths(), held_out=0.3)
     text = f"{tmp_path}/a:1,{tmp_path}/b:3"
     train, evaluation = open_mixture(text, "bytes", held_out=True)
     assert [(store.path, share) for store, share in train] == [(tmp_path / "a/train", 1), (tmp_path / "b/train", 3)]
@@ -110,6 +125,10 @@ def test_opening(tmp_path):
     assert open_mixture(text, "bytes", held_out=False)[1] is None
     with pytest.raises(ValueError, match="was built with tokenizer bytes, not other"):
         open_mixture(text, "other", held_out=True)
+    for name, other in (("train", "kept"), ("eval", "train"), ("kept", "eval")):  # another train store than was built
+        (tmp_path / "b" / name).rename(tmp_path / "b" / other)
+    with pytest.raises(ValueError, match=r"b/\w+/store\.json is not what was written"):
+        open_mixture(text, "bytes", held_out=True)
     (tmp_path / "b/eval").rename(tmp_path / "gone")
     with pytest.raises(FileNotFoundError, match="b has no eval store"):
         open_mixture(text, "bytes", held_out=True)

@@ -6,8 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ringformer.data import DocumentStream, Loader, TokenStore, WholeDocuments
+from ringformer.data import ByteTokenizer, DocumentStream, Loader, TokenStore, WholeDocuments
 from ringformer.data.packing.options import PackingOptions
+from ringformer.data.stores.token_store import StoreWriter
 from tests.data.packing_samples import LENGTHS, SEED, Watched, build
 
 PACKINGS = pytest.mark.parametrize(
@@ -74,7 +75,9 @@ def test_what_cannot_be_packed_is_refused(store, packed):
 
 @PACKINGS
 def test_a_store_with_a_document_of_no_tokens_is_refused(tmp_path, packed):
-    store = build(tmp_path / "s", [5, 5, 5])
-    np.save(store.path / "offsets.npy", np.array([0, 5, 5, 15]))
+    writer = StoreWriter(tmp_path / "s", ByteTokenizer(), {})
+    for tokens in (5, 0, 10):
+        writer.add(np.arange(tokens), None, tokens, b"")
+    writer.finish(skipped_empty=0, settings={})
     with pytest.raises(ValueError, match="has documents without a token"):
-        packed(TokenStore(store.path), 4, 0)
+        packed(TokenStore(tmp_path / "s"), 4, 0)

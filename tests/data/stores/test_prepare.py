@@ -16,7 +16,7 @@ from ringformer.data import TokenStore, load_tokenizer, open_or_build
 from ringformer.data.chats.templates import load_template
 from ringformer.data.stores.inspect_store import show_samples
 from ringformer.data.stores.options import StoreOptions
-from tests.data.chat_samples import CHATS, chat, llama3, sentencepiece
+from tests.data.chat_samples import CHATS, LLAMA3_JINJA, chat, llama3, sentencepiece
 
 
 def write(path, conversations):
@@ -141,6 +141,53 @@ def test_another_chat_template_of_the_tokenizer_is_refused(tmp_path, options):
     tokenizer.config["chat_template"] += " "
     with pytest.raises(ValueError, match=r"template is 'tokenizer-.*', not 'tokenizer-"):
         open_or_build(tmp_path / "s", options, tokenizer)
+
+
+DATED = "{{ 'Today Date: ' + strftime_now('%d %b %Y') }}" + LLAMA3_JINJA
+
+
+def test_a_template_that_asks_for_the_day_is_told_one(tmp_path, options):
+    """The day is one of the settings: without it, and with another, the same chats would have other tokens."""
+    options, tokenizer = replace(options, template="tokenizer"), load_tokenizer(str(llama3(tmp_path / "l3", DATED)))
+    for skip in (False, True):  # it is no fault of a record
+        with pytest.raises(ValueError, match=r"asks for the day \(strftime_now\).*--chat_date=2024-07-26"):
+            open_or_build(tmp_path / "s", replace(options, skip_malformed=skip), tokenizer)
+    days = [replace(options, chat_date=day) for day in ("2024-07-26", "2024-07-27")]
+    first, second = (open_or_build(tmp_path / day.chat_date, day, tokenizer)[0] for day in days)
+    assert "Today Date: 26 Jul 2024" in tokenizer.decode(first.tokens[: first.offsets[1]])
+    assert first.meta["fingerprint"] != second.meta["fingerprint"]
+    again, _ = open_or_build(tmp_path / "again", days[0], tokenizer)
+    assert again.meta["fingerprint"] == first.meta["fingerprint"]
+    assert np.array_equal(again.tokens, first.tokens) and not np.array_equal(again.tokens, second.tokens)
+    with pytest.raises(ValueError, match="chat_date is '2024-07-26', not '2024-07-27'"):
+        open_or_build(tmp_path / "2024-07-26", days[1], tokenizer)
+
+
+def test_a_template_that_makes_random_text_is_refused(tmp_path, options):
+    for text, message in (("lipsum(1)", r"random text \(lipsum\)"), ("['a', 'b']|random", "No filter named 'random'")):
+        template = "{{ " + text + " }}" + LLAMA3_JINJA
+        tokenizer = load_tokenizer(str(llama3(tmp_path / "l3", template)))
+        with pytest.raises(ValueError, match=message):
+            open_or_build(tmp_path / "s", replace(options, template="tokenizer"), tokenizer)
+
+
+def test_what_is_too_large_is_refused_by_name(tmp_path, options, tokenizer):
+    """In bytes, not characters."""
+    largest = max(sum(len(m.content.encode()) for m in messages) for messages in MANY)
+    open_or_build(tmp_path / "s", replace(options, max_document_bytes=largest), tokenizer)
+    with pytest.raises(
+        ValueError, match=rf"chats\.jsonl:\d+.* has {largest} bytes .* max_document_bytes={largest - 1}:"
+    ):
+        open_or_build(tmp_path / "t", replace(options, max_document_bytes=largest - 1), tokenizer)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"text": "a"}) + "\n" + json.dumps({"text": "é\ud800" * 5}) + "\n")
+    with pytest.raises(
+        ValueError, match=r"texts\.jsonl:2 has 15 bytes of text, more than max_document_bytes=14: split"
+    ):
+        open_or_build(tmp_path / "t", StoreOptions(f"jsonl:{texts}", max_document_bytes=14), tokenizer)
+    (tmp_path / "large.txt").write_text("é" * 8)
+    with pytest.raises(ValueError, match=r"large\.txt has 16 bytes of text, more than max_document_bytes=15"):
+        open_or_build(tmp_path / "t", StoreOptions(f"text:{tmp_path}/large.txt", max_document_bytes=15), tokenizer)
 
 
 def test_changed_source_files_are_noticed(tmp_path):

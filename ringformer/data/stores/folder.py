@@ -1,0 +1,120 @@
+"""The folder of a preparation: whole or not there, and all its files as they were written.
+
+    DIR/train, DIR/eval   the stores (`token_store.py`)
+    DIR/report.json       what went in and what was left out
+    DIR/tokenizer         a copy of the tokenizer's files, if it has any
+    DIR/source.json       size, time and hash of the source's files, by which a change is noticed
+    DIR/manifest.json     {file: [bytes, hash]} of the files above, but for those that a store.json lists
+
+It is built beside its place, in DIR.building-XXXXXXXX with a note of the process that builds it, and is renamed when
+all of it is on the disk. What a process left behind that was killed is removed by the next one that builds there.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ringformer.data.stores.integrity import REBUILD
+from ringformer.data.stores.token_store import TokenStore
+from ringformer.file_hashes import hash_file
+from ringformer.this_process import began, machine
+from ringformer.whole_files import sync
+
+MANIFEST, BUILDER = "manifest.json", "builder.json"
+ABANDONED = 24 * 3600.0
+"""Seconds without a change after which the folder of a process that cannot be looked for, on another host, is left
+behind."""
+
+
+@contextmanager
+def new_folder(directory: Path) -> Iterator[Path]:
+    """A folder to build in, which becomes `directory` at the end of the block; after an error, nothing is left of it.
+
+    Raises OSError if `directory` holds something by then.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(directory)
+    folder = directory.parent / f"{directory.name}.building-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+        (folder / BUILDER).write_text(json.dumps(_this_process()))
+        yield folder
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != BUILDER)
+        stores = {folder / name for path in folder.glob("*/store.json") for name in _listed(path)}
+        manifest = {
+            path.relative_to(folder).as_posix(): [path.stat().st_size, hash_file(path)]
+            for path in files
+            if path not in stores
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        for path in (*folder.rglob("*"), folder):
+            sync(path)
+        folder.rename(directory)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    (directory / BUILDER).unlink()
+    sync(directory.parent)
+
+
+def check_folder(directory: Path) -> None:
+    """Raise ValueError if a file of `directory` is missing or not as it was written (of the stores: store.json)."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: {REBUILD}")
+    try:
+        manifest = {
+            str(name): (int(size), str(digest)) for name, (size, digest) in json.loads(path.read_text()).items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): {REBUILD}") from None
+    for name, (size, digest) in manifest.items():
+        file = directory / name
+        if not file.is_file():
+            raise ValueError(f"{file} is missing: {REBUILD}")
+        if file.stat().st_size != size or hash_file(file) != digest:
+            raise ValueError(f"{file} is not what was written, by its hash: {REBUILD}")
+
+
+def open_one(path: str | Path, names: Sequence[str]) -> TokenStore:
+    """The store at `path`, or in the folder `path` the first of `names` that it has."""
+    path = Path(path)
+    inside = [path / name for name in names if (path / name).is_dir()]
+    store = inside[0] if inside else path
+    if (store.parent / MANIFEST).is_file() or inside:
+        check_folder(store.parent)
+    return TokenStore(store)
+
+
+def _listed(store: Path) -> list[str]:
+    return [f"{store.parent.name}/{name}" for name in json.loads(store.read_text())["files"]]
+
+
+def _remove_leftovers(directory: Path) -> None:
+    pattern = re.compile(re.escape(directory.name) + r"\.building-[0-9a-f]{8}")
+    for folder in directory.parent.iterdir():
+        if pattern.fullmatch(folder.name) and folder.is_dir() and not _is_being_built(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_being_built(folder: Path) -> bool:
+    builder: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # killed before it was written
+        builder = json.loads((folder / BUILDER).read_text())
+    if machine() and builder.get("machine") == machine():
+        return began(builder["pid"]) == builder["began"]
+    changed = [path.stat().st_mtime for path in (folder, *folder.rglob("*")) if path.exists()]
+    return time.time() - max(changed, default=0.0) < ABANDONED
+
+
+def _this_process() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "machine": machine(), "pid": pid, "began": began(pid)}

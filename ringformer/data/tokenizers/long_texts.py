@@ -1,0 +1,121 @@
+"""Long texts through the `tokenizers` library in bounded memory: window by window, joined where two windows agree.
+
+The library takes some two hundred bytes for each byte that it is given at once: positions of every byte in every stage,
+and a string for every token. A long text is therefore encoded in windows that overlap. A window's tokens near its ends
+may not be those of the whole text, since what stands beyond is missing. Two windows are joined in the middle of their
+overlap, and only if there, for `MARGIN / 2` characters to both sides of the border, they have the same tokens at the
+same places: each saw other text beyond, and it made no difference. Where they differ (a run of spaces longer than the
+overlap, say) the window before is encoded anew at twice its length, if need be up to the end of the text.
+
+A Unigram model compares sums of float scores over a word (what the pre-tokenizer makes), and how these are rounded
+depends on what precedes: its windows are joined between words, so that every word is seen whole.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+WINDOW, MARGIN = 2**17, 2**13
+"""Characters of a window, and those that it sees beyond each of its borders."""
+AT_ONCE = 4
+"""Windows that the library encodes in parallel."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text, each with the characters [start, end) that it stands for."""
+
+    ids: np.ndarray
+    """int32 [tokens]"""
+    starts: np.ndarray
+    """int64 [tokens]"""
+    ends: np.ndarray
+    """int64 [tokens]"""
+    words: np.ndarray
+    """int64 [tokens]: which of the pre-tokenizer's words it is in."""
+
+    def at(self, index: slice | np.ndarray) -> "Tokens":
+        return Tokens(*(field[index] for field in self))
+
+
+class _Window(NamedTuple):
+    first: int
+    last: int
+    tokens: Tokens
+
+
+def encode_long(
+    encode_batch: Callable[[list[str]], Sequence[Any]],
+    text: str,
+    part: Callable[[Tokens], np.ndarray],
+    *,
+    whole_words: bool,
+) -> np.ndarray:
+    """What is asked of the tokens of `text`, which are those that encoding it at once gives.
+
+    Args:
+      encode_batch: gives an `Encoding` with offsets, in characters, of each text.
+      part: what to keep of tokens, [tokens] or [tokens, n]; for all of them it would be much.
+      whole_words: join windows between words, as a Unigram model needs it.
+    """
+
+    def encoded(borders: Sequence[tuple[int, int]]) -> list[_Window]:
+        begins = [max(first - MARGIN, 0) for first, _ in borders]
+        seen = [text[begin : last + MARGIN] for begin, (_, last) in zip(begins, borders, strict=True)]
+        return [
+            _Window(first, last, _tokens(encoding, begin))
+            for encoding, begin, (first, last) in zip(encode_batch(seen), begins, borders, strict=True)
+        ]
+
+    def joint(left: Tokens, right: Tokens, border: int) -> tuple[int, int] | None:
+        return _joint(left, right, border, MARGIN // 2, text, whole_words)
+
+    def cut(at: int) -> list[tuple[int, int]]:
+        firsts = islice(range(at, len(text), WINDOW), AT_ONCE)
+        return [(first, min(first + WINDOW, len(text))) for first in firsts]
+
+    done: list[np.ndarray] = []
+    (left,) = encoded([(0, min(WINDOW, len(text)))])
+    begin, before = 0, None  # of left: its first token that is not done, and the tokens before it must agree with
+    while left.last < len(text):
+        for right in encoded(cut(left.last)):
+            at = joint(left.tokens, right.tokens, right.first)
+            if at is None:
+                break
+            done.append(part(left.tokens.at(slice(begin, at[0]))).copy())
+            before, left, begin = left.tokens, right, at[1]
+        else:
+            continue
+        (left,) = encoded([(left.first, min(left.first + 2 * (left.last - left.first), len(text)))])
+        if before is not None:
+            at = joint(before, left.tokens, left.first)
+            if at is None:
+                return part(_tokens(encode_batch([text])[0], 0))
+            begin = at[1]
+    return np.concatenate([*done, part(left.tokens.at(slice(begin, None)))])
+
+
+def _tokens(encoding: Any, begin: int) -> Tokens:
+    starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T + begin
+    words = [-1 if word is None else word for word in encoding.word_ids]
+    return Tokens(np.array(encoding.ids, np.int32), starts, ends, np.array(words, np.int64))
+
+
+def _joint(
+    left: Tokens, right: Tokens, border: int, reach: int, text: str, whole_words: bool
+) -> tuple[int, int] | None:
+    """The place of the same token in two windows, near the border, before which the left one's tokens count and from
+    which on the right one's; None if the windows differ within `reach` characters of the border, or one side of it is
+    all spaces: tokenizers look through these for what follows."""
+    if text[border - reach : border].isspace() or text[border : border + reach].isspace():
+        return None
+    near = [np.flatnonzero((t.starts >= border - reach) & (t.ends <= border + reach)) for t in (left, right)]
+    a, b = left.at(near[0]), right.at(near[1])
+    begins_word = np.diff(a.words) != 0
+    same = all(map(np.array_equal, a[:3], b[:3])) and np.array_equal(begins_word, np.diff(b.words) != 0)
+    if not same or (np.diff(a.starts) < 0).any():
+        return None
+    places = np.flatnonzero(begins_word if whole_words else a.starts[1:] >= border) + 1
+    place = places[len(places) // 2 if whole_words else 0] if len(places) else 0
+    return (int(near[0][place]), int(near[1][place])) if place else None
