@@ -2,18 +2,23 @@
 
 Padding is cut off on the host after a shard is copied there, and put on before it is copied back: no program runs on a
 device, and no device holds more than its shards. A chunk never crosses the border of a shard, so no two processes write
-the same one. Orbax keeps charge of the folder, its metadata and its atomicity; a `TypeHandler` says what a leaf is.
+the same one. Each process hashes the chunks that it wrote, before it reads them back. Orbax keeps charge of the folder,
+its metadata and its atomicity (`checkpoint_tree.py`); a `TypeHandler` says what a leaf is.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
+
+from ringformer.checkpoint_tree import PlainFiles
+from ringformer.file_manifest import Hashes, hash_of, write_part
 
 CHUNK_BYTES = 64 * 2**20
 CHUNKS_AT_ONCE = 8
@@ -48,6 +53,9 @@ class _Writing:
 class _Handler(ocp.type_handlers.TypeHandler):
     """Saves `Saved` and restores `jax.Array`s, whoever wrote them: this handler, Orbax's own, `convert/`."""
 
+    failure: BaseException | None = None
+    """Why the writing of this process failed, as soon as it has: Orbax tells when the other processes have waited."""
+
     def typestr(self) -> str:
         return "jax.Array"  # what others will restore it as
 
@@ -64,37 +72,22 @@ class _Handler(ocp.type_handlers.TypeHandler):
             for shard in _written(value.array):
                 shard.data.copy_to_host_async()
         writing = [_writing(value) for value in values]
-        return [ocp.future.CommitFutureAwaitingContractedSignals(_write(writing, infos), name="sharded_arrays")]
+        return [ocp.future.CommitFutureAwaitingContractedSignals(self._write(writing, infos), name="sharded_arrays")]
+
+    async def _write(self, writing, infos):
+        try:
+            await _write(writing, infos)
+        except BaseException as error:
+            self.failure = error
+            raise
 
     async def deserialize(self, infos, args=None):
         return [await _read(info, arg) for info, arg in zip(infos, args, strict=True)]
 
 
-class PlainFiles(ocp.PyTreeCheckpointHandler):
-    """A handler of trees with leaves of one kind, each a folder of plain zarr files."""
-
-    def __init__(self, kind: type, handler: ocp.type_handlers.TypeHandler):
-        array = jax.Array, ocp.type_handlers.ArrayHandler()  # or Orbax warns that there is none
-        kinds = ocp.type_handlers.create_type_handler_registry(array, (kind, handler))
-        super().__init__(use_ocdbt=False, type_handler_registry=kinds)
-
-    def finalize(self, directory) -> None:
-        """Do nothing: Orbax would merge the databases of processes, and warn that there are none."""
-
-
-@ocp.args.register_with_handler(PlainFiles, for_save=True)
-class Save(ocp.args.PyTreeSave):
-    """The arguments with which `PlainFiles` saves."""
-
-
-@ocp.args.register_with_handler(PlainFiles, for_restore=True)
-class Restore(ocp.args.PyTreeRestore):
-    """The arguments with which `PlainFiles` restores."""
-
-
 def checkpoint_handler() -> PlainFiles:
     """The handler of trees whose leaves are `Saved`, and `Restored` in the arguments of a restore."""
-    return PlainFiles(Saved, _Handler())
+    return PlainFiles(Saved, _Handler(), hashing_processes=jax.process_count())
 
 
 def location(info: ocp.type_handlers.ParamInfo) -> dict[str, Any]:
@@ -108,11 +101,7 @@ def location(info: ocp.type_handlers.ParamInfo) -> dict[str, Any]:
 
 
 def array_metadata(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
-    """What a new array's spec says beyond `location`. Zeros are written too, so that a missing chunk is one.
-
-    A chunk that is lost or cut off is an error when it is read. One whose bits have changed on the disk since it was
-    read back may not be: there is no checksum.
-    """
+    """What a new array's spec says beyond `location`. Zeros are written too, so that a missing chunk is one."""
     name = dtype.name if dtype.name == "bfloat16" else dtype.str
     zarr = {"shape": shape, "chunks": chunk, "dtype": name, "compressor": {"id": "zstd", "level": 1}}
     return {"metadata": zarr, "store_data_equal_to_fill_value": True}
@@ -167,11 +156,13 @@ def _inside(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ..
 async def _write(writing: list[_Writing], infos) -> None:
     """Write and read back every chunk. Raises OSError if what is read is not what was written, to the bit."""
     under_way: deque = deque()
+    hashes: Hashes = {}
 
     async def read_back():
-        write, name, reader, index, host = under_way.popleft()
+        write, name, file, reader, index, host = under_way.popleft()
         try:
             await write
+            hashes[file] = hash_of(folder / file)  # first: the contents that are compared are these, or later ones
             found, bits = await reader[index].read(), f"u{host.dtype.itemsize}"
         except ValueError as error:  # tensorstore's, of a full disk for example
             raise OSError(f"{name} cannot be written, or not read back: {error}") from error
@@ -180,6 +171,7 @@ async def _write(writing: list[_Writing], infos) -> None:
 
     for leaf, info in zip(writing, infos, strict=True):
         await info.await_path_creation()
+        folder = Path(info.parent_dir)
         spec = location(info) | leaf.metadata
         if jax.process_index() == 0:
             await ts.open(spec, create=True)
@@ -190,9 +182,16 @@ async def _write(writing: list[_Writing], infos) -> None:
             if len(under_way) == CHUNKS_AT_ONCE:
                 await read_back()
             write = writer[index].write(host, can_reference_source_data_indefinitely=True)
-            under_way.append((write, info.name, reader, index, host))
+            under_way.append((write, info.name, f"{info.name}/{_file(index, leaf)}", reader, index, host))
     while under_way:
         await read_back()
+    write_part(folder, jax.process_index(), hashes)
+
+
+def _file(index: tuple[slice, ...], leaf: _Writing) -> str:
+    """The file in which zarr keeps the chunk that stands at `index`."""
+    chunk = leaf.metadata["metadata"]["chunks"]
+    return ".".join(str(place.start // size) for place, size in zip(index, chunk, strict=True)) or "0"
 
 
 async def _read(info, arg: Restored) -> jax.Array:

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ringformer.file_hashes import hash_object
+from ringformer.whole_files import CHECKSUM
+
 CACHED = ("models--", "datasets--", "spaces--")
 """The beginnings of a repository's folder in the Hugging Face cache; its snapshots are links into its blobs."""
 
@@ -41,15 +44,21 @@ def contained_files(folder: str | Path, names: Iterable[str]) -> list[Path]:
     return [path for path in [contained(folder, name) for name in names] if path.is_file()]
 
 
-def read_object(folder: str | Path, name: str) -> dict[str, Any]:
-    """The JSON object in the file `name` of `folder`. Raises ValueError if it is none, and as `contained` does."""
+def read_object(folder: str | Path, name: str, advice: str = "download it again") -> dict[str, Any]:
+    """The JSON object in the file `name` of `folder`. Raises ValueError, with the advice, if it is none or has a
+    checksum (`whole_files.write_object`) that is not its own, and as `contained` does."""
     path = contained(folder, name)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}; download it again") from None
+        raise ValueError(f"{path} is not JSON: {error}; {advice}") from None
     if type(value) is not dict:
-        raise ValueError(f"{path} holds a JSON {type(value).__name__}, not an object")
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}, not an object; {advice}")
+    if value.pop(CHECKSUM, None) not in (None, hash_object(value)):
+        raise ValueError(
+            f"{path} is not what was written, by its checksum: bring back a copy; if you changed it on purpose, take "
+            f"its {CHECKSUM} out"
+        )
     return value
 
 

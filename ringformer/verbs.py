@@ -16,6 +16,9 @@ VERBS = {
     "eval needle": ("evals.commands:add_needle", "needles in a haystack: what is found, by context and depth"),
     "eval ruler": ("evals.commands:add_ruler", "tasks of RULER that need no outside data, by context"),
     "eval perplexity": ("evals.perplexity_command:add_perplexity", "the loss on a store by position and by context"),
+    "checkpoint list": ("train.checkpoint_command:add_list", "the checkpoints of a run"),
+    "checkpoint inspect": ("train.checkpoint_command:add_inspect", "what is in a checkpoint"),
+    "checkpoint verify": ("train.checkpoint_command:add_verify", "compare checkpoints with the hashes saved with them"),
     "configs list": ("shipped_configs:add_list", "the configs that come with ringformer"),
     "configs copy": ("shipped_configs:add_copy", "copy one of them, to change it"),
     "tables": ("paper.commands:add_tables", "search the longest contexts of the paper's Table 3, compiled"),
@@ -26,5 +29,6 @@ GROUPS = {
     "data": "prepare and look at token stores",
     "convert": "Hugging Face checkpoints in and out",
     "eval": "what a model makes of its context",
+    "checkpoint": "look at the checkpoints of a run, or of a converted model",
     "configs": "the configs that come with ringformer",
 }

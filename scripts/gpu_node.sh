@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Train on one host with several GPUs, one process for all of them.
+# It is started again when it was stopped (not through this script), or stalled.
 set -euo pipefail
 # shellcheck source=scripts/launch_options.sh
 source "$(dirname "$0")/launch_options.sh"
@@ -19,4 +20,4 @@ require_ringformer cuda
 # memory must be for what is offloaded. The trainer itself passes the compiler its options.
 environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)
 estimate_first
-become "this host" env "${environment[@]}" "${ringformer[@]}" train "--config=$config" "${overrides[@]}"
+keep_running "this host" env "${environment[@]}" "${ringformer[@]}" train "--config=$config" "${overrides[@]}" "${allow[@]}"

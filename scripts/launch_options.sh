@@ -8,6 +8,7 @@ COMMON_OPTIONS="  --config=FILE       the config (configs/)
   --run_dir=DIR       what the run writes; the same command again resumes it
   --stage=N           of a config with stages, this one alone (1 is the first)
   --config.KEY=VALUE  any other key of the config
+  --allow=KEY,...     keys that may have changed since the run was begun
   --skip-estimate     do not ask the compiler first whether every stage fits
   --dry-run           print what each host would execute, and execute nothing
 
@@ -23,10 +24,10 @@ fi
 # The command `ringformer`.
 ringformer=("${RINGFORMER_PYTHON:-$python}" -m ringformer.cli)
 
-# Sets config, target, run_dir, dry_run, skip_estimate and the arrays overrides (for train and estimate) and own (what
-# is left for the script).
+# Sets config, target, run_dir, dry_run, skip_estimate and the arrays overrides (for train and estimate), allow (for
+# train) and own (what is left for the script).
 parse_options() {
-    config="" target="" run_dir="" dry_run="" skip_estimate="" overrides=() own=()
+    config="" target="" run_dir="" dry_run="" skip_estimate="" overrides=() allow=() own=()
     for option in "$@"; do
         case "$option" in
             --config=*) config=${option#*=} ;;
@@ -39,6 +40,7 @@ parse_options() {
                 [[ "${option#*=}" =~ ^[1-9][0-9]*$ ]] || fail "$option: a stage is a number, 1 is the first"
                 overrides+=("$option")
                 ;;
+            --allow=*) allow+=("$option") ;;
             --config.*=*) overrides+=("$option") ;;
             --skip-estimate) skip_estimate=1 ;;
             --dry-run) dry_run=1 ;;
@@ -68,11 +70,49 @@ run() {
     fi
 }
 
-# become WHERE COMMAND...: run it last, in this process's place, so that it gets the signals that are meant for us.
-become() {
-    [ -z "$dry_run" ] || { run "$@" && exit; }
+# keep_running WHERE COMMAND...: run it and pass signals on to it; run it again when it was stopped (75) though nobody
+# signalled this script, and when a process of it stalled or died (76, or by a signal), of this at most RESTARTS times in
+# a row without a new checkpoint in RUN_DIR. Returns its last exit code. With AGAIN_ON_STOP= it is not run again after 75.
+RESTARTS=3
+AGAIN_ON_STOP=1
+keep_running() {
+    [ -z "${dry_run:-}" ] || { run "$@" && return; }
     shift
-    exec "$@"
+    local code child signalled="" interrupted lost=0 before after
+    before=$(newest_checkpoint)
+    while :; do
+        set -m # a group of its own: a terminal's Ctrl-C reaches it through us, once
+        "$@" &
+        child=$!
+        set +m
+        # shellcheck disable=SC2064 # this child
+        for name in TERM USR1 INT; do trap "signalled=1 interrupted=1; kill -$name $child 2>/dev/null || true" "$name"; done
+        interrupted=1
+        while [ -n "$interrupted" ]; do
+            interrupted="" code=0
+            wait "$child" || code=$?
+        done
+        trap - TERM USR1 INT
+        after=$(newest_checkpoint)
+        [ "$after" = "$before" ] || lost=0
+        before=$after
+        [ -z "$signalled" ] || return "$code"
+        case "$code" in
+            75) [ -n "$AGAIN_ON_STOP" ] || return "$code" ;;
+            76 | 134 | 137 | 139) lost=$((lost + 1)) ;;
+            *) return "$code" ;;
+        esac
+        if [ "$lost" -gt "$RESTARTS" ]; then
+            echo "$(basename "$0"): exit code $code, $lost times without a new checkpoint: not started again" >&2
+            return "$code"
+        fi
+        echo "$(basename "$0"): exit code $code: the same command again" >&2
+        sleep 1
+    done
+}
+
+newest_checkpoint() {
+    find "$run_dir" -maxdepth 3 -path '*/checkpoints/[0-9]*' -prune -printf '%T@ %p\n' 2>/dev/null | sort -n | tail -n 1 || true
 }
 
 # require_ringformer EXTRA: fail, with what makes it, if there is no Python with ringformer. A dry run needs none.

@@ -22,7 +22,8 @@ from ringformer.train.checkpoints import restore_params
 from ringformer.train.commands import simulate_cpu_devices
 from ringformer.train.config import Config
 from ringformer.train.config_parsing import load_config, parse
-from ringformer.train.loop import Run, prepare, train
+from ringformer.train.loop import train
+from ringformer.train.run import Run, prepare
 from ringformer.train.state import weight_shardings
 from ringformer.train.step import make_eval_step, make_logits
 

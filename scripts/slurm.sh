@@ -5,7 +5,11 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --exclusive
 #SBATCH --requeue
-# Train on nodes of eight GPUs under SLURM, one process a GPU; a requeued job resumes.
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@180
+# Train on nodes of eight GPUs under SLURM, one process a GPU.
+# Three minutes before the job's time is up all processes save and end, and the job is queued again and goes on; a
+# process that dies or stalls is started again within the job.
 # Submitted from the repository's root, or from the folder that holds a copied scripts/.
 set -euo pipefail
 if [ -n "${SLURM_JOB_ID:-}" ]; then # sbatch runs a copy of this file from elsewhere
@@ -43,11 +47,20 @@ require_ringformer cuda
 # through SLURM's variables.
 environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)
 estimate_first
-command=(env "${environment[@]}" "${ringformer[@]}" train --distributed "--config=$config" "${overrides[@]}")
+command=(env "${environment[@]}" "${ringformer[@]}" train --distributed "--config=$config" "${overrides[@]}" "${allow[@]}")
 if [ -n "$dry_run" ]; then
     for ((node = 0; node < nodes; node++)); do
         run "node $node, tasks $((8 * node)) to $((8 * node + 7))" "${command[@]}"
     done
-else
-    srun --kill-on-bad-exit=1 "${command[@]}"
+    exit
 fi
+# The processes end one another, and say why: SLURM must not kill those that are saving.
+AGAIN_ON_STOP=
+code=0
+keep_running "this job" srun --kill-on-bad-exit=0 --wait=180 "${command[@]}" || code=$?
+if [ "$code" -eq 75 ]; then
+    # A cancelled job stays cancelled, and a preempted one SLURM queues itself.
+    state=$(squeue --noheader "--jobs=$SLURM_JOB_ID" --format=%T) || fail "squeue does not say what became of job $SLURM_JOB_ID"
+    [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

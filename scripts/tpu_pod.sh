@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Train on a TPU slice: queue it, install on all of its hosts, run one process a host. Again, it goes on where it was:
-# a slice that exists is used, a run resumed. Needs gcloud, logged in.
+# Train on a TPU slice: queue it, install on all of its hosts, run one process a host, and show what process 0 says. The
+# run outlives this script. Again, it goes on where it was: a slice that exists is used, a run that is under way followed,
+# one that ended resumed. Needs gcloud, logged in.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/launch_options.sh
@@ -16,13 +17,15 @@ usage: bash scripts/tpu_pod.sh --name=NAME --zone=ZONE --accelerator=v5litepod-2
   --project=PROJECT   without: gcloud's own
   --nfs=IP:/SHARE     a file system that all hosts mount at /mnt/share; without: they share one already
   --spot              cheaper, and taken away at any time: run the command again
+  --follow            only show what process 0 of the run says; Ctrl-C ends the show alone
+  --stop              save and end the run that is under way
 $COMMON_OPTIONS
 
   Delete the slice when all is done: gcloud compute tpus queued-resources delete NAME --zone=ZONE --force
 END
 }
 parse_options "$@"
-name="" zone="" accelerator="" nfs="" where=() create=()
+name="" zone="" accelerator="" nfs="" only="" where=() create=()
 for option in "${own[@]}"; do
     case "$option" in
         --name=*) name=${option#*=} ;;
@@ -31,11 +34,12 @@ for option in "${own[@]}"; do
         --accelerator=*) accelerator=${option#*=} ;;
         --nfs=*) nfs=${option#*=} ;;
         --spot) create+=(--spot) ;;
+        --follow | --stop) only=${option#--} ;;
         *) fail "unknown option $option (--help lists them)" ;;
     esac
 done
 [ -n "$name" ] && [ -n "$zone" ] || fail "which slice? --name=NAME --zone=ZONE"
-# The table of ringformer/hardware.py: here, where ringformer may not be installed yet (tests/test_scripts.py compares).
+# The table of ringformer/hardware.py: here, where ringformer may not be installed yet (tests/scripts/test_tpu_pod.py compares).
 [[ "$accelerator" =~ ^([a-z0-9]+)-[1-9][0-9]*$ ]] && type=${BASH_REMATCH[1]} || type=unknown
 case "$type" in
     v4) slice=v4 image=tpu-ubuntu2204-base ;;
@@ -57,28 +61,90 @@ on_all_hosts() {
     [ -z "$dry_run" ] || echo "[every host of $name] $1"
 }
 
+# state: what gcloud says of the queued resource, and NONE where it says that there is none. Any other failure is one.
+errors=$(mktemp -t ringformer-XXXXXX)
+archive=$(mktemp -t ringformer-XXXXXX.tar.gz)
+trap 'rm -f "$archive" "$errors"' EXIT
 state() {
-    "${tpus[@]}" queued-resources describe "$name" "${where[@]}" '--format=value(state.state)' 2>/dev/null || echo NONE
+    local said
+    if said=$("${tpus[@]}" queued-resources describe "$name" "${where[@]}" '--format=value(state.state)' 2>"$errors"); then
+        case "$said" in
+            ACCEPTED | WAITING_FOR_RESOURCES | PROVISIONING | CREATING | ACTIVE) echo "$said" ;;
+            FAILED | SUSPENDED | SUSPENDING | DELETING)
+                fail "the queued resource $name is $said: delete it (see --help), and run this again" ;;
+            *) fail "gcloud says that $name is '$said', which this script does not know: nothing is created" ;;
+        esac
+    elif grep -q NOT_FOUND "$errors"; then
+        echo NONE
+    else
+        echo "tpu_pod.sh: gcloud cannot say whether $name is there, so nothing is created: $(tr '\n' ' ' <"$errors")" >&2
+        exit 3
+    fi
 }
 
+# on_first_host COMMAND: what it prints, of the host of process 0.
+on_first_host() {
+    "${tpus[@]}" tpu-vm ssh "$name" "${where[@]}" --worker=0 "--command=$1"
+}
+
+# What the hosts keep of a run: its process, what it says, its exit code.
+# shellcheck disable=SC2016 # expanded there
+running='test -s /tmp/ringformer.pid && grep -qs keep_running "/proc/$(cat /tmp/ringformer.pid)/cmdline"'
+follow() {
+    echo "what process 0 says; Ctrl-C ends this, not the run (--stop does)" >&2
+    on_first_host "if $running; then tail -n 200 --pid=\$(cat /tmp/ringformer.pid) -F ringformer.log; else tail -n 200 ringformer.log; fi"
+    local code
+    code=$(on_first_host "cat ringformer.code")
+    [[ "$code" =~ ^[0-9]+$ ]] || fail "the run's exit code on the first host is '$code'"
+    echo "the run ended with exit code $code; the logs are in ringformer.log on every host" >&2
+    exit "$code"
+}
+if [ -z "$dry_run" ] && [ -n "$only" ]; then
+    now=$(state) || exit 2
+    [ "$now" = ACTIVE ] || fail "there is no run: $name is $now"
+    [ "$only" != stop ] || on_all_hosts "if $running; then kill -TERM \$(cat /tmp/ringformer.pid); else echo 'nothing runs here'; fi"
+    follow
+fi
 [ -n "$skip_estimate" ] || require_ringformer estimate
+# The hosts get HEAD: it must be what is here, and is estimated.
+if [ -z "$dry_run" ]; then
+    git rev-parse --git-dir >/dev/null 2>&1 || fail "$PWD is no git repository: the hosts get what is committed in one"
+    changed=$(git status --porcelain -- ringformer configs scripts requirements setup.py pyproject.toml "$config" | head -n 5)
+    [ -z "$changed" ] || fail "commit first, the hosts get what is committed; changed or new here:
+$changed"
+    git ls-files --error-unmatch -- "$config" >/dev/null 2>&1 || fail "$config is not committed: the hosts would not have it"
+fi
 estimate_first
-if [ -n "$dry_run" ] || [ "$(state)" = NONE ]; then
+now=NONE
+[ -n "$dry_run" ] || now=$(state) || exit 2
+if [ "$now" = NONE ]; then
     run "this host" "${tpus[@]}" queued-resources create "$name" "--node-id=$name" "${where[@]}" \
         "--accelerator-type=$accelerator" "--runtime-version=$image" "${create[@]}"
 fi
+unheard=0
+while [ -z "$dry_run" ] && [ "$now" != ACTIVE ]; do
+    echo "waiting for $name ($accelerator in $zone): $now" >&2
+    sleep 60
+    code=0
+    said=$(state) || code=$?
+    case "$code" in
+        0) now=$said unheard=0 ;;
+        3) unheard=$((unheard + 1)) && [ "$unheard" -lt 5 ] || exit 2 ;;
+        *) exit 2 ;;
+    esac
+done
 if [ -z "$dry_run" ]; then
-    until [ "$(state)" = ACTIVE ]; do
-        case "$(state)" in
-            FAILED | SUSPENDED) fail "the queued resource $name is $(state): delete it, and run this again" ;;
-        esac
-        echo "waiting for $name ($accelerator in $zone): $(state)" >&2
-        sleep 60
-    done
+    under_way=$(on_all_hosts "if $running; then echo UNDER_WAY; else echo IDLE; fi")
+    case "$under_way" in
+        *UNDER_WAY*)
+            echo "a run is under way on $name: it is not started again" >&2
+            follow
+            ;;
+        *IDLE*) ;;
+        *) fail "the hosts of $name do not say whether a run is under way: $under_way" ;;
+    esac
 fi
 
-archive=$(mktemp -t ringformer-XXXXXX.tar.gz)
-trap 'rm -f "$archive"' EXIT
 run "this host" git archive --format=tar.gz "--output=$archive" HEAD
 run "this host" "${tpus[@]}" tpu-vm scp "$archive" "$name:ringformer.tar.gz" "${where[@]}" --worker=all
 [ -z "$nfs" ] || on_all_hosts "sudo apt-get install -y -q nfs-common && sudo mkdir -p /mnt/share && \
@@ -88,5 +154,11 @@ on_all_hosts "mkdir -p ringformer && tar -xzf ringformer.tar.gz -C ringformer &&
 (test -x ringformer/.venv/bin/python || python3 -m uv venv -q --python 3.12 ringformer/.venv) && \
 python3 -m uv pip install -q --python ringformer/.venv/bin/python --require-hashes -r ringformer/requirements/train.txt && \
 python3 -m uv pip install -q --python ringformer/.venv/bin/python -e './ringformer[train,tpu]'"
-# No environment flags: the trainer passes the compiler its options, the hosts find each other.
-on_all_hosts "cd ringformer && .venv/bin/python -m ringformer.cli train --distributed$(printf ' %q' "--config=$config" "${overrides[@]}")"
+# No environment flags: the trainer passes the compiler its options, the hosts find each other. In a session of its own,
+# the run does not hear of the end of ssh.
+train=".venv/bin/python -m ringformer.cli train --distributed$(printf ' %q' "--config=$config" "${overrides[@]}" "${allow[@]}")"
+kept="source scripts/launch_options.sh; run_dir=$(printf %q "$run_dir"); code=0; keep_running here $train || code=\$?; \
+echo \$code >../ringformer.code"
+on_all_hosts "cd ringformer && rm -f ../ringformer.code && \
+{ setsid nohup bash -c $(printf %q "$kept") >../ringformer.log 2>&1 </dev/null & echo \$! >/tmp/ringformer.pid; }"
+[ -n "$dry_run" ] || follow

@@ -3,10 +3,11 @@
 import gc
 import os
 
+from tests.cpu_flags import FLAGS, OLD_EMITTERS
+
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-# Most of a test's time is LLVM's, on programs that run once. What is computed does not depend on it.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 
 import jax
 import jaxtyping
@@ -19,6 +20,9 @@ jaxtyping.install_import_hook(["ringformer.ops", "ringformer.models.llama"], f"{
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_traceback_in_locations_limit", 1)  # the lines of Python in a program take a tenth of the suite
+jax.jit(lambda: 0)()  # now the flags are read
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(OLD_EMITTERS, "")  # for libtpu
 
 # JAX keeps millions of objects: Python's default would walk them again and again.
 gc.freeze()

@@ -10,6 +10,10 @@ import ringformer
 
 ROOT = Path(ringformer.__file__).parent
 FLOORS = (
+    ("file_hashes",),
+    ("whole_files",),
+    ("file_manifest",),
+    ("checkpoint_tree",),
     (
         "untrusted_files",
         "checkpoint_arrays",
@@ -19,6 +23,7 @@ FLOORS = (
         "drawing",
         "hardware",
         "shipped_configs",
+        "this_process",
         "verbs",
     ),
     ("ops", "device_order", "runtime_environment"),

@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from ringformer.data import load_tokenizer
-from ringformer.untrusted_files import contained
+from ringformer.untrusted_files import contained, read_object
+from ringformer.whole_files import write_object
 from tests.data.chat_samples import llama3
 
 
@@ -109,3 +110,26 @@ def test_a_tokenizer_s_files_are_its_folder_s(tmp_path, secret, named, name):
     (folder / name).symlink_to(target)
     with pytest.raises(ValueError, match=f"{name} is a link to .*{target.name}"):
         load_tokenizer(str(folder / named))
+
+
+def test_an_object_with_its_checksum(tmp_path):
+    """Every bit of the file: what is read is what was written, or an error."""
+    values = {"b": [1, 2.5e-05, None, float("inf")], "a": {"x": (True,), "y": "ü"}}
+    path = tmp_path / "values.json"
+    write_object(path, values)
+    expected = {"b": [1, 2.5e-05, None, float("inf")], "a": {"x": [True], "y": "ü"}}
+    assert read_object(tmp_path, path.name) == expected
+    whole, outcomes = path.read_bytes(), []
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            # In the name of the checksum itself nothing of the values changes.
+            found = {key: value for key, value in read_object(tmp_path, path.name).items() if key in expected}
+            outcomes.append(found == expected)
+        except ValueError:
+            continue
+    assert all(outcomes)
+    path.write_text(json.dumps(expected | {"a": 1}))
+    assert read_object(tmp_path, path.name)["a"] == 1  # without one

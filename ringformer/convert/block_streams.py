@@ -15,8 +15,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from ringformer.checkpoint_arrays import PlainFiles, Restore, Save, array_metadata, location
+from ringformer.checkpoint_arrays import array_metadata, location
+from ringformer.checkpoint_tree import PlainFiles, Restore, Save, tree_faults
 from ringformer.convert.hf_weights import Weight, weights
+from ringformer.file_manifest import DamagedFiles
 from ringformer.models.llama_config import LlamaConfig
 
 WRITES_AT_ONCE = 4
@@ -77,7 +79,12 @@ def save_streams(folder: Path, streams: dict[str, Any]) -> None:
 
 
 def open_streams(folder: Path, config: LlamaConfig) -> dict[tuple[str, ...], ts.TensorStore]:
-    """The stored parameters of a checkpoint, by path; nothing is read yet."""
+    """The stored parameters of a checkpoint, by path; their files were read once, to compare their hashes.
+
+    Raises DamagedFiles, naming the files that are not as they were written.
+    """
+    if faults := tree_faults(folder, lambda name: name.startswith("params.")):
+        raise DamagedFiles(f"the checkpoint is damaged: {'; '.join(faults[:3])}")
     tree = {"params": nested({w.path: w for w in weights(config)})}
     restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=BlockStream), tree)
     with ocp.Checkpointer(PlainFiles(BlockStream, _StreamHandler())) as checkpointer:

@@ -44,6 +44,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     Raises:
       ValueError: if `out` holds something, or the numbers do not fit the dtype or are not finite.
       FileNotFoundError: if there is no checkpoint.
+      DamagedFiles: if files of the checkpoint, or of a converted model, are not as they were written.
     """
     run_dir, out = Path(run_dir), Path(out)
     if dtype is not None and dtype not in CODES:
@@ -53,8 +54,8 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     checkpoint = latest_checkpoint(run_dir)
-    run, carried = read_object(run_dir, "config.json"), contained_files(run_dir, CARRIED)
-    config = model_of(run_dir)
+    carried, _ = contained_files(run_dir, CARRIED), contained_files(run_dir, ("config.json", HF_CONFIG))
+    run, config = read_object(run_dir, "config.json"), model_of(run_dir)
     if not isinstance(config, LlamaConfig):
         raise ValueError(f"{run_dir} holds a {type(config).__name__}: only a LLaMA can be exported")
     stored = open_streams(checkpoint, config)

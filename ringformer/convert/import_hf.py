@@ -13,6 +13,7 @@ from ringformer.convert.block_streams import BlockStream, IndexedBlock, nested, 
 from ringformer.convert.hf_config import from_hf_config
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.safetensors_files import CODES, DTYPES, TensorFolder, cast
+from ringformer.file_manifest import write_manifest
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG
 from ringformer.untrusted_files import contained, contained_files, read_object
@@ -22,7 +23,8 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
     """Write the model in `path` to the folder `out`: config.json, checkpoints/0 and the tokenizer's files.
 
     It holds parameters alone, stacked [L, ...], and is what `--config.init_from=OUT` begins with. Needs host memory
-    for a few blocks (`hf_weights.BLOCK_BYTES`), whatever the size of the model. `out` appears complete or not at all.
+    for a few blocks (`hf_weights.BLOCK_BYTES`), whatever the size of the model. `out` appears complete or not at all,
+    with hashes of its files, which readers compare: of the arrays in their folder, of the others in `out`.
 
     Args:
       dtype: float32, bfloat16 or float16, on disk. A run trains in float32 whatever it is.
@@ -54,6 +56,7 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
         for file in carried:
             shutil.copyfile(file, building / file.name)
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
+        write_manifest(building, names=["config.json", HF_CONFIG, *(file.name for file in carried)])
         building.rename(out)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)

@@ -1,9 +1,13 @@
 """Checkpoints of a run, by Orbax: the state in logical shapes and the step, in RUN_DIR/checkpoints/STEP.
 
-Arrays are written without their padding (`sharded_arrays`) and may be restored onto any mesh. The batch is a function
-of (seed, step), so the step is the whole position in the data.
+Arrays are written without their padding (`checkpoint_arrays`) and may be restored onto any mesh. The batch is a
+function of (seed, step), so the step is the whole position in the data. What is read is compared first with the hashes
+that were saved with it (`checkpoint_integrity`).
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,12 @@ import optax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from ringformer.checkpoint_arrays import Restore, Restored, Save, Saved, checkpoint_handler
+from ringformer.checkpoint_arrays import Restored, Saved, checkpoint_handler
+from ringformer.checkpoint_tree import Restore, Save, read_about
+from ringformer.file_manifest import DamagedFiles
+from ringformer.train.checkpoint_integrity import check_checkpoint, newest_whole, saved_steps, tree_folder
+from ringformer.train.keep_policy import Keep
+from ringformer.train.orbax_errors import cause, quiet
 from ringformer.train.state import TrainState, abstract_params, abstract_state
 
 HF_CONFIG = "hf_config.json"
@@ -25,57 +34,104 @@ CARRIED = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "specia
 
 def latest_step(run_dir: str | Path) -> int | None:
     """The step of a run's latest finished checkpoint; None if it has none."""
-    folder = (Path(run_dir) / "checkpoints").absolute()
-    return max(ocp.utils.checkpoint_steps(folder), default=None) if folder.is_dir() else None
+    return max(saved_steps(run_dir), default=None)
 
 
 class Checkpoints:
-    """The checkpoints of one run, the latest `keep` of them (None: all). What is saved is read back, twice: every chunk
-    before its checkpoint counts as finished, and what a restore would find as soon as it does.
+    """The checkpoints of one run, those that `keep` says. What is saved is read back, twice: every chunk before its
+    checkpoint counts as finished, and what a restore would find as soon as it does.
     """
 
     def __init__(
-        self, run_dir: Path, shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh,
-        keep: int | None,
-    ):  # fmt: skip
+        self, run_dir: Path, shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh, keep: Keep
+    ):
         self._run_dir, self._shardings = Path(run_dir), shardings
         self._target = abstract_state(shardings, optimizer, mesh)
         self._unchecked: int | None = None
+        self._verified: int | None = None
+        self._failed = False
+        self._handler = checkpoint_handler()
+        quiet()
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=keep.policy(), cleanup_tmp_directories=True, lightweight_initialize=True
+        )
         self._manager = ocp.CheckpointManager(
-            (self._run_dir / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=keep),
-            item_handlers=checkpoint_handler(),
-        )  # fmt: skip
+            (self._run_dir / "checkpoints").absolute(), options=options, item_handlers=self._handler
+        )
 
-    @property
-    def latest_step(self) -> int | None:
-        return self._manager.latest_step()
+    def newest_whole(self) -> tuple[int | None, list[str]]:
+        """The step to go on from, None at the beginning, and what there is to say: of damaged checkpoints, which are
+        moved to RUN_DIR/damaged. Raises DamagedFiles if there are checkpoints, and none of them is whole."""
+        self._verified, said = newest_whole(self._run_dir)
+        self._manager.reload()
+        return self._verified, said
 
-    def save(self, state: TrainState) -> None:
+    def save(self, state: TrainState, about: dict[str, Any] | None = None) -> None:
         """Start writing; the state may be donated as soon as this returns. Raises OSError of the save before, as
-        `close` does."""
+        `close` does.
+
+        Args:
+          about: what is to be known of the run at this step, as JSON has it (`checkpoint_tree.read_about`).
+        """
         self._finish()
         saved = jax.tree.map(lambda x, w: Saved(x, w.shape), state, self._shardings)
         self._unchecked = int(state.step)
-        self._manager.save(self._unchecked, args=Save(saved._asdict()))
+        with self._failing():
+            self._manager.save(self._unchecked, args=Save(saved._asdict(), {"step": self._unchecked, **(about or {})}))
+
+    def check(self) -> None:
+        """Raise OSError if what is being written has failed; to be asked at every step, does not wait."""
+        with self._failing():
+            if error := self._handler.leaves.failure:
+                raise error
+        if self._unchecked is not None and not self._manager.is_saving_in_progress():
+            self._finish()
 
     def restore(self, step: int) -> TrainState:
-        """The state of `step`, laid out for this mesh. Raises ValueError if it is of another model."""
+        """The state of `step`, laid out for this mesh. Raises ValueError if it is of another model, DamagedFiles if it
+        is not as it was saved."""
+        if step != self._verified:
+            check_checkpoint(self._run_dir, step)
         arguments = _restored(self._target, self._shardings)._asdict()
-        restored = self._manager.restore(step, args=Restore(arguments, restore_args=arguments))
-        return TrainState(**restored)
+        restored = TrainState(**self._manager.restore(step, args=Restore(arguments, restore_args=arguments)))
+        if (found := int(restored.step)) != step:
+            raise DamagedFiles(f"{self._run_dir}/checkpoints/{step} holds step {found}: move it away, it is a copy")
+        return restored
+
+    def about(self, step: int | None) -> dict[str, Any]:
+        """What was said of the run when `step` was saved; nothing of None, and of checkpoints of before."""
+        return {} if step is None else read_about(tree_folder(self._run_dir, step)) or {}
 
     def close(self) -> None:
-        """Wait for what is being written. Raises OSError if it cannot be read back."""
+        """Wait for what is being written. Raises OSError if it cannot be read back; what failed before is over."""
+        if self._failed:
+            if jax.process_count() == 1:  # of several, the others will not come to Orbax's barriers
+                with suppress(Exception):
+                    self._manager.close()
+            return
         try:
             self._finish()
         finally:
             self._manager.close()
 
     def _finish(self) -> None:
-        self._manager.wait_until_finished()
+        with self._failing():
+            self._manager.wait_until_finished()
         step, self._unchecked = self._unchecked, None
         if step is not None and jax.process_index() == 0:
             _check(self._run_dir, step, self._target, self._shardings)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What goes wrong in a save, as one line: the step, the cause, and what is there to go on from."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = True
+            others = [step for step in saved_steps(self._run_dir) if step != self._unchecked]
+            left = f"the run can go on from step {others[-1]}" if others else "there is no checkpoint before it"
+            raise OSError(f"the checkpoint of step {self._unchecked} cannot be saved in {self._run_dir}/checkpoints "
+                          f"({cause(error)}); {left}") from error  # fmt: skip
 
 
 def _check(run_dir: Path, step: int, target: TrainState, shardings: TrainState) -> None:
@@ -106,21 +162,26 @@ def latest_checkpoint(run_dir: str | Path) -> Path:
     step = latest_step(run_dir)
     if step is None:
         raise FileNotFoundError(f"{run_dir}: there is no checkpoint in this folder")
-    return (Path(run_dir) / "checkpoints" / str(step) / "default").absolute()
+    return tree_folder(run_dir, step)
 
 
 def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict | None = None) -> Any:
     """The parameters alone of a run's latest checkpoint, or of a converted model, laid out for this mesh.
 
-    `dtypes` says in which dtype each is read; None: float32.
+    `dtypes` says in which dtype each is read; None: float32. Raises DamagedFiles, naming the files, if they are not as
+    they were written.
     """
+    folder = latest_checkpoint(run_dir)
+    said = check_checkpoint(run_dir, int(folder.parent.name), lambda name: name.startswith("params."))
+    if said and jax.process_index() == 0:
+        print(said, file=sys.stderr)
     abstract = abstract_params(weights, mesh)
     if dtypes is not None:
         abstract = jax.tree.map(lambda x, dtype: x.update(dtype=dtype), abstract, dtypes)
     arguments = {"params": _restored(abstract, weights)}
     with ocp.Checkpointer(checkpoint_handler()) as checkpointer:
         restored = checkpointer.restore(
-            latest_checkpoint(run_dir),
+            folder,
             Restore(arguments, restore_args=arguments, partial_restore=True),
         )
     return restored["params"]

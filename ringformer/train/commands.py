@@ -1,9 +1,24 @@
 """`ringformer train`."""
 
 import argparse
+import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringformer.train.supervision import Supervision
+
+EXIT_CODES = """exit codes:
+  0    the run is finished
+  1    it failed: the disk, a loss that is not finite, ...
+  2    what was asked for cannot be
+  75   stopped by SIGTERM, SIGUSR1 or SIGHUP, on any of its processes, and saved: the same command again goes on
+  76   a process stalled, died or did not come: the same command again goes on from the latest save
+  130  stopped by Ctrl-C, and saved; Ctrl-C twice leaves at once, and nothing is saved"""
 
 
 def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -15,6 +30,8 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
     parser.set_defaults(overrides=[], more_help=_config_keys)
     parser.add_argument("--config", metavar="FILE", required=True, help="the config file, e.g. configs/quickstart.py")
     parser.add_argument("--stage", type=int, help="of a config with stages, train this one alone (1 is the first)")
+    allowed = "go on with a run though these keys of its config changed; stage-2: begin that stage anew"
+    parser.add_argument("--allow", metavar="KEY,...", default="", help=allowed)
     discovery = "on a TPU pod or under SLURM they find each other, elsewhere name the other three"
     parser.add_argument("--distributed", action="store_true", help=f"be one of many processes: {discovery}")
     parser.add_argument("--coordinator_address", help="HOST:PORT of process 0")
@@ -24,29 +41,69 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ringformer.train.config_parsing import load_config, parse_stages
+    from ringformer.train.lasting_stderr import lasting_stderr
+    from ringformer.train.signal_thread import SignalThread
+
+    with lasting_stderr(), SignalThread(_nothing_begun) as signals:  # while libraries are imported
+        from ringformer.train.supervision import Supervision
+
+        supervision = Supervision(signals)
+        try:
+            return _supervised(args, supervision)
+        except Exception as error:
+            supervision.failed(error)
+            raise
+        finally:
+            supervision.close()
+
+
+def _nothing_begun(number: int) -> None:
+    """End the process at once."""
+    said = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    os.write(2, f"ringformer train: stopped by {said} before anything began\n".encode())  # in one piece
+    os._exit(130 if number == signal.SIGINT else 75)
+
+
+def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
+    import jax
+
+    from ringformer.train.config_parsing import flat, load_config, parse_stages
 
     values = load_config(args.config, args.overrides)
     configs = parse_stages(values)
+    supervision.limit(configs)
     if args.stage is not None and not values.stages:
         raise ValueError(f"--stage={args.stage}: the config has no stages")
     simulate_cpu_devices(configs[0].cpu_devices)
     if args.distributed:
-        join_processes(args.coordinator_address, args.num_processes, args.process_id)
+        from ringformer.train.handshake import discover
+
+        seconds = configs[0].handshake_seconds
+        member = discover(args.coordinator_address, args.num_processes, args.process_id, seconds)
+        if not values.run_dir:
+            raise ValueError("several processes need one folder: name it, e.g. --config.run_dir=/shared/runs/mine")
+        asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow}
+        supervision.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
     elif args.coordinator_address or args.num_processes or args.process_id is not None:
         raise ValueError("--coordinator_address, --num_processes and --process_id need --distributed")
-    from ringformer.train.context_stages import prepare_stages, train_stages
-    from ringformer.train.loop import prepare, train
+    from ringformer.train.context_stages import nothing_left, prepare_stages, train_stages
+    from ringformer.train.loop import train
     from ringformer.train.preemption import Terminated
+    from ringformer.train.run import prepare
 
+    allow = [key for key in args.allow.split(",") if key]
     try:
         if values.stages:
-            train_stages(configs, prepare_stages(configs, args.stage))
+            train_stages(configs, prepare_stages(configs, args.stage, allow), supervision)
+        elif nothing_left((run := prepare(configs[0], allow)).config):
+            if jax.process_index() == 0:
+                print(f"{run.run_dir} is finished, at step {run.config.steps}: there is nothing left to train")
         else:
-            train(prepare(configs[0]))
+            train(run, supervision)
     except Terminated as end:
-        print(f"ringformer train: {end}", file=sys.stderr)
-        return 128 + signal.SIGTERM
+        if not args.distributed or supervision.first:
+            print(f"ringformer train: {end}", file=sys.stderr)
+        return end.code
     return 0
 
 
@@ -57,24 +114,6 @@ def simulate_cpu_devices(count: int) -> None:
     if count:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
-
-
-def join_processes(coordinator_address: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Make this process one of many that train together; before anything has asked JAX for a device."""
-    import jax
-
-    named = (coordinator_address, num_processes, process_id)
-    if any(x is not None for x in named) and None in named:
-        raise ValueError("name all of --coordinator_address, --num_processes and --process_id, or none of them")
-    try:
-        jax.distributed.initialize(coordinator_address, num_processes, process_id)
-    except ValueError as error:
-        if coordinator_address:
-            raise
-        raise ValueError(
-            f"--distributed: JAX finds no TPU pod and no SLURM job here ({error}); name --coordinator_address, "
-            "--num_processes and --process_id"
-        ) from None
 
 
 def _config_keys() -> str:
@@ -88,4 +127,4 @@ def _config_keys() -> str:
              "model.rope_scaling.": RopeScaling}  # fmt: skip
     nested = ("model", "data", "optimizer", "rope_scaling")
     said = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
-    return "\n".join(["config keys, with the defaults of what neither config nor preset says:", *said])
+    return "\n".join([EXIT_CODES, "", "config keys, with the defaults of what neither config nor preset says:", *said])

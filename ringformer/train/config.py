@@ -65,13 +65,16 @@ class OptimizerConfig:
     """Times the learning rate; of matrices alone."""
     clip_norm: float = 1.0
     """Largest global norm of a gradient."""
+    skip_spikes: float = 0.0
+    """Skip the update of a gradient whose norm is more than this many times the median absolute deviation above the
+    median of the last 128 steps' norms, e.g. 20; 0: skip none for its size."""
 
     def __post_init__(self):
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"unknown optimizer.schedule {self.schedule!r}; known: cosine, constant")
         if not self.clip_norm > 0:
             raise ValueError(f"optimizer.clip_norm={self.clip_norm} must be positive")
-        for field in ("learning_rate", "final_fraction", "weight_decay", "eps"):
+        for field in ("learning_rate", "final_fraction", "weight_decay", "eps", "skip_spikes"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise ValueError(f"optimizer.{field}={getattr(self, field)} must be a finite number, at least 0")
         if self.final_fraction > 1:
@@ -111,7 +114,7 @@ class Config:
     accumulate: int = 1
     """Microbatches per step."""
     steps: int = 1000
-    """Optimizer steps of the run."""
+    """Optimizer steps of the run. With the cosine schedule a run of other steps is another run."""
     seed: int = 0
     """Of fresh parameters and of the order of the data; it means the same on every mesh."""
     eval_every: int = 0
@@ -122,9 +125,29 @@ class Config:
     """Steps between checkpoints; 0: none by their count."""
     checkpoint_minutes: float = 30.0
     """Minutes between checkpoints, besides those of checkpoint_every; 0: none by the clock. The last step's state is
-    always saved, and that of a single process which SIGTERM ends."""
+    always saved, and that of a run which a signal ends."""
     keep_checkpoints: int = 2
     """How many of the latest checkpoints stay on disk."""
+    keep_every: int = 0
+    """Also keep the checkpoints of steps that this divides, for good; 0: none. Between them the latest come and go."""
+    keep_best: int = 0
+    """Also keep so many checkpoints of steps that were evaluated, those with the lowest loss on held-out data."""
+    handshake_seconds: float = 60.0
+    """How long the processes of a run wait for one another, before it ends by naming those that did not come."""
+    startup_minutes: float = 60.0
+    """The longest that reading or making the first state may take, or a save to be written; then the run is stalled,
+    and ends."""
+    compile_minutes: float = 60.0
+    """The longest that compiling the train step may take, or an evaluation's batch."""
+    step_minutes: float = 30.0
+    """The longest that a step may take."""
+    max_skipped_in_a_row: int = 10
+    """A step whose loss or gradient is not finite is skipped: parameters and optimizer stay as they are. More than this
+    many in a row stop the run; 0: the first does."""
+    debug_nans: bool = False
+    """Stop at the first step whose loss or gradient is not finite, and name the operation that gave the first such
+    number: its line, the turns of the loops around it (which layer) and its device. Slower: the host waits for each
+    step."""
     tensorboard: bool = False
     """Also write TensorBoard event files (pip install tensorboardX)."""
     wandb: str = ""
@@ -139,14 +162,22 @@ class Config:
     def __post_init__(self):
         least = dict.fromkeys(("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"), 1)
         for field, bound in (
-            least | dict.fromkeys(("eval_every", "checkpoint_every", "seed", "cpu_devices"), 0)
+            least
+            | dict.fromkeys(("eval_every", "checkpoint_every", "keep_every", "keep_best", "seed", "cpu_devices"), 0)
+            | {"max_skipped_in_a_row": 0}
         ).items():
             if getattr(self, field) < bound:
                 raise ValueError(f"{field}={getattr(self, field)} must be at least {bound}")
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
+        if self.keep_best and not (self.eval_every and self.checkpoint_every and self.data.held_out):
+            raise ValueError(f"keep_best={self.keep_best} needs evaluations of steps that are saved: set eval_every, "
+                             "checkpoint_every and data.held_out")  # fmt: skip
         if not 0 <= self.checkpoint_minutes < math.inf:
             raise ValueError(f"checkpoint_minutes={self.checkpoint_minutes} must be at least 0, and finite")
+        for field in ("handshake_seconds", "startup_minutes", "compile_minutes", "step_minutes"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise ValueError(f"{field}={getattr(self, field)} must be more than 0, and finite")
         for field in ("run_dir", "init_from"):
             _check_local(field, getattr(self, field))
 

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import sys
 import traceback
+from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from itertools import pairwise
@@ -21,6 +22,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from ringformer.file_manifest import check_named
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import FAMILIES, family_of
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
@@ -28,6 +30,8 @@ from ringformer.untrusted_files import read_object
 
 CONFIG_MODULE = "ringformer_config_file"
 """The name under which a config file is imported."""
+IDENTITY = "identity.json"
+"""Beside a run's config.json: what the run is (`run_record.py`)."""
 
 
 def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
@@ -78,6 +82,14 @@ def _run_file(path: Path) -> ConfigDict:
     return config
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config's values by their keys, "model.rope_theta"."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
 def parse(config: ConfigDict, *, inherit: bool = True) -> Config:
     """The validated dataclass of a config without stages.
 
@@ -93,15 +105,24 @@ def parse(config: ConfigDict, *, inherit: bool = True) -> Config:
 
 
 def model_of(run_dir: str | Path) -> ModelConfig:
-    """The model of a run's folder, or of a converted model's. Raises FileNotFoundError, ValueError if it is neither."""
+    """The model of a run's folder, or of a converted model's. Raises FileNotFoundError, ValueError if it is neither,
+    DamagedFiles if one of a converted model's files is not as it was written."""
     if not (Path(run_dir) / "config.json").is_file():
         raise FileNotFoundError(f"{run_dir} has no config.json: name the folder of a run or of a converted model")
-    saved = read_object(run_dir, "config.json")
+    advice = "convert or copy the model again"
+    if (Path(run_dir) / "metrics.jsonl").is_file():  # of a run
+        known = (Path(run_dir) / IDENTITY).is_file()
+        advice = "delete it, and the run's own command writes it again" if known else "bring back a copy"
+    saved = read_object(run_dir, "config.json", advice)
+    check_named(Path(run_dir))
     if "model" not in saved:
         advice = "convert it first, with ringformer convert from-hf" if "model_type" in saved else "name a run's folder"
         raise ValueError(f"{run_dir}/config.json is not that of a run or of a converted model: {advice}")
     family = family_of(saved["preset"]) if saved.get("preset") else FAMILIES["llama"]  # a converted model has no preset
-    return family.config(**saved["model"])
+    try:
+        return family.config(**saved["model"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{run_dir}/config.json describes no {family.config.__name__} ({error}); {advice}") from None
 
 
 def _begun(run_dir: str, init_from: str, before: ModelConfig | None = None) -> ModelConfig | None:

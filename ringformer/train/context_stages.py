@@ -5,25 +5,42 @@
     RUN_DIR/stage-2-131072/
 
 Only parameters go from stage to stage (each has a fresh optimizer and schedule). A finished stage is passed over and
-an unfinished one resumed, so that the same command goes on wherever it was interrupted.
+an unfinished one resumed, so that the same command goes on wherever it was interrupted. A stage that began with other
+parameters than its predecessor has now is refused, or begins anew; what it was is then in RUN_DIR/replaced-1-stage-...
 """
 
+import json
+import sys
+from collections.abc import Collection
+from itertools import pairwise
 from math import nan
 from pathlib import Path
 
 import jax
 
+from ringformer.train.checkpoint_integrity import checkpoint_faults
 from ringformer.train.checkpoints import latest_step
 from ringformer.train.config import Config
-from ringformer.train.loop import Run, prepare, train, write_json
+from ringformer.train.loop import train
+from ringformer.train.preemption import Stopping
 from ringformer.train.reporter import read_metrics
+from ringformer.train.run import Run, prepare
+from ringformer.train.run_identity import contents, origin
+from ringformer.train.run_lock import RunLock, told_by_process_0
+from ringformer.train.run_record import RunChanged, recorded, set_aside
+from ringformer.whole_files import write_whole
 
 
-def prepare_stages(configs: list[Config], only: int | None = None) -> list[Run]:
+def prepare_stages(configs: list[Config], only: int | None = None, allow: Collection[str] = ()) -> list[Run]:
     """Check every stage, `configs` from `parse_stages`, before the first one starts; or stage `only` (from 1) alone.
 
+    Args:
+      allow: keys that may have changed in stages that were begun; "stage-2": begin the second one anew if its
+        predecessor is not what it began with.
+
     Raises ValueError, naming the stage, for one that the devices, the data or its own settings do not allow, and if
-    the run directory holds stages of another config or what a single stage begins with is not finished.
+    the run directory holds stages of another config or what a single stage begins with is not finished. RunChanged, of
+    all stages together, for what was changed.
     """
     if not configs[0].run_dir:
         raise ValueError("stages need a folder to go on from: name it, e.g. --config.run_dir=runs/mine")
@@ -36,32 +53,93 @@ def prepare_stages(configs: list[Config], only: int | None = None) -> list[Run]:
             f"stage {only} begins with the parameters of stage {only - 1}, which is at step "
             f"{latest_step(before.run_dir) or 0} of {before.steps} in {before.run_dir}: finish it first"
         )
-    runs = []
+    known = {f"stage-{number}" for number in range(1, len(configs) + 1)}
+    if unknown := [key for key in allow if key.startswith("stage-") and key not in known]:
+        raise ValueError(f"--allow={unknown[0]}: the config has {len(configs)} stages")
+    anew = _other_beginnings(configs)
+    runs, refused = [], {}
     for number, config in enumerate(configs, 1):
         if only in (None, number):
             try:
-                runs.append(prepare(config))
+                if number in anew and f"stage-{number}" not in allow:
+                    raise RunChanged(config.run_dir, anew[number], [f"stage-{number}"])
+                runs.append(prepare(config, allow, anew=number in anew))
+            except RunChanged as error:
+                refused[number] = error
             except ValueError as error:
                 raise ValueError(f"stage {number}: {error}") from None
+    if refused:
+        said = "; ".join(f"stage {number}: {error.said}" for number, error in refused.items())
+        keys = dict.fromkeys(key for error in refused.values() for key in error.keys)
+        raise RunChanged(Path(configs[0].run_dir).parent, said, keys)
     return runs
 
 
-def train_stages(configs: list[Config], runs: list[Run]) -> None:
-    """Train each of `runs` (from `prepare_stages`) that is not finished, and keep the record of all of `configs`."""
-    for run in runs:
+def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | None = None) -> None:
+    """Train each of `runs` (from `prepare_stages`) that is not finished, and keep the record of all of `configs`.
+
+    Who is `stopping` them may end one as it does `train`.
+    """
+    with RunLock(Path(configs[0].run_dir).parent):
+        if jax.process_index() == 0:
+            _begin_anew(configs, runs)
+        told_by_process_0("")  # before the others look
+        for run in runs:
+            _write_record(configs)
+            # An earlier one is verified when the next begins with it.
+            if not (nothing_left if run is runs[-1] else finished)(run.config):
+                train(run, stopping)
         _write_record(configs)
-        if not finished(run.config):
-            train(run)
-    _write_record(configs)
-    if jax.process_index() == 0:
-        print(record_table(_record(configs)))
+        if jax.process_index() == 0:
+            print(record_table(_record(configs)))
+
+
+def nothing_left(config: Config) -> bool:
+    """Whether a run is finished, and its last checkpoint whole; all processes call it."""
+    return finished(config) and not checkpoint_faults(config.run_dir, config.steps)
 
 
 def finished(config: Config) -> bool:
     """Whether the checkpoint of the stage's last step exists, and its evaluation if there are held-out data."""
+    if not config.run_dir:
+        return False
     rows = read_metrics(Path(config.run_dir, "metrics.jsonl"))
     evaluated = any(row["step"] == config.steps and "eval_tokens" in row for row in rows)
     return (latest_step(config.run_dir) or 0) >= config.steps and (evaluated or not config.data.held_out)
+
+
+def _other_beginnings(configs: list[Config]) -> dict[int, str]:
+    """The stages that have checkpoints, and began with other parameters than their predecessor has or will have, by
+    their numbers; of each what it is."""
+    others: dict[int, str] = {}
+    for number, (before, config) in enumerate(pairwise(configs), 2):
+        if latest_step(config.run_dir) is None:
+            continue
+        began = recorded(config.run_dir)["init_from"] or {}
+        step, now = latest_step(before.run_dir) or 0, origin(before.run_dir) or {}
+        if number - 1 in others:
+            others[number] = f"stage {number - 1}, which it began with, has to begin anew"
+        elif step < before.steps:
+            others[number] = f"stage {number - 1}, which it began with, is to go on from step {step} to {before.steps}"
+        elif "checkpoint" in began and contents(began) != contents(now):
+            others[number] = f"it began with stage {number - 1} at step {began['step']} (checkpoint " \
+                f"{began['checkpoint']}), which is now at step {step} ({now['checkpoint']})"  # fmt: skip
+    return others
+
+
+def _begin_anew(configs: list[Config], runs: list[Run]) -> None:
+    """Set aside what there is of the stages that have to begin anew. Raises RunChanged if that is not allowed."""
+    others = _other_beginnings(configs)
+    for run in runs:
+        number = configs.index(run.config) + 1
+        if number in others:
+            if f"stage-{number}" not in run.allow:
+                raise RunChanged(run.run_dir, others[number], [f"stage-{number}"])
+            lock = RunLock(run.run_dir)
+            lock.take()
+            aside = set_aside(run.run_dir)
+            lock.release()
+            print(f"{run.run_dir} begins anew: {others[number]}; what it was is in {aside}", file=sys.stderr)
 
 
 def record_table(record: list[dict]) -> str:
@@ -79,7 +157,7 @@ def _write_record(configs: list[Config]) -> None:
     if jax.process_index() == 0:  # the others could read what it is just writing
         folder = Path(configs[0].run_dir).parent
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "stages.json", _record(configs))
+        write_whole(folder / "stages.json", json.dumps(_record(configs), indent=1) + "\n")
 
 
 def _record(configs: list[Config]) -> list[dict]:

@@ -1,7 +1,9 @@
 """What a run reports: a progress bar, metrics.jsonl, TensorBoard and Weights & Biases if asked."""
 
 import json
+import os
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ringformer.train.config import Config
+from ringformer.whole_files import write_whole
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -30,11 +33,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def evaluation_losses(run_dir: Path) -> dict[int, float]:
+    """The losses on held-out data that a run has reported, by their steps."""
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    return {row["step"]: row["eval_loss"] for row in rows if type(row.get("eval_loss")) is float}
+
+
 class Reporter:
     """Writes metrics.jsonl, one JSON object per step or evaluation, and shows where the run is.
 
     Opened at `step`: lines of later steps, written before an interruption, are dropped; all of them at step 0, which is
-    evaluated anew. Only process 0 writes.
+    evaluated anew. Only process 0 writes. `history` is the rows that were kept, `gaps` what to say of missing ones.
 
     Raises ValueError for a metrics.jsonl that is not one.
     """
@@ -49,19 +58,20 @@ class Reporter:
             self._boards.append(TensorBoard(run_dir))
         self._console = Console(stderr=True)
         self._bar = Progress(
-            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(), console=self._console, disable=not (self._active and sys.stderr.isatty()),
         )  # fmt: skip
         self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
         path = Path(run_dir) / "metrics.jsonl"
-        kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        self.history = kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        missing = step - len({row["step"] for row in kept if "learning_rate" in row})
+        told = f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps before: plots have a hole"
+        self.gaps = [told] if missing > 0 else []
         self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
         self._file = None
         if self._active:
-            part = path.with_suffix(".part")  # a crash here leaves the old file
-            part.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            part.replace(path)
+            write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
             self._file = path.open("a", buffering=1)
 
     def step(self, step: int, values: dict[str, float]) -> None:
@@ -89,9 +99,14 @@ class Reporter:
         """Is there an evaluation of this step from before an interruption?"""
         return step in self._evaluated
 
+    def sync(self) -> None:
+        """Wait for the disk to have the rows: no checkpoint is to outlive those of its steps."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
     def say(self, text: str) -> None:
         if self._active:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._bar.stop()
@@ -127,7 +142,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run, named like the run's folder, of a project."""
+    """A run, named like the run's folder, of a project: one, however often it is resumed. Its id is in `wandb_id`."""
 
     def __init__(self, project: str, run_dir: Path):
         try:
@@ -135,7 +150,13 @@ class WeightsAndBiases:
         except ImportError:
             raise ValueError(f"wandb={project!r} needs the wandb package: pip install wandb") from None
         settings = json.loads((Path(run_dir) / "config.json").read_text())
-        self._run = wandb.init(project=project, name=Path(run_dir).name, dir=str(run_dir), config=settings)
+        kept = Path(run_dir) / "wandb_id"
+        if not kept.is_file():
+            write_whole(kept, uuid.uuid4().hex)
+        self._run = wandb.init(
+            project=project, name=Path(run_dir).name, dir=str(run_dir), config=settings, id=kept.read_text(),
+            resume="allow",
+        )  # fmt: skip
 
     def write(self, step, values):
         self._run.log(values, step=step)

@@ -1,6 +1,5 @@
 """What must be true of a run: of the folders it begins with, of its batches, of the state it keeps."""
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import is_dataclass
@@ -38,8 +37,8 @@ def check_folders(run_dir: Path, config: Config) -> None:
     if (run_dir / HF_CONFIG).exists() and not (run_dir / "metrics.jsonl").exists():
         raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
     here = config.model
-    for folder, free in ((run_dir, ()), (config.init_from, here.CONTEXT)):
-        fields = [name for name in (*here.ARCHITECTURE, *here.INHERITED) if name not in free]
+    inherited = [name for name in here.INHERITED if name not in here.CONTEXT]
+    for folder, fields in ((run_dir, here.ARCHITECTURE), (config.init_from, (*here.ARCHITECTURE, *inherited))):
         begun = folder and (Path(folder) / "config.json").is_file()
         if begun and (clash := _differences(model_of(folder), here, fields, "{} there, {} here")):
             raise ValueError(f"{folder} holds a run of another model ({'; '.join(clash)}): choose another folder")
@@ -53,7 +52,7 @@ def context_changes(config: Config) -> list[str]:
 
 
 def _differences(there: ModelConfig, here: ModelConfig, fields: Iterable[str], form: str) -> list[str]:
-    pairs = [(name, getattr(there, name), getattr(here, name)) for name in fields]
+    pairs = [(name, getattr(there, name, None), getattr(here, name)) for name in fields]  # None: of another family
     return [f"{name} {form.format(_short(a), _short(b))}" for name, a, b in pairs if a != b]
 
 
@@ -137,16 +136,6 @@ class BatchWatch:
     def summary(self, steps: int) -> list[str]:
         """What there is to say after so many steps."""
         return [f"{count} of {steps} batches had {kind}" for kind, count in self.counts.items() if count]
-
-
-def check_metrics_finite(step: int, metrics: dict[str, float]) -> None:
-    """Raise FloatingPointError if the loss or the gradient of a step is not finite."""
-    for name, of in (("loss", "loss"), ("grad_norm", "gradient's norm")):
-        if not math.isfinite(metrics[name]):
-            raise FloatingPointError(
-                f"the {of} of step {step} is {metrics[name]}: nothing after it is saved. Lower the learning rate, or "
-                "look at the batch; the same command goes on from the latest checkpoint"
-            )
 
 
 def check_state_finite(state, which: str) -> None:

@@ -1,5 +1,6 @@
 """The train step: one device's view, inside the one `shard_map` of the program."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -26,18 +27,48 @@ def make_train_step(
     *,
     clip_norm: float,
     accumulate: int = 1,
+    skip_spikes: bool = False,
 ):
     """`step(state, batch) -> (state, metrics)`, jitted, for a batch of global [B, T] arrays; the state is donated.
 
     Loss and gradient are sums over tokens, divided once by the global number of trained tokens, so that masks may
     be as uneven as they like. Metrics: loss (nats per token; 0 if none is trained), grad_norm (before clipping), tokens
-    (trained), masked (by the store: neither trained nor the end of a document or padding).
-    """
-    loss_sum = make_loss_sum(config, shardings.params, mesh)
+    (trained), masked (by the store: neither trained nor the end of a document or padding), skipped (0 or 1).
 
-    def step(state, batch):
+    A step whose loss or gradient's norm is not finite is skipped: parameters, moments and the optimizer's counts stay
+    as they were, on every device, and the step's number alone goes on. With `skip_spikes` the step has a third
+    argument, a float32 scalar: a larger norm is skipped, too.
+    """
+    gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate)
+
+    def step(state, batch, *largest_norm):
+        loss, grads, norm, tokens, masked = gradients(state.params, batch)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            # Element by element, in the update's own loop: a branch, or a second copy of the state, would cost memory.
+            sound = jnp.isfinite(loss) & jnp.isfinite(norm)
+            for limit in largest_norm:
+                sound &= norm <= limit
+            params, opt_state = jax.tree.map(
+                partial(jnp.where, sound), (params, opt_state), (state.params, state.opt_state)
+            )
+        metrics = {"loss": loss, "grad_norm": norm, "tokens": tokens, "masked": masked, "skipped": 1 - sound}
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    state_specs = specs(shardings)
+    in_specs = state_specs, BATCH, *([P()] if skip_spikes else [])
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(state_specs, P()))
+    return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh))
+
+
+def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate: int) -> Callable:
+    """`gradients(params, batch) -> (loss, grads, norm, tokens, masked)`, per device, as `make_train_step` says."""
+    loss_sum = make_loss_sum(config, weights, mesh)
+
+    def gradients(params, batch):
         # The transpose of `vary` sums a gradient over the axes that its parameter is replicated on: dp, and more.
-        params, sum_over_replicas = jax.vjp(partial(vary, axes=AXIS_NAMES), state.params)
+        params, sum_over_replicas = jax.vjp(partial(vary, axes=AXIS_NAMES), params)
 
         def add_microbatch(total, microbatch):
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_sum)(params, microbatch)), None
@@ -49,14 +80,9 @@ def make_train_step(
         loss, grads = jax.tree.map(lambda x: x / jnp.maximum(tokens, 1), (loss, sum_over_replicas(grads)[0]))
         with jax.named_scope("optimizer"):
             norm = global_norm(grads)
-            updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": lax.psum(loss, AXIS_NAMES), "grad_norm": norm, "tokens": tokens, "masked": masked}
-        return TrainState(state.step + 1, params, opt_state), metrics
+        return lax.psum(loss, AXIS_NAMES), grads, norm, tokens, masked
 
-    state_specs = specs(shardings)
-    sharded = jax.shard_map(step, mesh=mesh, in_specs=(state_specs, BATCH), out_specs=(state_specs, P()))
-    return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh))
+    return gradients
 
 
 def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: int, accumulate: int = 1):

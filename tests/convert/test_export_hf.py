@@ -9,6 +9,7 @@ import pytest
 
 from ringformer.cli import main
 from ringformer.convert import from_hf, import_hf, to_hf, verify
+from ringformer.file_manifest import MANIFEST
 from ringformer.train.checkpoints import HF_CONFIG
 from tests.convert.models import load, save_model, tensors
 
@@ -25,6 +26,7 @@ def run_of(trained, folder, **changes):
     """A copy whose original config.json said something else; None: it had no such key."""
     shutil.copytree(trained, folder)
     hf = json.loads((folder / HF_CONFIG).read_text()) | changes
+    (folder / MANIFEST).unlink()  # it was changed on purpose
     (folder / HF_CONFIG).write_text(json.dumps({key: value for key, value in hf.items() if value is not None}))
     return folder
 
@@ -60,6 +62,7 @@ def test_a_model_without_an_original_is_exported_as_it_is_stored(trained, tmp_pa
     for dtype in ("bfloat16", "float32"):
         from_hf(theirs, tmp_path / dtype, dtype)
         (tmp_path / dtype / HF_CONFIG).unlink()
+        (tmp_path / dtype / MANIFEST).unlink()  # it is changed on purpose
         shutil.copy(theirs / "config.json", tmp_path / dtype / HF_CONFIG)
         hf = json.loads((tmp_path / dtype / HF_CONFIG).read_text())
         (tmp_path / dtype / HF_CONFIG).write_text(json.dumps({k: v for k, v in hf.items() if k != "dtype"}))

@@ -14,7 +14,8 @@ from ringformer.inference.load_model import load_model
 from ringformer.train.checkpoints import restore_params
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
-from ringformer.train.loop import prepare, train
+from ringformer.train.loop import train
+from ringformer.train.run import prepare
 from tests.convert.models import load, logits, save_model
 
 

@@ -10,6 +10,7 @@ import pytest
 from ringformer.convert import from_hf
 from ringformer.inference.generator import Generator
 from tests.convert.models import save_model
+from tests.cpu_flags import cpu_environment
 
 PROMPTS = [[5, 9, 20, 3, 1, 2, 60, 33, 12, 7, 4], [1]]
 
@@ -39,7 +40,11 @@ def test_two_processes_share_a_prompt(tmp_path):
     command = [sys.executable, "-c", PROCESS.format(prompts=PROMPTS), address]
     processes = [
         subprocess.Popen(
-            [*command, str(i), tmp_path / "ours"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, str(i), tmp_path / "ours"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=cpu_environment(),
         )
         for i in range(2)
     ]

@@ -23,6 +23,7 @@ PRECISION = "train/test_precision.py::test_no_error_grows[1,1,1,8]"
 ADAMW = "train/test_optimizer.py::test_a_run_is_adamw_on_the_gradients_of_the_oracle[{}]".format
 UNTIED, TIED = ADAMW("cosine-7-False"), ADAMW("constant-3-True")
 NUMBERS = "train/test_reported_numbers.py::test_every_number_of_a_run_follows_from_what_it_saved"
+SKIPPED = "train/test_skipped_steps.py::test_nothing_but_the_number_of_a_bad_step_goes_on"
 RING_5 = "ops/test_ring_attention.py::test_plain_causal[zigzag-5]"
 RING_BF16 = "ops/test_precision.py::test_attention[zigzag-8]"
 RING, BLOCK = "ops/ring_attention.py", "ops/blockwise_attention.py"
@@ -144,7 +145,7 @@ MUTATIONS = [
     Mutation("accumulate ignored by the loop", "train/loop.py", "optimizer.clip_norm, accumulate=config.accumulate,",
              "optimizer.clip_norm,", UNTIED),
     Mutation("the seed of the parameters ignored", "train/loop.py", "run.mesh, config.seed)", "run.mesh, 0)", UNTIED),
-    Mutation("the seed of the data ignored", "train/loop.py", "config, mesh, config.seed)", "config, mesh, 0)", UNTIED),
+    Mutation("the seed of the data ignored", "train/run.py", "config, mesh, config.seed)", "config, mesh, 0)", UNTIED),
     Mutation(
         "the tied head has no gradient", "models/llama.py",
         'return gather("embed", self.embed[...]).astype(dtype).T',
@@ -182,12 +183,12 @@ MUTATIONS = [
     ),
     Mutation("nats per byte", "train/evaluation.py", "loss / math.log(2) /", "loss /", NUMBERS),
     Mutation(
-        "the learning rate of the step after is reported", "train/loop.py",
-        "self._rate(step - 1)", "self._rate(step)", NUMBERS,
+        "the learning rate of the step after is reported", "train/step_reports.py",
+        "updates_before(step)", "updates_before(step) + 1", NUMBERS,
     ),
-    Mutation("tokens per second doubled", "train/loop.py", "self._tokens / seconds", "2 * self._tokens / seconds",
-             NUMBERS),
-    Mutation("evaluation in an order of the run's seed", "train/loop.py", "mesh, seed=0)", "mesh, seed=config.seed)",
+    Mutation("tokens per second doubled", "train/step_reports.py", "self._tokens / seconds",
+             "2 * self._tokens / seconds", NUMBERS),
+    Mutation("evaluation in an order of the run's seed", "train/run.py", "mesh, seed=0)", "mesh, seed=config.seed)",
              NUMBERS),
     Mutation(
         "bytes per token over untrained tokens", "data/packing/sequences.py",
@@ -204,6 +205,17 @@ MUTATIONS = [
              NUMBERS),
     Mutation("evaluation of other parameters than are saved", "train/loop.py", "values := evaluation(state.params,",
              "values := evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),", NUMBERS),
+    # What a run is, and whose it is.
+    Mutation("a seed may change unsaid", "train/run_identity.py", '"run_dir", "preset", "stages",',
+             '"run_dir", "preset", "stages", "seed",',
+             "train/test_run_identity.py::test_what_defines_a_run_is_in_its_identity"),
+    Mutation("a lock that two can make", "train/run_lock.py", "os.O_CREAT | os.O_EXCL", "os.O_CREAT",
+             "train/test_run_lock.py::test_who_is_slower_by_a_moment_is_refused"),
+    # Bad numbers.
+    Mutation("a loss that is not finite is trained on", "train/step.py", "jnp.isfinite(loss) & ", "", SKIPPED),
+    Mutation("a gradient that is not finite is trained on", "train/step.py", " & jnp.isfinite(norm)", "", SKIPPED),
+    Mutation("a skipped step moves the moments", "train/step.py", "(state.params, state.opt_state)\n",
+             "(state.params, opt_state)\n", SKIPPED),
     # The ring.
     Mutation("own block forgotten", RING, "carry = step(None, (state, keys), send=n > 1)",
              "carry = state, ring.shift(keys)", RING_5),
@@ -214,4 +226,13 @@ MUTATIONS = [
     Mutation("dk and dv swapped", RING, "for x in (dkeys.k, dkeys.v))", "for x in (dkeys.v, dkeys.k))",
              RING_5),
     Mutation("delta forgotten", BLOCK, "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
+    # Integrity: what changed on the disk is read as if it had not.
+    Mutation("hashes are not compared", "file_manifest.py", "if found_hashes[name] != hashes[name]",
+             "if not hashes[name]", "train/test_damaged_checkpoints.py::test_no_flipped_bit_of_a_hundred_is_silent"),
+    Mutation("exports compare no hashes", "convert/block_streams.py", "if faults := tree_faults(folder,",
+             "if faults := [] and tree_faults(folder,",
+             "convert/test_damaged_models.py::test_no_flipped_bit_is_silent"),
+    Mutation("a damaged checkpoint stays where it is", "train/checkpoint_integrity.py",
+             "tree_folder(run_dir, step).parent.rename(aside)", "aside.mkdir()",
+             "train/test_damaged_checkpoints.py::test_the_newest_whole_one_is_taken_and_the_others_are_kept_aside"),
 ]  # fmt: skip

@@ -75,17 +75,12 @@ def apply(mutation: Mutation, folder: Path) -> None:
     path.write_text(text.replace(mutation.old, mutation.new))
 
 
-def of_this_commit(count: int) -> list[Mutation]:
-    """`count` mutations, chosen by the commit's hash; where there is no repository by that of the package's files."""
+def of_this_commit() -> Mutation:
+    """One that the commit's hash chooses; where there is no repository that of the package's files."""
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     if (ROOT / ".git").exists() and git.returncode == 0:
         number = int(git.stdout, 16)
     else:
         files = sorted((ROOT / "ringformer").rglob("*.py"))
         number = int(hashlib.blake2b(b"".join(path.read_bytes() for path in files)).hexdigest(), 16)
-    left = list(MUTATIONS)
-    chosen = []
-    for _ in range(count):
-        number, place = divmod(number, len(left))
-        chosen.append(left.pop(place))
-    return chosen
+    return MUTATIONS[number % len(MUTATIONS)]

@@ -6,7 +6,9 @@ import numpy as np
 
 from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.train.checkpoints import Checkpoints
 from ringformer.train.config import OptimizerConfig
+from ringformer.train.keep_policy import Keep
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import TrainState, abstract_state, decayed, state_shardings, weight_shardings
 
@@ -57,3 +59,18 @@ def assert_same_bits(found: TrainState, state: TrainState) -> None:
         padded[tuple(map(slice, logical.shape))] = logical
         for shard in x.addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data).view(np.int32), padded[shard.index].view(np.int32))
+
+
+def opened(folder, mesh_dim: str = "1,1,1,1", config: LlamaConfig = CONFIG, keep=Keep()) -> Checkpoints:
+    """The checkpoints of a folder on this mesh; all are kept, if it is not said which."""
+    mesh, shardings = setup(mesh_dim, config)
+    return Checkpoints(folder, shardings, OPTIMIZER, mesh, keep)
+
+
+def save(folder, mesh_dim: str, *states: TrainState) -> None:
+    """Save logical states from this mesh, each at its step."""
+    mesh, shardings = setup(mesh_dim)
+    saving = opened(folder, mesh_dim)
+    for state in states:
+        saving.save(laid_out(state, shardings, mesh))
+    saving.close()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,13 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from ringformer import checkpoint_arrays
+from ringformer import checkpoint_arrays, file_manifest
 from ringformer.convert.block_streams import open_streams
 from ringformer.inference.load_model import load_model
 from ringformer.train import checkpoints
-from ringformer.train.checkpoints import Checkpoints, latest_checkpoint, restore_params
+from ringformer.train.checkpoints import latest_checkpoint, restore_params
 from ringformer.train.state import abstract_state
+from tests.train import states
 from tests.train.states import CONFIG, MESHES, OPTIMIZER, assert_same_bits, laid_out, logical_state, setup
 
 STATE = logical_state()
@@ -24,15 +26,11 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def opened(folder, mesh_dim="1,2,1,4", config=CONFIG):
-    mesh, shardings = setup(mesh_dim, config)
-    return Checkpoints(folder, shardings, OPTIMIZER, mesh, keep=None)
+    return states.opened(folder, mesh_dim, config)
 
 
 def save(folder, mesh_dim="1,2,1,4"):
-    mesh, shardings = setup(mesh_dim)
-    saving = opened(folder, mesh_dim)
-    saving.save(laid_out(STATE, shardings, mesh))
-    saving.close()
+    states.save(folder, mesh_dim, STATE)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +126,18 @@ def test_donation_meets_no_buffer_of_a_checkpoint(tmp_path):
             np.testing.assert_array_equal(x.data, y.data)
 
 
+def test_training_waits_for_no_hash(tmp_path, monkeypatch):
+    """All are made by other threads than the one that saves, which does not read the disk."""
+    threads = []
+    for module in (checkpoint_arrays, file_manifest):
+        real = module.hash_of
+        monkeypatch.setattr(
+            module, "hash_of", lambda path, real=real: threads.append(threading.get_ident()) or real(path)
+        )
+    save(tmp_path)
+    assert len(threads) > len(jax.tree.leaves(STATE)) and threading.get_ident() not in threads
+
+
 def test_a_checkpoint_of_another_model_is_refused(saved):
     wider = dataclasses.replace(CONFIG, intermediate_size=48)
     with pytest.raises(ValueError, match=r"w_down is \[3, 44, 36\] in the checkpoint .* this model's is \[3, 48, 36\]"):
@@ -137,7 +147,7 @@ def test_a_checkpoint_of_another_model_is_refused(saved):
 def test_a_lost_chunk_is_an_error_and_not_zeros(tmp_path):
     save(tmp_path)
     (latest_checkpoint(tmp_path) / "params.embed" / "0.0").unlink()
-    with pytest.raises(OSError, match=r"missing\): this checkpoint is damaged; delete .*/checkpoints/7 to go on"):
+    with pytest.raises(OSError, match=r"step 7 is damaged \(.*/params.embed/0.0 is missing\): bring it back"):
         opened(tmp_path).restore(7)
 
 

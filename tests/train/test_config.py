@@ -88,12 +88,6 @@ def test_another_norm_is_refused(checkpoint, tmp_path):
         check_folders(tmp_path / "run", run)
 
 
-def test_a_run_is_not_resumed_with_another_rope(checkpoint):
-    other = parse(config("", rope_theta=1e6, norm_eps=3e-5))
-    with pytest.raises(ValueError, match=r"rope_theta 700000 there, 1e\+06 here; rope_scaling yarn"):
-        check_folders(checkpoint, other)
-
-
 @pytest.mark.parametrize("name", ["a[1]", "a*", "what?"])
 def test_a_path_that_checkpoints_are_not_found_in_is_refused(tmp_path, name, monkeypatch):
     """In the name of the run, or anywhere above it."""

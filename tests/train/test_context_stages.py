@@ -18,6 +18,7 @@ from ringformer.train.checkpoints import latest_step
 from ringformer.train.config import base_config
 from ringformer.train.config_parsing import parse, parse_stages
 from ringformer.train.context_stages import prepare_stages
+from tests.cpu_flags import cpu_environment
 
 STAGES = (
     {"seq_len": 64, "batch_size": 8, "mesh_dim": "1,4,1,2", "steps": 4},
@@ -133,7 +134,7 @@ def test_stages_killed_in_the_second_end_as_if_they_had_not_been(folder):
     """SIGKILL after a checkpoint of stage 2; the same command gives the same parameters, to the bit."""
     command = [sys.executable, "-m", "ringformer.cli", "train", f"--config={folder}/config.py"]
     cache = {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    quiet = {"env": os.environ | cache, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet = {"env": cpu_environment(**cache), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run([*command, f"--config.run_dir={folder}/whole"], check=True, **quiet)
     metrics = folder / "run" / "stage-2-128" / "metrics.jsonl"
     process = subprocess.Popen(command, **quiet)

@@ -13,6 +13,7 @@ from flax import nnx
 
 from ringformer.cli import main
 from ringformer.inference.load_model import load_model
+from tests.cpu_flags import cpu_environment
 from tests.helpers import relative_error
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,10 +57,8 @@ def test_two_processes_train_as_one_does(tmp_path, stages):
     together = [f"--config.run_dir={tmp_path}/two", "--config.cpu_devices=4", "--distributed",
                 f"--coordinator_address={address}", "--num_processes=2"]  # fmt: skip
     command = [sys.executable, "-m", "ringformer.cli", *train, *together]
-    processes = [
-        subprocess.Popen([*command, f"--process_id={i}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for i in range(2)
-    ]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": cpu_environment()}
+    processes = [subprocess.Popen([*command, f"--process_id={i}"], **quiet) for i in range(2)]
     assert main([*train, f"--config.run_dir={tmp_path}/one", "--config.cpu_devices=8"]) == 0
     said = [process.communicate(timeout=240) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said

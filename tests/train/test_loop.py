@@ -12,8 +12,9 @@ from ringformer.data import load_tokenizer
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
-from ringformer.train.loop import prepare, train
+from ringformer.train.loop import train
 from ringformer.train.optimizer import schedule
+from ringformer.train.run import prepare
 from tests.data.chat_samples import llama3
 from tests.helpers import relative_error
 
@@ -145,8 +146,9 @@ def test_a_run_on_a_mixture_of_whole_documents(config, corpus, tmp_path):
     train(run)
     assert [row["step"] for row in rows(run.config) if "eval_bits_per_byte" in row] == [0, 3]
     assert losses(run.config)[-1] < losses(run.config)[0]
+    short = dataclasses.replace(config.data, min_length=10**5)
     with pytest.raises(ValueError, match=r"none of the .* has min_length=100000"):
-        prepare(dataclasses.replace(config, data=dataclasses.replace(config.data, min_length=10**5)))
+        prepare(dataclasses.replace(config, run_dir=f"{config.run_dir}2", data=short))
 
 
 def test_resuming_another_architecture_is_refused(config):

@@ -9,7 +9,8 @@ from flax import nnx
 
 from ringformer.models.llama import Llama
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
-from ringformer.train.loop import prepare, train
+from ringformer.train.loop import train
+from ringformer.train.run import prepare
 from tests.helpers import relative_error
 from tests.oracle import llama, packing
 from tests.oracle.adamw import AdamW, global_norm

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringformer.train import loop
+from ringformer.train import step_reports
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
-from ringformer.train.loop import prepare, train
+from ringformer.train.loop import train
+from ringformer.train.run import prepare
 from tests.oracle import llama, packing
 from tests.oracle.adamw import AdamW, global_norm
 from tests.train.runs import MODEL, flatten, read_metrics, read_parameters, write_chats
@@ -92,7 +93,7 @@ def evaluation_numbers(c: Config, step: int, params: dict) -> dict:
 def test_every_number_of_a_run_follows_from_what_it_saved(config, monkeypatch):
     run = prepare(config)
     data = Clocked(run.train_data)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: data.now))
+    monkeypatch.setattr(step_reports, "time", SimpleNamespace(perf_counter=lambda: data.now))
     train(run._replace(train_data=data))
     # The first step's learning rate is 0: what is saved after it is what the run began with.
     saved = [read_parameters(config.run_dir, step) for step in (1, 1, 2, 3)]

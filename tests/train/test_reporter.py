@@ -45,9 +45,13 @@ def test_every_board_gets_every_value(config, tmp_path, monkeypatch):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "loss": 2.5, "tokens_per_second": 10.0}, {"step": 1, **EVALUATION}]
     numbers = {"eval_loss": 2.0, "eval_tokens": 7, "eval_loss_to_1": 3.0, "eval_loss_to_3": 1.5}
-    assert seen[0] == dict(project="project", name=tmp_path.name, dir=str(tmp_path), config={"steps": 3})
+    kept = (tmp_path / "wandb_id").read_text()
+    begun = dict(project="project", name=tmp_path.name, dir=str(tmp_path), config={"steps": 3}, id=kept, resume="allow")
+    assert seen[0] == begun and len(kept) == 32
     assert seen[1:] == [(1, {"loss": 2.5, "tokens_per_second": 10.0}), (1, numbers), "end"]
     assert list(tmp_path.glob("events.out.tfevents*"))
+    report(config)
+    assert seen[4] == begun, "resumed, it is the same run there"
 
 
 def test_a_board_that_is_not_installed_is_named(config, monkeypatch):
@@ -82,3 +86,16 @@ def test_evaluations_that_are_there_are_known(config, tmp_path):
         reporter = Reporter(config.run_dir, step, plain)
         assert reporter.evaluated(2) == (step == 2), "at step 0 all begins anew"
         reporter.close()
+
+
+@pytest.mark.parametrize("text", ["runs/[b]/x[/b]", "[/b] a path's end", "[red]not red", "\\[x]", "[link=x]"])
+def test_what_looks_like_markup_is_text(config, monkeypatch, capfd, text):
+    """In a line, and in the bar: paths and texts may hold brackets."""
+    reporter = Reporter(config.run_dir, 0, dataclasses.replace(config, wandb="", tensorboard=False))
+    reporter.say(text)
+    monkeypatch.setattr(reporter._bar, "disable", False)
+    reporter._bar.update(reporter._task, description=text)
+    reporter._console.print(reporter._bar.get_renderable())
+    reporter.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == text and text in lines[1]

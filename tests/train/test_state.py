@@ -60,7 +60,10 @@ def compiled(model: str, target: str, mesh_dim: str) -> dict:
 
 
 @on_tpu
-@pytest.mark.parametrize(("target", "mesh_dim"), [("v5e-256", "1,1,1,256"), ("v4-1024", "1,1,1,512")])
+@pytest.mark.parametrize(
+    ("target", "mesh_dim"),
+    [("v5e-256", "1,1,1,256"), pytest.param("v4-1024", "1,1,1,512", marks=pytest.mark.slow)],
+)
 def test_a_3b_begins_in_little_more_than_its_state(target, mesh_dim):
     """Compiled. In fact far below what is allowed: a device draws its own shards alone."""
     row = compiled("llama_3b", target, mesh_dim)

@@ -1,0 +1,74 @@
+"""All that docs/reliability.md promises, tried once for the record: a long while.
+
+    python benchmarks/reliability.py [--kills=50] [--flips=100] [--out=results/reliability.json]
+
+Runs scripts/chaos.py, then every test in the files that the page names, slow ones too. Exit code 1 if anything went
+wrong; the file says what, and which tests were skipped here.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.cpu_flags import cpu_environment  # noqa: E402
+
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+def tests_of(page: str) -> list[str]:
+    """The files of tests that a page names, relative to the repository; without a folder, in that of the one before."""
+    found, folder = [], Path("tests")
+    for name in re.findall(r"`((?:tests/[\w/]*)?test_\w+\.py)`", page):
+        folder = Path(name).parent if "/" in name else folder
+        found.append(str(folder / Path(name).name))
+    return list(dict.fromkeys(found))
+
+
+def outcomes(report: Path) -> list[dict]:
+    """Of a JUnit report each test's name, seconds and outcome."""
+    rows = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = [each.tag for each in case if each.tag in ("failure", "error", "skipped")]
+        name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
+        rows.append({"test": name, "seconds": float(case.attrib["time"]), "outcome": bad[0] if bad else "passed"})
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--flips", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "reliability.json")
+    args = parser.parse_args()
+    if not args.out.absolute().parent.is_dir():
+        parser.error(f"--out={args.out}: there is no folder {args.out.parent}")
+    with tempfile.TemporaryDirectory() as folder:
+        table, report = Path(folder, "chaos.json"), Path(folder, "junit.xml")
+        chaos = ["scripts/chaos.py", f"--kills={args.kills}", f"--flips={args.flips}", f"--results={table}"]
+        subprocess.run([sys.executable, *chaos], cwd=ROOT, env=cpu_environment(PYTHONPATH=str(ROOT)))
+        if not table.is_file():
+            return 1  # it has said why
+        files = tests_of(PAGE.read_text())
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", f"--junitxml={report}"]
+        subprocess.run([*pytest, *files], cwd=ROOT)
+        told = json.loads(table.read_text())
+        tests = outcomes(report)
+    told |= {"command": " ".join(["python benchmarks/reliability.py", *sys.argv[1:]]), "tests": tests}
+    args.out.write_text(json.dumps(told, indent=1) + "\n")
+    wrong = sum(row["verdict"] != "ok" for row in told["trials"])
+    wrong += sum(row["outcome"] in ("failure", "error") for row in tests) or not tests
+    skipped = sum(row["outcome"] == "skipped" for row in tests)
+    print(f"{len(told['trials'])} trials and {len(tests)} tests, {wrong} wrong, {skipped} skipped: {args.out}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

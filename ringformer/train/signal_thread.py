@@ -1,0 +1,58 @@
+"""Signals, heard at once: by a thread, whatever the main thread is doing.
+
+Python runs its handlers in the main thread and between two of its own instructions: never while that compiles or waits
+for a device. A KeyboardInterrupt that a handler raises inside an import or a callback of a library is printed and
+forgotten there.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+"""What ends a run: a scheduler's SIGTERM, SLURM's --signal=USR1, Ctrl-C, a closed terminal."""
+
+
+def heeded() -> list[int]:
+    """SIGNALS, without SIGHUP where nohup ignores it. (A shell ignores SIGINT for what it starts in the background,
+    whoever sends it then means it.)"""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
+
+
+class SignalThread:
+    """While entered, `heard(number)` is called for each of those signals, in a thread of its own; nothing else happens.
+
+    `heard` may be set anew.
+    Only the main thread may enter; in any other nothing is heard.
+    """
+
+    def __init__(self, heard: Callable[[int], None]):
+        self.heard = heard
+        self._possible = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self):
+        if self._possible:
+            self._read, self._write = os.pipe()
+            os.set_blocking(self._write, False)
+            self._before_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            self._before = {number: signal.signal(number, lambda *_: None) for number in heeded()}
+            self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._possible:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(self._before_fd)
+            os.close(self._write)
+            self._thread.join()
+            os.close(self._read)
+
+    def _listen(self):
+        while came := os.read(self._read, 64):
+            for number in came:
+                if number in SIGNALS:
+                    self.heard(number)

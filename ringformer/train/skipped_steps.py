@@ -1,0 +1,102 @@
+"""The steps that train on nothing: whose loss or gradient is not finite, or a spike. Checkpoints tell the next start of
+the run of them, and of the norms that are usual; `metrics.jsonl` has why.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringformer.data import Loader
+from ringformer.train.config import Config
+
+WINDOW = 128
+"""So many steps' norms say what a spike is."""
+FEWEST = 32
+"""With fewer norms than these nothing is one."""
+LEAST_DEVIATION = 0.01
+"""Of the median: the deviation counts as no smaller, lest norms that hardly differ make spikes of their like."""
+
+
+class SkippedSteps:
+    """Which steps of a run were skipped, over all its starts, and from which norm on one is."""
+
+    def __init__(self, config: Config, data: Loader, history: Iterable[dict[str, Any]], told: Mapping[str, Any]):
+        """
+        Args:
+          history: the rows of metrics.jsonl up to the step that the run goes on from.
+          told: what `told` said when that step was saved; rows may be lost.
+        """
+        self.steps: list[int] = []
+        self._factor, self._most = config.optimizer.skip_spikes, config.max_skipped_in_a_row
+        self._data, self._seed = data, config.seed
+        self._norms: dict[int, float] = {}
+        for row in history:
+            if "skipped" in row:
+                self.steps.append(row["step"])
+            if "grad_norm" in row:
+                self._remember(row["step"], row["grad_norm"])
+        self.steps = sorted({*self.steps, *told.get("skipped_steps", ())})
+        self._norms |= {int(step): norm for step, norm in told.get("gradient_norms", {}).items()}
+
+    def told(self) -> dict[str, Any]:
+        """What another start has to know of the steps so far, as JSON has it."""
+        return {"skipped_steps": self.steps} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
+
+    def updates_before(self, step: int) -> int:
+        """The updates that the optimizer has counted before this step: the schedule waits for those skipped."""
+        return step - 1 - sum(s < step for s in self.steps)
+
+    def largest_norm(self, step: int) -> float | None:
+        """The norm from which on `step` is a spike; None if none is. The same whenever it is asked, after a resume too:
+        it is of the norms that are known while the step before is under way, those of steps up to `step` - 2."""
+        if not self._factor:
+            return None
+        norms = [norm for s, norm in self._norms.items() if step - 2 - WINDOW < s <= step - 2]
+        if len(norms) < FEWEST:
+            return math.inf
+        median = float(np.median(norms))
+        deviation = max(float(np.median(np.abs(np.array(norms) - median))), LEAST_DEVIATION * median)
+        return median + self._factor * deviation
+
+    def see(self, step: int, metrics: dict[str, float]) -> dict[str, Any]:
+        """Remember a step's numbers; returns what its row is to say beside them if it was skipped."""
+        self._remember(step, metrics["grad_norm"])
+        if not metrics["skipped"]:
+            return {}
+        self.steps.append(step)
+        why = [f"its {of} is {metrics[name]}" for name, of in (("loss", "loss"), ("grad_norm", "gradient's norm"))
+               if not math.isfinite(metrics[name])]  # fmt: skip
+        if not why:
+            why = [f"its gradient's norm {metrics['grad_norm']:.4g} is a spike: over {self.largest_norm(step):.4g}"]
+        contents = self._data.contents(step - 1)
+        batch = f"sequences {contents[0]['sequence']} to {contents[-1]['sequence']} of seed {self._seed}"
+        return {"skipped": " and ".join(why), "skipped_steps": len(self.steps), "batch": batch, "contents": contents}
+
+    def check(self, step: int) -> None:
+        """Raise FloatingPointError if too many steps up to this one were skipped in a row."""
+        skipped, first = set(self.steps), step
+        while first in skipped:
+            first -= 1
+        if step - first > self._most:
+            raise FloatingPointError(
+                f"{step - first} steps in a row are skipped, {first + 1} to {step}, and max_skipped_in_a_row="
+                f"{self._most}: nothing is trained after step {first}. metrics.jsonl says why, and what was in their "
+                "batches; look at these, lower the learning rate, or find the operation with "
+                "--config.debug_nans=True. The same command goes on from the latest checkpoint"
+            )
+
+    def summary(self) -> list[str]:
+        """What there is to say at the end."""
+        return [f"{len(self.steps)} steps of the run were skipped: {_ranges(self.steps)}"] if self.steps else []
+
+    def _remember(self, step: int, norm: float) -> None:
+        if math.isfinite(norm):
+            self._norms[step] = norm
+            self._norms.pop(step - WINDOW - 2, None)
+
+
+def _ranges(steps: list[int]) -> str:
+    """The first of them: no line has room for thousands."""
+    return ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")

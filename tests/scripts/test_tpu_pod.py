@@ -1,0 +1,175 @@
+"""scripts/tpu_pod.sh: what it sends to the hosts, and each answer of the cloud."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ringformer.hardware import CLOUD_TPUS, SLICES
+from tests.scripts.launching import PATHS, POD, ROOT, V5E, dry_run, fake_python, launch
+
+LOCK = "requirements/train.txt"
+
+
+@pytest.mark.parametrize("generation", CLOUD_TPUS)
+def test_one_command_on_a_pod(generation):
+    """Each generation under Google's name of its slices, with the image of its hosts, estimated for the same slice."""
+    cloud, size = CLOUD_TPUS[generation], max(SLICES[generation])
+    accelerator, target = f"{cloud.accelerator_type}-{size}", f"{generation}-{size}"
+    found = dry_run(*POD, f"--accelerator={accelerator}", "--nfs=10.0.0.2:/share")
+    estimate, create, *_ = found["this host"]
+    assert f"--target={target}" in estimate
+    assert create[:5] == ["gcloud", "compute", "tpus", "queued-resources", "create"]
+    assert f"--accelerator-type={accelerator}" in create and f"--runtime-version={cloud.runtime_version}" in create
+    mount, install, train = found["every host of pod"]
+    assert "10.0.0.2:/share" in mount and "./ringformer[train,tpu]" in install
+    hashed = install.index("--require-hashes")
+    assert install[hashed + 1 : hashed + 3] == ["-r", f"ringformer/{LOCK}"]
+    assert (ROOT / LOCK).is_file() and install.count("ringformer/.venv/bin/python") == 3
+    assert train[:2] == ["cd", "ringformer"] and {"setsid", "nohup"} < {*train}
+    kept = shlex.split(train[train.index("-c") + 1])
+    assert kept[kept.index("keep_running") + 2 :][:4] == [".venv/bin/python", "-m", "ringformer.cli", "train"]
+    assert kept[kept.index("train") + 1] == "--distributed" and "--config.init_from=/share/llama 13b" in kept
+    sent = [c for c in found["this host"] if "ssh" in c]
+    assert len(sent) == 3 and all("--worker=all" in c and "--zone=us-west4-a" in c for c in sent)
+
+
+def test_a_share_s_name_is_one_word_for_root(tmp_path):
+    """Executed, as a host would, by a shell whose `sudo` says what it is given."""
+    share = "10.0.0.2:/two words;touch $(echo injected) `id` 'x' & | > y"
+    found = dry_run(*POD, "--accelerator=v5litepod-256", f"--nfs={share}")
+    (sent,) = [c for c in found["this host"] if "ssh" in c and "nfs-common" in c[-1]]
+    for name, text in {"sudo": 'printf "%s\\n" "$#" "$@" >> log', "mountpoint": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    command = sent[-1].removeprefix("--command=")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    assert (tmp_path / "log").read_text().splitlines()[-6:] == ["5", "mount", "-t", "nfs", share, "/mnt/share"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "mountpoint", "sudo"]
+
+
+@pytest.fixture
+def pod(clone, tmp_path):
+    """`pod(ANSWERS, ...)` runs tpu_pod.sh in a committed clone, with a gcloud that gives these answers to `describe`,
+    (stdout, stderr, exit code) each, the last one for ever; it executes what is sent to a host. Returns what was done
+    and the log of gcloud's commands."""
+    fake_python(clone / ".venv/bin/python")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "scripts", "configs", "setup.py"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], cwd=clone, check=True)
+    host = tmp_path / "host"
+    host.mkdir()
+
+    def run(answers, *options, hosts="echo IDLE"):
+        for i, (out, err, code) in enumerate(answers):
+            text = f"echo {shlex.quote(out)}; echo {shlex.quote(err)} >&2; exit {code}"
+            (tmp_path / f"answer-{i}").write_text(text)
+        fake_python(
+            tmp_path / "bin" / "gcloud",
+            f"""echo "$@" >> {tmp_path}/gcloud.log
+                case "$*" in
+                    *describe*)
+                        n=$(cat {tmp_path}/count 2>/dev/null || echo 0)
+                        echo $((n + 1)) > {tmp_path}/count
+                        [ "$n" -lt {len(answers)} ] || n={len(answers) - 1}
+                        . {tmp_path}/answer-$n ;;
+                    *"echo IDLE"*) {hosts} ;;
+                    *ringformer.code*" "*) ;;
+                    *"cat ringformer.code"*) echo 0 ;;
+                esac""",
+        )
+        fake_python(tmp_path / "bin" / "sleep", "exit 0")
+        command = ["--name=pod", "--zone=z", V5E, *PATHS, "--accelerator=v5litepod-256", "--skip-estimate", *options]
+        done = launch("tpu_pod.sh", *command, cwd=clone, PATH=f"{tmp_path}/bin:/usr/bin:/bin")
+        log = tmp_path / "gcloud.log"
+        return done, log.read_text() if log.exists() else ""
+
+    return run
+
+
+NOT_FOUND = ("", "ERROR: (gcloud...describe) NOT_FOUND: Resource 'queuedResources/pod' was not found", 1)
+ACTIVE = ("ACTIVE", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "created", "said"),
+    [
+        ([NOT_FOUND, ("ACCEPTED", "", 0), ("PROVISIONING", "", 0), ACTIVE], True, "waiting for pod"),
+        ([ACTIVE], False, ""),
+        ([("WAITING_FOR_RESOURCES", "", 0), ACTIVE], False, "waiting for pod"),
+        ([("", "ERROR: PERMISSION_DENIED: no", 1)], False, "so nothing is created: ERROR: PERMISSION_DENIED"),
+        ([("", "ERROR: Reauthentication required", 1)], False, "so nothing is created"),
+        ([("", "", 1)], False, "so nothing is created"),
+        ([("", "", 0)], False, "gcloud says that pod is '', which this script does not know"),
+        ([("HIBERNATING", "", 0)], False, "pod is 'HIBERNATING', which this script does not know"),
+        ([("SUSPENDED", "", 0)], False, "the queued resource pod is SUSPENDED: delete it"),
+        ([("DELETING", "", 0)], False, "the queued resource pod is DELETING"),
+        ([NOT_FOUND, ("ACCEPTED", "", 0), ("FAILED", "", 0)], True, "the queued resource pod is FAILED"),
+        ([("CREATING", "", 0), ("", "ERROR: UNAVAILABLE", 1), ACTIVE], False, "gcloud cannot say"),
+        ([("CREATING", "", 0), ("", "ERROR: UNAVAILABLE", 1)], False, "gcloud cannot say"),
+    ],
+)  # fmt: skip
+def test_each_answer_of_the_cloud_is_understood_or_refused(pod, answers, created, said):
+    done, log = pod(answers)
+    assert ("queued-resources create" in log) == created, log
+    assert said in done.stderr
+    trains = answers[-1] == ACTIVE
+    assert ("keep_running" in log) == trains, done.stderr
+    assert (done.returncode == 0) == trains, done.stderr
+
+
+def test_a_run_that_is_under_way_is_followed(pod):
+    done, log = pod([ACTIVE], hosts="echo UNDER_WAY")
+    assert done.returncode == 0 and "it is not started again" in done.stderr
+    assert "setsid" not in log and "scp" not in log and "tail" in log
+
+
+@pytest.mark.parametrize(("option", "sent"), [("--follow", "tail"), ("--stop", "kill -TERM")])
+def test_a_run_on_a_pod_is_followed_and_stopped(pod, option, sent):
+    done, log = pod([ACTIVE], option)
+    assert done.returncode == 0, done.stderr
+    assert sent in log and "setsid" not in log and "create" not in log
+
+
+def test_what_is_not_committed_does_not_go_to_hosts(pod, clone):
+    config = clone / V5E.partition("=")[2]
+    text = config.read_text()
+    config.write_text(text + "\n# changed\n")
+    done, log = pod([ACTIVE])
+    assert done.returncode == 2 and "commit first" in done.stderr and config.name in done.stderr and not log
+    config.write_text(text)
+    (clone / "configs" / "new.py").write_text(text)
+    done, log = pod([ACTIVE])
+    assert done.returncode == 2 and "configs/new.py" in done.stderr and not log
+
+
+def test_a_run_outlives_the_shell_that_started_it(clone, tmp_path):
+    """What tpu_pod.sh sends to a host, executed there: the shell ends, the run goes on, is seen, and stopped."""
+    dry = launch("tpu_pod.sh", "--dry-run", "--name=pod", "--zone=z", V5E, "--run_dir=/share/a run", "--skip-estimate",
+                 "--accelerator=v5litepod-256", cwd=clone)  # fmt: skip
+    (sent,) = [line for line in dry.stdout.splitlines() if line.startswith("[every host") and "setsid" in line]
+    pid = tmp_path / "pid"
+    sent = sent.partition("] ")[2].replace("/tmp/ringformer.pid", str(pid))
+    host = tmp_path / "host"
+    shutil.copytree(clone, host / "ringformer")
+    fake_python(
+        host / "ringformer/.venv/bin/python",
+        "echo begun; trap 'echo saved; exit 75' TERM; while :; do sleep 0.05; done",
+    )
+    subprocess.run(["setsid", "bash", "-c", sent], cwd=host, check=True, timeout=10)
+    log = host / "ringformer.log"
+    end = time.monotonic() + 20
+    while not (log.exists() and "begun" in log.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    number = int(pid.read_text())
+    assert "keep_running" in Path(f"/proc/{number}/cmdline").read_text()
+    os.kill(number, signal.SIGTERM)
+    code = host / "ringformer.code"
+    while not (code.exists() and code.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert code.read_text() == "75\n" and "saved" in log.read_text()

@@ -1,0 +1,106 @@
+"""A run whose store is not what was built: refused at its start or, of a large store, before a save of what it read."""
+
+import dataclasses
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from ringformer.data.stores import integrity
+from ringformer.train import loop
+from ringformer.train.checkpoints import latest_step
+from ringformer.train.loop import train
+from ringformer.train.run import prepare
+
+
+@pytest.fixture
+def built(config):
+    """A config whose stores are there."""
+    prepare(config)
+    return dataclasses.replace(config, steps=60, checkpoint_every=30)
+
+
+def flip(path: Path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["train/tokens.bin", "eval/tokens.bin", "train/offsets.npy", "train/store.json"])
+def test_a_small_store_is_refused_at_the_start(built, file):
+    flip(Path(built.data.store, file))
+    with pytest.raises(ValueError, match=f"{file}.* is (not|damaged)"):
+        prepare(built)
+
+
+@pytest.mark.parametrize("digit", ["fingerprint", "checksum", "tokens.bin"])
+def test_a_run_that_goes_on_names_the_description_that_is_damaged(built, digit):
+    """To who only compares fingerprints it is another store: `--allow=data.store` must not be the advice."""
+    train(prepare(dataclasses.replace(built, steps=2)))
+    path = Path(built.data.store, "train", "store.json")
+    text = path.read_text()
+    at = re.search(rf'"{re.escape(digit)}"[^"]*"([0-9a-f])', text).start(1)
+    path.write_text(text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :])
+    with pytest.raises(ValueError, match=r"train/store\.json is not as it was written"):
+        prepare(dataclasses.replace(built, steps=2))
+
+
+@pytest.fixture
+def verdict(monkeypatch):
+    """Stores are large, and their hashes known when this is set."""
+    known, real = threading.Event(), integrity.hash_file
+    monkeypatch.setattr(integrity, "AT_ONCE", 0)
+    waits = lambda path: path.name != "tokens.bin" or known.wait(60)  # noqa: E731
+    monkeypatch.setattr(integrity, "hash_file", lambda path: waits(path) and real(path))
+    return known
+
+
+@pytest.mark.parametrize("store", ["train", "eval"])
+def test_a_large_store_ends_the_run_at_the_next_step(built, steps, verdict, store):
+    flip(Path(built.data.store, store, "tokens.bin"))
+    run, done = prepare(built), []
+
+    def third(state, metrics):
+        verdict.set()
+        for each in run.stores:
+            each.check._thread.join()
+        return state, metrics
+
+    steps.at = {n: lambda *it, n=n: (done.append(n), it)[1] for n in range(1, 61)} | {3: third}
+    with pytest.raises(ValueError, match=rf"{store}/tokens\.bin is not what was written"):
+        train(run)
+    # Of the eval store nothing is read in between: it is asked for before the save.
+    assert done == ([1, 2] if store == "train" else [1, 2, *range(4, 31)])
+    assert latest_step(built.run_dir) is None
+
+
+def test_no_step_is_saved_before_the_verdict(built, steps, verdict, monkeypatch, capfd):
+    """The save of step 30 waits for it, and says so."""
+    flip(Path(built.data.store, "train", "tokens.bin"))
+    wait = integrity.ContentCheck.wait
+
+    def until_said(self, say=None):
+        wait(self, lambda text: (say(text), verdict.set()))
+
+    monkeypatch.setattr(integrity.ContentCheck, "wait", until_said)
+    saved = []
+    monkeypatch.setattr(loop.Checkpoints, "save", lambda self, state, about: saved.append(int(state.step)))
+    with pytest.raises(ValueError, match=r"train/tokens\.bin is not what was written"):
+        train(prepare(built))
+    assert not saved and latest_step(built.run_dir) is None
+    assert f"waiting until the contents of {built.data.store}/train are verified" in capfd.readouterr().err
+
+
+def test_a_whole_large_store_trains_as_a_small_one(built, steps, verdict):
+    threading.Timer(0.5, verdict.set).start()
+    assert int(train(prepare(built)).step) == latest_step(built.run_dir) == 60
+
+
+def test_ids_beyond_the_models_vocabulary_are_refused(built, monkeypatch):
+    """Whatever the tokenizer says of its vocabulary."""
+    store = Path(built.data.store)
+    monkeypatch.setattr("ringformer.train.run.check_vocabulary", lambda *_: None)
+    small = dataclasses.replace(built, model=dataclasses.replace(built.model, vocab_size=200))
+    with pytest.raises(ValueError, match=rf"{store}/train has the token id 256, beyond the model's vocabulary of 200;"):
+        prepare(small)
