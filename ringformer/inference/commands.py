@@ -1,11 +1,21 @@
 """`ringformer generate`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
+
+from ringformer.train.distributed_flags import add_distributed_flags, member_of
+
+if TYPE_CHECKING:
+    from ringformer.train.handshake import Membership
+
+MEET_SECONDS = 60.0
+"""Several processes wait so long for each other."""
 
 
 def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -15,7 +25,8 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     parser.description = (
         "Continue a prompt with the model of a run, or answer it with --chat: text to stdout as it comes, tokens a "
         "second to stderr. Without --prompt and --prompt_file the prompt is read from stdin, on a terminal one after "
-        "the other; a chat keeps what it has read and said. Ctrl-C ends an answer, Ctrl-D a conversation."
+        "the other; a chat keeps what it has read and said. Ctrl-C ends an answer, Ctrl-D a conversation. Several "
+        "processes, --distributed, share a prompt that all are given; process 0 says the answer."
     )
     parser.add_argument("--run", dest="run_dir", metavar="DIR", required=True,
                         help="the folder of a run, of a stage of one, or of a converted model")  # fmt: skip
@@ -44,6 +55,7 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
                         "one of them; default: the run's")  # fmt: skip
     parser.add_argument("--template", choices=get_args(TemplateName), help="the chat template; default: that of the "
                         "run's conversations, else the tokenizer's own")  # fmt: skip
+    add_distributed_flags(parser)
     return _generate
 
 
@@ -57,6 +69,7 @@ def _generate(args: argparse.Namespace) -> int:
     if args.cpu_devices < 0:
         raise ValueError(f"--cpu_devices={args.cpu_devices} must be at least 0")
     simulate_cpu_devices(args.cpu_devices)
+    member = member_of(args, MEET_SECONDS)
     prompt = _prompt(args)
     from ringformer.inference.generator import Generator
     from ringformer.inference.run_text import RunText
@@ -76,6 +89,8 @@ def _generate(args: argparse.Namespace) -> int:
         limit = needed
     elif limit is None:
         raise ValueError("how long may it become? give --max_length")
+    if member is not None:
+        _join(member, args, prompt)
     generator = Generator.load(
         args.run_dir, mesh_dim=args.mesh_dim, max_length=limit, prefill_chunk=args.prefill_chunk,
         compute_dtype=args.compute_dtype,
@@ -84,13 +99,40 @@ def _generate(args: argparse.Namespace) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # models say what is not UTF-8
     ask = _asking(model, args, sampling)
+    if member is not None and member.index > 0:
+        for _ in ask(prompt):
+            pass
+        return 0
     return _interactive(ask) if prompt is None else _say(ask(prompt))
+
+
+def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) -> None:
+    """Meet the processes that were asked for the same, before JAX has a device.
+
+    What C++ prints from now on (Gloo, which connects CPUs) goes to stderr: stdout is the answer's.
+    """
+    from ringformer.file_hashes import hash_object
+    from ringformer.train.handshake import ProcessesMissing, known_places, meet, start_jax
+
+    own = {"process_id", "coordinator_address", "num_processes", "prompt", "prompt_file"}
+    asked = {f"--{key}": value for key, value in vars(args).items() if key not in own and not callable(value)}
+    asked["the prompt's hash"] = hash_object({"prompt": prompt})
+    try:
+        meet(replace(member, asked=asked), MEET_SECONDS, known_places)
+    except ProcessesMissing as error:
+        raise TimeoutError(error) from None
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding)
+    os.dup2(2, 1)
+    start_jax(member, MEET_SECONDS)
 
 
 def _prompt(args: argparse.Namespace) -> str | None:
     """The prompt; None for those that somebody will type."""
     if args.prompt is not None:
         return args.prompt
+    if args.distributed and args.prompt_file is None:
+        raise ValueError("several processes need the same prompt, and stdin is one's alone: give --prompt or "
+                         "--prompt_file")  # fmt: skip
     if args.prompt_file is None and sys.stdin.isatty():
         return None
     name = args.prompt_file or "stdin"

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringformer.train.distributed_flags import add_distributed_flags, member_of
+
 if TYPE_CHECKING:
     from ringformer.train.supervision import Supervision
 
@@ -32,11 +34,7 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
     parser.add_argument("--stage", type=int, help="of a config with stages, train this one alone (1 is the first)")
     allowed = "go on with a run though these keys of its config changed; stage-2: begin that stage anew"
     parser.add_argument("--allow", metavar="KEY,...", default="", help=allowed)
-    discovery = "on a TPU pod or under SLURM they find each other, elsewhere name the other three"
-    parser.add_argument("--distributed", action="store_true", help=f"be one of many processes: {discovery}")
-    parser.add_argument("--coordinator_address", help="HOST:PORT of process 0")
-    parser.add_argument("--num_processes", type=int, help="how many they are")
-    parser.add_argument("--process_id", type=int, help="which one this is, from 0")
+    add_distributed_flags(parser)
     return _train
 
 
@@ -75,17 +73,12 @@ def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
     if args.stage is not None and not values.stages:
         raise ValueError(f"--stage={args.stage}: the config has no stages")
     simulate_cpu_devices(configs[0].cpu_devices)
-    if args.distributed:
-        from ringformer.train.handshake import discover
-
-        seconds = configs[0].handshake_seconds
-        member = discover(args.coordinator_address, args.num_processes, args.process_id, seconds)
+    seconds = configs[0].handshake_seconds
+    if (member := member_of(args, seconds)) is not None:
         if not values.run_dir:
             raise ValueError("several processes need one folder: name it, e.g. --config.run_dir=/shared/runs/mine")
         asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow}
         supervision.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
-    elif args.coordinator_address or args.num_processes or args.process_id is not None:
-        raise ValueError("--coordinator_address, --num_processes and --process_id need --distributed")
     from ringformer.train.context_stages import nothing_left, prepare_stages, train_stages
     from ringformer.train.loop import train
     from ringformer.train.preemption import Terminated
