@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
+NOT_FINITE = -1
+"""Instead of a token, where the likeliest logit of a row is no finite number."""
+
 
 class Sampling(NamedTuple):
     """How tokens are drawn. A row's draws depend on the seed, on which row it is and on its length, nothing else."""
@@ -50,10 +53,15 @@ def sample(
     logits: Float32[Array, "B V"], keys: jax.Array, temperature: Float32[Array, ""], top_k: Int32[Array, ""],
     top_p: Float32[Array, ""], kind: Kind,
 ) -> Int32[Array, " B"]:  # fmt: skip
-    """A token of each row, drawn with the row's key. Top-k comes before top-p, both after the temperature."""
-    if kind.greedy:
-        return logits.argmax(axis=-1).astype(jnp.int32)
-    below = logits - logits.max(axis=-1, keepdims=True)
+    """A token of each row, drawn with the row's key, or `NOT_FINITE`. Top-k comes before top-p, both after the
+    temperature."""
+    likeliest = logits.max(axis=-1, keepdims=True)  # NaN if any logit is
+    tokens = logits.argmax(axis=-1) if kind.greedy else _draw(logits, likeliest, keys, temperature, top_k, top_p, kind)
+    return jnp.where(jnp.isfinite(likeliest[:, 0]), tokens, NOT_FINITE).astype(jnp.int32)
+
+
+def _draw(logits, likeliest, keys, temperature, top_k, top_p, kind):
+    below = logits - likeliest
     logits = jnp.where(below == 0, 0.0, below / temperature)  # finite for the likeliest, however small the temperature
     if kind.has_top_k or kind.has_top_p:
         ranked = jnp.sort(logits, axis=-1, descending=True)
@@ -65,7 +73,7 @@ def sample(
             kept &= jnp.cumsum(p, axis=-1) - p < top_p
         least = jnp.where(kept, ranked, jnp.inf).min(axis=-1, keepdims=True)
         logits = jnp.where(logits >= least, logits, -jnp.inf)
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+    return jax.vmap(jax.random.categorical)(keys, logits)
 
 
 def row_keys(seed: Int32[Array, ""], rows: Int32[Array, " B"], lengths: Int32[Array, " B"]) -> jax.Array:

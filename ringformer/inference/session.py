@@ -12,7 +12,7 @@ import numpy as np
 from ringformer.inference.cache import Slots, empty_cache
 from ringformer.inference.program_sizes import ProgramSizes, round_up
 from ringformer.inference.programs import CHUNK, Chunk, Programs, State, as_global
-from ringformer.inference.sampling import Sampling
+from ringformer.inference.sampling import NOT_FINITE, Sampling
 from ringformer.ops import layouts
 
 
@@ -92,7 +92,9 @@ class Session:
         max_new_tokens steps. What was yielded is in the cache, so the caller may stop early, and `append` or `decode`
         again.
 
-        Raises ValueError, before anything is computed: nothing to continue, no room for so many, odd sampling.
+        Raises:
+          ValueError: before anything is computed: nothing to continue, no room for so many, odd sampling.
+          FloatingPointError: at a step before which the logits are not finite.
         """
         check_decoding(max_new_tokens, sampling)
         if not all(self.lengths):
@@ -129,6 +131,11 @@ class Session:
             tokens = np.asarray(tokens).tolist()
             self.timings.decode_seconds += time.perf_counter() - start
             self.timings.decode_tokens += int(alive.sum())
+            if bad := [row for row in np.flatnonzero(alive) if tokens[row] == NOT_FINITE]:
+                raise FloatingPointError(
+                    f"what should follow the {self.lengths[bad[0]]} tokens of row {bad[0]} are no finite logits: the "
+                    "weights are damaged, or overflow in this compute_dtype"
+                )
             self.lengths = [length + bool(on) for length, on in zip(self.lengths, alive, strict=True)]
             self._ended |= {row for row in range(rows) if tokens[row] in end_tokens}
             yield [token if on else None for token, on in zip(tokens, alive, strict=True)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ringformer.inference.programs import Programs
+from ringformer.inference.sampling import Sampling
 from tests.inference.models import CONFIG, Transcript, generator
 
 PROMPTS = [[5, 9, 20, 3, 1, 2, 60, 33, 12, 7, 4], [1]]
@@ -136,3 +137,15 @@ def test_turns_of_unequal_length_meet_the_end_of_the_cache():
         session.append([[3], [4] * 30])
     assert session.lengths == [40, 1]
     np.testing.assert_array_equal(np.asarray(session._state.lengths), [40, 1])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_k=3)], ids=["greedy", "drawn"])
+def test_weights_that_are_no_numbers_end_the_text(sampling, monkeypatch):
+    """A token would be said, else: 0, or whatever a draw from NaN comes to."""
+    model = generator(CONFIG, "1,1,1,2")
+    norm = model._weights["norm"]
+    monkeypatch.setitem(norm, "scale", norm["scale"].at[3].set(np.nan))
+    session = model.session(2)
+    session.append(PROMPTS)
+    with pytest.raises(FloatingPointError, match="should follow the 11 tokens of row 0 are no finite logits"):
+        next(session.decode(max_new_tokens=4, sampling=sampling))
