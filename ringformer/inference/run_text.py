@@ -59,13 +59,15 @@ class RunText:
         neither says."""
 
     def encode(self, prompt: str) -> list[int]:
-        """The tokens of a text to continue. A converted model's begin with the tokenizer's beginning-of-sentence token,
-        as in Hugging Face; a run's do not, for its documents had none. Raises ValueError for one without any text."""
+        """The tokens of a text to continue. A converted model's begin with the tokenizer's beginning-of-sentence token
+        where they do in Hugging Face; a run's do not, for its documents had none. Raises ValueError for one without
+        any text."""
         _check_not_empty(prompt)
         with _utf8_for(self.tokenizer):
             ids = self.tokenizer.encode(prompt)
-        begins = "data" not in self._saved and self.tokenizer.config.get("add_bos_token", True)
-        return [self.tokenizer.bos_id, *ids] if begins and self.tokenizer.bos_id is not None else ids
+        if self.tokenizer.begins and self.tokenizer.bos_id is not None and "data" not in self._saved:
+            return [self.tokenizer.bos_id, *ids]
+        return ids
 
     def encode_chat(self, messages: Sequence[Message]) -> ChatPrompt:
         """The tokens of a conversation that ends with a question, up to where the answer begins.

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import transformers
 
 from ringformer.data import load_tokenizer
 from ringformer.data.chats.conversations import Message
@@ -46,7 +47,6 @@ def test_the_question_ends_where_training_saw_the_answer_begin(name, kind, token
 
 
 def test_the_prompt_of_a_jinja_template_is_that_of_transformers(tokenizers, tmp_path):
-    transformers = pytest.importorskip("transformers")
     for i, template in enumerate((None, UNMARKED_JINJA)):
         folder = llama3(tmp_path / f"t{i}", *([template] if template else []))
         theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
@@ -141,12 +141,29 @@ def test_prompts_that_cannot_be(tokenizers, tmp_path):
             ask("a\udcff")
 
 
-def test_documents_of_a_run_began_without_a_token(tokenizers, tmp_path):
-    """As its store was made; a converted model's texts begin with one unless its tokenizer's config says no."""
-    text = RunText(run_folder(tmp_path / "run", tokenizers["llama3"]))
-    assert text.tokenizer.bos_id not in text.encode("ring")
+@pytest.mark.parametrize("adds", [True, False], ids=["post-processor", "none, as SmolLM"])
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}], ids=str)
+def test_a_converted_model_s_text_begins_as_in_transformers(tmp_path, adds, config):
     folder = llama3(tmp_path / "t")
-    assert RunText(converted_folder(tmp_path / "a", folder)).encode("ring")[0] == text.tokenizer.bos_id
-    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"add_bos_token": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert text.tokenizer.bos_id not in RunText(converted_folder(tmp_path / "b", folder)).encode("ring")
+    for name, changes in (
+        ("tokenizer.json", {} if adds else {"post_processor": None}),
+        ("tokenizer_config.json", config),
+    ):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))("ring").input_ids
+    assert RunText(converted_folder(tmp_path / "a", folder)).encode("ring") == theirs
+
+
+def test_a_sentencepiece_model_s_text_begins_unless_its_config_says_no(tmp_path, tokenizers):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    shutil.copy(tokenizers["sp"], folder / "tokenizer.model")
+    for config, begins in (({}, True), ({"add_bos_token": False}, False)):
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        assert load_tokenizer(str(folder)).begins is begins
+
+
+def test_documents_of_a_run_began_without_a_token(tokenizers, tmp_path):
+    """As its store was made."""
+    text = RunText(run_folder(tmp_path / "run", tokenizers["llama3"]))
+    assert text.tokenizer.begins and text.tokenizer.bos_id not in text.encode("ring")

@@ -35,6 +35,8 @@ class Tokenizer(Protocol):
     vocab_size: int
     eos_id: int
     bos_id: int | None
+    begins: bool
+    """Whether a text of its models begins with `bos_id`, as in Hugging Face; `encode` adds none."""
     controls: Mapping[str, int]
     """The ids of the control tokens by name."""
     config: Mapping[str, Any]

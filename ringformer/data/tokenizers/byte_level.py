@@ -20,6 +20,7 @@ class ByteTokenizer(Tokenizer):
     vocab_size = 257
     eos_id = 256
     bos_id = None
+    begins = False
     controls: Mapping[str, int] = {"</s>": 256}
     config: Mapping[str, Any] = {}
     files: Sequence[Path] = ()

@@ -61,6 +61,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
         self.bos_id = self._named("bos_token", BEGIN_TOKENS, path)
+        # By the post-processor, not by add_bos_token of tokenizer_config.json: GPT-2's kind names one and adds none.
+        self.begins = self.bos_id is not None and self._original.encode("").ids[:1] == [self.bos_id]
         eos_id = self._named("eos_token", END_TOKENS, path)
         if eos_id is None:
             raise ValueError(

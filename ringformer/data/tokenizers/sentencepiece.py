@@ -48,6 +48,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.controls = {self._processor.id_to_piece(i): i for i in controls}
         self._token_bytes = TokenBytes([self._bytes_of(i) for i in range(self.vocab_size)])
         self.config, self.files = read_config(path)
+        self.begins = self.bos_id is not None and self.config.get("add_bos_token", True) is not False
 
     def _bytes_of(self, i: int) -> bytes:
         return metaspace_bytes(self._processor.id_to_piece(i), is_byte=self._processor.is_byte(i))
