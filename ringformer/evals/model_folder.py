@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.convert.import_hf import from_hf
+from ringformer.file_hashes import hash_file, hash_object
 from ringformer.train.checkpoints import latest_step
+from ringformer.train.run_identity import checkpoint_hash
 from ringformer.untrusted_files import read_object
 
 STORED = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
@@ -39,8 +41,15 @@ def model_folder(run: str | Path, say: Callable[[str], None]) -> Iterator[Path]:
 
 
 def identity(run: str | Path) -> dict[str, Any]:
-    """What a file of cases says of the model: the folder that was named, and the step of its checkpoint."""
-    return {"run": str(Path(run).resolve()), "step": latest_step(run)}
+    """What a file of cases says of the model: the folder that was named, and of its checkpoint the step and the hash;
+    of a Hugging Face checkpoint the hash of its weights."""
+    folder, step = Path(run).resolve(), latest_step(run)
+    if step is not None:
+        found = checkpoint_hash(folder / "checkpoints" / str(step))
+    else:
+        weights = sorted(folder.glob("*.safetensors"))
+        found = hash_object({path.name: hash_file(path) for path in (folder / "config.json", *weights)})
+    return {"run": str(folder), "step": step, "checkpoint": found}
 
 
 def check_lengths(lengths: Sequence[int], context: int | None, *, allow_longer: bool) -> None:

@@ -255,6 +255,11 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
         assert sum(row["bin_nats"]) == pytest.approx(float(losses.sum()), rel=1e-4)
     assert evaluate("perplexity", folder, *options[:2], "--lengths=256", f"--out={tmp_path}/p") == 2
     assert "256 tokens are more than the 128 that the model was configured for" in capsys.readouterr().err
+    save_model(
+        folder, "llama_3", vocab_size=260, num_hidden_layers=1, max_position_embeddings=128, initializer_range=0.1
+    )
+    assert evaluate("perplexity", folder, *options, f"--out={tmp_path}/o") == 2
+    assert "holds cases with other settings: checkpoint is " in capsys.readouterr().err
 
 
 def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys):
