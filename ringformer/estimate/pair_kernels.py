@@ -135,7 +135,7 @@ def compile_kernel(target: Target, kind: Kind, pair: Pair) -> None:
 
     def backward(dq, queries, keys, do, rows, columns, length):
         table = PairTable(columns, length, (PAIRS, 0))
-        return flash_backward(dq, queries, keys, None, do, rows, table, chunks, 0.1, 0.1)
+        return flash_backward(dq, None, queries, keys, None, do, rows, table, chunks, 0.1, 0.1)
 
     queries, keys = Queries(q, ids), Keys(kv, ids, None)
     if kind == "forward":

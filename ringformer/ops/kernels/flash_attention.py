@@ -15,7 +15,7 @@ from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Q
 from ringformer.ops.derivative_guards import without_derivatives
 from ringformer.ops.kernels.flash_backward import flash_backward
 from ringformer.ops.kernels.flash_forward import flash_forward
-from ringformer.ops.kernels.pair_table import PairTable, pair_table
+from ringformer.ops.kernels.pair_table import PairTable, pair_tables
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import WorkList
@@ -30,10 +30,9 @@ LOG_UNIT = math.log(2.0)
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
     """Take every visible key of `keys` into the running softmax of every query."""
     queries, keys = without_derivatives((queries, keys), *SECOND)
-    table = _table(queries, keys, work_list, by="q")
-    if table is None:
-        return state
-    return flash_forward(state, queries, keys, _bias(keys), table, _chunks(work_list), scale / LOG_UNIT)
+    for table in _tables(queries, keys, work_list, by="q"):
+        state = flash_forward(state, queries, keys, _bias(keys), table, _chunks(work_list), scale / LOG_UNIT)
+    return state
 
 
 def block_backward(
@@ -46,22 +45,24 @@ def block_backward(
 ) -> tuple[jax.Array, KeyGradients]:
     """Add this block's share to `dq`, and return the gradients of its keys."""
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
-    table = _table(queries, keys, work_list, by="k")
     m, weight, delta = cotangents.rows
-    if table is None:
+    do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
+    rows = jnp.stack([m, delta * weight])
+    dkv = dbias = None
+    for table in _tables(queries, keys, work_list, by="k"):
+        dq, dkv, more = flash_backward(
+            dq, dkv, queries, keys, _bias(keys), do, rows, table, _chunks(work_list), scale / LOG_UNIT, scale
+        )
+        dbias = more if dbias is None or more is None else dbias + more
+    if dkv is None:
         k, v = keys.kv
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(k, v, keys.bias))
         return dq, vary_like(zeros, dq)
-    do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
-    rows = jnp.stack([m, delta * weight])
-    dq, dkv, dbias = flash_backward(
-        dq, queries, keys, _bias(keys), do, rows, table, _chunks(work_list), scale / LOG_UNIT, scale
-    )
     return dq, KeyGradients(dkv[0], dkv[1], None if dbias is None else dbias.sum(axis=1))
 
 
-def _table(queries: Queries, keys: Keys, work_list: WorkList, by) -> PairTable | None:
-    return pair_table(work_list, by, live_pairs(queries, keys, work_list))
+def _tables(queries: Queries, keys: Keys, work_list: WorkList, by) -> list[PairTable]:
+    return pair_tables(work_list, by, live_pairs(queries, keys, work_list))
 
 
 def _bias(keys: Keys) -> Float32[Array, "B S"] | None:

@@ -47,20 +47,21 @@ from ringformer.ops.varying_axes import vary_like
 
 
 def flash_backward(
-    dq: Float32[Array, "B K G T d"], queries: Queries, keys: Keys, bias: Float32[Array, "B S"] | None,
-    do: Float[Array, "B K G T d"], rows: Float32[Array, "2 B K G T"], table: PairTable, chunks: tuple[int, int],
-    logit_scale: float, scale: float,
+    dq: Float32[Array, "B K G T d"], dkv: Float32[Array, "2 B K S d"] | None, queries: Queries, keys: Keys,
+    bias: Float32[Array, "B S"] | None, do: Float[Array, "B K G T d"], rows: Float32[Array, "2 B K G T"],
+    table: PairTable, chunks: tuple[int, int], logit_scale: float, scale: float,
 ) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:  # fmt: skip
     """Add the pairs of a table to `dq`; return it, [dk, dv], and dbias of each key head.
 
     Args:
+      dkv: [dk, dv] of the table before this one, to go on with; None: zeros. dbias is of this table alone.
       do: divided by l. rows: m in units of log 2, and delta divided by l.
       chunks: tokens of a chunk of (queries, keys).
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
     size = queries.q.dtype.itemsize
     N, f32 = None, jnp.float32
-    columns, count, _ = table
+    columns, count = table.columns, table.length
 
     def queries_at(b, h, p, q_of, *_):
         return b, h, 0, q_of[p], 0
@@ -86,7 +87,10 @@ def flash_backward(
         query_row = pl.BlockSpec((N, 1, Tq), lambda b, h, p, q_of, *_: (b, 0, q_of[p]))
         operands |= {"k_ids": (keys.segment_ids[:, N], key_row), "q_ids": (queries.segment_ids[:, N], query_row)}
     zeros = vary_like([jnp.zeros((2, B, K, S, d), f32), jnp.zeros((B, K, 1, S), f32)], dq)
-    grown = {"dq_out": (dq, hbm), "dkv": (zeros[0], of_keys)}  # keys that no pair visits keep their zeros
+    grown = {
+        "dq_out": (dq, hbm),
+        "dkv": (zeros[0] if dkv is None else dkv, of_keys),
+    }  # keys that no pair visits keep what they have
     grown |= {"dbias_row": (zeros[1], key_head_row)} if bias is not None else {}
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
     key_lanes = pltpu.VMEM((Tk, LANES), f32)
@@ -95,6 +99,7 @@ def flash_backward(
         "arrived": pltpu.SemaphoreType.DMA((3,)), "left": pltpu.SemaphoreType.DMA((3,)),
         "waited": pltpu.SMEM((1,), jnp.int32),
     }  # fmt: skip
+    scratch |= {} if dkv is None else {"dkv_before": pltpu.VMEM((2, Tk, d), f32), "before": pltpu.SemaphoreType.DMA(())}
     scratch |= {"bias": key_lanes, "dbias": key_lanes} if bias is not None else {}
     scratch |= {"ids": pltpu.VMEM((Tk, LANES), jnp.int32)} if "q_ids" in operands else {}
     first = len(columns) + len(operands)
@@ -163,9 +168,20 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
         pl.when(has_next)(lambda: arrival(visit + 1, following).start())
         arrival(visit, chunk).wait()
 
+    def go_on():
+        """The table before may have ended between the queries of these keys."""
+        place = pl.ds(k_of[p] * Tk, Tk)
+        copy = pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
+        copy.start()
+        copy.wait()
+        dkv[0] = here["dkv_before"][0] * (1 / scale if scale else 0.0)  # end_keys multiplies by it again
+        dkv[1] = here["dkv_before"][1]
+
     @pl.when(keys_are_new)
     def begin_keys():
         dkv[...] = jnp.zeros_like(dkv)
+        if "dkv_before" in here:
+            pl.when(p == 0)(go_on)
         if biased:
             here["bias"][...] = column(here["bias_row"][...])
             here["dbias"][...] = jnp.zeros_like(here["dbias"])

@@ -56,7 +56,7 @@ def flash_forward(
     """Take the pairs of a table into the running softmax, m in units of log 2. Chunks of (queries, keys)."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
     N, f32 = None, jnp.float32
-    columns, count, _ = table
+    columns, count = table.columns, table.length
 
     def keys_at(b, h, p, q_of, k_of, *_):
         return 0, b, h, k_of[p], 0

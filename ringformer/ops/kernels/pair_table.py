@@ -2,9 +2,11 @@
 
 One list of unmasked and masked pairs, those without anything to compute at its end. The forward walks all keys of a
 chunk of queries before the next (`by="q"`), so that the state of the rows stays on the chip; the backward all queries
-of a chunk of keys (`by="k"`), so that their gradients do. A **visit** is a stretch of pairs with the same queries.
+of a chunk of keys (`by="k"`), so that their gradients do. A **visit** is a stretch of pairs with the same queries. A
+list of more than `MOST_PAIRS` is cut, and walked by one call after the other.
 """
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -14,6 +16,9 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Int32
 
 from ringformer.ops.work_list import WorkList
+
+MOST_PAIRS = 2**15
+"""Of one table: its six columns lie in a core's SMEM, of 1 MiB."""
 
 
 class PairTable(NamedTuple):
@@ -26,11 +31,13 @@ class PairTable(NamedTuple):
     length: Int32[Array, ""] | int
     """How many pairs there are to compute."""
     most: tuple[int, int]
-    """At most so many of them are unmasked, and masked."""
+    """At most so many of them are unmasked, and masked; all tables of a block together."""
+    share: float = 1.0
+    """Of the pairs of the block."""
 
 
-def pair_table(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, None)) -> PairTable | None:
-    """The table of a block's work; None if the mask leaves nothing.
+def pair_tables(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, None)) -> list[PairTable]:
+    """The tables of a block's work, one call of a kernel after the other; none if the mask leaves nothing.
 
     Args:
       live: of the unmasked and of the masked pairs [P] bool, which have anything to compute; None: all.
@@ -44,36 +51,47 @@ def pair_table(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, 
     known = all(isinstance(x, np.ndarray) for x in (*wanted, *lists[0], *lists[1]))
     array: Any = np if known else jnp
     dead = 1 - array.concatenate([array.asarray(x).astype(np.int32) for x in wanted])
-    if len(dead) == 0:
-        return None
     joined = [array.concatenate([array.asarray(x) for x in parts]) for parts in zip(*lists, strict=True)]
     order = (0, 1) if by == "q" else (1, 0)
     keys: list[Any] = [dead, joined[order[0]], joined[order[1]], *joined[2:]]
     if known:
         kept = np.lexsort(keys[2::-1])
         keys = [x[kept] for x in keys]
-    else:
+    elif len(dead):
         keys = list(lax.sort(keys, num_keys=3))
-    dead, q, k, offset, masked_ = keys[0], keys[1 + order[0]], keys[1 + order[1]], *keys[3:]
+    P, most = len(dead), tuple(len(pairs.q) for pairs, _ in (work_list.unmasked, work_list.masked))
+    tables = []
+    for begin in range(0, P, MOST_PAIRS):
+        end = min(begin + MOST_PAIRS, P)
+        dead, *columns = (x[begin:end] for x in (keys[0], keys[1 + order[0]], keys[1 + order[1]], *keys[3:]))
+        whole, masked = (n * end // P - n * begin // P for n in most)  # as if they were evenly spread
+        walked, length = _walked(array, dead, columns)
+        tables.append(PairTable(walked, length, (whole, masked), (end - begin) / P))
+    return tables
+
+
+def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
+    """The columns of a table with those of its visits, and its length: the pairs that are not dead come first."""
+    q, n = columns[0], len(dead)
     is_first = array.concatenate([array.ones(1, bool), q[1:] != q[:-1]]) & (dead == 0)
-    starts = array.where(is_first, array.arange(len(dead), dtype=np.int32), np.int32(len(dead)))
-    later = np.minimum.accumulate(starts[::-1])[::-1] if known else lax.cummin(starts, reverse=True)
-    following = array.concatenate([later[1:], array.full(1, len(dead), np.int32)])
+    starts = array.where(is_first, array.arange(n, dtype=np.int32), np.int32(n))
+    later = np.minimum.accumulate(starts[::-1])[::-1] if array is np else lax.cummin(starts, reverse=True)
+    following = array.concatenate([later[1:], array.full(1, n, np.int32)])
     length = (1 - dead).sum()
-    columns = [jnp.asarray(x, jnp.int32) for x in (q, k, offset, masked_, array.cumsum(is_first) - 1, following)]
-    most = len(work_list.unmasked.pairs.q), len(work_list.masked.pairs.q)
-    return PairTable(tuple(columns), int(length) if known else length, most)
+    columns = [jnp.asarray(x, jnp.int32) for x in (*columns, array.cumsum(is_first) - 1, following)]
+    return tuple(columns), int(length) if array is np else length
 
 
 def kernel_name(kind: str, table: PairTable, times: int, visits: int) -> str:
     """What a kernel is called in compiled programs: how many pairs without and with a mask its grid has at most, each
     `times`, once for each key head, and how often what stays on the chip changes."""
     whole, masked = (times * n for n in table.most)
-    return f"flash_{kind}_{whole}_whole_{masked}_masked_{times * visits}_visits_{times}_heads"
+    visits = times * math.ceil(visits * table.share)
+    return f"flash_{kind}_{whole}_whole_{masked}_masked_{visits}_visits_{times}_heads"
 
 
 def cost(table: PairTable, times: int, flops: int, pair_bytes: int, visits: int, visit_bytes: int) -> pl.CostEstimate:
     """Of a kernel with so many FLOPs and bytes for each pair, and bytes for each visit; all pairs counted as whole."""
     pairs = times * sum(table.most)
-    moved = pairs * pair_bytes + times * visits * visit_bytes
+    moved = pairs * pair_bytes + int(times * visits * table.share) * visit_bytes
     return pl.CostEstimate(flops=pairs * flops, transcendentals=0, bytes_accessed=moved)

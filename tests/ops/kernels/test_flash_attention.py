@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from ringformer.ops import online_softmax
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.dense_reference import dense_attention
+from ringformer.ops.kernels import pair_table
 from ringformer.ops.kernels.block_kernels import check_kernel
 from ringformer.ops.kernels.flash_attention import LOG_UNIT, block_backward, block_forward
 from ringformer.ops.ring_attention import ring_attention
@@ -50,6 +51,17 @@ def test_plain_causal(layout, n, d):
     inputs, cotangents = arrays(n * 256, B=1, H=2, K=2, d=d)
     expected = dense(inputs, cotangents)
     assert_close(on_pallas_ring(n, layout, inputs, cotangents, q_chunk=128, k_chunk=128), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_a_list_that_is_cut(packed, monkeypatch):
+    """Within the keys of a chunk of queries and the queries of one of keys: a call goes on where the last ended."""
+    monkeypatch.setattr(pair_table, "MOST_PAIRS", 4)
+    inputs, cotangents = arrays(2 * 512, B=1, H=2, K=1, bias=True)
+    ids = tuple(x[:1] for x in segments_with_empty_rows(2 * 512)) if packed else None
+    out = on_pallas_ring(2, "zigzag", inputs, cotangents, ids, q_chunk=128, k_chunk=128)
+    assert_close(out, dense(inputs, cotangents, segment_ids=ids))
 
 
 def test_bidirectional_and_a_scale_that_is_negative():
@@ -93,9 +105,13 @@ def test_a_copy_that_nobody_waits_for_is_a_race(races):
         assert [state.races_found for state in races] == [True]
 
 
-@pytest.mark.parametrize(("q_chunks", "k_chunks"), [(1, 3), (2, 2), (3, 1)])
-def test_no_copy_races_with_another(q_chunks, k_chunks, races):
-    """dq is fetched ahead and written behind, into the same place again after one pair or two."""
+@pytest.mark.parametrize(
+    ("q_chunks", "k_chunks", "most", "tables"), [(1, 3, 3, 1), (2, 2, 4, 1), (3, 1, 3, 1), (2, 2, 3, 2), (3, 1, 1, 3)]
+)
+def test_no_copy_races_with_another(q_chunks, k_chunks, most, tables, races, monkeypatch):
+    """dq is fetched ahead and written behind, into the same place again after one pair or two; a list that is cut goes
+    on with the dk and dv of the keys between whose queries it was."""
+    monkeypatch.setattr(pair_table, "MOST_PAIRS", most)
     T, S, d, scale = 128 * q_chunks, 128 * k_chunks, 128, 0.1
     work_list = make_work_list("contiguous", False, cut_axis(T, 1, 128), cut_axis(S, 1, 128), None)
     queries = Queries(jnp.asarray(normal(0, 1, 2, 1, T, d)), None)
@@ -110,7 +126,7 @@ def test_no_copy_races_with_another(q_chunks, k_chunks, races):
         return o, block_backward(dq, queries, keys, Cotangents(do, rows), work_list, scale)
 
     o, (dq_sum, dkeys) = jax.block_until_ready(jax.jit(both)(queries, keys, do, dq))
-    assert [state.races_found for state in races] == [False, False]
+    assert [state.races_found for state in races] == [False] * (2 * tables)
     q, (k, v) = queries.q[:, :, 0].swapaxes(1, 2), keys.kv.swapaxes(2, 3)
     expected, pull = jax.vjp(partial(dense_attention, causal=False, scale=scale), q, k, v)
     dq_, dk, dv = pull(do[:, :, 0].swapaxes(1, 2))

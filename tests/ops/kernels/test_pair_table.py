@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.ops.kernels.pair_table import pair_table
+from ringformer.ops.kernels import pair_table
+from ringformer.ops.kernels.pair_table import pair_tables
 from ringformer.ops.work_list import ChunkPairs, PairList, cut_axis, make_work_list
 
 
@@ -26,26 +27,41 @@ def wanted(work):
 @pytest.mark.parametrize("by", ["q", "k"])
 @pytest.mark.parametrize("earlier", [None, True, False])
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
-def test_every_pair_once_in_order(layout, earlier, by):
-    """Also of a list that is chosen when the program runs, and whose length is data."""
+@pytest.mark.parametrize("most", [2**15, 7])
+def test_every_pair_once_in_order(layout, earlier, by, most, monkeypatch):
+    """Also of a list that is chosen when the program runs, and whose length is data; and of one that is cut."""
+    monkeypatch.setattr(pair_table, "MOST_PAIRS", most)
     work = work_list(layout, None if earlier is None else jnp.asarray(earlier))
-    table = pair_table(work, by)
+    tables = pair_tables(work, by)
+    found, major = {}, []
+    for table in tables:
+        pairs = in_order(table, by)
+        found |= pairs
+        major += [q if by == "q" else k for q, k in pairs]
+    assert found == wanted(work) and len(major) == len(found) and major == sorted(major)
+    assert len(tables) == -(-len(tables[0].columns[0]) // most) if most > 7 else len(tables) > 1
+    total = [len(pairs.q) for pairs, _ in (work.unmasked, work.masked)]
+    assert [sum(table.most[i] for table in tables) for i in range(2)] == total
+    assert sum(table.share for table in tables) == pytest.approx(1)
+
+
+def in_order(table, by):
+    """The pairs of a table, whose visits are without a gap: {(q, k): (offset, masked)}."""
     length = int(table.length)
     q, k, offset, masked, visit, following = (np.asarray(column)[:length] for column in table.columns)
-    found = dict(zip(zip(q, k, strict=True), zip(offset, masked, strict=True), strict=True))
-    assert found == wanted(work) and len(found) == length <= sum(table.most)
-    major = q if by == "q" else k
-    assert (np.diff(major) >= 0).all()
+    found = dict(zip(zip(q.tolist(), k.tolist(), strict=True), zip(offset, masked, strict=True), strict=True))
+    assert len(found) == length
     assert (np.diff(visit) == (np.diff(q) != 0)).all() and (length == 0 or visit[0] == 0)
     for place in range(length):
         later = [i for i in range(place + 1, length) if visit[i] > visit[place]]
         assert following[place] >= length if not later else following[place] == later[0]
+    return found
 
 
 def test_pairs_without_a_common_segment_are_left_out():
     work = work_list("contiguous", None)
     live = tuple(jnp.arange(len(pairs.q)) % 2 == 0 for pairs, _ in (work.unmasked, work.masked))
-    table = pair_table(work, "q", live)
+    (table,) = pair_tables(work, "q", live)
     assert int(table.length) == sum(int(x.sum()) for x in live)
     masked = np.asarray(table.columns[3])[: int(table.length)]
     assert masked.sum() == int(live[1].sum())
@@ -55,4 +71,4 @@ def test_a_mask_that_leaves_nothing_has_no_table():
     chunks = cut_axis(256, 1, 128)
     work = make_work_list("contiguous", True, chunks, chunks, None)
     nothing = PairList(ChunkPairs(*([np.zeros(0, np.int32)] * 3)), 0)
-    assert pair_table(work._replace(unmasked=nothing, masked=nothing), "q") is None
+    assert not pair_tables(work._replace(unmasked=nothing, masked=nothing), "q")
