@@ -19,6 +19,8 @@ MODEL_FLAGS = ("attention", "layout", "compute_dtype", "remat", "remat_group", "
                "offload", "kernel")  # fmt: skip
 """The fields of `LlamaConfig` that are flags of an estimate."""
 
+BROKE_DOWN = "the compiler broke down, which says nothing of whether it fits: "
+
 
 def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Arguments of `ringformer estimate`."""
@@ -66,6 +68,7 @@ def _estimate(args: argparse.Namespace) -> int:
         return estimate_inference(args)
     _check_numbers(args)
     from ringformer.estimate.compiler_dump import CompilerFailure
+    from ringformer.estimate.kernel_cycles import NoMachineCode
     from ringformer.estimate.programs_report import programs_json, programs_text
     from ringformer.estimate.report import stages_table
     from ringformer.estimate.targets import find_target, only_compilers
@@ -91,8 +94,8 @@ def _estimate(args: argparse.Namespace) -> int:
                 if printed:
                     print(programs_text(run))
         except CompilerFailure as failure:
-            said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
-            print(f"ringformer estimate: {workload.name}: {said}", file=sys.stderr)
+            broke_down = "" if isinstance(failure, NoMachineCode) else BROKE_DOWN
+            print(f"ringformer estimate: {workload.name}: {broke_down}{failure}", file=sys.stderr)
             return 1
         report["environment"] = runtime_environment(target.chip.kind, report["host_bytes"])
         reports.append(report)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringformer.estimate.compiled_program import Instruction, Program
-from ringformer.estimate.compiler_dump import Compiled, CompilerFailure
+from ringformer.estimate.compiler_dump import Compiled, CompilerFailure, Refusal
 from ringformer.estimate.compiler_process import MACHINE_CODE, at_work, wait_for_schedule
 from ringformer.estimate.kernel_cache import KernelCache
 from ringformer.estimate.kernel_keys import KernelKeys
@@ -22,6 +22,10 @@ IDLE_SECONDS = 15.0
 """Without a new kernel, after those with matrix products: what is left is the program around them, which takes long."""
 
 
+class NoMachineCode(CompilerFailure):
+    """A kernel of the program cannot become machine code: the program is none, whatever its schedule says."""
+
+
 def with_machine_code(
     workload: Workload, estimate: Estimate, log: Callable[[str], None], part: str = ATTENTION
 ) -> Estimate:
@@ -30,7 +34,7 @@ def with_machine_code(
 
     That is generated if the cache lacks it, in about a minute. An estimate by the step's own machine code keeps its
     seconds, and has these beside them. That of a GPU, or of a model whose parts are not known, stays as it is; so does
-    one of a compiler that writes no machine code, and the log says so.
+    one of a compiler that writes no machine code, and the log says so. Raises NoMachineCode.
     """
     attends = workload.has_closed_forms and workload.model.attention != "vanilla"
     if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
@@ -43,6 +47,8 @@ def with_machine_code(
         try:
             generated = generate_cycles(workload, {key: wanted[key] for key in missing}, part)
             cycles = cache.add({key: generated.get(key) for key in missing})
+        except NoMachineCode:
+            raise
         except CompilerFailure as failure:
             log(f"{failure}; its seconds are not by machine code")
     known = {key: found for key in wanted if (found := cycles.get(key)) is not None}
@@ -62,7 +68,8 @@ def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda 
 def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = ATTENTION) -> dict[str, float]:
     """The cycles of the wanted instructions that the attention of a layer has too, or one of `PROGRAMS`, by their key.
 
-    The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code.
+    The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code,
+    NoMachineCode if it refuses to.
     """
     with at_work((workload, program, True), {}, read_code=True) as (process, folder):
         said = wait_for_schedule(process, folder, "tpu")
@@ -74,6 +81,10 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
             return {}
         products = {key for key in keys.values() if wanted[key]}
         cycles = _read_as_written(process, folder / MACHINE_CODE, keys, products)
+        answer = None if process.poll() is None else wait_for_schedule(process, folder, None)
+    if isinstance(answer, Refusal):
+        why = answer.strip().splitlines()[0]
+        raise NoMachineCode(f"{program} cannot become machine code: {why} Try a smaller q_chunk and k_chunk")
     if not cycles:
         raise CompilerFailure(f"{program}: this compiler writes no machine code")
     if not products <= cycles.keys():

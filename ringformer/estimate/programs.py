@@ -97,7 +97,7 @@ def _checked_mesh(workload: Workload) -> Mesh:
 
 
 def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
-    """With segment ids unless the model's kernel can have none: then of whole sequences."""
+    """With segment ids if the workload has them; if nobody said so, unless the model's kernel can have none."""
 
     def array(dtype):
         shape = workload.batch_size, workload.seq_len
@@ -105,4 +105,5 @@ def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
 
     batch = Batch(*(array(jnp.bool_ if field in ("mask", "ends") else jnp.int32) for field in Batch._fields))
     kernel = BLOCK_KERNELS.get(getattr(workload.model, "kernel", "xla"))
-    return batch if kernel is None or kernel.takes_masks else batch._replace(segment_ids=None)
+    masks = kernel is None or kernel.takes_masks if workload.masks is None else workload.masks
+    return batch if masks else batch._replace(segment_ids=None)

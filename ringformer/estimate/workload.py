@@ -44,6 +44,8 @@ class Workload:
     """Tokens to train on in all; None: nobody said."""
     name: str = ""
     """A preset (`estimate_command` needs one), or the stage of a config."""
+    masks: bool | None = None
+    """Whether sequences have segment ids; None: nobody said, as far as the kernel can have them."""
 
     @property
     def step_tokens(self) -> int:
@@ -80,13 +82,14 @@ class Workload:
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_batch(self.model, mesh, self.seq_len, self.batch_size, self.accumulate)
-        check_platform(self.model, self.target.chip.kind, self.target.chip)
+        check_platform(self.model, self.target.chip.kind, self.target.chip, bool(self.masks))
 
     def with_kernel(self) -> tuple["Workload", str]:
         """The workload with the kernel and the chunks of its model on this target, and a line that says which and why.
         Raises ValueError for a kernel that the target cannot have."""
         chip = self.target.chip
-        model, why = with_kernel(self.model, chip.kind, chip, self.seq_len // self.mesh_shape[3])
+        local_tokens, masks = self.seq_len // self.mesh_shape[3], bool(self.masks)
+        model, why = with_kernel(self.model, chip.kind, chip, local_tokens, masks)
         return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":
@@ -98,7 +101,7 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
     return [
         Workload(
             c.model, target, c.mesh_dim, c.seq_len, c.batch_size, c.accumulate, c.steps * c.batch_size * c.seq_len,
-            f"stage {n}" if len(configs) > 1 else "run",
+            f"stage {n}" if len(configs) > 1 else "run", c.data.has_segments,
         )
         for n, c in enumerate(configs, 1)
     ]  # fmt: skip

@@ -20,7 +20,8 @@ USUAL, USUAL_HEAD = (1024, 1024), 128
 SMALLEST = 256
 """Queries of a chunk, at least, however many heads share its keys."""
 ROWS, USUAL_ROWS = {"v4": 2048}, 8192
-"""Queries of a chunk times the heads that share its keys: what fits the VMEM of v4, which has 16 MiB, and of others."""
+"""Queries of a chunk times the heads that share its keys: what fits the VMEM of v4, which has 16 MiB, with heads of at
+most 128 features (larger ones: as many less), and of others."""
 
 
 def with_kernel(
@@ -53,8 +54,10 @@ def with_kernel(
         tuned = chunk_sizes(generation, model.head_dim)
         q_chunk, k_chunk = tuned or USUAL
         most = max(512, local_tokens // 8 // LANES * LANES)
-        rows = ROWS.get(generation, USUAL_ROWS) * model.num_kv_heads // model.num_heads
-        shared = min(q_chunk, max(SMALLEST, rows // LANES * LANES))
+        rows = USUAL_ROWS
+        if generation in ROWS:
+            rows = ROWS[generation] // -(-model.head_dim // USUAL_HEAD)
+        shared = min(q_chunk, max(SMALLEST, rows * model.num_kv_heads // model.num_heads // LANES * LANES))
         model = replace(model, q_chunk=min(shared, most), k_chunk=min(k_chunk, most))
         how = f"tuned for {generation}" if tuned else "not tuned"
         why += f"; chunks of {model.q_chunk} queries and {model.k_chunk} keys, {how}"

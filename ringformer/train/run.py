@@ -66,7 +66,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     check_batch(config.model, mesh, config.seq_len, config.batch_size, config.accumulate)
     device = mesh.devices.flat[0]
     chip = chip_of(device.device_kind)
-    check_platform(config.model, device.platform, chip)
+    check_platform(config.model, device.platform, chip, config.data.has_segments)
     check_host_pool(config, mesh)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, config.model.vocab_size)
@@ -83,8 +83,8 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     shardings = state_shardings(weight_shardings(config.model, mesh), optimizer)
     train_data = _loader(train_store, config, mesh, config.seed)
     eval_data = _loader(eval_store, config, mesh, seed=0) if eval_store else None
-    masks = any(data.sequences.has_segments for data in (train_data, eval_data) if data)
-    model, kernel = with_kernel(config.model, device.platform, chip, config.seq_len // mesh.shape["sp"], masks)
+    local_tokens, masks = config.seq_len // mesh.shape["sp"], config.data.has_segments
+    model, kernel = with_kernel(config.model, device.platform, chip, local_tokens, masks)
     run = Run(config, run_dir, mesh, tokenizer, train_data, eval_data, optimizer, shardings, model, kernel,
               frozenset(allow))  # fmt: skip
     if not anew:

@@ -81,10 +81,10 @@ def check_batch(
         raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
 
 
-def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None) -> None:
+def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None, masks: bool = False) -> None:
     """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu"), of this chip if it is known, cannot compute
-    the model as it asks for."""
-    with_kernel(model, platform, chip, 0)
+    the model as it asks for, with segment ids if there are `masks`."""
+    with_kernel(model, platform, chip, 0, masks)
 
 
 def check_host_pool(config: Config, mesh: Mesh) -> None:

@@ -198,6 +198,43 @@ def test_a_broken_compiler_is_not_called_too_large(compiled, monkeypatch, capsys
     assert "the compiler broke down, which says nothing of what fits: INTERNAL" in capsys.readouterr().err
 
 
+def test_a_kernel_takes_the_masks_that_the_run_has(compiled, capsys):
+    """cuDNN has no segment ids: a config whose documents are packed is estimated as it would be trained, or refused."""
+    options = [f"--config={LLAMA3}", "--target=8xH100", "--closed_form"]
+    for packed, kernel in (("document", "xla"), ("sequence", "cudnn")):
+        assert (
+            run_verb(add_estimate, *options, "--config.model.kernel=auto", f"--config.data.packed_attention={packed}")
+            == 0
+        )
+        assert f"kernel {kernel}: " in capsys.readouterr().err
+    with pytest.raises(ValueError, match="kernel='cudnn' takes no segment ids"):
+        run_verb(add_estimate, *options, "--config.model.kernel=cudnn", "--config.data.packed_attention=document")
+
+
+ONE_LAYER = """
+from ringformer.train.config import base_config
+
+
+def get_config():
+    config = base_config("tiny")
+    config.model.hidden_size, config.model.num_heads, config.model.num_kv_heads, config.model.head_dim = 256, 2, 2, 128
+    config.model.num_layers, config.model.kernel, config.model.compute_dtype = 1, "pallas", "bfloat16"
+    config.mesh_dim, config.seq_len, config.data.store, config.run_dir = "1,1,1,4", 65536, "store", "run"
+    return config
+"""
+
+
+@pytest.mark.slow
+@on_tpu
+def test_chunks_that_no_kernel_can_have_do_not_fit(tmp_path, capsys):
+    """The schedule accepts them, the machine code does not: 2048 x 2048 need more VMEM than v4 has."""
+    (tmp_path / "config.py").write_text(ONE_LAYER)
+    chunks = [f"--config.model.{name}=2048" for name in ("q_chunk", "k_chunk")]
+    assert run_verb(add_estimate, f"--config={tmp_path}/config.py", "--target=v4-8", *chunks) == 1
+    out, err = capsys.readouterr()
+    assert "FITS" not in out and "cannot become machine code: RESOURCE_EXHAUSTED" in err and "smaller q_chunk" in err
+
+
 def test_every_program_of_a_run_is_judged(compiled, monkeypatch, capsys):
     """The evaluation needs more than the train step here: the run does not fit, and it is said which, and by how
     much."""

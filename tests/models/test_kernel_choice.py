@@ -88,3 +88,12 @@ def test_a_kernel_that_was_asked_for_stays_or_is_an_error():
 def test_the_judged_are_those_of_the_committed_counts():
     results = Path(__file__).parents[2] / "results" / "kernel_cycles.json"
     assert set(kernel_choice.JUDGED) == set(json.loads(results.read_text())["targets"])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "q_chunk"), [(128, 16, 1024), (256, 32, 1024), (256, 16, 512), (200, 16, 512)]
+)
+def test_v4_takes_fewer_queries_of_large_heads_that_share_keys(head_dim, kv_heads, q_chunk, monkeypatch):
+    """Its VMEM holds no more: 1024 queries of two heads of 256 need 17 of 16 MiB, compiled."""
+    monkeypatch.setattr(kernel_choice, "chunk_sizes", lambda chip, d: (1024, 512))
+    assert choose({"head_dim": head_dim, "num_kv_heads": kv_heads}, "tpu", "v4")[0] == ("pallas", q_chunk, 512)

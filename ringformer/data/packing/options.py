@@ -24,6 +24,11 @@ class PackingOptions:
     max_length: int = 0
     """Only documents of at most so many tokens, end token included; 0: no limit."""
 
+    @property
+    def has_segments(self) -> bool:
+        """Whether sequences have segment ids: tokens that do not see all tokens before them."""
+        return self.packing == "whole" or self.packed_attention == "document"
+
     def __post_init__(self):
         key = self.key_prefix
         for field, known in (("packing", get_args(Packing)), ("packed_attention", get_args(PackedAttention))):

@@ -26,6 +26,9 @@ SECOND = "ring_attention with kernel='pallas'", "kernel='xla'"
 LOG_UNIT = math.log(2.0)
 """Logits are counted in so much."""
 
+LARGE = 1e38
+"""Biases from which on, in that unit, float32 may end."""
+
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
     """Take every visible key of `keys` into the running softmax of every query."""
@@ -66,7 +69,12 @@ def _tables(queries: Queries, keys: Keys, work_list: WorkList, by) -> list[PairT
 
 
 def _bias(keys: Keys) -> Float32[Array, "B S"] | None:
-    return None if keys.bias is None else keys.bias / LOG_UNIT
+    """In units of log 2; beyond LARGE, where that would overflow, halved: still further apart than exp can tell. The
+    lse of rows that see no other keys is of that order, and not exact."""
+    if keys.bias is None:
+        return None
+    bias = keys.bias
+    return jnp.where(jnp.abs(bias) < LARGE, bias / LOG_UNIT, jnp.sign(bias) * LARGE + bias / 2)
 
 
 def _chunks(work_list: WorkList) -> tuple[int, int]:

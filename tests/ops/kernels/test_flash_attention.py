@@ -53,6 +53,18 @@ def test_plain_causal(layout, n, d):
     assert_close(on_pallas_ring(n, layout, inputs, cotangents, q_chunk=128, k_chunk=128), expected)
 
 
+def test_biases_down_to_the_least_number():
+    """Masks of others: the first row sees a key of such a bias alone."""
+    inputs, cotangents = arrays(140, B=1, H=2, K=1, bias=True)
+    inputs["bias"][:, ::2] = np.finfo(np.float32).min
+    inputs["bias"][:, 0::4] = -2.5e38
+    cotangents["dlse"][:] = 0
+    out = on_pallas_ring(1, "contiguous", inputs, cotangents)
+    expected = dense(inputs, cotangents)
+    names = ("o", "dq", "dk", "dv", "dbias")
+    assert_close({name: out[name] for name in names}, {name: expected[name] for name in names})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 def test_a_list_that_is_cut(packed, monkeypatch):
