@@ -26,7 +26,7 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 def _tables(args: argparse.Namespace) -> None:
     from ringformer.estimate.targets import only_compilers
     from ringformer.paper import activation_memory, max_context, training_mfu
-    from ringformer.paper.attempts import other_compilers, read
+    from ringformer.paper.attempts import other_compilers, read, read_runs
     from ringformer.paper.tables_document import Results, write_tables
 
     only_compilers()
@@ -52,9 +52,10 @@ def _tables(args: argparse.Namespace) -> None:
         print(line, flush=True)
 
     files = Results.beside(Path(args.out))
+    activation_memory.read(files.activations)  # a damaged one is said before the hours of the others
     if changed := max_context.renew_counted(files.contexts):
         log(f"{changed} attempts have other seconds by today's closed form")
-    made = max_context.compilers(read(files.contexts), searched), training_mfu.compilers(read(files.mfu), compared)
+    made = max_context.compilers(read(files.contexts), searched), training_mfu.compilers(read_runs(files.mfu), compared)
     for line in (line for before in made for line in other_compilers(before)):
         print(line, file=sys.stderr)
     if whole or args.only == "table1":
