@@ -40,6 +40,8 @@ def _tables(args: argparse.Namespace) -> None:
     compared = [cell for cell in training_mfu.cells() if named and args.only in cell.name]
     if Path(args.out).is_dir():
         raise ValueError(f"--out={args.out} is a folder; name the JSON file, e.g. results/max_context.json")
+    if args.docs is not None and (not args.docs or Path(args.docs).is_file()):
+        raise ValueError(f"--docs={args.docs} is no folder; name one, or leave --docs out")
     if not (searched or compared or args.only == "table1"):
         names = [cells[0].name for cells in (max_context.cells(rows), training_mfu.cells())]
         raise ValueError(f"no cell has {args.only!r} in its name; a name is like {' or '.join(names)}, or table1")

@@ -80,6 +80,8 @@ def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
         (["--only=ringg", "--passes=0"], "no cell has 'ringg' in its name.* or table4/.*, or table1"),
         (["--only=table4/9b"], "no cell has 'table4/9b' in its name.* or table4/8xa100-80/7b/float32/xla, or table1"),
         (["--out=.", "--passes=0"], "--out=. is a folder"),
+        ([f"--docs={RESULTS}"], "max_context.json is no folder; name one, or leave --docs out"),
+        (["--docs="], "--docs= is no folder"),
         (["--passes=-1"], "--passes=-1 must be at least 0"),
         (["--passes=0"], "--passes=0 searches nothing, and without --docs=DIR nothing is written"),
     ],
