@@ -20,7 +20,8 @@ import time
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
+
+from ringformer.argument_parser import output_file
 
 ATTENTION = {"full": [(4096, 32, 8), (16384, 32, 8), (65536, 8, 2)], "small": [(256, 4, 2)]}
 """Local length, query heads, key heads; head dim 128."""
@@ -211,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="the estimator's name of this machine, e.g. 1xH200; without: no prediction")
     parser.add_argument("--small", action="store_true", help="toy sizes")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", help="write the JSON there, too")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
     size = "small" if args.small else "full"
@@ -222,6 +223,14 @@ def main() -> None:
         found = {"parity": parity, "attention": attention, "device": lambda _: jax.devices()[0].device_kind}
         print(json.dumps(step(size, int(index)) if kind == "step" else found[kind](size)))
         return
+    from ringformer.estimate.targets import find_target
+
+    try:  # before anything is measured
+        out = None if args.out is None else output_file(args.out)
+        if args.target is not None:
+            find_target(args.target)
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     results = {"what": "measured on one device, but for peak_bytes_estimate (compiled without it)",
                "command": "python " + " ".join(sys.argv), "date": datetime.date.today().isoformat(),
                "jax": version("jax"), "device": _part("device", size)}  # fmt: skip
@@ -237,8 +246,8 @@ def main() -> None:
         results["steps"].append(row)
     text = json.dumps(results, indent=1)
     print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    if out:
+        out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ Compiled, not measured: our kernels, JAX's splash attention (fused backward, blo
 (`ops/blockwise_attention.py`) side by side. A step is one pair of a grid: its body and the grid's own work; of XLA's
 blocks all instructions of a turn, a head's share. Ideal are the matrix products at the units' full rate (v6e: at the
 half of it that a head of 128 features can use). Some six minutes a target. With --ring, instead, all instructions of a
-rank's forward and backward round a ring of eight, of our kernels and of XLA's blocks; minutes.
+rank's forward and backward round a ring of eight, of our kernels and of XLA's blocks, on v5e and v5p; minutes. The page
+of `--docs` is of the default `--out`, and written with that alone.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from dataclasses import asdict, astuple
 from functools import lru_cache
 from pathlib import Path
 
+from ringformer.argument_parser import output_file
 from ringformer.estimate.compiled_program import Program
 from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.kernel_cycles import generate_cycles, kernel_keys
@@ -307,13 +309,55 @@ def write_tables(docs: Path, targets: dict[str, dict]) -> None:
     docs.write_text(text)
 
 
+OUT, DOCS = Path("results/kernel_cycles.json"), Path("docs/performance.md")
+
+
+def read_targets(path: Path) -> dict[str, dict]:
+    """What is known of each target; nothing if there is no file. Raises ValueError if the tables cannot be made of
+    it."""
+    if not path.exists():
+        return {}
+    try:
+        targets = json.loads(path.read_text())["targets"]
+        table(targets), ring_table(targets)
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+        raise ValueError(f"{path} is no file of kernels' cycles ({error!r}); delete it, or restore it: "
+                         f"git checkout {path}") from error  # fmt: skip
+    return targets
+
+
+def find_generations(target: str | None, ring: bool) -> list[str]:
+    """Those that are counted. Raises ValueError if the one that was asked for cannot be."""
+    if target is None:
+        return list(RINGS if ring else TARGETS)
+    generation = find_generation(target)
+    if ring and generation not in RINGS:
+        raise ValueError(f"--target={target}: rings are counted on {' and '.join(RINGS)}; name one of these, or leave "
+                         "--ring out")  # fmt: skip
+    return [generation]
+
+
+def find_page(out: Path, docs: Path | None) -> Path | None:
+    """The page that is written: that of the default file, none of another. Raises ValueError if there is none, or it
+    was asked for from another file."""
+    if out.resolve() != OUT.resolve():
+        if docs:
+            raise ValueError(f"--docs={docs} would be written from {out}; a page is written from {OUT} alone: leave "
+                             "--docs or --out out")  # fmt: skip
+        return None
+    page = docs or DOCS
+    if not page.is_file():
+        raise ValueError(f"--docs={page}: there is no such page; run this in the root of a clone, or name another")
+    return page
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help=f"one of {', '.join(TARGETS)}; without: all")
     parser.add_argument("--kernel", choices=COUNT, help="count this one again; without: all")
     parser.add_argument("--ring", action="store_true", help="a rank's whole ring, instead of pairs")
-    parser.add_argument("--out", type=Path, default=Path("results/kernel_cycles.json"))
-    parser.add_argument("--docs", type=Path, default=Path("docs/performance.md"))
+    parser.add_argument("--out", default=str(OUT), help=f"without: {OUT}")
+    parser.add_argument("--docs", type=Path, help=f"the page with the tables; without: {DOCS}")
     parser.add_argument("--compile", nargs=8, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.compile:
@@ -325,27 +369,31 @@ def main() -> None:
             compile_xla(generation, kind, pair)
         return
     try:
-        generations = [find_generation(args.target)] if args.target else list(TARGETS)
+        generations = find_generations(args.target, args.ring)
+        out = output_file(args.out)
+        page = find_page(out, args.docs)
+        read_targets(out)
     except ValueError as error:
-        parser.error(str(error))
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    if page is None:
+        print(f"{DOCS} stays as it is: its tables are of {OUT} alone", flush=True)
     for generation in generations:
-        known = json.loads(args.out.read_text())["targets"] if args.out.exists() else {}
+        known = read_targets(out)
         if not args.ring:
             kernels = [args.kernel] if args.kernel else list(COUNT)
             others = [row for row in known.get(generation, {}).get("rows", ()) if row["kernel"] not in kernels]
             found = [*others, *rows(generation, kernels)]
             said = {"rows": sorted(found, key=lambda row: list(COUNT).index(row["kernel"]))}
-        elif generation in RINGS:
-            said = {"rings": rings(generation)}
         else:
-            continue
+            said = {"rings": rings(generation)}
         about = {"compiled_by": compiled_by(find_target(TARGETS[generation])),
                  "date": datetime.date.today().isoformat()}  # fmt: skip
         content = {"what": "compiled: cycles of attention kernels, of a grid step and of a ring; nothing was run",
                    "command": "python benchmarks/kernel_cycles.py [--ring]",
                    "targets": known | {generation: known.get(generation, {}) | said | about}}  # fmt: skip
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
-        write_tables(args.docs, content["targets"])
+        out.write_text(json.dumps(content, indent=1) + "\n")
+        if page:
+            write_tables(page, content["targets"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The argument parser of a verb: defaults in its help, and errors that are exceptions."""
+"""The argument parser of a verb: defaults in its help, and errors that are exceptions; what an option may name."""
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any, NoReturn
 
 
@@ -25,3 +27,25 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         more = self.get_default("more_help")
         return super().format_help() + (f"\n{more()}\n" if more else "")
+
+
+def output_file(text: str, option: str = "--out") -> Path:
+    """The path of a file that is written at the end of long work: it is looked at before, and left as it is.
+
+    Raises ValueError if it could not be written.
+    """
+    if not text:
+        raise ValueError(f"{option}= names no file; name one, or leave {option} out")
+    path, said = Path(text), f"{option}={text}"
+    if path.is_dir():
+        raise ValueError(f"{said} is a folder; name a file in it, e.g. {path / 'out.json'}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{said}: there is no folder {path.parent}; make it, or name a file in another")
+    there = os.path.lexists(path)
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ValueError(f"{said} cannot be written ({error.strerror}); name a file in another folder") from None
+    if not there:
+        path.unlink()
+    return path

@@ -5,7 +5,8 @@ import datetime
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
+
+from ringformer.argument_parser import output_file
 
 
 def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -27,9 +28,7 @@ def _tune(args: argparse.Namespace) -> int:
     from ringformer.ops.kernels.chunk_sizes import TABLES
 
     generation = find_generation(args.target)
-    out = Path(args.out) if args.out else TABLES / f"{generation}.json"
-    if not out.parent.is_dir():
-        raise ValueError(f"--out={out}: there is no folder {out.parent}")
+    out = output_file(str(TABLES / f"{generation}.json") if args.out is None else args.out)
     table = {
         "generation": generation,
         "what": f"compiled, nothing was run: cycles of a causal stretch of {STRETCH:,} tokens, two forwards and one "

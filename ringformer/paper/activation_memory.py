@@ -18,10 +18,15 @@ from ringformer.estimate.targets import compiled_by, find_target
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
+from ringformer.paper.attempts import NUMBER, check_fields, entries
 
 TARGET, DEVICES, LAYERS = "v5e-8", 8, 2
 LENGTHS = {"vanilla": (512, 1024, 2048)} | dict.fromkeys(ATTENTION[1:], (8192, 16384))
 """Tokens on a device; the table gives the first length of the linear kinds, the last of vanilla."""
+
+
+SAID = "local_tokens", "paper_bytes", "forward_bytes", "backward_bytes"
+"""What the table says of a kind."""
 
 
 def local_length(kind: str) -> int:
@@ -80,5 +85,8 @@ def _temporaries(workload: Workload, program: str) -> int:
 
 
 def read(path: Path) -> dict[str, dict]:
-    """The bytes of each attention kind; none if there is no file."""
-    return json.loads(path.read_text())["kinds"] if path.exists() else {}
+    """The bytes of each attention kind; none if there is no file. Raises ValueError if it is not such a file."""
+    kinds = entries(path, "kinds")
+    for kind, held in kinds.items():
+        check_fields(path, kind, held, dict.fromkeys(SAID, NUMBER))
+    return kinds

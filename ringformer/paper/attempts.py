@@ -9,10 +9,78 @@ from typing import Any
 
 from ringformer.estimate.targets import MissingCompiler, Target, compiled_by, find_target
 
+NUMBER = int | float
+TRIED: dict[str, Any] = {
+    "seq_len": int,
+    "fits": bool,
+    "head_groups": int,
+    "remat_group": int,
+    "compiled_by": str,
+    "date": str,
+}
+"""What every attempt says, with its type."""
+FITTING = dict.fromkeys(("peak_bytes", "host_bytes", "step_seconds_model", "hidden_permute_bytes",
+                         "exposed_permute_bytes", "exposed_in_ring_loops_bytes"), NUMBER)  # fmt: skip
+"""What one that fits says, too."""
+RUN = {"peak_bytes": NUMBER, "mesh_dim": str, "batch_size": int, "accumulate": int, "seconds_by_purpose": dict | None}
+RUN |= dict.fromkeys(("step_seconds_model", "mfu_palm_model", "mfu_causal_model"), NUMBER | None)
+"""What a run of Table 4 says, too, whether it fits or not."""
 
-def read(path: Path) -> dict[str, Any]:
-    """The attempts of each cell, by its name; none if there is no file."""
-    return json.loads(path.read_text())["cells"] if path.exists() else {}
+
+def read(path: Path) -> dict[str, list[dict]]:
+    """The attempts of each cell of Table 3, by its name; none if there is no file. Raises ValueError, as for all files
+    here, if it is not such a file."""
+    cells = entries(path, "cells")
+    for name, tried in cells.items():
+        if not isinstance(tried, list):
+            raise damaged(path, f"{name} is no list of attempts")
+        for i, attempt in enumerate(tried):
+            _check_attempt(path, f"attempt {i} of {name}", attempt, {})
+    return cells
+
+
+def read_runs(path: Path) -> dict[str, dict[str, dict]]:
+    """The runs of each cell of Table 4, by its name; none if there is no file."""
+    cells = entries(path, "cells")
+    for name, runs in cells.items():
+        if not isinstance(runs, dict):
+            raise damaged(path, f"{name} is no object of runs")
+        for run, attempt in runs.items():
+            _check_attempt(path, f"{run} of {name}", attempt, RUN)
+    return cells
+
+
+def entries(path: Path, key: str) -> dict[str, Any]:
+    """The object at a key of a file of results; empty if there is no file."""
+    try:
+        content = json.loads(path.read_text()) if path.exists() else {key: {}}
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"it is not JSON: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get(key), dict):
+        raise damaged(path, f"it has no object {key!r}")
+    return content[key]
+
+
+def check_fields(path: Path, where: str, entry: Any, wanted: Mapping[str, Any]) -> None:
+    """Raise ValueError if an entry of a file lacks what is wanted, or has it of another type."""
+    if not isinstance(entry, dict):
+        raise damaged(path, f"{where} is no object")
+    for name, kind in wanted.items():
+        if name not in entry:
+            raise damaged(path, f"{where} has no {name!r}")
+        if not isinstance(entry[name], kind):
+            raise damaged(path, f"{where} has another type of {name!r}")
+
+
+def _check_attempt(path: Path, where: str, attempt: Any, more: dict[str, Any]) -> None:
+    check_fields(path, where, attempt, TRIED | more)
+    if attempt["fits"]:
+        check_fields(path, where, attempt, FITTING | {"seconds_source": str})
+
+
+def damaged(path: Path, why: str) -> ValueError:
+    """What is said of a file that cannot be gone on with."""
+    return ValueError(f"{path} is no file of these results: {why}; delete it, or restore it: git checkout {path}")
 
 
 def write_cells(path: Path, about: str, command: str, known: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 def _tables(args: argparse.Namespace) -> None:
     from ringformer.estimate.targets import only_compilers
     from ringformer.paper import activation_memory, max_context, training_mfu
-    from ringformer.paper.attempts import other_compilers, read
+    from ringformer.paper.attempts import other_compilers, read, read_runs
     from ringformer.paper.tables_document import Results, write_tables
 
     only_compilers()
@@ -40,6 +40,8 @@ def _tables(args: argparse.Namespace) -> None:
     compared = [cell for cell in training_mfu.cells() if named and args.only in cell.name]
     if Path(args.out).is_dir():
         raise ValueError(f"--out={args.out} is a folder; name the JSON file, e.g. results/max_context.json")
+    if args.docs is not None and (not args.docs or Path(args.docs).is_file()):
+        raise ValueError(f"--docs={args.docs} is no folder; name one, or leave --docs out")
     if not (searched or compared or args.only == "table1"):
         names = [cells[0].name for cells in (max_context.cells(rows), training_mfu.cells())]
         raise ValueError(f"no cell has {args.only!r} in its name; a name is like {' or '.join(names)}, or table1")
@@ -52,9 +54,10 @@ def _tables(args: argparse.Namespace) -> None:
         print(line, flush=True)
 
     files = Results.beside(Path(args.out))
+    activation_memory.read(files.activations)  # a damaged one is said before the hours of the others
     if changed := max_context.renew_counted(files.contexts):
         log(f"{changed} attempts have other seconds by today's closed form")
-    made = max_context.compilers(read(files.contexts), searched), training_mfu.compilers(read(files.mfu), compared)
+    made = max_context.compilers(read(files.contexts), searched), training_mfu.compilers(read_runs(files.mfu), compared)
     for line in (line for before in made for line in other_compilers(before)):
         print(line, file=sys.stderr)
     if whole or args.only == "table1":

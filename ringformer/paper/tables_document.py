@@ -12,7 +12,7 @@ from ringformer.hardware import CHIPS, GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.paper import activation_memory
-from ringformer.paper.attempts import read
+from ringformer.paper.attempts import read, read_runs
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, cells
 from ringformer.paper.mfu_figure import draw_training_mfu
@@ -53,7 +53,7 @@ class Results(NamedTuple):
 
 def write_tables(results: Results, folder: Path) -> list[str]:
     """Write `folder`/tables.md and its pictures in `folder`/figures; returns what was written."""
-    attempts, trained = read(results.contexts), read(results.mfu)
+    attempts, trained = read(results.contexts), read_runs(results.mfu)
     pictures = folder / "figures"
     pictures.mkdir(parents=True, exist_ok=True)
     draw_longest_contexts(contexts(attempts), path=pictures / "longest_contexts.svg")

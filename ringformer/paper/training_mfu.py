@@ -25,7 +25,7 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.kernels.block_kernels import Kernel, check_kernel
 from ringformer.ops.work_list import default_chunk
-from ringformer.paper.attempts import installed, read, stamp, write_cells
+from ringformer.paper.attempts import installed, read_runs, stamp, write_cells
 from ringformer.paper.max_context import K
 
 TABLE = "table4"
@@ -136,7 +136,7 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
     there = installed((cell.target for cell in wanted), log)
     for cell in (cell for cell in wanted if cell.target in there):
         for run in RUNS:
-            done = read(path).get(cell.name, {})
+            done = read_runs(path).get(cell.name, {})
             if run in done:
                 continue
             workload = cell.workload(run)
@@ -154,7 +154,7 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
                 continue
             mfu = answer["mfu_palm_model"]
             log(f"  {'fits' if answer['fits'] else 'does not fit'}" + (f", MFU {mfu:.1%}" if mfu else ""))
-            known = read(path)
+            known = read_runs(path)
             known[cell.name] = known.get(cell.name, {}) | {run: answer | stamp(workload.target)}
             write_cells(path, "compiled: train steps of the paper's Table 4; modelled: their seconds and MFU",
                         f"ringformer tables --only={TABLE}", known)  # fmt: skip

@@ -37,9 +37,24 @@ def test_an_unknown_target_is_answered_with_the_list(target, capsys):
     assert said == f"ringformer tune: unknown target {target!r}; kernels are judged for v4, v5e, v5p, v6e\n"
 
 
-def test_a_folder_that_is_not_there_is_said_before_hours_of_work(tmp_path, capsys):
-    assert main(["tune", "--target=v5e", f"--out={tmp_path}/none/v5e.json"]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("{}/none/v5e.json", "there is no folder"),
+        ("{}", "is a folder; name a file in it"),
+        ("", "--out= names no file"),
+        ("/proc/v5e.json", "cannot be written"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_said_before_hours_of_work(out, message, tmp_path, monkeypatch, capsys):
+    def search(*_):
+        raise AssertionError("it searches")
+
+    monkeypatch.setattr(chunk_search, "search", search)
+    assert main(["tune", "--target=v5e", f"--out={out.format(tmp_path)}"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @on_tpu

@@ -1,10 +1,12 @@
 """`ringformer tables`: it writes where it is told."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from ringformer.cli import main
 from ringformer.estimate import targets
 from ringformer.paper import activation_memory, attempts, max_context, training_mfu
 from ringformer.paper.attempts import read
@@ -78,6 +80,8 @@ def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
         (["--only=ringg", "--passes=0"], "no cell has 'ringg' in its name.* or table4/.*, or table1"),
         (["--only=table4/9b"], "no cell has 'table4/9b' in its name.* or table4/8xa100-80/7b/float32/xla, or table1"),
         (["--out=.", "--passes=0"], "--out=. is a folder"),
+        ([f"--docs={RESULTS}"], "max_context.json is no folder; name one, or leave --docs out"),
+        (["--docs="], "--docs= is no folder"),
         (["--passes=-1"], "--passes=-1 must be at least 0"),
         (["--passes=0"], "--passes=0 searches nothing, and without --docs=DIR nothing is written"),
     ],
@@ -85,3 +89,37 @@ def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
 def test_searches_that_cannot_be(arguments, message):
     with pytest.raises(ValueError, match=message):
         run_verb(add_tables, *arguments)
+
+
+A_RUN = {"seq_len": 8, "fits": False, "head_groups": 1, "remat_group": 1, "compiled_by": "jax", "date": "2026-11-22"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("max_context.json", "garbage", "it is not JSON: Expecting value"),
+        ("max_context.json", "\0\0", "it is not JSON"),
+        ("max_context.json", "[]", "it has no object 'cells'"),
+        ("max_context.json", '{"a":1}', "it has no object 'cells'"),
+        ("max_context.json", '{"cells":[]}', "it has no object 'cells'"),
+        ("max_context.json", '{"cells":{"x":{}}}', "x is no list of attempts"),
+        ("max_context.json", '{"cells":{"x":[1]}}', "attempt 0 of x is no object"),
+        ("max_context.json", '{"cells":{"x":[{}]}}', "attempt 0 of x has no 'seq_len'"),
+        ("max_context.json", {"cells": {"x": [A_RUN | {"fits": None}]}}, "has another type of 'fits'"),
+        ("max_context.json", {"cells": {"x": [A_RUN, A_RUN | {"fits": True}]}}, "attempt 1 of x has no 'peak_bytes'"),
+        ("table4.json", "[]", "it has no object 'cells'"),
+        ("table4.json", '{"cells":{"x":[]}}', "x is no object of runs"),
+        ("table4.json", {"cells": {"x": {"ring": A_RUN}}}, "ring of x has no 'peak_bytes'"),
+        ("activations.json", "[]", "it has no object 'kinds'"),
+        ("activations.json", '{"kinds":{"ring":{}}}', "ring has no 'local_tokens'"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line_before_anything_is_written(name, content, message, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    page = tmp_path / "page"
+    assert main(["tables", f"--out={tmp_path}/max_context.json", "--passes=0", f"--docs={page}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"ringformer tables: {path} is no file of these results: ") and message in said
+    assert said.endswith(f"; delete it, or restore it: git checkout {path}\n") and said.count("\n") == 1
+    assert not page.exists()

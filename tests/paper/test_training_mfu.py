@@ -13,7 +13,7 @@ from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.targets import compiled_by
 from ringformer.estimate.workload import MemorySettings, estimate_command
 from ringformer.paper import attempts, training_mfu
-from ringformer.paper.attempts import read
+from ringformer.paper.attempts import read_runs
 from ringformer.paper.mfu_table import shares, table4
 from ringformer.paper.training_mfu import (
     BLOCKWISE,
@@ -30,7 +30,7 @@ from tests.estimate.test_longest_context import estimate_of
 from tests.hlo import on_tpu
 
 RESULTS = Path(__file__).parents[2] / "results" / "table4.json"
-KNOWN = read(RESULTS)
+KNOWN = read_runs(RESULTS)
 CELLS = cells()
 SEVEN = CELLS[0].workload(BLOCKWISE).model
 
@@ -128,7 +128,7 @@ def test_fill_goes_on_where_it_was_and_the_baseline_has_the_settings_of_the_ring
     accepted = [w for w in compiled if w.model.head_groups > 1]
     assert [w.model.attention for w in accepted] == ["ring", "blockwise", "blockwise"]
     assert len({w.settings for w in accepted}) == 1 and len(compiled) == 4  # the ring's first settings did not fit
-    found = read(path)
+    found = read_runs(path)
     assert list(found[cell.name]) == list(RUNS) and set(KNOWN[cell.name][RING]) <= set(found[cell.name][RING])
     fill(path, [cell], lambda line: None)
     assert len(compiled) == 4
@@ -146,7 +146,7 @@ def test_a_broken_compiler_is_no_answer(tmp_path, compiled, monkeypatch):
     monkeypatch.setattr(memory_settings, "compile_apart", breaks_down)
     lines = []
     fill(tmp_path / "t.json", CELLS[:2], lines.append)
-    assert read(tmp_path / "t.json") == {}
+    assert read_runs(tmp_path / "t.json") == {}
     assert sum("the compiler broke down: its process ended with -6" in line for line in lines) == 2
 
 
