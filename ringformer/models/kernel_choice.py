@@ -45,9 +45,10 @@ def with_kernel(
     if not isinstance(model, LlamaConfig):
         return model, ""
     generation = next((name for name, known in CHIPS.items() if known is chip), "")
-    kernel, why = model.kernel, "as configured"
-    if kernel == "auto":
-        kernel, why = _chosen(model, platform, generation, masks)
+    kernel, why = _chosen(model, platform, generation, masks)
+    if model.kernel != "auto":
+        hint = f"; auto would be {kernel}" if model.kernel == "xla" != kernel else ""
+        kernel, why = model.kernel, f"as configured{hint}"
     _check(model, kernel, platform, masks, chip)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:

@@ -48,6 +48,12 @@ def test_auto_is_the_fastest_that_can_and_says_why(change, platform, chip, kerne
     assert chosen == kernel and line.startswith(f"kernel {kernel}: ") and why in line
 
 
+def test_what_auto_would_be_is_said_of_xla():
+    """The default, which nobody may have thought about."""
+    assert choose({"kernel": "xla"}, "tpu", "v5e")[1] == "kernel xla: as configured; auto would be pallas"
+    assert choose({"kernel": "xla"}, "tpu", "v3")[1] == "kernel xla: as configured"
+
+
 def test_auto_is_xla_on_gpus_with_segment_ids():
     (chosen, *_), line = choose({}, "gpu", "H100", masks=True)
     assert chosen == "xla" and "packed_attention='sequence'" in line
