@@ -11,6 +11,7 @@ import pytest
 from tests.cpu_flags import cpu_environment
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+ROW = re.compile(r"seed (\d+) +((?:\d+% *)+)$", re.MULTILINE)
 ERROR = re.compile(r"^relative error .*?(\d\S*)$", re.MULTILINE)
 
 
@@ -19,7 +20,14 @@ def check_ring_attention(text: str) -> None:
     assert len(errors) == 3 and max(errors) < 1e-5
 
 
-CHECKS = {"ring_attention": check_ring_attention}
+def check_long_context_retrieval(text: str) -> None:
+    """The table has every accuracy of the results."""
+    runs = json.loads((NOTEBOOKS[0].parents[1] / "results" / "retrieval.json").read_text())["runs"]
+    found = [(int(seed), shares.split()) for seed, shares in ROW.findall(text)]
+    assert found == [(run["seed"], [f"{row['accuracy']:.0%}" for row in run["accuracy"]]) for run in runs]
+
+
+CHECKS = {"ring_attention": check_ring_attention, "long_context_retrieval": check_long_context_retrieval}
 
 
 def code(path: Path) -> list[dict]:
