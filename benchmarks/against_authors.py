@@ -19,13 +19,13 @@ import statistics
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from ringformer.argument_parser import output_argument
 from ringformer.ops.ring_attention import sharded_ring_attention
 
 AUTHORS = "ringattention"
@@ -78,7 +78,7 @@ def main():
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--head_dim", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("--out", type=output_argument, help="write the result here as JSON")
     args = parser.parse_args()
 
     jax.config.update("jax_num_cpu_devices", args.ring)

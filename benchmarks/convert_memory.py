@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ringformer.argument_parser import output_argument
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import ShardWriter, TensorFolder
@@ -46,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="llama_7b")
     parser.add_argument("--folder", required=True, type=Path, help="a new folder with room for the model")
-    parser.add_argument("--out", default="results/convert_memory.json", type=Path)
+    parser.add_argument("--out", type=output_argument, default="results/convert_memory.json")
     args = parser.parse_args()
     config = LlamaConfig(**preset(args.model))
     plan = {name: w.tensor_shape for w in weights(config) for name in w.names}

@@ -13,13 +13,13 @@ import json
 import statistics
 import time
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ringformer.argument_parser import output_argument
 from ringformer.inference.generator import Generator
 from ringformer.mesh import make_mesh
 from ringformer.models.llama import Llama
@@ -69,7 +69,7 @@ def plain(config, prompt: list[int], new: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="results/decode_speed.json")
+    parser.add_argument("--out", type=output_argument, default="results/decode_speed.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--new_plain", type=int, default=4)
@@ -99,7 +99,7 @@ def main() -> None:
         "tokens_per_second": {name: round(x, 1) for name, x in medians.items()},
         "times_no_cache": {name: round(medians[name] / medians["no cache"], 1) for name in MESHES},
     }  # fmt: skip
-    Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 

@@ -12,6 +12,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from ringformer.argument_parser import output_argument
 from ringformer.estimate.command_tools import log, origin
 from ringformer.estimate.inference_report import inference_json
 from ringformer.estimate.inference_search import Accepted, completed, likely, longest, whole
@@ -113,7 +114,7 @@ def write_tables(page: Path, results: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*AT_A_MILLION, *LONGEST])
-    parser.add_argument("--out", type=Path, default=Path("results/inference.json"))
+    parser.add_argument("--out", type=output_argument, default="results/inference.json")
     parser.add_argument("--page", type=Path, default=Path("docs/estimating.md"))
     args = parser.parse_args()
     only_compilers()

@@ -14,6 +14,7 @@ import argparse
 import datetime
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, astuple
 from functools import lru_cache
@@ -44,6 +45,10 @@ from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.kernel_tables import KERNELS, KERNELS_OF_RINGS, read_targets, write_tables
 
 KINDS: tuple[Kind, ...] = ("forward", "backward")
 LARGER = Pair(2048, 1024), Pair(2048, 2048)
@@ -239,10 +244,10 @@ def rows(generation: str, kernels: list[str]) -> list[dict]:
     return found
 
 
-def rings(generation: str) -> list[dict]:
-    """The rings of a target, printed as they come."""
+def rings(generation: str, kernels: list[str]) -> list[dict]:
+    """The rings of a target's kernels, printed as they come."""
     found = []
-    for kernel in RING_KERNELS:
+    for kernel in kernels:
         found.append(judge_ring(generation, kernel))
         cycles, all_of_it, counted = (found[-1][name] for name in ("share_of_cycles", "share_of_ideal", "counted"))
         print(f"{generation} ring of {RING_RANKS} ranks, {RING_TOKENS} tokens each, {kernel}: {cycles:.1%} of the "
@@ -264,66 +269,16 @@ def line(generation: str, row: dict) -> str:
     )
 
 
-BEGIN, END = "<!-- kernel cycles: results/kernel_cycles.json -->", "<!-- end of kernel cycles -->"
-RINGS_BEGIN, RINGS_END = "<!-- rings: results/kernel_cycles.json -->", "<!-- end of rings -->"
-
-
-def table(targets: dict[str, dict]) -> str:
-    """The shares in markdown: a row a kernel and its shape, a column a chip."""
-    cells: dict[tuple, dict[str, str]] = {}
-    for target, said in targets.items():
-        for row in said.get("rows", ()):
-            what = {"packed": "segment ids", "heads": f"{row['heads']} query heads a key head",
-                    "head_dim": f"d = {row['head_dim']}"}  # fmt: skip
-            unusual = [words for name, words in what.items() if row[name] != getattr(Pair(), name)]
-            shape = ", ".join([f"{row['kind']} {row['q_chunk']} x {row['k_chunk']}", *unusual])
-            masked = f" ({row['masked_step_cycles'] / row['step_cycles']:.2f})" if row["masked_step_cycles"] else ""
-            place = row["kind"] != "forward", row["q_chunk"] * row["k_chunk"], row["packed"], row["heads"]
-            name = *place, -row["head_dim"], list(COUNT).index(row["kernel"]), f"{shape} | {row['kernel']}"
-            cells.setdefault(name, {})[target] = f"{row['share_of_ideal']:.1%}{masked}"
-    heads = ["share of ideal (a masked pair over it)", "kernel", *targets]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    lines += [
-        f"| {name[-1]} | {' | '.join(cells[name].get(t, 'too large') for t in targets)} |" for name in sorted(cells)
-    ]
-    return "\n".join(lines)
-
-
-def ring_table(targets: dict[str, dict]) -> str:
-    """The rings in markdown: a row a kernel, a column a chip: by cycles, and by bytes where they take longer."""
-    chips = [target for target in RINGS if "rings" in targets.get(target, {})]
-    lines = [f"| {' | '.join(['share of the matrix units (with bytes)', *chips])} |", "|---" * (1 + len(chips)) + "|"]
-    for kernel in RING_KERNELS:
-        found = [next(row for row in targets[chip]["rings"] if row["kernel"] == kernel) for chip in chips]
-        shares = [f"{row['share_of_cycles']:.1%} ({row['share_of_ideal']:.1%})" for row in found]
-        lines.append(f"| {' | '.join([kernel, *shares])} |")
-    return "\n".join(lines)
-
-
-def write_tables(docs: Path, targets: dict[str, dict]) -> None:
-    """Put each table between its two marks of a page."""
-    text = docs.read_text()
-    for begin, end, what in ((BEGIN, END, table), (RINGS_BEGIN, RINGS_END, ring_table)):
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{what(targets)}\n\n{end}{rest.partition(end)[2]}"
-    docs.write_text(text)
-
-
 OUT, DOCS = Path("results/kernel_cycles.json"), Path("docs/performance.md")
 
 
-def read_targets(path: Path) -> dict[str, dict]:
-    """What is known of each target; nothing if there is no file. Raises ValueError if the tables cannot be made of
-    it."""
-    if not path.exists():
-        return {}
-    try:
-        targets = json.loads(path.read_text())["targets"]
-        table(targets), ring_table(targets)
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
-        raise ValueError(f"{path} is no file of kernels' cycles ({error!r}); delete it, or restore it: "
-                         f"git checkout {path}") from error  # fmt: skip
-    return targets
+def find_kernels(kernel: str | None, ring: bool) -> list[str]:
+    """Those that are counted. Raises ValueError if the one that was asked for cannot be."""
+    known = KERNELS_OF_RINGS if ring else KERNELS
+    if kernel is not None and kernel not in known:
+        raise ValueError(f"--kernel={kernel}: of a ring {' and '.join(known)} are counted; name one of these, or leave "
+                         "--ring out")  # fmt: skip
+    return list(known) if kernel is None else [kernel]
 
 
 def find_generations(target: str | None, ring: bool) -> list[str]:
@@ -354,7 +309,7 @@ def find_page(out: Path, docs: Path | None) -> Path | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help=f"one of {', '.join(TARGETS)}; without: all")
-    parser.add_argument("--kernel", choices=COUNT, help="count this one again; without: all")
+    parser.add_argument("--kernel", choices=KERNELS, help="count this one again; without: all")
     parser.add_argument("--ring", action="store_true", help="a rank's whole ring, instead of pairs")
     parser.add_argument("--out", default=str(OUT), help=f"without: {OUT}")
     parser.add_argument("--docs", type=Path, help=f"the page with the tables; without: {DOCS}")
@@ -369,7 +324,7 @@ def main() -> None:
             compile_xla(generation, kind, pair)
         return
     try:
-        generations = find_generations(args.target, args.ring)
+        generations, kernels = find_generations(args.target, args.ring), find_kernels(args.kernel, args.ring)
         out = output_file(args.out)
         page = find_page(out, args.docs)
         read_targets(out)
@@ -379,13 +334,10 @@ def main() -> None:
         print(f"{DOCS} stays as it is: its tables are of {OUT} alone", flush=True)
     for generation in generations:
         known = read_targets(out)
-        if not args.ring:
-            kernels = [args.kernel] if args.kernel else list(COUNT)
-            others = [row for row in known.get(generation, {}).get("rows", ()) if row["kernel"] not in kernels]
-            found = [*others, *rows(generation, kernels)]
-            said = {"rows": sorted(found, key=lambda row: list(COUNT).index(row["kernel"]))}
-        else:
-            said = {"rings": rings(generation)}
+        what, count = ("rings", rings) if args.ring else ("rows", rows)
+        others = [row for row in known.get(generation, {}).get(what, ()) if row["kernel"] not in kernels]
+        found = [*others, *count(generation, kernels)]
+        said = {what: sorted(found, key=lambda row: KERNELS.index(row["kernel"]))}
         about = {"compiled_by": compiled_by(find_target(TARGETS[generation])),
                  "date": datetime.date.today().isoformat()}  # fmt: skip
         content = {"what": "compiled: cycles of attention kernels, of a grid step and of a ring; nothing was run",

@@ -11,7 +11,8 @@ import datetime
 import json
 import subprocess
 import sys
-from pathlib import Path
+
+from ringformer.argument_parser import output_argument
 
 _7B = "--model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=8388608"
 _8B = "--model=llama3_8b --target=v5p-128 --seq_len=4194304 --head_groups=1 --remat_group=1"
@@ -39,7 +40,7 @@ SAID = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=STEPS)
-    parser.add_argument("--out", type=Path, default=Path("results/kernel_steps.json"))
+    parser.add_argument("--out", type=output_argument, default="results/kernel_steps.json")
     args = parser.parse_args()
     for name, flags in STEPS.items():
         if args.only not in (None, name):

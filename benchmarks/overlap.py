@@ -12,12 +12,12 @@ import datetime
 import json
 import os
 from importlib.metadata import version
-from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
+from ringformer.argument_parser import output_argument
 from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.targets import find_target
@@ -55,7 +55,7 @@ def compile_rows(lengths: tuple[int, ...]) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="results/overlap.json")
+    parser.add_argument("--out", type=output_argument, default="results/overlap.json")
     parser.add_argument("--figure", default="docs/figures/overlap.svg")
     parser.add_argument("--lengths", type=lambda s: tuple(map(int, s.split(","))), default=LENGTHS)
     args = parser.parse_args()
@@ -64,7 +64,7 @@ def main() -> None:
     result = {"what": what, "command": "python benchmarks/overlap.py",
               "date": datetime.date.today().isoformat(),
               "versions": {p: version(p) for p in ("jax", "libtpu")}, "rows": rows}  # fmt: skip
-    Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
     smallest = {(name, p): smallest_local_length(MODEL, find_target(name).chip, backward=p == "backward")
                 for name in TARGETS for p in ("forward", "backward")}  # fmt: skip
     draw_overlap(rows, smallest, path=args.figure)

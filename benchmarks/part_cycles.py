@@ -12,8 +12,8 @@ import datetime
 import json
 import os
 import re
-from pathlib import Path
 
+from ringformer.argument_parser import output_argument
 from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.compiled_program import Program
 from ringformer.estimate.compiler_process import compile_apart
@@ -90,7 +90,7 @@ def judge(cell: tuple) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=CELLS)
-    parser.add_argument("--out", type=Path, default=Path("results/part_cycles.json"))
+    parser.add_argument("--out", type=output_argument, default="results/part_cycles.json")
     args = parser.parse_args()
     for name, cell in CELLS.items():
         if args.only in (None, name):

@@ -8,8 +8,8 @@ Compiled, not measured: a quarter of an hour each, and more on few cores. A plan
 import argparse
 import datetime
 import json
-from pathlib import Path
 
+from ringformer.argument_parser import output_argument
 from ringformer.estimate.candidates import Candidate, neighbours
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.longest_plan import longest_plan
@@ -41,7 +41,7 @@ def seconds_nearby(chosen: Candidate, compiler: RunCompiler) -> dict[str, float 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="one of them, e.g. llama3_8b/v5p-128")
-    parser.add_argument("--out", type=Path, default=Path("results/plans.json"))
+    parser.add_argument("--out", type=output_argument, default="results/plans.json")
     args = parser.parse_args()
     only_compilers()
     for model, name in PLANS:

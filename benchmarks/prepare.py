@@ -25,6 +25,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ringformer.argument_parser import output_argument
 from ringformer.data import load_tokenizer, open_or_build, read_documents, train_sentencepiece
 from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import TemplateName, load_template
@@ -128,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=20)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--out", help="a JSON file")
+    parser.add_argument("--out", type=output_argument, help="a JSON file")
     args = parser.parse_args()
     rows = measure(args.megabytes, args.pairs)
     if args.out:
@@ -140,7 +141,7 @@ def main() -> None:
             "versions": {p: version(p) for p in ("tokenizers", "sentencepiece")},
             "rows": rows,
         }
-        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from ringformer.argument_parser import output_argument  # noqa: E402
 from tests.cpu_flags import cpu_environment  # noqa: E402
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -46,10 +47,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--flips", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "reliability.json")
+    parser.add_argument("--out", type=output_argument, default=str(ROOT / "results" / "reliability.json"))
     args = parser.parse_args()
-    if not args.out.absolute().parent.is_dir():
-        parser.error(f"--out={args.out}: there is no folder {args.out.parent}")
     with tempfile.TemporaryDirectory() as folder:
         table, report = Path(folder, "chaos.json"), Path(folder, "junit.xml")
         chaos = ["scripts/chaos.py", f"--kills={args.kills}", f"--flips={args.flips}", f"--results={table}"]

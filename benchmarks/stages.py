@@ -12,6 +12,7 @@ import datetime
 import json
 from pathlib import Path
 
+from ringformer.argument_parser import output_argument
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.kernel_cycles import with_machine_code
@@ -98,7 +99,7 @@ def write_table(docs: Path, rows: dict[str, dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/stages.json"))
+    parser.add_argument("--out", type=output_argument, default="results/stages.json")
     parser.add_argument("--docs", type=Path, default=Path("docs/finetuning.md"))
     parser.add_argument("--only", default="", help="stages with this in their name; none writes the table alone")
     args = parser.parse_args()

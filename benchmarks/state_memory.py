@@ -11,10 +11,10 @@ import argparse
 import datetime
 import json
 import math
-from pathlib import Path
 
 import jax
 
+from ringformer.argument_parser import output_argument
 from ringformer.estimate.compiler_process import compile_apart
 from ringformer.estimate.programs import FIRST_STATE, INIT
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--case", nargs=3, metavar=("MODEL", "TARGET", "MESH_DIM"), help="print one as a line of JSON")
-    what.add_argument("--out", type=Path, help="compile all cases")
+    what.add_argument("--out", type=output_argument, help="compile all cases")
     args = parser.parse_args()
     only_compilers()
     if args.case:

@@ -49,3 +49,11 @@ def output_file(text: str, option: str = "--out") -> Path:
     if not there:
         path.unlink()
     return path
+
+
+def output_argument(text: str) -> Path:
+    """`output_file` as the `type` of an option of a plain argparse parser, the default included."""
+    try:
+        return output_file(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -68,6 +68,17 @@ def test_another_file_leaves_the_page_as_it_is(clone, counted, monkeypatch, caps
     assert "docs/performance.md stays as it is" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("of_rings", "kind"), [([], "rows"), (["--ring"], "rings")])
+def test_one_kernel_is_counted_anew_and_the_others_stay(of_rings, kind, clone, counted, monkeypatch):
+    before = json.loads(KNOWN)["targets"]["v5e"][kind]
+    monkeypatch.setattr(
+        kernel_cycles, kind, lambda _, kernels: [row | {"new": 1} for row in before if row["kernel"] in kernels]
+    )
+    assert run(monkeypatch, "--target=v5e", "--kernel=xla", *of_rings) == 0
+    after = json.loads((clone / OUT).read_text())["targets"]["v5e"][kind]
+    assert after == [row | ({"new": 1} if row["kernel"] == "xla" else {}) for row in before]
+
+
 def test_rings_are_counted_where_they_can_be(clone, counted, monkeypatch):
     assert run(monkeypatch, "--ring") == 0
     assert counted == [("rings", "v5e"), ("rings", "v5p")]
@@ -78,6 +89,7 @@ def test_rings_are_counted_where_they_can_be(clone, counted, monkeypatch):
     [
         (["--ring", "--target=v4"], "--target=v4: rings are counted on v5e and v5p"),
         (["--ring", "--target=v6e-64"], "--target=v6e-64: rings are counted on v5e and v5p"),
+        (["--ring", "--kernel=splash"], "--kernel=splash: of a ring pallas and xla are counted"),
         (["--target=v7"], "unknown target 'v7'"),
         (["--out="], "--out= names no file"),
         (["--out=docs"], "--out=docs is a folder"),

@@ -13,7 +13,7 @@ def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     """Arguments of `ringformer tune`."""
     parser.description = (
         "Find the chunks with which the TPU kernels (model.kernel=pallas) take the fewest cycles and fit a chip's "
-        "VMEM, and write the table that they read. Counted in machine code, without the chip: half an hour a target."
+        "VMEM, and write the table that they read. Counted in machine code, without the chip: 5 to 30 minutes a target."
     )
     parser.add_argument("--target", required=True, help="v4, v5e, v5p, v6e, or a slice of them")
     parser.add_argument("--out", metavar="FILE", help="write the table there; without: into the installed package")

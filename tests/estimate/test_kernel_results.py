@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kernel_cycles import write_tables
+from benchmarks.kernel_tables import write_tables
 from ringformer.estimate.program_seconds import efficiency
 
 ROOT = Path(__file__).parents[2]

@@ -51,21 +51,22 @@ EVERY_SCRIPT = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-@EVERY_SCRIPT
-def test_changes_are_allowed_to_training_alone(command):
-    found = dry_run(*command, *PATHS, "--allow=steps")
+def verbs_of(found):
+    """Of the commands of a dry run those of `ringformer`, wherever they run."""
     commands = [c for commands in found.values() for c in commands if "gcloud" not in c]
     commands = [shlex.split(c[c.index("-c") + 1]) if "setsid" in c else c for c in commands]  # of a shell of its own
-    verbs = [c for c in commands if "ringformer.cli" in c]
+    return [c for c in commands if "ringformer.cli" in c]
+
+
+@EVERY_SCRIPT
+def test_changes_are_allowed_to_training_alone(command):
+    verbs = verbs_of(dry_run(*command, *PATHS, "--allow=steps"))
     assert all(c.count("--allow=steps") == c.count("train") for c in verbs) and any("train" in c for c in verbs)
 
 
 @EVERY_SCRIPT
 def test_a_stage_is_passed_to_training_and_estimate(command):
-    found = dry_run(*command, *PATHS, "--stage=2")
-    commands = [c for commands in found.values() for c in commands if "gcloud" not in c]
-    commands = [shlex.split(c[c.index("-c") + 1]) if "setsid" in c else c for c in commands]  # of a shell of its own
-    verbs = [c for c in commands if "ringformer.cli" in c]
+    verbs = verbs_of(dry_run(*command, *PATHS, "--stage=2"))
     assert {"estimate", "train"} <= {word for c in verbs for word in c}
     assert all(c.count("--stage=2") == 1 for c in verbs)
 

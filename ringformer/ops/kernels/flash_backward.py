@@ -87,10 +87,8 @@ def flash_backward(
         query_row = pl.BlockSpec((N, 1, Tq), lambda b, h, p, q_of, *_: (b, 0, q_of[p]))
         operands |= {"k_ids": (keys.segment_ids[:, N], key_row), "q_ids": (queries.segment_ids[:, N], query_row)}
     zeros = vary_like([jnp.zeros((2, B, K, S, d), f32), jnp.zeros((B, K, 1, S), f32)], dq)
-    grown = {
-        "dq_out": (dq, hbm),
-        "dkv": (zeros[0] if dkv is None else dkv, of_keys),
-    }  # keys that no pair visits keep what they have
+    # Keys that no pair visits keep what they have.
+    grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, of_keys)}
     grown |= {"dbias_row": (zeros[1], key_head_row)} if bias is not None else {}
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
     key_lanes = pltpu.VMEM((Tk, LANES), f32)
