@@ -162,13 +162,16 @@ def _unprintable(text: str) -> float:
     """The share of characters that nothing prints."""
     if text.isascii():
         return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
-    candidates = _NOT_PLAIN.findall(text)
+    candidates = (found[0] for found in _NOT_PLAIN.finditer(text))  # a list would be 80 bytes a character
     bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in candidates)
     return bad / max(len(text), 1)
 
 
 def _latin(text: str) -> float:
     """The share of letters that are Latin; 1 without letters."""
-    letters = [c for c in text if c.isalpha()]
-    latin = sum(c.isascii() or unicodedata.name(c, "").startswith("LATIN") for c in letters)
-    return latin / len(letters) if letters else 1.0
+    latin = letters = 0
+    for c in text:
+        if c.isalpha():
+            letters += 1
+            latin += c.isascii() or unicodedata.name(c, "").startswith("LATIN")
+    return latin / letters if letters else 1.0

@@ -22,7 +22,7 @@ class TokenBytes:
 
     def __init__(self, tokens: Sequence[bytes]):
         self._bytes = np.frombuffer(b"".join(tokens), np.uint8)
-        self._lengths = np.array([len(token) for token in tokens])
+        self._lengths = np.array([len(token) for token in tokens], np.int32)
         self._begins = np.cumsum(self._lengths) - self._lengths
 
     def trained(
@@ -60,10 +60,13 @@ class TokenBytes:
             return []
         ids, pieces = np.concatenate(encoded), list(chain.from_iterable(texts))
         lengths = self._lengths[ids]
-        ends = np.cumsum(lengths)
         borders = np.cumsum([len(each) for each in encoded])
-        sizes = [sum(len(piece) for piece, _ in text) for text in texts]
-        if not np.array_equal(np.concatenate([[0], ends])[borders], np.cumsum(sizes)):
+        text_ends = np.cumsum([sum(len(piece) for piece, _ in text) for text in texts])
+        size = int(lengths.sum(dtype=np.int64))
+        if size != text_ends[-1]:
+            return None
+        ends = np.cumsum(lengths, dtype=np.int32 if size < 2**31 else np.int64)  # a token has less than two bytes, maybe
+        if not all(end == (ends[border - 1] if border else 0) for border, end in zip(borders, text_ends, strict=True)):
             return None
         starts = ends - lengths
         text = memoryview(b"".join(piece for piece, _ in pieces))
@@ -73,6 +76,7 @@ class TokenBytes:
             places = np.repeat(self._begins[ids[some]] - starts[some], lengths[some]) + np.arange(begin, end)
             if self._bytes[places].tobytes() != text[begin:end]:
                 return None
+        del ids, lengths, text
         return np.split(trained_tokens(starts, ends, pieces), borders[:-1])
 
 
@@ -88,8 +92,10 @@ def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]
     first = np.searchsorted(ends, (piece_ends - lengths)[trained], side="right")
     last = np.searchsorted(starts, piece_ends[trained], side="left")
     # Neighbours may share a token: count the pieces that a token overlaps.
-    change = np.bincount(first, minlength=len(starts) + 1) - np.bincount(last, minlength=len(starts) + 1)
-    return np.cumsum(change[:-1]) > 0
+    change = np.zeros(len(starts) + 1, np.int32)
+    np.add.at(change, first, 1)
+    np.subtract.at(change, last, 1)
+    return np.cumsum(change[:-1], out=change[:-1]) > 0
 
 
 def with_dummy_prefix(pieces: Sequence[Piece]) -> Sequence[Piece]:

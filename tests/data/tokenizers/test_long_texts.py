@@ -179,22 +179,32 @@ from ringformer.data import load_tokenizer
 load_tokenizer(sys.argv[1]).encode_batch(["a text"])
 def prepare(source, store):
     assert main(["data", "prepare", f"--source=jsonl:{source}", f"--store={store}", f"--tokenizer={sys.argv[1]}",
-                 "--held_out=0"]) == 0
+                 "--held_out=0", *sys.argv[5:]]) == 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 base = prepare(sys.argv[2], sys.argv[4] + "/a")
 print("PEAK", prepare(sys.argv[3], sys.argv[4] + "/b") - base)
 """
 
 
+def conversation(text):
+    messages = [("user", "a question"), ("assistant", text)]
+    return {"messages": [{"role": role, "content": content} for role, content in messages]}
+
+
+SHAPES = {"document": (lambda text: {"text": text}, []), "conversation": (conversation, ["--format=messages"])}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["llama3", "llama2", "sentencepiece"])
-def test_a_document_takes_at_most_50_bytes_a_byte(tmp_path, kind):
+def test_a_document_takes_at_most_50_bytes_a_byte(tmp_path, kind, shape):
     """Beyond what a preparation takes anyway, measured from outside by a process's peak."""
     make = {"llama3": llama3, "llama2": llama2, "sentencepiece": lambda folder: folder.mkdir() or sentencepiece(folder)}
-    tokenizer = make[kind](tmp_path / "t")
-    size, text = 20_000_000, texts()["code"]
-    for name, document in (("short", "a text"), ("long", (text * (size // len(text.encode()) + 1)))):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": document}) + "\n")
-    arguments = [str(path) for path in (tokenizer, tmp_path / "short.jsonl", tmp_path / "long.jsonl", tmp_path)]
+    tokenizer, (record, options) = make[kind](tmp_path / "t"), SHAPES[shape]
+    size, text = 20_000_000, texts()["code"].replace("\x00", "")  # of which a conversation may have but few
+    for name, content in (("short", "a text"), ("long", (text * (size // len(text.encode()) + 1)))):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record(content)) + "\n")
+    arguments = [*map(str, (tokenizer, tmp_path / "short.jsonl", tmp_path / "long.jsonl", tmp_path)), *options]
     out = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True, check=True).stdout
+    print(f"{int(out.split('PEAK')[1]) / size:.1f} bytes a byte")
     assert int(out.split("PEAK")[1]) < 50 * size
