@@ -48,7 +48,7 @@ def get_config():
         # First the nouns are brought to where they are compared, then they are compared: neither is found otherwise.
         # After more drills the second layer, too, looks at its neighbours alone, and from some seeds for good.
         short | {"steps": 200, "optimizer.learning_rate": 3e-3, "data.max_length": 80},
-        short | {"steps": 1200, "data.min_length": 81, "data.max_length": 120},
+        short | {"steps": 1600, "data.min_length": 81, "data.max_length": 120},
         short | {"steps": 300, "data.min_length": 121, "data.max_length": 260},
         # Words are shared here, so that adjectives are learned. Lengths are mixed from here on, as many of each order
         # of magnitude: of the longest alone nothing is found, and what was found is lost.

@@ -65,7 +65,7 @@ class TokenBytes:
         size = int(lengths.sum(dtype=np.int64))
         if size != text_ends[-1]:
             return None
-        ends = np.cumsum(lengths, dtype=np.int32 if size < 2**31 else np.int64)  # a token has less than two bytes, maybe
+        ends = np.cumsum(lengths, dtype=np.int32 if size < 2**31 else np.int64)
         if not all(end == (ends[border - 1] if border else 0) for border, end in zip(borders, text_ends, strict=True)):
             return None
         starts = ends - lengths
