@@ -47,14 +47,14 @@ def get_config():
     config.stages = (
         # First the nouns are brought to where they are compared, then they are compared: neither is found otherwise.
         # After more drills the second layer, too, looks at its neighbours alone, and from some seeds for good.
-        short | {"steps": 200, "optimizer.learning_rate": 3e-3, "data.max_length": 80},
-        short | {"steps": 1600, "data.min_length": 81, "data.max_length": 120},
-        short | {"steps": 300, "data.min_length": 121, "data.max_length": 260},
+        short | {"steps": 200, "optimizer.learning_rate": 3e-3, "data.max_length": 100},
+        short | {"steps": 1600, "data.min_length": 101, "data.max_length": 160},
+        short | {"steps": 300, "data.min_length": 161, "data.max_length": 340},
         # Words are shared here, so that adjectives are learned. Lengths are mixed from here on, as many of each order
         # of magnitude: of the longest alone nothing is found, and what was found is lost.
-        short | falling | {"steps": 400, "batch_size": 4, "data.min_length": 261, "data.max_length": 1024},
+        short | falling | {"steps": 400, "batch_size": 4, "data.min_length": 341, "data.max_length": 1024},
         ring | {"seq_len": 4096, "batch_size": 2, "steps": 60, "model.rope_theta": 4e6, "data.min_length": 1025,
                 "data.max_length": 4096},
-        ring | {"seq_len": 8192, "batch_size": 1, "steps": 40, "model.rope_theta": 1.6e7, "data.min_length": 4097},
+        ring | {"seq_len": 8192, "batch_size": 1, "steps": 40, "model.rope_theta": 1.6e7, "data.min_length": 4097, "data.max_length": 8192},
     )  # fmt: skip
     return config

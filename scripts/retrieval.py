@@ -52,14 +52,15 @@ class Records(NamedTuple):
 
 KINDS = (
     Records(4_000, (7, 7), 7, drills=1.0, zipf=True),
-    Records(4_000, (4, 4), 8, drills=0.5, zipf=True),
+    Records(4_000, (4, 4), 10, drills=0.5, zipf=True),
     Records(2_000, (4, 16), 16),
-    Records(2_000, (17, 111), 16, lines_per_word=3),
+    Records(2_000, (27, 111), 16, lines_per_word=3),
     Records(400, (112, 447), 64),
     Records(120, (448, 959), 64),
 )
-"""With eight tokens a line and a question, one for what stands before, and up to ten for a drill: at most 71, 113, 257,
-1,017, 4,089 and 8,185 tokens."""
+"""With eight tokens a line and a question, one for what stands before, and up to ten for a drill: at most 71, 133, 257,
+1,017, 4,089 and 8,185 tokens. A number of five digits has two tokens more: then the longest records of a kind are of
+the next stage, and those of more than 8,192 tokens of none."""
 
 FEWEST = 100
 """Records of a kind, whatever the share."""
