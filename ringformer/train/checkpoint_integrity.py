@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from ringformer.checkpoint_tree import read_about, tree_faults
 from ringformer.file_manifest import DamagedFiles
+from ringformer.train.tell_all import tell_all
 
 SAID_BYTES = 4096
 """What a process tells the others of what it found."""
@@ -48,7 +48,7 @@ def checkpoint_faults(
         faults = _misnamed(folder, step)
     if jax.process_count() == 1:
         return faults
-    told = [json.loads(said) for said in _tell_all(_told(faults))]
+    told = [json.loads(said) for said in tell_all(_told(faults), SAID_BYTES)]
     found = [line for lines in told for line in lines or ()]
     return list(dict.fromkeys(found)) if found or None not in told else None
 
@@ -129,10 +129,4 @@ def _told(faults: list[str] | None) -> bytes:
     while len(said := json.dumps(faults).encode()) > SAID_BYTES:
         assert faults is not None
         faults = faults[: len(faults) // 2] or [faults[0][: SAID_BYTES // 8]]
-    return said.ljust(SAID_BYTES)
-
-
-def _tell_all(said: bytes) -> list[bytes]:
-    """What every process said, in their order."""
-    together = multihost_utils.process_allgather(np.frombuffer(said, np.uint8))
-    return [bytes(np.asarray(row, np.uint8)) for row in np.asarray(together).reshape(jax.process_count(), -1)]
+    return said

@@ -77,7 +77,7 @@ def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
     if (member := member_of(args, seconds)) is not None:
         if not values.run_dir:
             raise ValueError("several processes need one folder: name it, e.g. --config.run_dir=/shared/runs/mine")
-        asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow}
+        asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
         supervision.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
     from ringformer.train.context_stages import nothing_left, prepare_stages, train_stages
     from ringformer.train.loop import train

@@ -20,6 +20,7 @@ from ringformer.train.config import Config
 from ringformer.train.evaluation import count_batches
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.run_checks import check_batch, check_folders, check_host_pool, check_platform
+from ringformer.train.run_identity import check_same_on_all, run_identity
 from ringformer.train.run_record import check_run
 from ringformer.train.state import TrainState, decayed, state_shardings, weight_shardings
 
@@ -89,6 +90,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
               frozenset(allow))  # fmt: skip
     if not anew:
         check_run(run_dir, config, tokenizer.name, allow)  # with the stores
+    check_same_on_all(run_identity(config, tokenizer.name))
     for store in run.stores:
         store.check_ids(model.vocab_size)
     count_batches(config, run.eval_data)

@@ -15,13 +15,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
 from ringformer.models.interface import ModelConfig
 from ringformer.train.checkpoints import latest_step
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.train.tell_all import tell_all
 
 Identity = dict[str, Any]
+
+SAID_BYTES = 2**14
+"""What a process tells the others of its identity: a digest for each of some sixty keys."""
 
 DEFINES = frozenset({
     "seq_len", "batch_size", "seed",
@@ -82,6 +88,21 @@ def identity_hash(identity: Identity) -> str:
     """32 hexadecimal digits that stand for an identity; where things lie does not matter."""
     essence = {key: contents(value) for key, value in identity.items()}
     return _digest(json.dumps(essence, sort_keys=True).encode())
+
+
+def check_same_on_all(identity: Identity) -> None:
+    """Raise ValueError, on all processes, if they are not of one run: a config names files, and those of two hosts may
+    differ. A collective."""
+    if jax.process_count() == 1:
+        return
+    mine = {key: _digest(json.dumps(contents(value), sort_keys=True).encode())[:8] for key, value in identity.items()}
+    first, *others = (json.loads(said) for said in tell_all(json.dumps(mine).encode(), SAID_BYTES))
+    for index, other in enumerate(others, 1):
+        if differs := sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key)):
+            raise ValueError(
+                f"process {index} has another {' and another '.join(differs)} than process 0: where a config names a "
+                "file or a folder, all hosts must find the same in it"
+            )
 
 
 def contents(value: Any) -> Any:

@@ -72,6 +72,36 @@ def test_two_processes_train_as_one_does(tmp_path, stages):
         assert max(jax.tree.leaves(jax.tree.map(relative_error, theirs, ours))) < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("resumed", [False, True])
+def test_hosts_with_other_files_are_refused(tmp_path, resumed):
+    """A path of one config, and under it another store on the second host: half of the batches would be of it."""
+    rng = np.random.default_rng(0)
+    for host in ("0", "1"):
+        (tmp_path / host).mkdir()
+        for i in range(30):
+            (tmp_path / host / f"{i}.txt").write_text(" ".join(rng.choice(["ring", "block", "key", "query"], 60)))
+        config = CONFIG.format(folder=tmp_path / host, stages=()).replace(f'"{tmp_path / host}/store"', '"store"')
+        config = config.replace(f"{tmp_path / host}/", "").replace("warmup_steps = 0", 'schedule = "constant"')
+        (tmp_path / host / "config.py").write_text(config)
+        prepared = [sys.executable, "-m", "ringformer.cli", "train", "--config=config.py", "--config.cpu_devices=8",
+                    f"--config.run_dir={tmp_path}/{'run' if resumed and host == '0' else 'other' + host}"]  # fmt: skip
+        environment = cpu_environment(PYTHONPATH=str(ROOT))
+        subprocess.run(prepared, cwd=tmp_path / host, env=environment, check=True, capture_output=True)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "ringformer.cli", "train", "--config=config.py", "--config.cpu_devices=4",
+               f"--config.run_dir={tmp_path}/run", "--config.steps=4",
+               "--distributed", f"--coordinator_address={address}", "--num_processes=2"]  # fmt: skip
+    processes = [subprocess.Popen([*command, f"--process_id={i}"], cwd=tmp_path / str(i), env=environment,
+                                  stderr=subprocess.PIPE, text=True) for i in range(2)]  # fmt: skip
+    said = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], said
+    assert all("data.store" in text and len(text.strip().splitlines()) == 1 for text in said), said
+    assert (tmp_path / "run" / "metrics.jsonl").exists() == resumed
+
+
 def parameters(run_dir):
     """Of the run's checkpoint, to which every process wrote its shards."""
     return nnx.to_pure_dict(nnx.state(load_model(run_dir)))
@@ -93,6 +123,20 @@ def numbers(run_dir) -> list[float]:
 def test_processes_that_cannot_find_each_other(arguments, message, capsys):
     assert main(["train", "--config=configs/quickstart.py", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_processes_compare_config_stage_and_version(monkeypatch, capsys, tmp_path):
+    def asked(self, member, *_):
+        raise ValueError(json.dumps(dict(member.asked)))
+
+    monkeypatch.setattr("ringformer.train.supervision.Supervision.join", asked)
+    arguments = ["--distributed", "--coordinator_address=localhost:1", "--num_processes=2", "--process_id=1",
+                 f"--config.run_dir={tmp_path}", "--config.seed=7", "--allow=seed"]  # fmt: skip
+    assert main(["train", "--config=configs/quickstart.py", *arguments]) == 2
+    said = capsys.readouterr().err
+    compared = json.loads(said[said.index("{") :].replace("\n", ""))
+    assert compared["seed"] == 7 and compared["JAX"] == jax.__version__
+    assert (compared["--stage"], compared["--allow"]) == (None, "seed")
 
 
 def test_a_machine_that_is_no_pod_says_so():
