@@ -42,6 +42,12 @@ def read_parameters(run_dir: str, step: int) -> dict:
     return found["params"]
 
 
+def saved_arrays(run_dir: Path, step: int) -> dict[str, bytes]:
+    """Every byte of the arrays of a checkpoint, by file."""
+    arrays = run_dir / "checkpoints" / str(step) / "default"
+    return {f"{p.parent.name}/{p.name}": p.read_bytes() for p in arrays.glob("*.*/*")}
+
+
 def flatten(tree: dict, prefix: str = "") -> dict[str, np.ndarray]:
     """Of a nested dict: its leaves in float64 by their dotted names."""
     found = {}

@@ -25,6 +25,7 @@ from tests.data.packing_samples import LENGTHS, build
 from tests.helpers import relative_error, unpadded
 from tests.oracle import packing
 from tests.train import golden, stream_process
+from tests.train.runs import saved_arrays
 from tests.train.states import OPTIMIZER
 from tests.train.test_step import CONFIG, setup
 
@@ -93,12 +94,6 @@ def start(folder: Path, run: str) -> subprocess.Popen:
                             env=environment, stderr=subprocess.PIPE)  # fmt: skip
 
 
-def saved(run_dir: Path, step: int) -> dict[str, bytes]:
-    """Every byte of the arrays of a checkpoint, by file."""
-    arrays = run_dir / "checkpoints" / str(step) / "default"
-    return {f"{p.parent.name}/{p.name}": p.read_bytes() for p in arrays.glob("*.*/*")}
-
-
 @pytest.mark.slow
 def test_a_killed_process_goes_on_to_the_same_bits(whole, folder):
     """SIGKILL after step 10, which is not saved: another process has the losses of this one's before it, a third those
@@ -120,7 +115,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(whole, folder):
     assert golden.numbers(run_dir) == expected
     if before:
         assert all(before[name] == expected[name][: len(before[name])] for name in before)
-    ours, theirs = saved(whole, golden.STEPS), saved(run_dir, golden.STEPS)
+    ours, theirs = saved_arrays(whole, golden.STEPS), saved_arrays(run_dir, golden.STEPS)
     assert len(ours) > 30 and ours == theirs
 
 

@@ -25,7 +25,7 @@ from ringformer.train.step import make_train_step
 from tests.cpu_flags import cpu_environment
 from tests.oracle.packing import read_store
 from tests.train.poison import PoisonedData, poison, poisoned_loss
-from tests.train.runs import MODEL, read_metrics, write_chats
+from tests.train.runs import MODEL, read_metrics, saved_arrays, write_chats
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = dataclasses.replace(MODEL, num_layers=1)
@@ -90,6 +90,23 @@ def documents(config, sequence):
     pieces = [row.tokens[ids == i].tobytes() for i in np.unique(ids)]
     store = read_store(Path(config.data.store, "train")).documents
     return [{d for d, text in enumerate(store) if piece in text.astype(np.int32).tobytes()} for piece in pieces]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_skips_the_same_spikes(config):
+    """Down to the bits of its last checkpoint, whether it was stopped twice in between or not at all."""
+    optimizer = dataclasses.replace(config.optimizer, skip_spikes=1.0, learning_rate=0.002)
+    whole = dataclasses.replace(config, optimizer=optimizer, steps=72, checkpoint_every=9, max_skipped_in_a_row=72)
+    train(prepare(whole))
+    stopped = dataclasses.replace(whole, run_dir=f"{config.run_dir}-stopped")
+    for steps in (45, 60, 72):
+        train(prepare(dataclasses.replace(stopped, steps=steps)))
+    rows, again = ([{name: row[name] for name in ("step", "loss", "grad_norm", "skipped") if name in row}
+                    for row in read_metrics(run.run_dir)] for run in (whole, stopped))  # fmt: skip
+    assert again == rows and [row["step"] for row in rows] == list(range(1, 73))
+    spikes = [row["step"] for row in rows if "skipped" in row]
+    assert min(spikes) < 45 and any(45 < step < 60 for step in spikes) and max(spikes) > 60
+    assert saved_arrays(Path(stopped.run_dir), 72) == saved_arrays(Path(whole.run_dir), 72)
 
 
 def test_a_run_goes_on_and_tells(config, capfd, monkeypatch):
