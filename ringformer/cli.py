@@ -11,6 +11,9 @@ from importlib import import_module, metadata
 from ringformer.argument_parser import Parser
 from ringformer.verbs import GROUPS, VERBS
 
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+"""What JAX's error begins with; its class is not known here, where JAX is not imported."""
+
 
 def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser of the whole command line, and that of `verb`, which alone has its options and `call`."""
@@ -97,6 +100,12 @@ def main(argv: list[str] | None = None) -> int:
         interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)
         print(f"{said}: {'interrupted' if interrupted else error}", file=sys.stderr)
         return 130 if interrupted else 2 if callers else 1
+    except RuntimeError as error:
+        if not (why := str(error)).startswith(OUT_OF_MEMORY):
+            raise
+        print(f"{said}: the memory of the devices does not hold it: {why.splitlines()[0]}; `ringformer estimate` says "
+              "what fits", file=sys.stderr)  # fmt: skip
+        return 1
 
 
 if __name__ == "__main__":

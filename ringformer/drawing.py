@@ -17,7 +17,7 @@ STYLE: Any = {
     "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"], "figure.facecolor": "white",
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": RULE, "xtick.color": FAINT, "ytick.color": FAINT,
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11, "axes.titlelocation": "left",
-    "axes.axisbelow": True,
+    "axes.axisbelow": True, "text.parse_math": False,  # a name with a $ is no formula
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What scripts/retrieval.sh needs beside `ringformer`: a tokenizer and records to train on, and the file of results.
 
 python scripts/retrieval.py make FOLDER [--largest=99] [--share=1.0]
-python scripts/retrieval.py report RESULTS_JSON FOLDER... [--commands=...]
+python scripts/retrieval.py report RESULTS_JSON FOLDER... --measured_on=... [--command=...]
 """
 
 import argparse
@@ -17,8 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringformer.argument_parser import output_argument
+from ringformer.evals.case_file import read_cases
 from ringformer.evals.cases import seeded
-from ringformer.evals.lines import FOOTER, HEADER, LINE, record_text
+from ringformer.evals.lines import FOOTER, HEADER, LARGEST, LINE, record_text, score
+from ringformer.evals.model_folder import identity
+from ringformer.evals.runner import row_checker
 from ringformer.evals.tables import contexts, mean, mean_tokens
 from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
 from ringformer.train.reporter import read_metrics
@@ -64,6 +68,8 @@ the next stage, and those of more than 8,192 tokens of none."""
 
 FEWEST = 100
 """Records of a kind, whatever the share."""
+MOST_RECORDS = 100
+"""The largest share."""
 
 
 def record(kind: int, number: int, largest: int) -> dict[str, Any]:
@@ -149,12 +155,20 @@ def write_tokenizer(folder: Path) -> None:
 def make(folder: Path, share: float, largest: int) -> None:
     """Write the tokenizer and the records, records.jsonl, if they are not there.
 
-    Raises ValueError if others are.
+    Raises ValueError if others are, and for a share or a largest number that cannot be.
     """
+    if not 1 <= largest <= LARGEST:
+        raise ValueError(f"--largest={largest} must lie between 1 and LongEval's {LARGEST:,}")
+    if not 0 <= share <= MOST_RECORDS:  # nor NaN
+        raise ValueError(f"--share={share} must lie between 0, for {FEWEST} records of a kind, and {MOST_RECORDS}")
     made, settings = folder / "made.json", {"largest": largest, "share": share, "kinds": KINDS}
     settings = json.loads(json.dumps(settings))
     if made.is_file():
-        if json.loads(made.read_text()) != settings:
+        try:
+            same = json.loads(made.read_text()) == settings
+        except ValueError:
+            raise ValueError(f"{made} is damaged: remove {folder}, or name another folder") from None
+        if not same:
             raise ValueError(f"{folder} holds other records: name another folder, or remove it")
         print(f"{folder} has them")
         return
@@ -175,27 +189,58 @@ def losses(run_dir: Path, every: int = 20) -> list[float]:
     return [round(sum(part) / len(part), 4) for i in range(0, len(found), every) if (part := found[i : i + every])]
 
 
+def reached(folder: Path) -> dict[str, Any]:
+    """What a run of scripts/retrieval.sh reached: its seed, its stages with their losses, its accuracy by context.
+
+    Raises:
+      FileNotFoundError: `folder` holds no such run.
+      ValueError: its stages are not finished, its evaluation is of another checkpoint, or not of as many cases at each
+        context, or a file is not as it was written.
+    """
+    stages = json.loads((folder / "run" / "stages.json").read_text())
+    last = folder / "run" / stages[-1]["run_dir"]
+    if unfinished := [stage["stage"] for stage in stages if stage["state"] != "finished"]:
+        raise ValueError(f"{folder}: stage {unfinished[0]} is not finished: the command that trains it goes on")
+    path = last / "evals" / "lines" / "cases.jsonl"
+    settings, rows = read_cases(path, "lines", row_checker(score))
+    if settings is None or not rows:
+        raise ValueError(f"{path} holds no cases: the command of the evaluation makes them")
+    if settings["checkpoint"] != identity(last)["checkpoint"]:
+        raise ValueError(f"{path} has the cases of another checkpoint than {last} has")
+    by_context = contexts(list(rows.values()))
+    if len({len(found) for found in by_context.values()}) > 1:
+        counts = ", ".join(f"{len(found)} of {context:,}" for context, found in by_context.items())
+        raise ValueError(f"{path} has not as many cases of each context ({counts}): the evaluation was interrupted")
+    accuracy = [
+        {"context": context, "prompt_tokens": round(mean_tokens(found)), "cases": len(found), "accuracy": mean(found)}
+        for context, found in by_context.items()
+    ]
+    for stage in stages:
+        stage["losses"] = losses(folder / "run" / stage["run_dir"])
+        if not stage["losses"]:
+            raise ValueError(f"{folder}/run/{stage['run_dir']}/metrics.jsonl has no losses")
+    saved = json.loads((folder / "run" / stages[0]["run_dir"] / "config.json").read_text())
+    return {"seed": saved["seed"], "form": settings["form"], "stages": stages, "accuracy": accuracy}
+
+
 def report(path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str]) -> None:
-    """Write what runs reached, `folders` of scripts/retrieval.sh: their stages with their losses, and their accuracy by
-    context."""
-    runs = []
+    """Write what runs reached, `folders` of scripts/retrieval.sh.
+
+    Raises what `reached` does, and ValueError for a run that is there twice.
+    """
+    runs: dict[tuple[str, int], dict[str, Any]] = {}
     for folder in folders:
-        stages = json.loads((folder / "run" / "stages.json").read_text())
-        last = folder / "run" / stages[-1]["run_dir"]
-        head, *rows = map(json.loads, (last / "evals" / "lines" / "cases.jsonl").read_text().splitlines())
-        saved = json.loads((folder / "run" / stages[0]["run_dir"] / "config.json").read_text())
-        accuracy = [
-            {"context": context, "prompt_tokens": round(mean_tokens(found)), "cases": len(found),
-             "accuracy": mean(found)}
-            for context, found in contexts(rows).items()
-        ]  # fmt: skip
-        for stage in stages:
-            stage["losses"] = losses(folder / "run" / stage["run_dir"])
-        runs.append({"seed": saved["seed"], "form": head["settings"]["form"], "stages": stages, "accuracy": accuracy})
+        try:
+            found = reached(folder)
+        except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+            raise ValueError(f"{folder}: a file of the run is damaged: {error!r}") from None
+        if (run := (found["form"], found["seed"])) in runs:
+            raise ValueError(f"{folder}: there is a run of {run[0]}, seed {run[1]}, before it")
+        runs[run] = found
     content = {
         "measured_on": measured_on, "date": f"{datetime.now(UTC):%Y-%m-%d}", "commands": list(commands),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "flax", "optax")}},
-        "runs": runs,
+        "runs": list(runs.values()),
     }  # fmt: skip
     path.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -208,18 +253,19 @@ def main() -> None:
     verb.add_argument("--largest", type=int, default=99, help="number of a line")
     verb.add_argument("--share", type=float, default=1.0, help="of the records")
     verb = verbs.add_parser("report")
-    verb.add_argument("results", type=Path)
+    verb.add_argument("results", type=output_argument)
     verb.add_argument("folders", type=Path, nargs="+")
     verb.add_argument("--measured_on", required=True, help="the machine, in words")
     verb.add_argument("--command", action="append", default=[], help="that made them; once for each")
     args = parser.parse_args()
-    if args.verb == "make":
-        try:
+    try:
+        if args.verb == "make":
             make(args.folder, args.share, args.largest)
-        except ValueError as error:
-            sys.exit(f"scripts/retrieval.py: {error}")
-    else:
-        report(args.results, args.folders, args.measured_on, args.command)
+        else:
+            report(args.results, args.folders, args.measured_on, args.command)
+    except (ValueError, OSError) as error:
+        print(f"scripts/retrieval.py: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import ringformer
+from ringformer import cli
 from ringformer.cli import GROUPS, VERBS, main, make_parsers
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.py"
@@ -148,3 +150,21 @@ def test_a_tokenizer_trained_and_a_store_built_with_it(tmp_path, capsys):
 def test_only_the_chosen_verb_has_its_options():
     top, parser = make_parsers("train")
     assert parser.prog == "ringformer train" and parser.get_default("call") and not top.get_default("call")
+
+
+def test_memory_that_does_not_suffice_is_one_line(monkeypatch, capsys):
+    """As JAX says it for an array; any other RuntimeError is a bug, and a traceback."""
+
+    def failing(why):
+        def call(_words):
+            raise jax.errors.JaxRuntimeError(why)
+
+        monkeypatch.setattr(cli, "run", call)
+
+    failing("RESOURCE_EXHAUSTED: Out of memory allocating 96000000000 bytes.\nmore of it")
+    assert main(["generate"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "the memory of the devices does not hold it: RESOURCE_EXHAUSTED: Out of" in err
+    failing("INTERNAL: no")
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        main(["generate"])

@@ -168,18 +168,16 @@ def _evaluate(args: argparse.Namespace, evaluation: Evaluation) -> None:
     """Answer the cases, then write the table and the figure of all that the file has."""
     from ringformer.evals.case_file import CaseFile
     from ringformer.evals.model_folder import check_lengths
-    from ringformer.evals.runner import Answering, answer_cases, check_fit
+    from ringformer.evals.runner import Answering, answer_cases, check_fit, row_checker
 
     with opened(args) as model:
         lengths = args.lengths or ([model.text.context] if model.text.context else [])
         if not lengths:
             raise ValueError(f"{args.run} does not say its context: give --lengths")
         check_lengths(lengths, model.text.context, allow_longer=args.allow_longer)
-        settings = model.settings | {"seed": args.seed, "chat": args.chat} | evaluation.settings
-        if args.chat:
-            settings |= {"template": model.text.template_name, "end_tokens": sorted(model.text.chat_end_tokens)}
+        settings = model.settings | model.text.settings(chat=args.chat) | {"seed": args.seed} | evaluation.settings
         with out_folder(args, evaluation.name) as folder:
-            file = CaseFile(folder / "cases.jsonl", evaluation.name, settings)
+            file = CaseFile(folder / "cases.jsonl", evaluation.name, settings, row_checker(evaluation.score))
             answering = Answering(model.load(max(lengths)), max(lengths), args.batch_size, args.chat)
             groups = evaluation.groups(answering.tokens, lengths)
             if evaluation.fixed:

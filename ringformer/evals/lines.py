@@ -105,10 +105,14 @@ def cases_of_lines(num_lines: int, count: int, seed: int, numbers: Numbers) -> I
 def read_official(path: str | Path) -> list[Case]:
     """The cases of a file of LongEval: a JSON object a line, its prompt verbatim.
 
-    Raises ValueError naming the line that is none, or that lacks a key.
+    Raises ValueError for what is no text, and naming the line that is no row, or that lacks a key.
     """
     cases: list[Case] = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as rows of LongEval: {error}") from None
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

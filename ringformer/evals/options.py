@@ -91,8 +91,11 @@ class Opened(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What of the options decides an outcome."""
-        return self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": self.args.compute_dtype}
+        """What of the model and of the options decides an outcome."""
+        from ringformer.train.config_parsing import model_of
+
+        dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
+        return self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": dtype}
 
 
 @contextmanager
@@ -101,9 +104,9 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
     from ringformer.drawing import check_matplotlib
     from ringformer.train.commands import simulate_cpu_devices
 
-    for name, least in (("batch_size", 1), ("num_cases", 1), ("cpu_devices", 0)):
-        if (value := getattr(args, name, None)) is not None and value < least:
-            raise ValueError(f"--{name}={value} must be at least {least}")
+    for name in ("batch_size", "num_cases"):
+        if (value := getattr(args, name, None)) is not None and value < 1:
+            raise ValueError(f"--{name}={value} must be at least 1")
     check_matplotlib()
     simulate_cpu_devices(args.cpu_devices)
     from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
@@ -120,7 +123,10 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
 def out_folder(args: argparse.Namespace, name: str) -> Iterator[Path]:
     """Where the outputs go: a folder that no other process writes to meanwhile. Raises ValueError if one does."""
     folder = Path(args.out) if args.out else Path(args.run) / "evals" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"--out={folder}: there is a file of this name, or on the way: name another") from None
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

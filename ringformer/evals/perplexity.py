@@ -14,6 +14,9 @@ import numpy as np
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.evals.case_file import CaseFile, Row
 
+ROUNDING = 1e-3
+"""Nats by which sums of the same losses in another order may differ."""
+
 
 class LossModel(Protocol):
     """What says how likely tokens are: `ringformer.inference.generator.Generator` does."""
@@ -95,6 +98,17 @@ def measure(stretch: Stretch, losses: np.ndarray, last: int) -> Row:
         "last_tokens": int(counted[-last:].sum()), "bin_nats": np.bincount(bins, nats).tolist(),
         "bin_tokens": np.bincount(bins, counted).astype(int).tolist(),
     }  # fmt: skip
+
+
+def check_row(row: Row) -> None:
+    """Raise ValueError, KeyError or TypeError for a row that `measure` did not write, as far as its numbers show it."""
+    length, tokens, nats = row["length"], row["bin_tokens"], row["bin_nats"]
+    if row["key"] != json.dumps([length, row["document"]]):
+        raise ValueError("the key is another's")
+    if not len(tokens) == len(nats) == (length - 1).bit_length() or sum(tokens) > length - 1:
+        raise ValueError("the bins are not of its length")
+    if not (0 <= row["last_tokens"] <= sum(tokens) and -ROUNDING <= row["last_nats"] <= sum(nats) + ROUNDING):
+        raise ValueError("its last tokens are not among its tokens")
 
 
 def measure_store(

@@ -43,7 +43,7 @@ def _perplexity(args: argparse.Namespace) -> None:
         settings = model.settings | {"store": store.meta["fingerprint"], "documents": args.documents, "last": last,
                                      "ends_at": max(args.lengths)}  # fmt: skip
         with out_folder(args, "perplexity") as folder:
-            file = CaseFile(folder / "cases.jsonl", "perplexity", settings)
+            file = CaseFile(folder / "cases.jsonl", "perplexity", settings, perplexity.check_row)
             generator = model.load(max(args.lengths)).generator
             perplexity.measure_store(generator, store, args.lengths, last=last, documents=args.documents,
                                      batch_size=args.batch_size, file=file, say=say)  # fmt: skip

@@ -121,6 +121,15 @@ def single_words() -> tuple[str, ...]:
     return tuple(sorted(word for word in words if not any(word in other for other in words if other != word)))
 
 
+@cache
+def single_words_of_pairs() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Adjectives and nouns among `single_words`: no pair of them is a part of another, as able-arm is of
+    stable-army."""
+    singles = frozenset(single_words())
+    adjectives, nouns = (tuple(word for word in words if word in singles) for words in (ADJECTIVES, NOUNS))
+    return adjectives, nouns
+
+
 def _numbered(words: list[str]) -> str:
     return " ".join(f"{i}. {word}" for i, word in enumerate(words, 1))
 
@@ -140,7 +149,7 @@ def _common(rng: random.Random, count: int, length: int) -> Built:
     if count <= len(singles):
         words = rng.sample(singles, count)
     else:
-        pairs = distinct_pairs(rng)
+        pairs = distinct_pairs(rng, *single_words_of_pairs())
         words = [next(pairs) for _ in range(count)]
     asked = _list(words, repeats, rng)
     return Built(f"{example.prompt} {_numbered(list(example.expected))}\n{asked.prompt}", asked.expected)

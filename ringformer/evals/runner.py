@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ringformer.evals.case_file import CaseFile, Row
+from ringformer.evals.case_file import CaseFile, CheckRow, Row
 from ringformer.evals.cases import Case, TextModel
 
 
@@ -23,10 +23,13 @@ class Answering(NamedTuple):
         return len(self.model.encode(prompt, chat=self.chat))
 
 
+Score = Callable[[Case, str], float]
+
+
 def answer_cases(
     groups: Iterable[Sequence[Case]],
     answering: Answering,
-    score: Callable[[Case, str], float],
+    score: Score,
     file: CaseFile,
     say: Callable[[str], None],
 ) -> None:
@@ -79,6 +82,24 @@ def _answers(batch: Sequence[Case], answering: Answering) -> list[str]:
     new_tokens = max(case.max_new_tokens for case in batch)
     prompts = [case.prompt for case in filled]
     return answering.model.complete(prompts, max_new_tokens=new_tokens, chat=answering.chat)[: len(batch)]
+
+
+def row_checker(score: Score) -> CheckRow:
+    """What refuses a row that `answer_cases` did not write: its key is that of its fields, its score its answer's."""
+
+    def check(row: Row) -> None:
+        labels = {name: value for name, value in row.items() if name not in FIELDS}
+        expected = tuple(map(str, row["expected"]))
+        case = Case(row["length"], row["index"], "", expected, 0, labels)
+        whole = row.keys() >= FIELDS and expected and row["key"] == case.key
+        if not whole or row["score"] != score(case, row["answer"]):
+            raise ValueError("not what an evaluation writes")
+
+    return check
+
+
+FIELDS = frozenset(("key", "prompt_hash", "length", "index", "prompt_tokens", "expected", "answer", "score"))
+"""Of a row, besides the labels of its case."""
 
 
 def _row(case: Case, answer: str, score: float, prompt_tokens: int) -> Row:

@@ -66,8 +66,9 @@ def _generate(args: argparse.Namespace) -> int:
         raise ValueError("--prompt and --prompt_file: give one of them")
     if args.system is not None and not args.chat:
         raise ValueError("--system is the system message of a --chat")
-    if args.cpu_devices < 0:
-        raise ValueError(f"--cpu_devices={args.cpu_devices} must be at least 0")
+    if (dp := args.mesh_dim.split(",")[0].strip()) != "1" and dp.lstrip("-").isdigit():
+        raise ValueError(f"--mesh_dim={args.mesh_dim}: dp={dp} shares rows out, and a prompt is one: dp=1, and the "
+                         "devices to fsdp, tp or sp")  # fmt: skip
     simulate_cpu_devices(args.cpu_devices)
     member = member_of(args, MEET_SECONDS)
     prompt = _prompt(args)

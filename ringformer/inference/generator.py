@@ -22,6 +22,9 @@ from ringformer.train.checkpoints import restore_params
 from ringformer.train.config_parsing import model_of
 from ringformer.train.state import weight_shardings
 
+LONGEST = 2**31 - 1
+"""Tokens of a row, whose positions are int32."""
+
 
 class Generator:
     """A LLaMA on a mesh (dp, fsdp, tp, sp), its weights shared out over (fsdp, tp, sp) and rows over dp.
@@ -129,9 +132,11 @@ class Generator:
 
 
 def check_sizes(max_length: int, prefill_chunk: int | None) -> None:
-    """Raise ValueError for sizes that are not positive."""
+    """Raise ValueError for sizes that are not positive, or beyond what can be counted."""
     if max_length < 2:
         raise ValueError(f"max_length={max_length} must be at least 2: a prompt and a token after it")
+    if max_length > LONGEST:
+        raise ValueError(f"max_length={max_length:,} is beyond {LONGEST:,}: positions are of 32 bits")
     if prefill_chunk is not None and prefill_chunk < 1:
         raise ValueError(f"prefill_chunk={prefill_chunk} must be positive, or unset")
 

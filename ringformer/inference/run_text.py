@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from ringformer.data.chats.conversations import ChatFormat, Message
-from ringformer.data.chats.templates import TemplateName, load_template
+from ringformer.data.chats.templates import TemplateName, load_template, template_id
 from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
 from ringformer.data.tokenizers.load import load_tokenizer
 from ringformer.train.checkpoints import HF_CONFIG
@@ -116,6 +116,14 @@ class RunText:
         segments, start = self._render([Message("user", "a"), Message("assistant", "a")])
         ends = [segment.control for segment in segments[start:] if segment.trained and segment.control is not None]
         return self.end_tokens.union(ends[-1:])
+
+    def settings(self, *, chat: bool) -> dict[str, Any]:
+        """What decides, besides the tokenizer, which tokens a prompt has and where its answer ends. Raises ValueError
+        for a chat without a template."""
+        found = {"chat": chat, "end_tokens": sorted(self.chat_end_tokens if chat else self.end_tokens)}
+        if chat and self.template_name is not None:
+            found["template"] = template_id(self.template_name, self.tokenizer)
+        return found
 
     @cached_property
     def _template(self):

@@ -1,6 +1,5 @@
 """The next token of each row, from its logits."""
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -9,6 +8,9 @@ from jaxtyping import Array, Float32, Int32
 
 NOT_FINITE = -1
 """Instead of a token, where the likeliest logit of a row is no finite number."""
+
+
+HOTTEST = float(jnp.finfo(jnp.float32).max)
 
 
 class Sampling(NamedTuple):
@@ -25,8 +27,9 @@ class Sampling(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError for values that cannot be, or that contradict one another."""
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature={self.temperature} must be 0, for the likeliest token, or above")
+        if not 0 <= self.temperature <= HOTTEST:  # nor NaN
+            raise ValueError(f"temperature={self.temperature} must be 0, for the likeliest token, or above, up to the "
+                             f"{HOTTEST:.1e} of float32")  # fmt: skip
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} must be at least 1, or unset")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -71,6 +74,7 @@ def _draw(logits, likeliest, keys, temperature, top_k, top_p, kind):
         if kind.has_top_p:
             p = jax.nn.softmax(jnp.where(kept, ranked, -jnp.inf), axis=-1)
             kept &= jnp.cumsum(p, axis=-1) - p < top_p
+            kept = kept.at[:, 0].set(True)  # of a top_p that float32 has as 0, too
         least = jnp.where(kept, ranked, jnp.inf).min(axis=-1, keepdims=True)
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     return jax.vmap(jax.random.categorical)(keys, logits)

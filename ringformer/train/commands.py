@@ -23,6 +23,10 @@ EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C, and saved; Ctrl-C twice leaves at once, and nothing is saved"""
 
 
+MOST_CPU_DEVICES = 1024
+"""Each has threads and buffers of its own."""
+
+
 def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Arguments of `ringformer train`."""
     parser.description = (
@@ -101,8 +105,14 @@ def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
 
 
 def simulate_cpu_devices(count: int) -> None:
-    """Make JAX run on `count` simulated CPU devices (0: leave it as it is); before anything has asked it for one."""
+    """Make JAX run on `count` simulated CPU devices (0: leave it as it is); before anything has asked it for one.
+
+    Raises ValueError for fewer than none, and for more than start in a few seconds.
+    """
     import jax
+
+    if not 0 <= count <= MOST_CPU_DEVICES:
+        raise ValueError(f"cpu_devices={count:,} must lie between 0 and {MOST_CPU_DEVICES:,}: they are simulated")
 
     if count:
         jax.config.update("jax_platforms", "cpu")

@@ -18,7 +18,9 @@ from ringformer.evals import lines, model_folder
 from ringformer.evals.options import Opened, parse_lengths
 from ringformer.inference.generator import Generator
 from tests.convert.models import load, save_model
+from tests.data.chat_samples import UNMARKED_JINJA, llama3
 from tests.evals.models import Scripted, knows_lines
+from tests.inference.runs import converted_folder
 from tests.train.runs import MODEL
 
 CONTEXT = 4096
@@ -133,7 +135,12 @@ def test_ruler(run, answered_by, capsys):
     (["lines", "--lengths=x"], "'x' is no number of tokens; 4096 or 4K for example"),
     (["lines", "--num_lines=200"], "prompts are never cut"),
     (["lines", "--num_lines=3", "--cases=x"], "--num_lines and --cases: give one of them"),
-    (["lines", "--cases=none.jsonl"], "No such file"),
+    (["lines", "--cases=none.jsonl"], "none.jsonl cannot be read as rows of LongEval: [Errno 2] No such file"),
+    (["lines", "--cases=tests"], "tests cannot be read as rows of LongEval: [Errno 21] Is a directory"),
+    (["lines", "--cases=docs/figures/retrieval_lines.png"], "retrieval_lines.png cannot be read as rows of LongEval"),
+    (["lines", "--num_lines=3", "--out=README.md"], "--out=README.md: there is a file of this name, or on the way"),
+    (["lines", "--num_lines=3", "--out=README.md/x/y"], "there is a file of this name, or on the way"),
+    (["lines", "--num_lines=3", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
     (["lines", "--num_lines=0"], "--num_lines=0 must be at least 1"),
     (["lines", "--num_lines=a"], "'a' is no whole number"),
     (["lines", "--lengths=2K", "--num_cases=0"], "--num_cases=0 must be at least 1"),
@@ -166,6 +173,41 @@ def test_a_run_without_a_tokenizer_is_refused(run, capsys):
     (run / "config.json").write_text(json.dumps(saved | {"data": {"tokenizer": "gone.model"}}))
     assert evaluate("lines", run, "--lengths=2K") == 2
     assert "holds no tokenizer" in capsys.readouterr().err
+
+
+def refused_to_go_on(run, capsys, *options):
+    """What it says that the cases in the folder were made with."""
+    assert evaluate("lines", run, "--num_lines=3", "--num_cases=1", *options) == 2
+    err = capsys.readouterr().err
+    assert "holds cases with other settings: " in err
+    return err.split("other settings: ")[1]
+
+
+def test_the_run_s_own_dtype_is_that_dtype_by_name(run, answered_by, capsys):
+    answered_by(knows_lines)
+    options = ["--num_lines=3", "--num_cases=1"]
+    assert evaluate("lines", run, *options) == 0
+    assert evaluate("lines", run, *options, f"--compute_dtype={MODEL.compute_dtype}") == 0
+    other = "float32" if MODEL.compute_dtype == "bfloat16" else "bfloat16"
+    assert refused_to_go_on(run, capsys, f"--compute_dtype={other}").startswith("compute_dtype is ")
+
+
+def test_cases_of_other_end_tokens_are_not_mixed(run, answered_by, capsys):
+    """Where an answer ends decides its score, with a chat template and without."""
+    answered_by(knows_lines)
+    assert evaluate("lines", run, "--num_lines=3", "--num_cases=1") == 0
+    (run / "generation_config.json").write_text('{"eos_token_id": [7]}')
+    assert refused_to_go_on(run, capsys).startswith(f"end_tokens is [{ByteTokenizer().eos_id}], not [7, ")
+
+
+def test_cases_of_another_chat_template_of_the_same_name_are_not_mixed(tmp_path, answered_by, capsys):
+    answered_by(knows_lines)
+    run = converted_folder(tmp_path / "model", llama3(tmp_path / "t"))
+    assert evaluate("lines", run, "--lengths=4K", "--num_lines=3", "--num_cases=1", "--chat") == 0
+    config = json.loads((run / "tokenizer_config.json").read_text())
+    assert config["chat_template"] != UNMARKED_JINJA
+    (run / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": UNMARKED_JINJA}))
+    assert "template is 'tokenizer-" in refused_to_go_on(run, capsys, "--lengths=4K", "--chat")
 
 
 def test_an_out_with_cases_of_another_evaluation_is_refused(run, answered_by, capsys, tmp_path):

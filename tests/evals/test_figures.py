@@ -71,6 +71,12 @@ def test_tasks_have_a_line_each(drawn_axes, tmp_path):
     assert {line.get_label(): line.get_ydata().tolist() for line in axes.lines} == {"cwe": [1, 1], "vt": [0.25, 0.25]}
 
 
+def test_a_name_with_dollars_is_no_formula(drawn_axes, tmp_path):
+    title = r"lines: cost$_{x}$\nope $\frac{1}"
+    figures.draw_accuracy([row(1124, 1)], title, path=tmp_path / "a.png")
+    assert is_png(tmp_path / "a.png") and drawn_axes[0].get_title(loc="left") == title
+
+
 def test_losses_by_context_and_position(drawn_axes, tmp_path):
     context = {64: Loss(3.0, 10, 2.0), 128: Loss(2.5, 10, 1.5)}
     figures.draw_losses(context, {1: Loss(5.0, 1, 2.0), 2: Loss(4.0, 2, 1.0)}, "x", path=tmp_path / "p.png")

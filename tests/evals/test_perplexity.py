@@ -1,5 +1,6 @@
 """Perplexity of a store: losses that are known at every place are found again, token by token."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -38,10 +39,24 @@ class Known:
 
 
 def evaluate(path, model, store, lengths=(8, 16, 40), documents=9, last=6, batch_size=2):
-    file = CaseFile(path, "perplexity", {})
+    file = CaseFile(path, "perplexity", {}, perplexity.check_row)
     perplexity.measure_store(model, store, lengths, documents=documents, last=last, batch_size=batch_size, file=file,
                              say=str)  # fmt: skip
     return list(file.rows.values())
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("key", "[8, 2]"), ("length", 16), ("last_tokens", 9), ("last_nats", 1e6), ("last_nats", -1.0), ("document", 2),
+    ("bin_tokens", [1, 2]), ("bin_tokens", [9, 9, 9]), ("last_nats", math.nan),
+])  # fmt: skip
+def test_a_row_whose_numbers_cannot_be_is_refused(field, value, tmp_path):
+    path = tmp_path / "cases.jsonl"
+    evaluate(path, Known(), make_store(), lengths=(8,))
+    text = path.read_text().splitlines()
+    text[1] = json.dumps(json.loads(text[1]) | {field: value})
+    path.write_text("\n".join(text) + "\n")
+    with pytest.raises(ValueError, match=r"cases\.jsonl:2 is no case"):
+        CaseFile(path, "perplexity", {}, perplexity.check_row)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -6,11 +6,12 @@ import pytest
 
 from ringformer.evals import lines, needle
 from ringformer.evals.case_file import CaseFile
-from ringformer.evals.runner import Answering, answer_cases, check_fit
+from ringformer.evals.runner import Answering, answer_cases, check_fit, row_checker
 from ringformer.evals.tables import contexts, cross_table, lines_table, mean
 from tests.evals.models import Scripted, knows_lines
 
 SETTINGS = {"run": "runs/x", "step": 3, "seed": 0}
+LINES, NEEDLE = row_checker(lines.score), row_checker(needle.score)
 
 
 def groups(model, count=5, lengths=(2048, 4096)):
@@ -18,7 +19,7 @@ def groups(model, count=5, lengths=(2048, 4096)):
 
 
 def evaluate(model, path, *, count=5, batch_size=2, said=None, **settings):
-    file = CaseFile(path, "lines", SETTINGS | settings)
+    file = CaseFile(path, "lines", SETTINGS | settings, LINES)
     answering = Answering(model, 4096, batch_size, chat=False)
     answer_cases(groups(model, count), answering, lines.score, file, (said if said is not None else []).append)
     return file
@@ -77,7 +78,9 @@ def test_an_evaluation_that_was_killed_goes_on(cut, tmp_path):
     path.write_text(text[: len(text) - cut])
     model = Scripted(knows_lines)
     file = evaluate(model, path)
-    assert path.read_text() == whole.read_text() and list(file.rows) == list(CaseFile(whole, "lines", SETTINGS).rows)
+    assert path.read_text() == whole.read_text() and list(file.rows) == list(
+        CaseFile(whole, "lines", SETTINGS, LINES).rows
+    )
     answered = {prompt for batch in model.batches for prompt in batch}
     assert len(answered) == 10 - (text[: len(text) - cut].count("\n") - 1)
 
@@ -98,11 +101,11 @@ def test_other_settings_and_other_evaluations_are_not_mixed(tmp_path):
     evaluate(Scripted(knows_lines), path, count=1)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="with other settings: step is 3, not 4; choose another --out"):
-        CaseFile(path, "lines", SETTINGS | {"step": 4})
+        CaseFile(path, "lines", SETTINGS | {"step": 4}, LINES)
     with pytest.raises(ValueError, match="chat is None, not True"):
-        CaseFile(path, "lines", SETTINGS | {"chat": True})
+        CaseFile(path, "lines", SETTINGS | {"chat": True}, LINES)
     with pytest.raises(ValueError, match="holds cases of lines, not of needle"):
-        CaseFile(path, "needle", SETTINGS)
+        CaseFile(path, "needle", SETTINGS, NEEDLE)
     assert path.read_bytes() == before
 
 
@@ -119,7 +122,7 @@ def test_a_file_of_another_kind_is_left_alone(content, tmp_path):
     path = tmp_path / "cases.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match="is no file of an evaluation"):
-        CaseFile(path, "lines", SETTINGS)
+        CaseFile(path, "lines", SETTINGS, LINES)
     assert path.read_text() == content
 
 
@@ -129,7 +132,7 @@ def test_a_line_that_is_no_case_is_named(tmp_path):
     text = path.read_text().splitlines()
     path.write_text("\n".join([text[0], "?", text[1]]) + "\n")
     with pytest.raises(ValueError, match=r"cases\.jsonl:2 is no case: '\?'; delete the line"):
-        CaseFile(path, "lines", SETTINGS)
+        CaseFile(path, "lines", SETTINGS, LINES)
 
 
 @pytest.mark.parametrize(("row", "field", "value"), [(1, "score", 0.0), (1, "expected", ["7"]), (1, "score", None),
@@ -146,11 +149,36 @@ def test_what_was_written_by_hand_is_no_answer(row, field, value, tmp_path):
         evaluate(Scripted(knows_lines), path, count=2)
 
 
+@pytest.mark.parametrize(("field", "value"), [
+    ("score", 0.0), ("key", "[2048, 9, {}]"), ("index", 7), ("num_lines", 3), ("expected", []), ("expected", ["x"]),
+    ("score", None), ("prompt_tokens", None), ("position", None), ("answer", 3),
+])  # fmt: skip
+def test_a_row_that_no_evaluation_wrote_is_refused_whatever_is_asked_for(field, value, tmp_path):
+    """When the file is opened, of cases that are not asked for, too: the table counts them. None: it is gone."""
+    path = tmp_path / "cases.jsonl"
+    evaluate(Scripted(knows_lines), path, count=1)
+    text = path.read_text().splitlines()
+    row = json.loads(text[1]) | {field: value}
+    (path := tmp_path / "changed.jsonl").write_text("\n".join(
+        [text[0], json.dumps({name: x for name, x in row.items() if x is not None})]) + "\n")  # fmt: skip
+    with pytest.raises(ValueError, match=r"changed\.jsonl:2 is no case: .*; delete the line"):
+        CaseFile(path, "lines", SETTINGS, LINES)
+
+
+def test_a_case_that_stands_there_twice_is_refused(tmp_path):
+    path = tmp_path / "cases.jsonl"
+    evaluate(Scripted(knows_lines), path, count=1)
+    with path.open("a") as file:
+        file.write(path.read_text().splitlines()[2] + "\n")
+    with pytest.raises(ValueError, match=r"cases\.jsonl:4 is a case that stands there before"):
+        CaseFile(path, "lines", SETTINGS, LINES)
+
+
 def test_settings_may_change_before_the_first_case(tmp_path):
     """A start that failed leaves a head alone."""
     path = tmp_path / "cases.jsonl"
-    CaseFile(path, "lines", SETTINGS)
-    CaseFile(path, "needle", SETTINGS | {"step": 9})
+    CaseFile(path, "lines", SETTINGS, LINES)
+    CaseFile(path, "needle", SETTINGS | {"step": 9}, NEEDLE)
     assert json.loads(path.read_text())["evaluation"] == "needle"
 
 
@@ -158,7 +186,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_any_is_answered(tmp_path):
     model = Scripted(lambda prompt: pytest.fail("was asked"))
     cases = lines.cases_of_lines(10, 3, 0, lines.Numbers())
     longer = [*cases, *lines.cases_of_lines(60, 1, 0, lines.Numbers())]
-    file = CaseFile(tmp_path / "cases.jsonl", "lines", SETTINGS)
+    file = CaseFile(tmp_path / "cases.jsonl", "lines", SETTINGS, LINES)
     answering = Answering(model, 1300, 1, chat=False)
     with pytest.raises(ValueError, match=r"case 0 of 60 lines has 3,\d+ tokens and 100 are to follow, more than the "
                                          "1,300 that fit: prompts are never cut"):  # fmt: skip
@@ -184,7 +212,7 @@ def test_a_model_that_sees_the_end_alone_has_this_heat_map(tmp_path):
 
     model, hay = Scripted(answer), needle.Haystack.load(None)
     depths = [0.0, 25.0, 50.0, 75.0, 100.0]
-    file = CaseFile(tmp_path / "cases.jsonl", "needle", SETTINGS)
+    file = CaseFile(tmp_path / "cases.jsonl", "needle", SETTINGS, NEEDLE)
     found = [list(needle.cases_of_length(n, depths, 2, 0, needle.Needles(), hay, lambda p: len(p.encode())))
              for n in (2000, 4000, 8000)]  # fmt: skip
     answer_cases(found, Answering(model, 8000, 4, chat=False), needle.score, file, str)

@@ -162,7 +162,10 @@ MISTAKES = [
     (["--prompt=a", "--top_k=5"], "top_k"),
     (["--prompt=a", "--stop="], "a stop string is empty"),
     (["--prompt=a", "--stop=☃"], "the stop string '☃' can never come"),
-    (["--prompt=a", "--cpu_devices=-1"], "--cpu_devices=-1 must be at least 0"),
+    (["--prompt=a", "--cpu_devices=-1"], "cpu_devices=-1 must lie between 0 and 1,024"),
+    (["--prompt=a", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
+    (["--prompt=a", "--mesh_dim=2,1,1,1"], "--mesh_dim=2,1,1,1: dp=2 shares rows out, and a prompt is one"),
+    (["--prompt=a", "--mesh_dim=-1,1,1,1"], "dp=-1 shares rows out"),
     (["--prompt=a", "--chat"], "was not trained on conversations"),
     (["--prompt=a", "--chat", "--template=llama3"], "needs <|begin_of_text|>"),
     (["--prompt=a", "--tokenizer=none.json"], "there is no tokenizer file none.json"),
@@ -177,6 +180,15 @@ def test_a_mistake_is_one_line_and_no_model_is_loaded(words, said, tmp_path, loa
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and err.startswith("ringformer generate: ") and said in err
     assert not loaded
+
+
+def test_more_tokens_than_positions_count_are_refused_before_the_weights_are_read(run, capsys):
+    """With the real Generator, of a run without weights; the largest is not refused for its size."""
+    words = ["generate", f"--run={run}", "--prompt=a", "--allow_longer"]
+    assert main([*words, "--max_new_tokens=3000000000"]) == 2
+    assert "max_length=3,000,000,001 is beyond 2,147,483,647: positions are of 32 bits" in capsys.readouterr().err
+    assert main([*words, f"--max_new_tokens={2**31 - 2}"]) == 2
+    assert "there is no checkpoint in this folder" in capsys.readouterr().err
 
 
 def _without_bytes(folder):

@@ -37,7 +37,7 @@ def distribution(sampling: Sampling) -> np.ndarray:
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(1.0), Sampling(0.5, seed=3), Sampling(2.0, top_k=3), Sampling(1.0, top_p=0.7), Sampling(1.0, top_p=0.01),
-     Sampling(1.5, top_k=4, top_p=0.8), Sampling(1.0, top_k=1)],
+     Sampling(1.5, top_k=4, top_p=0.8), Sampling(1.0, top_k=1), Sampling(1.0, top_p=1e-46), Sampling(3e38)],
     ids=str,
 )  # fmt: skip
 def test_frequencies(sampling):
@@ -83,6 +83,8 @@ def test_a_row_draws_alone():
     [
         (Sampling(-1.0), "temperature=-1.0 must be 0"),
         (Sampling(float("nan")), "temperature=nan"),
+        (Sampling(float("inf")), "temperature=inf"),
+        (Sampling(1e39), r"temperature=1e\+39 must be 0, .*, up to the 3.4e\+38 of float32"),
         (Sampling(1.0, top_k=0), "top_k=0 must be at least 1"),
         (Sampling(1.0, top_p=0.0), "top_p=0.0 must be above 0"),
         (Sampling(1.0, top_p=1.5), "top_p=1.5"),

@@ -1,6 +1,7 @@
 """The demonstration of line retrieval: its records against the official format, its tokens, its script end to end."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -16,7 +17,11 @@ from ringformer.data import TokenStore, load_tokenizer
 from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.prepare import open_or_build
 from ringformer.evals import lines
+from ringformer.evals.case_file import CaseFile
+from ringformer.evals.model_folder import identity
+from ringformer.evals.runner import Answering, answer_cases, row_checker
 from ringformer.train.config_parsing import load_config, parse_stages
+from tests.evals.models import Scripted, knows_lines
 
 ROOT = Path(__file__).parent.parent.parent
 spec = spec_from_file_location("retrieval_script", ROOT / "scripts/retrieval.py")
@@ -169,6 +174,110 @@ def test_records_are_made_once(folder, capsys):
     assert capsys.readouterr().out == f"{folder} has them\n" and (folder / "records.jsonl").stat() == before
     with pytest.raises(ValueError, match="holds other records: name another folder"):
         retrieval.make(folder, 0.0, 50_000)
+
+
+@pytest.mark.parametrize(("largest", "share", "said"), [
+    (0, 1.0, "--largest=0 must lie between 1 and LongEval's 50,000"), (50_001, 1.0, "--largest=50001 must"),
+    (99, math.nan, "--share=nan must lie between 0"), (99, math.inf, "--share=inf"), (99, -1.0, "--share=-1.0"),
+])  # fmt: skip
+def test_records_that_cannot_be_are_refused(largest, share, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        retrieval.make(tmp_path / "out", share, largest)
+    assert not (tmp_path / "out").exists()
+
+
+def script(*words):
+    done = subprocess.run([sys.executable, "scripts/retrieval.py", *map(str, words)], cwd=ROOT, capture_output=True,
+                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_mistakes_of_a_person_are_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "made.json").write_text('{"largest": 9')
+    for words, said in (
+        (["make", tmp_path / "file"], "Not a directory"),
+        (["make", tmp_path / "damaged"], f"made.json is damaged: remove {tmp_path}/damaged, or name another folder"),
+        (["report", tmp_path / "r.json", tmp_path, "--measured_on=x"], "No such file or directory"),
+    ):
+        code, err = script(*words)
+        assert code == 2 and err.count("\n") == 1 and err.startswith("scripts/retrieval.py: ") and said in err, err
+    code, err = script("report", tmp_path / "none" / "r.json", tmp_path, "--measured_on=x")
+    assert code == 2 and "there is no folder" in err
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A function that makes the folder of a finished run, of a seed, with three cases at each of two contexts."""
+
+    def make_run(seed=0, name="run-of-seed-0"):
+        out = tmp_path / name
+        stage = out / "run" / "stage-1-1024"
+        (stage / "evals" / "lines").mkdir(parents=True)
+        (stage / "config.json").write_text(json.dumps({"seed": seed}))
+        metrics = [{"step": i, "loss": 1 / i} for i in range(1, 31)]
+        (stage / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+        stages = [{"stage": 1, "run_dir": stage.name, "state": "finished", "steps": 30, "seq_len": 1024}]
+        (out / "run" / "stages.json").write_text(json.dumps(stages))
+        settings = {"form": "of the test", "checkpoint": identity(stage)["checkpoint"]}
+        file = CaseFile(stage / "evals" / "lines" / "cases.jsonl", "lines", settings, row_checker(lines.score))
+        model = Scripted(lambda prompt: knows_lines(prompt, 1900))
+        cases = [list(lines.cases_of_length(n, 3, seed, lines.Numbers(), lambda p: len(p))) for n in (1024, 4096)]
+        answer_cases(cases, Answering(model, 4096, 1, chat=False), lines.score, file, str)
+        return out
+
+    return make_run
+
+
+def test_a_report_says_what_the_cases_say(finished, tmp_path):
+    folders = [finished(), finished(1, "run-of-seed-1")]
+    retrieval.report(tmp_path / "r.json", folders, "a test", ["the command"])
+    content = json.loads((tmp_path / "r.json").read_text())
+    assert content["measured_on"] == "a test" and content["commands"] == ["the command"]
+    assert [(run["seed"], run["form"]) for run in content["runs"]] == [(0, "of the test"), (1, "of the test")]
+    for run, folder in zip(content["runs"], folders, strict=True):
+        rows = (folder / "run/stage-1-1024/evals/lines/cases.jsonl").read_text().splitlines()[1:]
+        right = {1024: [], 4096: []}
+        for row in map(json.loads, rows):
+            right[row["length"]].append(re.findall(r"\d+", row["answer"])[-1:] == row["expected"])
+        assert [(row["context"], row["accuracy"], row["cases"]) for row in run["accuracy"]] == [
+            (context, sum(found) / 3, 3) for context, found in right.items()
+        ]
+        (stage,) = run["stages"]
+        assert stage["losses"] == [round(sum(1 / i for i in range(1, 21)) / 20, 4),
+                                   round(sum(1 / i for i in range(21, 31)) / 10, 4)]  # fmt: skip
+
+
+CASES, METRICS, STAGES = "stage-1-1024/evals/lines/cases.jsonl", "stage-1-1024/metrics.jsonl", "stages.json"
+
+
+@pytest.mark.parametrize(("name", "change", "said"), [
+    (CASES, lambda rows: rows[:-1], r"not as many cases of each context \(3 of 1,024, 2 of 4,096\)"),
+    (CASES, lambda rows: rows[:1], "holds no cases"),
+    (CASES, lambda rows: [*rows, rows[-1]], r"cases.jsonl:8 is a case that stands there before"),
+    (CASES, lambda rows: [*rows[:-1], re.sub(r'"score": \S+}', '"score": 0.5}', rows[-1])], "is no case"),
+    (CASES, lambda rows: [rows[0].replace('"checkpoint": "', '"checkpoint": "f'), *rows[1:]], "of another checkpoint"),
+    (CASES, lambda rows: [rows[0].replace('"form"', '"from"'), *rows[1:]], "a file of the run is damaged: KeyError"),
+    (STAGES, lambda rows: [rows[0].replace("finished", "running")], "stage 1 is not finished"),
+    (STAGES, lambda rows: [rows[0][:-9]], "a file of the run is damaged: JSONDecodeError"),
+    (STAGES, lambda rows: ["[]"], "a file of the run is damaged: IndexError"),
+    (METRICS, lambda rows: [], "metrics.jsonl has no losses"),
+])  # fmt: skip
+def test_a_report_of_what_was_changed_or_cut_is_refused(name, change, said, finished, tmp_path):
+    path = finished() / "run" / name
+    rows = path.read_text().splitlines()
+    path.write_text("".join(f"{row}\n" for row in change(rows)))
+    assert path.read_text().splitlines() != rows
+    with pytest.raises(ValueError, match=said):
+        retrieval.report(tmp_path / "r.json", [tmp_path / "run-of-seed-0"], "a test", [])
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_a_run_counts_once(finished, tmp_path):
+    folder = finished()
+    with pytest.raises(ValueError, match="there is a run of of the test, seed 0, before it"):
+        retrieval.report(tmp_path / "r.json", [folder, folder], "a test", [])
 
 
 TINY = """
