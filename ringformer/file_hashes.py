@@ -22,6 +22,11 @@ def hash_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def hash_bytes(content: bytes) -> str:
+    """As `hash_file`, of what is in memory."""
+    return xxhash.xxh3_128(content).hexdigest()
+
+
 def hash_object(values: Mapping[str, Any]) -> str:
     """The xxh3_128 of a JSON object, however it is laid out."""
-    return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return hash_bytes(json.dumps(values, sort_keys=True).encode())

@@ -18,6 +18,7 @@ VERBS = {
     "eval perplexity": ("evals.perplexity_command:add_perplexity", "the loss on a store by position and by context"),
     "checkpoint list": ("train.checkpoint_command:add_list", "the checkpoints of a run"),
     "checkpoint inspect": ("train.checkpoint_command:add_inspect", "what is in a checkpoint"),
+    "checkpoint copy": ("train.checkpoint_command:add_copy", "a run's checkpoints to an object store, or back"),
     "checkpoint verify": ("train.checkpoint_command:add_verify", "compare checkpoints with the hashes saved with them"),
     "configs list": ("shipped_configs:add_list", "the configs that come with ringformer"),
     "configs copy": ("shipped_configs:add_copy", "copy one of them, to change it"),

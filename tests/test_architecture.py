@@ -13,7 +13,7 @@ FLOORS = (
     ("file_hashes",),
     ("whole_files",),
     ("file_manifest",),
-    ("checkpoint_tree",),
+    ("checkpoint_tree", "object_store"),
     (
         "untrusted_files",
         "checkpoint_arrays",

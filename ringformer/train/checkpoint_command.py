@@ -1,4 +1,4 @@
-"""`ringformer checkpoint list | inspect | verify`."""
+"""`ringformer checkpoint list | inspect | verify | copy`."""
 
 import argparse
 import json
@@ -31,6 +31,18 @@ def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
     _add_path(parser)
     parser.add_argument("--step", type=int, help="of a run, the checkpoint of this step; without: all of them")
     return _verify
+
+
+def add_copy(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Arguments of `ringformer checkpoint copy`."""
+    parser.description = (
+        "Copy a run's checkpoints, and the files beside them, to an object store, gs://BUCKET/PATH, or back to a "
+        "folder: one of the two is a URL. Each is compared with its hashes on the way. Of a run in stages all are "
+        "copied. Exit code 1 if one is damaged, which is left out."
+    )
+    parser.add_argument("source", metavar="FROM", help="the folder of a run, or gs://BUCKET/PATH (file:///PATH)")
+    parser.add_argument("target", metavar="TO", help="the other of the two")
+    return _copy
 
 
 def _add_path(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +114,29 @@ def _verify(args: argparse.Namespace) -> int:
     except DamagedFiles as error:
         whole = False
         print(error)
+    return 0 if whole else 1
+
+
+def _copy(args: argparse.Namespace) -> int:
+    from ringformer.object_store import ObjectStore, is_url
+    from ringformer.train.checkpoint_copies import parts_of, receive, send
+
+    if is_url(args.source) == is_url(args.target):
+        raise ValueError(f"one of FROM and TO is a folder, the other a URL as gs://BUCKET/PATH: {args.source!r}, "
+                         f"{args.target!r}")  # fmt: skip
+    url, folder = (args.source, args.target) if is_url(args.source) else (args.target, args.source)
+    url, whole = url.rstrip("/"), True
+    parts = parts_of(ObjectStore(url) if is_url(args.source) else Path(folder))
+    if not parts:
+        hint = ", if it exists and may be listed" if is_url(args.source) else ""
+        raise ValueError(
+            f"{args.source} has no checkpoints{hint}: name the folder of a run, or where one was copied to"
+        )
+    for part in parts:
+        store, run_dir = ObjectStore(f"{url}/{part}"), Path(folder, part)
+        for line, fault in receive(store, run_dir) if is_url(args.source) else send(run_dir, store):
+            whole &= not fault
+            print(line, flush=True)
     return 0 if whole else 1
 
 

@@ -45,7 +45,7 @@ def checkpoint_faults(
     folder = tree_folder(run_dir, step)
     faults = tree_faults(folder, wanted, (jax.process_index(), jax.process_count()))
     if faults == []:
-        faults = _misnamed(folder, step)
+        faults = misnamed(folder, step)
     if jax.process_count() == 1:
         return faults
     told = [json.loads(said) for said in tell_all(_told(faults), SAID_BYTES)]
@@ -53,7 +53,7 @@ def checkpoint_faults(
     return list(dict.fromkeys(found)) if found or None not in told else None
 
 
-def _misnamed(folder: Path, step: int) -> list[str]:
+def misnamed(folder: Path, step: int) -> list[str]:
     """Whether a tree was saved at another step. An error is a fault too: the others wait for this process's word."""
     try:
         held = (read_about(folder) or {}).get("step", step)

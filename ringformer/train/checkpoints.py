@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from ringformer.checkpoint_arrays import Restored, Saved, checkpoint_handler
 from ringformer.checkpoint_tree import Restore, Save, read_about
 from ringformer.file_manifest import DamagedFiles
+from ringformer.train.checkpoint_copies import Copies
 from ringformer.train.checkpoint_integrity import check_checkpoint, newest_whole, saved_steps, tree_folder
 from ringformer.train.keep_policy import Keep
 from ringformer.train.orbax_errors import cause, quiet
@@ -39,17 +40,20 @@ def latest_step(run_dir: str | Path) -> int | None:
 
 class Checkpoints:
     """The checkpoints of one run, those that `keep` says. What is saved is read back, twice: every chunk before its
-    checkpoint counts as finished, and what a restore would find as soon as it does.
+    checkpoint counts as finished, and what a restore would find as soon as it does. Then `copies`, of process 0, sends
+    it elsewhere.
     """
 
     def __init__(
-        self, run_dir: Path, shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh, keep: Keep
-    ):
+        self, run_dir: Path, shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh, keep: Keep,
+        copies: Copies | None = None,
+    ):  # fmt: skip
         self._run_dir, self._shardings = Path(run_dir), shardings
         self._target = abstract_state(shardings, optimizer, mesh)
         self._unchecked: int | None = None
         self._verified: int | None = None
         self._failed = False
+        self._copies = copies
         self._handler = checkpoint_handler()
         quiet()
         options = ocp.CheckpointManagerOptions(
@@ -86,6 +90,8 @@ class Checkpoints:
                 raise error
         if self._unchecked is not None and not self._manager.is_saving_in_progress():
             self._finish()
+        if self._copies is not None:
+            self._copies.check()
 
     def restore(self, step: int) -> TrainState:
         """The state of `step`, laid out for this mesh. Raises ValueError if it is of another model, DamagedFiles if it
@@ -111,6 +117,8 @@ class Checkpoints:
             return
         try:
             self._finish()
+            if self._copies is not None:
+                self._copies.close()
         finally:
             self._manager.close()
 
@@ -120,6 +128,8 @@ class Checkpoints:
         step, self._unchecked = self._unchecked, None
         if step is not None and jax.process_index() == 0:
             _check(self._run_dir, step, self._target, self._shardings)
+        if step is not None and self._copies is not None:
+            self._copies.start(step)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

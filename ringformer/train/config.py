@@ -16,6 +16,7 @@ from ringformer.data.packing.options import PackingOptions
 from ringformer.data.stores.options import StoreOptions
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import family_of
+from ringformer.object_store import check_url
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,10 @@ class Config:
     """Also keep the checkpoints of steps that this divides, for good; 0: none. Between them the latest come and go."""
     keep_best: int = 0
     """Also keep so many checkpoints of steps that were evaluated, those with the lowest loss on held-out data."""
+    copy_to: str = ""
+    """Also copy every checkpoint, and what the run reports, to an object store: gs://BUCKET/PATH, or file:///PATH for
+    a folder elsewhere; what keep_checkpoints removes is removed there, too. `ringformer checkpoint copy` brings it
+    back. A stage has a folder there of its own."""
     handshake_seconds: float = 60.0
     """How long the processes of a run wait for one another, before it ends by naming those that did not come."""
     startup_minutes: float = 60.0
@@ -180,12 +185,17 @@ class Config:
                 raise ValueError(f"{field}={getattr(self, field)} must be more than 0, and finite")
         for field in ("run_dir", "init_from"):
             _check_local(field, getattr(self, field))
+        if self.copy_to:
+            check_url(self.copy_to)
+            if self.keep_checkpoints < 2:
+                raise ValueError(f"keep_checkpoints={self.keep_checkpoints} with copy_to must be at least 2: a "
+                                 "checkpoint is copied while the next one is saved")  # fmt: skip
 
 
 def _check_local(field: str, path: str) -> None:
     if "://" in path:
-        raise ValueError(f"{field}={path!r} is no folder of this machine: ringformer reads and writes mounted file "
-                         "systems only (gcsfuse or NFS for a bucket)")  # fmt: skip
+        raise ValueError(f"{field}={path!r} is no folder of this machine: a run reads and writes mounted file systems "
+                         "(gcsfuse or NFS for a bucket); copy_to copies its checkpoints to a bucket")  # fmt: skip
 
 
 def base_config(model: str) -> ConfigDict:

@@ -177,6 +177,8 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
             _override(values, overrides)
             if config.run_dir:
                 values.run_dir = f"{config.run_dir}/stage-{number}-{values.seq_len}"
+            if config.copy_to:
+                values.copy_to = f"{config.copy_to.rstrip('/')}/stage-{number}-{values.seq_len}"
             if runs:
                 values.init_from = runs[-1].run_dir
             before = runs[-1].model if runs else None
@@ -198,7 +200,7 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
     """Set dotted keys of a config. Raises ValueError for one that is not there or that all stages share."""
     model = family_of(values.preset).config
     lasting = set(model.ARCHITECTURE + model.INHERITED) - set(model.CONTEXT)
-    shared = {"stages", "run_dir", "init_from", "cpu_devices", "preset", "data.tokenizer",
+    shared = {"stages", "run_dir", "copy_to", "init_from", "cpu_devices", "preset", "data.tokenizer",
               *(f"model.{name}" for name in lasting)}  # fmt: skip
     known = _dotted(values)
     for key, value in overrides.items():

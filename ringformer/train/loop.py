@@ -7,6 +7,7 @@ from contextlib import closing
 import jax
 
 from ringformer.data import save_tokenizer, too_short
+from ringformer.train.checkpoint_copies import Copies
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
 from ringformer.train.debug_nans import check_operations
@@ -17,7 +18,7 @@ from ringformer.train.reporter import Reporter, evaluation_losses
 from ringformer.train.run import Run
 from ringformer.train.run_checks import check_state_finite, context_changes
 from ringformer.train.run_identity import identity_hash, run_identity
-from ringformer.train.run_lock import RunLock
+from ringformer.train.run_lock import RunLock, told_by_process_0
 from ringformer.train.run_record import check_run, keep_record, note_saved, said
 from ringformer.train.state import TrainState, first_state, init_state
 from ringformer.train.step import make_train_step
@@ -52,7 +53,8 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     stopping.doing("the start-up", "startup")
     changes = check_run(run.run_dir, config, run.tokenizer.name, run.allow)  # again: now nobody else writes there
     keep = Keep(config.keep_checkpoints, config.keep_every, config.keep_best)
-    checkpoints = Checkpoints(run.run_dir, run.shardings, run.optimizer, run.mesh, keep)
+    copies = _copies(run)
+    checkpoints = Checkpoints(run.run_dir, run.shardings, run.optimizer, run.mesh, keep, copies)
     start, damage = checkpoints.newest_whole()
     # Later ones are of steps that are made again, maybe to other losses.
     keep.losses |= {step: loss for step, loss in evaluation_losses(run.run_dir).items() if step <= (start or 0)}
@@ -104,6 +106,8 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
         closing(run.train_data.iterate(start, run.batch_sharding)) as batches,
     ):  # fmt: skip
         check_state_finite(state, _origin(run, start))
+        if copies is not None and start:
+            copies.begin(start)
 
         def evaluate(step):
             stopping.doing(f"the evaluation of step {step}", "compile")
@@ -165,6 +169,21 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
         reports.conclude(config.steps - start)
         stopping.doing("the end of the last save", "startup")
     return state
+
+
+def _copies(run: Run) -> Copies | None:
+    """What copies the run's checkpoints, on process 0 alone. Raises ValueError, on all, if there are other ones where
+    they would go, and OSError if nothing can be said of it."""
+    copies, failed = None, None
+    if run.config.copy_to and jax.process_index() == 0:
+        try:
+            copies = Copies(run.run_dir, run.config.copy_to)
+            failed = copies.refusal()
+        except OSError as error:
+            failed = str(error)
+    if failed := told_by_process_0(failed or ""):
+        raise ValueError(failed)
+    return copies
 
 
 def _first_state(run: Run) -> TrainState:

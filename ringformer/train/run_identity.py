@@ -54,7 +54,8 @@ HARMLESS = frozenset({
     "run_dir", "preset", "stages",  # where it is; what the values came from
     "mesh_dim", "cpu_devices", "accumulate",  # how it is computed: the numbers differ by rounding alone
     "eval_every", "eval_batches", "tensorboard", "wandb",  # what is said of it
-    "checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "keep_every", "keep_best",  # what is kept of it
+    "checkpoint_every", "checkpoint_minutes",  # when it is saved
+    "keep_checkpoints", "keep_every", "keep_best", "copy_to",  # what is kept of it, and where
     "max_skipped_in_a_row", "debug_nans",  # when it stops
     "handshake_seconds", "startup_minutes", "compile_minutes", "step_minutes",  # when it is given up
 })  # fmt: skip

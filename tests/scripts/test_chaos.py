@@ -41,6 +41,14 @@ def test_a_damaged_file_must_be_named_and_change_nothing(code, said, outcome, ve
     assert verdict in chaos._said(lambda: FakeRuns(code, said, outcome).damaged("run", FILE))
 
 
+@pytest.mark.parametrize(("outcome", "code", "verdict"), [
+    ("as undisturbed", 0, "ok"), ("another", 0, "are not those of"), ("as undisturbed", 1, "no word of"),
+])  # fmt: skip
+def test_what_nothing_depends_on_may_be_damaged_without_a_word_if_all_is_the_same(outcome, code, verdict):
+    file = Path("checkpoints/20/commit_success.txt")
+    assert verdict in chaos._said(lambda: FakeRuns(code, "finished", outcome).damaged("run", file))
+
+
 @pytest.mark.parametrize(
     ("code", "outcome", "verdict"),
     [(0, "as undisturbed", "ok"), (0, "another", "are not those of"), (76, "as undisturbed", "exit code 76")],

@@ -61,10 +61,10 @@ def assert_same_bits(found: TrainState, state: TrainState) -> None:
             np.testing.assert_array_equal(np.asarray(shard.data).view(np.int32), padded[shard.index].view(np.int32))
 
 
-def opened(folder, mesh_dim: str = "1,1,1,1", config: LlamaConfig = CONFIG, keep=Keep()) -> Checkpoints:
+def opened(folder, mesh_dim: str = "1,1,1,1", config: LlamaConfig = CONFIG, keep=Keep(), copies=None):
     """The checkpoints of a folder on this mesh; all are kept, if it is not said which."""
     mesh, shardings = setup(mesh_dim, config)
-    return Checkpoints(folder, shardings, OPTIMIZER, mesh, keep)
+    return Checkpoints(folder, shardings, OPTIMIZER, mesh, keep, copies)
 
 
 def save(folder, mesh_dim: str, *states: TrainState) -> None:

@@ -1,0 +1,263 @@
+"""Copies of a run's checkpoints in an object store, for the day when the folder of the run is gone.
+
+    URL/config.json, identity.json, metrics.jsonl, ...    the files of RUN_DIR itself
+    URL/checkpoints/STEP/...                              a checkpoint, whole if its manifest is there, which comes last
+
+A run sends what it saves (`Copies`), `ringformer checkpoint copy` brings it back. What is sent, and what came back, is
+compared with the manifest of hashes first.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from ringformer.checkpoint_tree import tree_faults
+from ringformer.file_hashes import hash_bytes
+from ringformer.file_manifest import MANIFEST, DamagedFiles, read_manifest
+from ringformer.object_store import ObjectStore
+from ringformer.train.checkpoint_integrity import misnamed, saved_steps, summary, tree_folder
+from ringformer.train.config_parsing import IDENTITY
+from ringformer.train.run_lock import RunLock
+from ringformer.whole_files import sync, write_whole
+
+TREE = "default"
+LAST = f"{TREE}/{MANIFEST}"
+AT_ONCE = 8
+"""Files under way, each in host memory."""
+
+
+def copied_steps(store: ObjectStore) -> list[int]:
+    """The steps whose checkpoints are in a store, whole, in order."""
+    found = (re.fullmatch(rf"checkpoints/(\d+)/{LAST}", name) for name in store.names())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
+    """Copy a checkpoint to a store, in the place of what is there of this step.
+
+    Raises DamagedFiles, before it counts as copied, if a file is not what its manifest says, and OSError for a store
+    that fails.
+    """
+    folder, prefix = tree_folder(run_dir, step).parent, f"checkpoints/{step}/"
+    hashes = read_manifest(folder / TREE)
+    if hashes is None:
+        raise DamagedFiles(f"{folder} has no manifest: it was saved before there were hashes, and is not copied")
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    if missing := hashes.keys() - {name.removeprefix(f"{TREE}/") for name in names}:
+        raise DamagedFiles(f"{folder / TREE / min(missing)} is missing")
+    delete_step(step, store)
+
+    def send(name: str) -> None:
+        content = (folder / name).read_bytes()
+        known = hashes.get(name.removeprefix(f"{TREE}/"))
+        if known is not None and name.startswith(TREE) and known != (len(content), hash_bytes(content)):
+            raise DamagedFiles(f"{folder / name} is not what was written: its hash differs")
+        store.write(prefix + name, content)
+
+    _all(send, [name for name in names if name != LAST])
+    send(LAST)
+
+
+def send_files(run_dir: Path, store: ObjectStore) -> None:
+    """Copy the files of the run's folder itself: what it is, and what it reported."""
+    for path in sorted(run_dir.iterdir()):
+        if path.is_file() and path.suffix != ".part":
+            store.write(path.name, path.read_bytes())
+
+
+def fetch_step(store: ObjectStore, step: int, run_dir: Path) -> None:
+    """Bring a checkpoint back, under its name when it is whole. Raises DamagedFiles if it is not."""
+    part, prefix = run_dir / "copied.part" / str(step), f"checkpoints/{step}/"
+    shutil.rmtree(part.parent, ignore_errors=True)
+    names = [name.removeprefix(prefix) for name in store.names() if name.startswith(prefix)]
+
+    def fetch(name: str) -> None:
+        path = part / name
+        if not path.resolve().is_relative_to(part.resolve()):
+            raise DamagedFiles(f"{store.url}/{prefix}{name} is no file of a checkpoint")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.read(prefix + name))
+        sync(path)
+
+    try:
+        _all(fetch, names)
+        faults = tree_faults(part / TREE)
+        faults = misnamed(part / TREE, step) if faults == [] else faults
+        if faults or faults is None:
+            said = summary(faults) if faults else "it has no manifest"
+            raise DamagedFiles(f"the copy of step {step} in {store.url} is damaged ({said.replace(str(part), '')})")
+        place = run_dir / "checkpoints" / str(step)
+        place.parent.mkdir(exist_ok=True)
+        part.rename(place)
+        sync(place.parent)
+    finally:
+        shutil.rmtree(part.parent, ignore_errors=True)
+
+
+def fetch_files(store: ObjectStore, run_dir: Path, *, anew: bool) -> None:
+    """Bring the files of the run's folder itself back: those that are missing, or with `anew` all of them."""
+    for name in store.names():
+        if "/" not in name and (anew or not (run_dir / name).exists()):
+            write_whole(run_dir / name, store.read(name))
+
+
+def delete_step(step: int, store: ObjectStore) -> None:
+    """Remove a copy, first what tells that it is whole."""
+    prefix = f"checkpoints/{step}/"
+    names = [name for name in store.names() if name.startswith(prefix)]
+    for name in sorted(names, key=lambda name: name != prefix + LAST):
+        store.delete(name)
+
+
+def parts_of(place: ObjectStore | Path) -> list[str]:
+    """Where in a place there are checkpoints: "" for those of a run, and the names of stages."""
+    if isinstance(place, Path):
+        names = [f"{path.relative_to(place)}" for path in place.glob("**/" + LAST)]
+    else:
+        names = place.names()
+    pattern = rf"(?:(stage-\d+-\d+)/)?checkpoints/\d+/{LAST}"
+    found = {match[1] or "" for match in (re.fullmatch(pattern, name) for name in names) if match}
+    return sorted(found, key=lambda part: int(part.split("-")[1]) if part else 0)
+
+
+def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
+    """Copy what of a run a store has not; lines of what was done, and whether each is a fault. Raises ValueError if the
+    store has checkpoints that the run has not."""
+    if refused := Copies(run_dir, store.url).refusal():
+        raise ValueError(refused)
+    send_files(run_dir, store)
+    there = copied_steps(store)
+    for step in saved_steps(run_dir):
+        if step in there:
+            yield f"step {step} is in {store.url}", False
+            continue
+        try:
+            send_step(run_dir, step, store)
+            yield f"step {step} was copied to {store.url}", False
+        except DamagedFiles as error:
+            yield f"step {step} is damaged, and not copied: {error}", True
+
+
+def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
+    """Copy what of a run a folder has not, as `send` does. Raises ValueError if the folder has later checkpoints, or is
+    another run's."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with RunLock(run_dir):
+        there, own = copied_steps(store), saved_steps(run_dir)
+        if own and own[-1] > there[-1]:
+            raise ValueError(f"{run_dir} has checkpoints up to step {own[-1]}, {store.url} up to step {there[-1]}: "
+                             "nothing is brought back over later ones")  # fmt: skip
+        if own and not Copies(run_dir, store.url).same_run(set(there) & set(own)):
+            raise ValueError(f"{run_dir} is another run than {store.url} has checkpoints of: name another folder")
+        for step in there:
+            if step in own:
+                yield f"step {step} is in {run_dir}", False
+                continue
+            try:
+                fetch_step(store, step, run_dir)
+                yield f"step {step} was copied to {run_dir}", False
+            except DamagedFiles as error:
+                yield f"{error}: it is not copied", True
+        fetch_files(store, run_dir, anew=not own or there[-1] > own[-1])
+
+
+class Copies:
+    """What a run saves, sent to a store behind the training, by a thread; of several processes by the first.
+
+    Args:
+      run_dir: the folder of the run.
+      url: where to, as `ObjectStore` has it.
+    """
+
+    def __init__(self, run_dir: Path, url: str):
+        self._run_dir, self._store = run_dir, ObjectStore(url)
+        self._threads = ThreadPoolExecutor(1, "copies of checkpoints")
+        self._under_way: Future | None = None
+        self._sent: set[int] = set()
+        self._failed = False
+
+    def refusal(self) -> str:
+        """Why the run may not begin as its folder is now; nothing if it may. Raises OSError of the store."""
+        self._store.check()
+        copied, own = copied_steps(self._store), saved_steps(self._run_dir)
+        if not copied:
+            return ""
+        url = self._store.url
+        if not own or copied[-1] > own[-1]:
+            here = f"up to step {own[-1]}" if own else "none"
+            return (f"{url} has checkpoints up to step {copied[-1]}, {self._run_dir} has {here}: bring them back by "
+                    f"`ringformer checkpoint copy {url} {self._run_dir}`, or choose another copy_to")  # fmt: skip
+        if not self.same_run(set(copied) & set(own)):
+            return f"{url} has the checkpoints of another run than {self._run_dir}: choose another copy_to"
+        self._sent = set(copied)
+        return ""
+
+    def same_run(self, common: set[int]) -> bool:
+        """By the checkpoints of steps that both have, else by what their records say."""
+        if common:
+            mine = (tree_folder(self._run_dir, max(common)) / MANIFEST).read_bytes()
+            return self._store.read(f"checkpoints/{max(common)}/{LAST}") == mine
+        mine = (self._run_dir / IDENTITY).read_bytes()
+        return _hash(self._store.read(IDENTITY)) == _hash(mine)
+
+    def begin(self, step: int) -> None:
+        """Send the checkpoint that the run goes on from, if it is not there: the run ended before it was."""
+        if step not in self._sent:
+            self.start(step)
+
+    def start(self, step: int) -> None:
+        """Begin to send a checkpoint; waits for the one before. Raises OSError if that failed."""
+        self.wait()
+        self._under_way = self._threads.submit(self._send, step)
+
+    def check(self) -> None:
+        """Raise OSError if what was being sent has failed; does not wait."""
+        if self._under_way is not None and self._under_way.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for what is being sent. Raises OSError if it failed."""
+        sending, self._under_way = self._under_way, None
+        if sending is not None:
+            self._failed = sending.exception() is not None
+            sending.result()
+
+    def close(self) -> None:
+        """Wait, and send once more what the run reported. Raises OSError if it failed."""
+        try:
+            self.wait()
+            if self._sent and not self._failed:
+                send_files(self._run_dir, self._store)
+        finally:
+            self._threads.shutdown()
+
+    def _send(self, step: int) -> None:
+        try:
+            send_files(self._run_dir, self._store)
+            send_step(self._run_dir, step, self._store)
+            self._sent.add(step)
+            for old in self._sent - set(saved_steps(self._run_dir)):  # which the policy has removed here
+                delete_step(old, self._store)
+                self._sent.discard(old)
+        except OSError as error:
+            raise OSError(
+                f"the checkpoint of step {step} is saved in {self._run_dir}, but not copied ({error}); "
+                f"`ringformer checkpoint copy {self._run_dir} {self._store.url}` copies it"
+            ) from None
+
+
+def _hash(record: bytes) -> str:
+    """The hash of the run that an identity.json tells of."""
+    try:
+        return str(json.loads(record)["hash"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _all(do, names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for _ in threads.map(do, names):
+            pass
