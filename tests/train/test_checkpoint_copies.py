@@ -17,7 +17,8 @@ from ringformer.object_store import ObjectStore
 from ringformer.train import checkpoint_copies
 from ringformer.train.checkpoint_copies import Copies, copied_steps, receive, send
 from ringformer.train.checkpoint_integrity import checkpoint_faults, saved_steps
-from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.train.config import Config, DataConfig, OptimizerConfig, base_config
+from ringformer.train.config_parsing import parse_stages
 from ringformer.train.keep_policy import Keep
 from ringformer.train.loop import train
 from ringformer.train.run import prepare
@@ -218,6 +219,28 @@ def test_names_that_lead_out_of_the_folder_are_refused(bucket, tmp_path):
     bucket._generations["runs/mine/checkpoints/10/../../../../evil"] = 1
     ((line, fault),) = receive(ObjectStore(URL), tmp_path / "a" / "b")
     assert fault and "is no file of a checkpoint" in line and not list(tmp_path.rglob("evil"))
+
+
+def test_a_run_in_stages_is_copied_stage_by_stage(bucket, tmp_path, capsys):
+    """To where the stages' own `copy_to` sends them, and back."""
+    save(tmp_path / "run", 10)
+    names = "stage-2-128", "stage-10-256"
+    for name in names:
+        shutil.copytree(tmp_path / "run", tmp_path / "stages" / name)
+    bucket.objects.clear()
+    values = base_config("tiny")
+    values.data.store, values.run_dir, values.copy_to = "runs/data", str(tmp_path / "stages"), f"{URL}/"
+    values.stages = ({"seq_len": 64}, {"seq_len": 128})
+    stages = parse_stages(values, inherit=False)
+    assert [stage.copy_to for stage in stages] == [f"{URL}/stage-1-64", f"{URL}/stage-2-128"]
+    assert main(["checkpoint", "copy", str(tmp_path / "stages"), URL]) == 0
+    assert {name.split("/")[2] for name in bucket.objects} == set(names)
+    assert main(["checkpoint", "copy", URL, str(tmp_path / "back")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"step 10 was copied to {to}/{name}" for to in (URL, tmp_path / "back") for name in names
+    ]
+    for name in names:
+        assert saved_arrays(tmp_path / "back" / name, 10) == saved_arrays(tmp_path / "run", 10)
 
 
 @pytest.mark.parametrize(("words", "said"), [
