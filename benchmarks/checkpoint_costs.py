@@ -105,7 +105,7 @@ def saving(folder: Path) -> dict:
     run = folder / "run"
     command = [sys.executable, "-m", "ringformer.cli", "train", "--config=configs/quickstart.py",
                f"--config.run_dir={run}", f"--config.data.store={folder / 'store'}", f"--config.steps={STEPS}",
-               f"--config.checkpoint_every={EVERY}", "--config.eval_batches=0"]  # fmt: skip
+               f"--config.checkpoint_every={EVERY}", "--config.eval_every=0"]  # fmt: skip
     seconds: list[float] = []
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         while process.poll() is None:

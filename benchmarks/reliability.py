@@ -1,9 +1,10 @@
 """All that docs/reliability.md promises, tried once for the record: a long while.
 
-    python benchmarks/reliability.py [--kills=50] [--flips=100] [--out=results/reliability.json]
+    python benchmarks/reliability.py [--kills=50] [--flips=100] [--out=results/reliability.json] [--again=FILE]
 
-Runs scripts/chaos.py, then every test in the files that the page names, slow ones too. Exit code 1 if anything went
-wrong; the file says what, and which tests were skipped here.
+Runs scripts/chaos.py, then every test in the files that the page names, slow ones too, two at a time. What fails is
+tried again alone, since several have limits in seconds and four processes each; the record has both outcomes. Exit code
+1 if anything went wrong; the file says what, and which tests were skipped here. --again tries what failed in a record.
 """
 
 import argparse
@@ -48,24 +49,45 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--flips", type=int, default=100)
     parser.add_argument("--out", type=output_argument, default=str(ROOT / "results" / "reliability.json"))
+    parser.add_argument("--again", type=Path, metavar="FILE", help="a record whose failed tests are tried again, alone")
     args = parser.parse_args()
+    if args.again:
+        told = json.loads(args.again.read_text())
+        return finish(told, told["tests"], args.out)
     with tempfile.TemporaryDirectory() as folder:
-        table, report = Path(folder, "chaos.json"), Path(folder, "junit.xml")
+        table = Path(folder, "chaos.json")
         chaos = ["scripts/chaos.py", f"--kills={args.kills}", f"--flips={args.flips}", f"--results={table}"]
         subprocess.run([sys.executable, *chaos], cwd=ROOT, env=cpu_environment(PYTHONPATH=str(ROOT)))
         if not table.is_file():
             return 1  # it has said why
         files = tests_of(PAGE.read_text())
-        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", f"--junitxml={report}"]
-        subprocess.run([*pytest, *files], cwd=ROOT)
+        tests = run_tests(files, 2)
         told = json.loads(table.read_text())
-        tests = outcomes(report)
-    told |= {"command": " ".join(["python benchmarks/reliability.py", *sys.argv[1:]]), "tests": tests}
-    args.out.write_text(json.dumps(told, indent=1) + "\n")
+    told["command"] = " ".join(["python benchmarks/reliability.py", *sys.argv[1:]])
+    return finish(told, tests, args.out)
+
+
+def run_tests(tests: list[str], at_once: int) -> list[dict]:
+    """Their outcomes, of so many at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "junit.xml")
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"-n{at_once}", f"--junitxml={report}"]
+        subprocess.run([*pytest, *tests], cwd=ROOT)
+        return outcomes(report)
+
+
+def finish(told: dict, tests: list[dict], out: Path) -> int:
+    """Try again alone what failed, and write the record; the exit code."""
+    if failed := [row for row in tests if row["outcome"] in ("failure", "error")]:
+        alone = {row["test"]: row for row in run_tests([row["test"] for row in failed], 0)}
+        for row in failed:
+            row |= alone[row["test"]] | {"beside_another": row["outcome"]}
+    told["tests"] = tests
+    out.write_text(json.dumps(told, indent=1) + "\n")
     wrong = sum(row["verdict"] != "ok" for row in told["trials"])
     wrong += sum(row["outcome"] in ("failure", "error") for row in tests) or not tests
     skipped = sum(row["outcome"] == "skipped" for row in tests)
-    print(f"{len(told['trials'])} trials and {len(tests)} tests, {wrong} wrong, {skipped} skipped: {args.out}")
+    print(f"{len(told['trials'])} trials and {len(tests)} tests, {wrong} wrong, {skipped} skipped: {out}")
     return int(wrong > 0)
 
 

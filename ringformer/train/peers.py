@@ -51,6 +51,8 @@ class Peers:
         self._judged, self._signalled = judged, signalled
         self._request: int | None = None
         self._expired = False
+        self.broken = False
+        """Whether a collective of this process failed because another one could not be reached."""
         self._attempt = 0
         self._seen: dict[int, tuple[str, float]] = {}
         self._stalled_since: float | None = None
@@ -109,16 +111,18 @@ class Peers:
     def _state(self):
         doing = self._watchdog.doing
         place = f"{socket.gethostname()}, pid {os.getpid()}"
-        return [doing.number, doing.what, doing.limit, place, self._expired, self._watchdog.clock]
+        return [doing.number, doing.what, doing.limit, place, self._expired, self._watchdog.clock, self.broken]
 
     def _judge(self) -> Verdict | None:
         for index, (why, code) in sorted(self._get("left/").items()):
             return Verdict(f"process {index} ended: {why}", code, by_itself=True)
         now, states = self._watchdog.clock, {int(i): state for i, state in self._get("alive/").items()}
+        # Somebody is gone, whatever it was doing: its last word may be older than the step that it died in.
+        limits = {i: silent_limit("step" if any(s[6] for s in states.values()) else s[2]) for i, s in states.items()}
         for i, state in sorted(states.items()):
             if (text := str(state)) != self._seen.get(i, ("", 0.0))[0]:
                 self._seen[i] = text, now
-            elif (silence := now - self._seen[i][1]) > silent_limit(state[2]):
+            elif (silence := now - self._seen[i][1]) > limits[i]:
                 return Verdict(f"process {i} ({state[3]}) is lost: no word from it for {silence:.0f} s, since "
                                f"{state[1]}; it died, is stopped or cut off", LOST, by_itself=False)  # fmt: skip
         if any(state[4] for state in states.values()):

@@ -123,6 +123,8 @@ class Supervision(Stopping):
         if isinstance(error, jax.errors.JaxRuntimeError):
             # Collectives fail in the processes that wait for a lost one: who that is the verdict will say.
             self._note(traceback.format_exc())
+            if self._peers is not None:
+                self._peers.broken = any(sign in str(error) for sign in _UNREACHED)
             time.sleep(silent_limit("step") + 4 * _LAST_WORDS)
         told = isinstance(error, ValueError | OSError | FloatingPointError | ImportError)
         if not told:

@@ -77,6 +77,18 @@ def test_a_process_that_compiles_may_be_silent(run):
     assert run.judged == [[], [], []]
 
 
+def test_a_process_is_lost_that_another_could_not_reach_though_it_last_said_that_it_compiles(run):
+    """It died in a step, before it said that it was in one; the limit of a step holds, not at once."""
+    run.dogs[2].begin("the compilation", "compile")
+    time.sleep(0.1)
+    run.peers[2].close()
+    run.peers[1].broken = True
+    time.sleep(0.2)
+    assert run.judged == [[], [], []]
+    assert until(lambda: run.judged[0] and run.judged[1], 2), run.judged
+    assert all(verdict.why.startswith("process 2 (") and verdict.code == LOST for (verdict,) in run.judged[:2])
+
+
 @pytest.mark.parametrize("reporter", [0, 1, 2])
 def test_the_one_that_is_behind_stalls(run, reporter):
     """Whoever notices first."""
