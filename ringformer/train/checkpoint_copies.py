@@ -10,7 +10,7 @@ compared with the manifest of hashes first.
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,16 +129,9 @@ def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
     if refused := Copies(run_dir, store.url).refusal():
         raise ValueError(refused)
     send_files(run_dir, store)
-    there = copied_steps(store)
-    for step in saved_steps(run_dir):
-        if step in there:
-            yield f"step {step} is in {store.url}", False
-            continue
-        try:
-            send_step(run_dir, step, store)
-            yield f"step {step} was copied to {store.url}", False
-        except DamagedFiles as error:
-            yield f"step {step} is damaged, and not copied: {error}", True
+    yield from _missing(
+        saved_steps(run_dir), copied_steps(store), store.url, lambda step: send_step(run_dir, step, store)
+    )
 
 
 def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
@@ -152,16 +145,23 @@ def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
                              "nothing is brought back over later ones")  # fmt: skip
         if own and not Copies(run_dir, store.url).same_run(set(there) & set(own)):
             raise ValueError(f"{run_dir} is another run than {store.url} has checkpoints of: name another folder")
-        for step in there:
-            if step in own:
-                yield f"step {step} is in {run_dir}", False
-                continue
-            try:
-                fetch_step(store, step, run_dir)
-                yield f"step {step} was copied to {run_dir}", False
-            except DamagedFiles as error:
-                yield f"{error}: it is not copied", True
+        yield from _missing(there, own, run_dir, lambda step: fetch_step(store, step, run_dir))
         fetch_files(store, run_dir, anew=not own or there[-1] > own[-1])
+
+
+def _missing(
+    steps: Iterable[int], there: Collection[int], place: object, copy: Callable[[int], None]
+) -> Iterator[tuple[str, bool]]:
+    """Copy those of `steps` that are not there; lines and faults as `send` has them."""
+    for step in steps:
+        if step in there:
+            yield f"step {step} is in {place}", False
+            continue
+        try:
+            copy(step)
+            yield f"step {step} was copied to {place}", False
+        except DamagedFiles as error:
+            yield f"step {step} is damaged, and not copied: {error}", True
 
 
 class Copies:
@@ -239,9 +239,10 @@ class Copies:
             send_files(self._run_dir, self._store)
             send_step(self._run_dir, step, self._store)
             self._sent.add(step)
-            for old in self._sent - set(saved_steps(self._run_dir)):  # which the policy has removed here
-                delete_step(old, self._store)
-                self._sent.discard(old)
+            for old in self._sent - set(saved_steps(self._run_dir)):
+                if old < step:  # which the policy has removed here; a later one was damaged here, and is whole there
+                    delete_step(old, self._store)
+                    self._sent.discard(old)
         except OSError as error:
             raise OSError(
                 f"the checkpoint of step {step} is saved in {self._run_dir}, but not copied ({error}); "

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import jax
 
+from ringformer.object_store import ObjectStore
+from ringformer.train.checkpoint_copies import copied_steps
 from ringformer.train.checkpoint_integrity import checkpoint_faults
 from ringformer.train.checkpoints import latest_step
 from ringformer.train.config import Config
@@ -95,8 +97,10 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
 
 
 def nothing_left(config: Config) -> bool:
-    """Whether a run is finished, and its last checkpoint whole; all processes call it."""
-    return finished(config) and not checkpoint_faults(config.run_dir, config.steps)
+    """Whether a run is finished, its last checkpoint whole, and copied if it is to be; all processes call it."""
+    if not finished(config) or checkpoint_faults(config.run_dir, config.steps):
+        return False
+    return not config.copy_to or config.steps in copied_steps(ObjectStore(config.copy_to))
 
 
 def finished(config: Config) -> bool:

@@ -19,6 +19,7 @@ from ringformer.train.checkpoint_copies import Copies, copied_steps, receive, se
 from ringformer.train.checkpoint_integrity import checkpoint_faults, saved_steps
 from ringformer.train.config import Config, DataConfig, OptimizerConfig, base_config
 from ringformer.train.config_parsing import parse_stages
+from ringformer.train.context_stages import nothing_left
 from ringformer.train.keep_policy import Keep
 from ringformer.train.loop import train
 from ringformer.train.run import prepare
@@ -80,6 +81,20 @@ def test_the_manifest_comes_last_and_goes_first(bucket, tmp_path):
     assert written[-1] == deleted[0] == last and sorted(written) == sorted(deleted) and order[-1][0] == "DELETE"
     assert copied_steps(ObjectStore(URL)) == saved_steps(tmp_path / "run") == [20, 30]
     assert not [name for name in bucket.objects if "/10/" in name]
+
+
+def test_the_whole_copy_of_what_is_damaged_here_stays(bucket, tmp_path):
+    """The run goes on from an older one, and what it saves on its way removes no later one."""
+    run = tmp_path / "run"
+    save(run, 10, 30)
+    copies = Copies(run, URL)
+    assert not copies.refusal()
+    (run / "checkpoints" / "30").rename(tmp_path / "set aside")  # as newest_whole does, when the run has begun
+    mesh, shardings = setup("1,1,1,1")
+    saving = opened(run, keep=Keep(), copies=copies)
+    saving.save(laid_out(STATES[20], shardings, mesh))
+    saving.close()
+    assert copied_steps(ObjectStore(URL)) == [10, 20, 30]
 
 
 def test_no_damage_of_a_copy_is_brought_back_in_silence(bucket, tmp_path):
@@ -289,6 +304,14 @@ def test_a_run_whose_machine_is_gone_goes_on_elsewhere_to_the_same_bits(bucket, 
         [row["loss"] for row in read_metrics(run) if "loss" in row] for run in (config.run_dir, tmp_path / "whole")
     ]
     assert losses[0] == losses[1] and copied_steps(ObjectStore(URL)) == [4, 6]
+    assert nothing_left(config)
+    del bucket.objects["runs/mine/checkpoints/6/default/manifest.json"]  # it ended while this was sent
+    assert not nothing_left(config)
+    train(prepare(config))
+    assert nothing_left(config) and saved_arrays(Path(config.run_dir), 6) == saved_arrays(tmp_path / "whole", 6)
+    bucket.refuse = lambda method, name: 503
+    with pytest.raises(OSError, match="gs://bucket/runs/mine cannot be listed"):
+        nothing_left(config)
 
 
 def test_keys_that_cannot_be(config):
