@@ -16,7 +16,7 @@ from ringformer.argument_parser import output_argument
 
 _7B = "--model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=8388608"
 _8B = "--model=llama3_8b --target=v5p-128 --seq_len=4194304 --head_groups=1 --remat_group=1"
-KEPT = "--head_groups=1 --remat=attention --offload --kernel=pallas"
+KEPT = "--head_groups=1 --remat=attention --offload --no-fetch_ahead --kernel=pallas"
 STEPS = {
     "7b/xla": f"{_7B} --head_groups=4 --kernel=xla",
     "7b/pallas": f"{_7B} --head_groups=4 --kernel=pallas",
@@ -26,7 +26,8 @@ STEPS = {
     "8b/xla": f"{_8B} --kernel=xla",
     "8b/pallas": f"{_8B} --kernel=pallas --q_chunk=1024 --k_chunk=1024",
     "7b on v4/attention kept, longest": f"--model=llama_7b --target=v4-1024 --seq_len=67108864 {KEPT}",
-    "8b on 8xH100": "--model=llama3_8b --target=8xH100 --seq_len=6291456 --head_groups=8 --offload --kernel=cudnn",
+    "8b on 8xH100": "--model=llama3_8b --target=8xH100 --seq_len=6291456 --head_groups=8 --offload --no-fetch_ahead "
+    "--kernel=cudnn",
 }
 """The flags of `ringformer estimate`."""
 

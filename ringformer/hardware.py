@@ -56,6 +56,8 @@ class Chip:
     """Host memory per device, of a usual host."""
     host_devices: int
     """Devices of a host."""
+    host_bandwidth: float
+    """The rate between a device and its host's memory (PCIe)."""
     node_bandwidth: float | None = None
     """The rate of a device's share of the network between hosts; None: not published."""
     tensor_cores: TensorCores | None = None
@@ -70,25 +72,27 @@ class Chip:
 
 def _tpu(
     name: str, *device_kinds: str, tflops: float, ghz: float, cores: int, units: int, hbm_gib: float, hbm_gb: int,
-    link_gb: float, host_gib: int, host_devices: int = 4, network_gb: float | None = None,
+    link_gb: float, host_gib: int, host_gb: float = 15, host_devices: int = 4, network_gb: float | None = None,
 ) -> Chip:  # fmt: skip
     """`units`: 128 x 128 multiply-accumulate arrays in the matrix units of a core."""
     return Chip(
         name=name, kind="tpu", device_kinds=device_kinds, bf16_flops=tflops * 1e12, float32_flops=tflops * 1e12,
         hbm_bytes=int(hbm_gib * GiB), hbm_bandwidth=hbm_gb * 10**9, clock_hz=ghz * 1e9, link_bandwidth=link_gb * 1e9,
-        host_bytes=host_gib * GiB, host_devices=host_devices, node_bandwidth=network_gb and network_gb * 1e9,
+        host_bytes=host_gib * GiB, host_devices=host_devices,
+        host_bandwidth=host_gb * 1e9, node_bandwidth=network_gb and network_gb * 1e9,
         tensor_cores=TensorCores(cores, units * 2 * 128 * 128),
     )  # fmt: skip
 
 
 def _gpu(
     name: str, device_kind: str, cores: Multiprocessors, *, tflops: float, tf32_tflops: float, ghz: float,
-    hbm_bytes: int, hbm_gb: int, link_gb: float, network_gb: float,
+    hbm_bytes: int, hbm_gb: int, link_gb: float, host_gb: float, network_gb: float,
 ) -> Chip:  # fmt: skip
     return Chip(
         name=name, kind="gpu", device_kinds=(device_kind,), bf16_flops=tflops * 1e12, float32_flops=tf32_tflops * 1e12,
         hbm_bytes=hbm_bytes, hbm_bandwidth=hbm_gb * 10**9, clock_hz=ghz * 1e9, link_bandwidth=link_gb * 1e9,
-        host_bytes=250 * GiB, host_devices=GPUS_OF_A_NODE, node_bandwidth=network_gb * 1e9, multiprocessors=cores,
+        host_bytes=250 * GiB, host_devices=GPUS_OF_A_NODE,
+        host_bandwidth=host_gb * 1e9, node_bandwidth=network_gb * 1e9, multiprocessors=cores,
     )  # fmt: skip
 
 
@@ -106,28 +110,30 @@ _BLACKWELL = Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_by
 # and v4 none is published.
 # Host memory: what some GiB for the system leave to a device of machine types with 340 (v3, 8 cores), 407 (v4, 4
 # chips), 192 (v5e, 4 chips: cloud.google.com/tpu/docs/v5e), 448 (v5p, 4 chips), 720 (v6e, 4 chips), 960 GB (TPU7x, 8
-# cores) and 2 TB (8 GPUs). GPU memory: what CUDA reports, less than the nominal size.
+# cores) and 2 TB (8 GPUs). PCIe, one way: of a TPU's chip 16 GB/s on v4, about 15 on most and 32 on v6e ("How to Scale
+# Your Model"), of v3 and tpu7x none is published: a core has half of a v4's or a v6e's; of a GPU 16 lanes of the fourth
+# generation (A100) or the fifth, nominal. GPU memory: what CUDA reports, less than the nominal size.
 CHIPS = {
     "v3": _tpu("TPU v3 core", "TPU v3", tflops=61.5, ghz=0.94, cores=1, units=2, hbm_gib=15.48, hbm_gb=450, link_gb=70,
-               host_gib=38, host_devices=8),
+               host_gib=38, host_gb=8, host_devices=8),
     "v4": _tpu("TPU v4", "TPU v4", tflops=275, ghz=1.05, cores=2, units=4, hbm_gib=30.75, hbm_gb=1228, link_gb=45,
-               host_gib=90),
+               host_gib=90, host_gb=16),
     "v5e": _tpu("TPU v5e", "TPU v5 lite", "TPU v5e", tflops=197, ghz=1.5, cores=1, units=4, hbm_gib=15.75, hbm_gb=819,
                 link_gb=45, host_gib=42, network_gb=3.125),
     "v5p": _tpu("TPU v5p", "TPU v5", "TPU v5p", tflops=459, ghz=1.75, cores=2, units=4, hbm_gib=95.73, hbm_gb=2765,
                 link_gb=90, host_gib=100, network_gb=6.25),
     "v6e": _tpu("TPU v6e", "TPU v6 lite", "TPU v6e", tflops=918, ghz=1.751, cores=1, units=16, hbm_gib=31.24,
-                hbm_gb=1640, link_gb=90, host_gib=160, network_gb=12.5),
+                hbm_gb=1640, link_gb=90, host_gib=160, host_gb=32, network_gb=12.5),
     "tpu7x": _tpu("TPU7x core", "TPU7x", tflops=1153, ghz=2.199, cores=1, units=16, hbm_gib=94.74, hbm_gb=3690,
-                  link_gb=90, host_gib=105, host_devices=8, network_gb=6.25),
+                  link_gb=90, host_gib=105, host_gb=16, host_devices=8, network_gb=6.25),
     "A100-80": _gpu("NVIDIA A100-SXM4-80GB", "NVIDIA A100", _AMPERE, tflops=312, tf32_tflops=156, ghz=1.41,
-                    hbm_bytes=85100068864, hbm_gb=2039, link_gb=300, network_gb=25),
+                    hbm_bytes=85100068864, hbm_gb=2039, link_gb=300, host_gb=31.5, network_gb=25),
     "H100": _gpu("NVIDIA H100 80GB HBM3", "NVIDIA H100", _HOPPER, tflops=989, tf32_tflops=494, ghz=1.98,
-                 hbm_bytes=85029158912, hbm_gb=3350, link_gb=450, network_gb=50),
+                 hbm_bytes=85029158912, hbm_gb=3350, link_gb=450, host_gb=63, network_gb=50),
     "H200": _gpu("NVIDIA H200", "NVIDIA H200", _HOPPER, tflops=989, tf32_tflops=494, ghz=1.98,
-                 hbm_bytes=150754820096, hbm_gb=4800, link_gb=450, network_gb=50),
+                 hbm_bytes=150754820096, hbm_gb=4800, link_gb=450, host_gb=63, network_gb=50),
     "B200": _gpu("NVIDIA B200", "NVIDIA B200", _BLACKWELL, tflops=2250, tf32_tflops=1125, ghz=1.965,
-                 hbm_bytes=191514411008, hbm_gb=8000, link_gb=900, network_gb=50),
+                 hbm_bytes=191514411008, hbm_gb=8000, link_gb=900, host_gb=63, network_gb=50),
 }  # fmt: skip
 """By the name of a TPU's generation or of a GPU."""
 

@@ -77,7 +77,9 @@ def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> 
                 continue
             usual = default_chunk(seq_len // sp)
             for layout, remat, offload, chunk in product(VISIBLE, OFFLOADABLE, (False, True), (None, usual // 2)):
-                config = replace(shape, layout=layout, remat=remat, offload=offload, q_chunk=chunk, k_chunk=chunk)
+                # For the longest contexts: what is fetched ahead would take memory.
+                config = replace(shape, layout=layout, remat=remat, offload=offload, fetch_ahead=not offload,
+                                 q_chunk=chunk, k_chunk=chunk)  # fmt: skip
                 workload = Workload(config, target, f"1,{rings},{tp},{sp}", seq_len, batch_size=rings, name=model)
                 ranked += [
                     _counted(workload.with_settings(settings))
@@ -100,9 +102,11 @@ def _counted(workload: Workload) -> Candidate:
     if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
         moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
         exposed += (1 + of_weights) * model.num_layers * moved / target.ring_bandwidth(tp)
-    # Groups of heads and small chunks make more, smaller kernels; a transfer to the host is taken to be hidden.
+    moved = host_bytes(workload) / target.chip.host_bandwidth  # out under the forward pass, back before each layer's
+    exposed += max(0.0, moved - compute / (of_weights + 2)) + moved
+    # Groups of heads and small chunks make more, smaller kernels.
     smaller = math.log2(model.head_groups) + 2 * (model.q_chunk is not None)
-    seconds = (compute + exposed) * (1 + 0.005 * smaller + 0.002 * model.offload)
+    seconds = (compute + exposed) * (1 + 0.005 * smaller)
     return Candidate(workload, peak_bytes(workload), host_bytes(workload), seconds / (seq_len * rings))
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ringformer.estimate.overlap import Transfer
+from ringformer.estimate.overlap import FROM_HOST, TO_HOST, Transfer
 from ringformer.hardware import GiB
 from ringformer.ops.gather_weight import GATHER, SCATTER
 
@@ -17,8 +17,10 @@ PURPOSES = (
     "activations gathered",
     "partial results merged",
     "other",
+    "offloaded, to the host",
+    "offloaded, from the host",
 )
-"""What collectives are for, in the order of the table. At the ends of a ring's loops: the hops before the first turn
+"""What transfers are for, in the order of the table. At the ends of a ring's loops: the hops before the first turn
 and after the last. Gradients are those of training; activations gathered and partial results merged, of split products
 and of attention to a cache that is spread, those of inference. Other: activations over tp, scalars such as the loss."""
 
@@ -43,7 +45,9 @@ class Group(NamedTuple):
 
 def purpose(t: Transfer) -> str:
     """What a collective is for: one of `PURPOSES`."""
-    inside, ends, gathered, reduced, _, _, other = PURPOSES
+    inside, ends, gathered, reduced, _, _, other, to_host, from_host = PURPOSES
+    if t.kind in (TO_HOST, FROM_HOST):
+        return to_host if t.kind == TO_HOST else from_host
     if t.kind == "collective-permute":
         return inside if t.in_ring_loop else ends
     if GATHER in t.op_name:
@@ -79,13 +83,13 @@ def grouped(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purp
 
 def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[str]:
     """The lines of a table of the groups; none for a step without collectives."""
-    lines = [f"{'collectives':24}{'kind':20}{'executed':>10}{'synchronous':>13}{'hidden GiB':>12}{'exposed GiB':>13}"
+    lines = [f"{'transfers':26}{'kind':20}{'executed':>10}{'synchronous':>13}{'hidden GiB':>12}{'exposed GiB':>13}"
              "  longest single one"]  # fmt: skip
     for g in grouped(transfers, purpose):
         t = g.longest
         single = f"{t.dtype}{list(t.shape)}, {t.bytes / 2**20:,.1f} MiB, through after {t.seconds * 1e3:,.2f} ms"
         lines.append(
-            f"{g.purpose:24}{g.kind:20}{g.executions:>10,.0f}{g.synchronous:>13,.0f}{g.hidden_bytes / GiB:>12,.2f}"
+            f"{g.purpose:26}{g.kind:20}{g.executions:>10,.0f}{g.synchronous:>13,.0f}{g.hidden_bytes / GiB:>12,.2f}"
             f"{g.exposed_bytes / GiB:>13,.2f}  {single}"
         )
     return lines if len(lines) > 1 else []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ringformer.estimate.workload import Workload
 
 MODEL_FLAGS = ("attention", "layout", "compute_dtype", "remat", "remat_group", "head_groups", "q_chunk", "k_chunk",
-               "offload", "kernel")  # fmt: skip
+               "offload", "fetch_ahead", "kernel")  # fmt: skip
 """The fields of `LlamaConfig` that are flags of an estimate."""
 
 BROKE_DOWN = "the compiler broke down, which says nothing of whether it fits: "

@@ -224,7 +224,7 @@ def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
     chip = target.chip
     clock = chip.clock_hz if chip.kind == "tpu" else 0.0
     share = efficiency(target.generation, getattr(model, "kernel", "xla"))
-    return Rates(chip.flops(model.compute_dtype), hop, gather, chip.hbm_bandwidth, clock, share)
+    return Rates(chip.flops(model.compute_dtype), hop, gather, chip.hbm_bandwidth, clock, share, chip.host_bandwidth)
 
 
 def _write(path: Path, content: object) -> None:

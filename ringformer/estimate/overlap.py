@@ -3,25 +3,35 @@
 A collective that starts here and is waited for there travels while the instructions between the two execute. It counts
 as hidden if these take (`program_seconds.py`) at least as long as its bytes on the link; permutes share one link, in
 the order in which they start. A collective without a start of its own is exposed, and so is one whose computation is a
-branch that may not be taken.
+branch that may not be taken. Copies to the host share one link, and copies from it another; they travel under the waits
+for collectives, too.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
-from ringformer.estimate.compiled_program import COLLECTIVES, Instruction, Program
+from ringformer.estimate.compiled_program import COLLECTIVES, Array, Instruction, Program
 from ringformer.estimate.host_waits import host_waits
 from ringformer.estimate.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.ops.ring_attention import LOOP
 
+TO_HOST, FROM_HOST = "copy to the host", "copy from the host"
+"""What travels besides collectives: what `offload` keeps in host memory."""
+
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](\{[^{}]*\})?")
+_IN_HOST_MEMORY = "S(5)"
+"""In the layout of an array."""
+
 
 @dataclass(frozen=True)
 class Transfer:
-    """One collective instruction of the program, executed `count` times."""
+    """One collective instruction of the program, or one copy to or from the host, executed `count` times."""
 
     kind: str
+    """One of `COLLECTIVES`, `TO_HOST` or `FROM_HOST`."""
     dtype: str
     shape: tuple[int, ...]
     count: float
@@ -88,6 +98,11 @@ class Schedule:
         """What communication adds to the step."""
         return sum(t.count * t.wait for t in self.transfers)
 
+    @property
+    def exposed_host_seconds(self) -> float:
+        """Of that, what copies to and from the host add."""
+        return sum(t.count * t.wait for t in self.transfers if t.kind in (TO_HOST, FROM_HOST))
+
 
 def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = None) -> Schedule:
     """The schedule of a compiled program's text, with the cycles of known machine code by `KernelKeys.key`."""
@@ -103,58 +118,65 @@ def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = 
 
 
 class _Span(NamedTuple):
-    instruction: Instruction  # the collective
+    """What travels while a computation's instructions from `start` to `end` execute; end None: while nothing does."""
+
+    kind: str
+    array: Array
+    bytes: int
+    text: str
     start: int
     end: int | None
+
+    @property
+    def last(self) -> int:
+        return self.start if self.end is None else self.end
 
 
 def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str | None) -> list[Transfer]:
     """`loop`: the text of the loop whose body this computation is."""
     program, rates = seconds.program, seconds.rates
     instructions = list(program.computations[name].values())
-    spans = list(_spans(program, instructions))
+    spans = [*_collectives(program, instructions), *_host_copies(instructions)]
     if not spans:
         return []
+    of_kind = {kind: [s for s in spans if s.kind == kind] for kind in ("collective-permute", TO_HOST, FROM_HOST)}
     before = [0.0]  # seconds of computation before each instruction, of branches the fastest
     for instruction in instructions:
         taken = sum(s.certain for s in seconds.of_instruction(name, instruction).values())
         before.append(before[-1] + taken)
-    permutes = [s for s in spans if s.instruction.collective == "collective-permute"]
-    on_link = iter(_share_link(permutes, before, rates.hop_bytes))
-    transfers = []
+    waits = [0.0] * (len(instructions) + 1)  # for collectives, at each instruction
+
+    def transfer(span: _Span, on_its_way: float, cover: float, wait: float) -> Transfer:
+        waits[span.last + 1] += wait
+        in_loop = _in_ring_loop(span.text, loop)
+        return Transfer(
+            span.kind, *span.array, count, span.bytes, span.end is not None, on_its_way, cover, wait, in_loop, name,
+            _op_name(span.text),
+        )  # fmt: skip
+
+    def on_one_link(kind: str, passed: list[float], rate: float) -> list[Transfer]:
+        link = _share_link(of_kind[kind], passed, rate)
+        return [
+            transfer(span, on_its_way, _cover(span, passed), wait)
+            for span, (on_its_way, wait) in zip(of_kind[kind], link, strict=True)
+        ]
+
+    transfers = on_one_link("collective-permute", before, rates.hop_bytes)
     for span in spans:
-        collective = span.instruction
-        kind, array = collective.collective, collective.arrays[0]
-        cover = 0.0 if span.end is None else before[span.end] - before[span.start + 1]
-        if kind == "collective-permute":
-            sent, (on_its_way, wait) = array.bytes, next(on_link)
-        else:
-            largest = max(a.bytes for a in collective.arrays)
-            sent = 2 * largest if kind == "all-reduce" else largest  # reduce, then gather
-            on_its_way = sent / rates.gather_bytes
-            wait = max(0.0, on_its_way - cover)
-        in_loop = _in_ring_loop(collective.text, loop)
-        transfers.append(
-            Transfer(
-                kind,
-                array.dtype,
-                array.shape,
-                count,
-                sent,
-                span.end is not None,
-                on_its_way,
-                cover,
-                wait,
-                in_loop,
-                name,
-                _op_name(collective.text),
-            )
-        )
-    return transfers
+        if span.kind not in of_kind:
+            on_its_way, cover = span.bytes / rates.gather_bytes, _cover(span, before)
+            transfers.append(transfer(span, on_its_way, cover, max(0.0, on_its_way - cover)))
+    passed = [a + b for a, b in zip(before, accumulate(waits), strict=True)]
+    return [*transfers, *(t for kind in (TO_HOST, FROM_HOST) for t in on_one_link(kind, passed, rates.host_bytes))]
 
 
-def _share_link(permutes: list[_Span], compute: list[float], rate: float) -> list[tuple[float, float]]:
-    """The permutes of a computation on their one link, first come, first served, one at a time.
+def _cover(span: _Span, before: list[float]) -> float:
+    """Seconds between a span's start and its end."""
+    return 0.0 if span.end is None else before[span.end] - before[span.start + 1]
+
+
+def _share_link(spans: list[_Span], compute: list[float], rate: float) -> list[tuple[float, float]]:
+    """What travels on one link in a computation, first come, first served, one at a time.
 
     Args:
       compute: seconds of computation before each instruction.
@@ -163,8 +185,8 @@ def _share_link(permutes: list[_Span], compute: list[float], rate: float) -> lis
     Returns:
       `(seconds, wait)` of each one's `Transfer`.
     """
-    starts = [(span.start, False, i) for i, span in enumerate(permutes)]
-    ends = [(span.start if span.end is None else span.end, True, i) for i, span in enumerate(permutes)]
+    starts = [(span.start, False, i) for i, span in enumerate(spans)]
+    ends = [(span.last, True, i) for i, span in enumerate(spans)]
     waited = link_is_free = 0.0
     through: dict[int, float] = {}
     seconds: dict[int, float] = {}
@@ -175,9 +197,9 @@ def _share_link(permutes: list[_Span], compute: list[float], rate: float) -> lis
             waits[i] = max(0.0, through[i] - now)
             waited += waits[i]
         else:
-            link_is_free = max(link_is_free, now) + permutes[i].instruction.arrays[0].bytes / rate
+            link_is_free = max(link_is_free, now) + spans[i].bytes / rate
             seconds[i], through[i] = link_is_free - now, link_is_free
-    return [(seconds[i], waits[i]) for i in range(len(permutes))]
+    return [(seconds[i], waits[i]) for i in range(len(spans))]
 
 
 def _op_name(text: str) -> str:
@@ -193,13 +215,62 @@ def _in_ring_loop(permute: str, loop: str | None) -> bool:
     return around is None or bool(re.search(f"/{LOOP}/(eval_jaxpr/)?while$", around[1]))
 
 
-def _spans(program: Program, instructions: list[Instruction]):
-    """The collectives of a computation with the places of their start and end; end None: synchronous.
+def _collectives(program: Program, instructions: list[Instruction]) -> Iterator[_Span]:
+    """The collectives of a computation.
 
     Three forms: X-start and X-done; async-start and async-done around a wrapped X; and the TPU's chains of fusions,
     which carry a gather along with other work, also through the turns of a loop, from AsyncCollectiveStart to
     AsyncCollectiveDone.
     """
+    ends = _ends(instructions)
+    chains: dict[str, tuple[Instruction, int]] = {}
+    for i, x in enumerate(instructions):
+        if x.collective:
+            yield _collective(x, i, ends.get(x.name))
+        elif x.opcode in ("fusion", "async-start"):
+            for inner, fused in _inside(program, x):
+                chain = re.search(r'chain_id="(\d+)"', inner.text)
+                if x.opcode == "async-start":
+                    yield _collective(inner, i, ends.get(x.name))
+                elif chain is None:
+                    yield _collective(inner, i, None)
+                elif "AsyncCollectiveStart" in fused:
+                    chains[chain[1]] = inner, i
+                elif "AsyncCollectiveDone" in fused:
+                    collective, start = chains.pop(chain[1])
+                    yield _collective(collective, start, i)
+
+
+def _collective(x: Instruction, start: int, end: int | None) -> _Span:
+    kind, array = x.collective or "", x.arrays[0]
+    largest = max(a.bytes for a in x.arrays)
+    sent = array.bytes if kind == "collective-permute" else largest
+    return _Span(kind, array, 2 * sent if kind == "all-reduce" else sent, x.text, start, end)  # reduce, then gather
+
+
+def _host_copies(instructions: list[Instruction]) -> Iterator[_Span]:
+    """The copies of a computation between the device's memory and the host's: whole arrays, or slices of them."""
+    here, ends = {x.name: x for x in instructions}, _ends(instructions)
+    for i, x in enumerate(instructions):
+        starts = x.opcode.endswith("-start") and not x.collective
+        if not starts and x.opcode not in ("copy", "dynamic-slice", "dynamic-update-slice", "fusion"):
+            continue
+        end = ends.get(x.name) if starts else None
+        result = x.type if end is None else instructions[end].type
+        types = [x.type, *(here[name].type for name in x.operands if name in here)]
+        arrays = [match for type_ in types for match in _ARRAY.finditer(type_)]
+        on_device = [_array(match) for match in arrays if _IN_HOST_MEMORY not in match[0]]
+        if on_device and len(on_device) < len(arrays):
+            moved = max(on_device, key=lambda array: array.bytes)
+            yield _Span(TO_HOST if _IN_HOST_MEMORY in result else FROM_HOST, moved, moved.bytes, x.text, i, end)
+
+
+def _array(match: re.Match) -> Array:
+    return Array(match[1], tuple(int(n) for n in match[2].split(",") if n))
+
+
+def _ends(instructions: list[Instruction]) -> dict[str, int]:
+    """The place of the instruction that waits for each one that starts something."""
     place = {x.name: i for i, x in enumerate(instructions)}
     ends: dict[str, int] = {}
     for i, x in enumerate(instructions):
@@ -208,22 +279,7 @@ def _spans(program: Program, instructions: list[Instruction]):
             while first.opcode == "async-update":
                 first = instructions[place[first.operands[0]]]
             ends[first.name] = i
-    chains: dict[str, tuple[Instruction, int]] = {}
-    for i, x in enumerate(instructions):
-        if x.collective:
-            yield _Span(x, i, ends.get(x.name))
-        elif x.opcode in ("fusion", "async-start"):
-            for inner, fused in _inside(program, x):
-                chain = re.search(r'chain_id="(\d+)"', inner.text)
-                if x.opcode == "async-start":
-                    yield _Span(inner, i, ends.get(x.name))
-                elif chain is None:
-                    yield _Span(inner, i, None)
-                elif "AsyncCollectiveStart" in fused:
-                    chains[chain[1]] = inner, i
-                elif "AsyncCollectiveDone" in fused:
-                    collective, start = chains.pop(chain[1])
-                    yield _Span(collective, start, i)
+    return ends
 
 
 def _inside(program: Program, instruction: Instruction):

@@ -56,7 +56,7 @@ def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str
             f"    --config.seq_len={planned.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
             f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat={m.remat} "
             f"--config.model.head_groups={m.head_groups} --config.model.remat_group={m.remat_group} "
-            f"--config.model.offload={m.offload}",
+            f"--config.model.offload={m.offload}{'' if m.fetch_ahead else ' --config.model.fetch_ahead=False'}",
             f"    --config.model.layout={m.layout}{chunks}",
         ]
     refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)

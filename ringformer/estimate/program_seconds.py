@@ -5,6 +5,7 @@ is executed: data are fetched while the units compute. Where no machine code is 
 stand for the cycles. Communication is not in it; the schedule says what of that is exposed (`overlap.py`).
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,6 +81,8 @@ class Rates(NamedTuple):
     cycles: float
     """The clock; 0 where machine code is not counted (GPU)."""
     efficiency: Efficiency = USUAL
+    host_bytes: float = math.inf
+    """Bytes between a device and its host, one way."""
 
 
 class Seconds(NamedTuple):

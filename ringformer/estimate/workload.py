@@ -115,10 +115,12 @@ def estimate_command(workload: Workload) -> str:
     shape |= {"accumulate": workload.accumulate} if workload.accumulate != 1 else {}
     layout = {name: getattr(model, name) for name in ("layout", "kernel", "remat")
               if getattr(model, name) != getattr(LlamaConfig, name)}  # fmt: skip
-    named = LlamaConfig(**preset(workload.name) | flags | layout | settings | {"offload": model.offload})
+    switches = {name: getattr(model, name) for name in ("offload", "fetch_ahead")}
+    named = LlamaConfig(**preset(workload.name) | flags | layout | settings | switches)
     if named != model:
         raise ValueError(f"no flags of `ringformer estimate` make {model} of {workload.name!r}; write a config file")
     options = {"model": workload.name, "target": workload.target.name, **flags, **shape, **layout,
                "seq_len": workload.seq_len, **settings}  # fmt: skip
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    return " ".join(["ringformer estimate", *words, *(["--offload"] if model.offload else []), "--json"])
+    words += [f"--{'' if on else 'no-'}{name}" for name, on in switches.items() if on != getattr(LlamaConfig, name)]
+    return " ".join(["ringformer estimate", *words, "--json"])

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Float32, Int
 
 from ringformer.models.interface import Axes
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.offloaded_scan import offloaded_scan
 from ringformer.ops import layouts, rope
 from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
@@ -38,16 +38,6 @@ REMAT = {
 }
 """What a layer keeps for its backward: its input alone; also o and the softmax's m and l, so that the ring runs forward
 once; also the matmul outputs; everything."""
-
-SAVED_INPUT = "layer_input"
-OFFLOAD = {
-    name: jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[], names_which_can_be_offloaded=[SAVED_INPUT, *kept],
-        offload_src="device", offload_dst="pinned_host",
-    )
-    for name, kept in (("full", []), ("attention", [SAVED_OUTPUT, SAVED_SOFTMAX]))
-}  # fmt: skip
-"""The same with what is kept in host memory, the layer's input too."""
 
 Rotation = tuple[Float32[Array, "#B T half"], Float32[Array, "#B T half"]]
 """(cos, sin) of the pairs of features of a head, at each token."""
@@ -240,20 +230,21 @@ class Llama(nnx.Module):
         rotation = rope.rotations(positions, frequencies, c.rope_scaling.amplitude)
         definition, stacked = nnx.split(self.layers)
 
-        def layer(x, of_layer):
-            weights, given = of_layer
+        def layer(x, of_layer, shared):
+            (weights, given), (rotation, segment_ids) = of_layer, shared
             own = None if attend is None else partial(attend, given)
             return nnx.merge(definition, gather("layers", weights))(x, rotation, segment_ids, axes, own)
 
-        layers, g, kept = (nnx.to_pure_dict(stacked), given), c.remat_group, None
+        layers, shared = (nnx.to_pure_dict(stacked), given), (rotation, segment_ids)
+        g, kept, offload = c.remat_group, None, partial(offloaded_scan, ahead=c.fetch_ahead) if c.offload else None
         grouped = c.num_layers // g * g if g > 1 else 0
         if grouped:
             groups = jax.tree.map(lambda w: w[:grouped].reshape(-1, g, *w.shape[1:]), layers)
-            group = partial(lax.scan, _rematerialised(layer, c.remat, offload=False))
-            x, _ = lax.scan(_rematerialised(group, "full", c.offload), x, groups)
+            group = partial(_scan, layer, c.remat, None)
+            x, _ = _scan(group, "full", offload, x, groups, shared)
         if grouped < c.num_layers:
             rest = jax.tree.map(lambda w: w[grouped:], layers)
-            x, kept = lax.scan(_rematerialised(layer, c.remat, c.offload), x, rest)
+            x, kept = _scan(layer, c.remat, offload, x, rest, shared)
         return self.norm(x), kept
 
     def _places(self, length: int, axes: Axes):
@@ -271,15 +262,13 @@ class Llama(nnx.Module):
         return gather("head", self.head[...]).astype(dtype)
 
 
-def _rematerialised(body, remat: str, offload: bool):
-    """The body of a scan over layers, which keeps of each turn what `remat` says."""
-    if not offload:
-        return jax.checkpoint(body, policy=REMAT[remat], prevent_cse=False)
-
-    def named(x, weights):
-        return body(checkpoint_name(x, SAVED_INPUT), weights)
-
-    return jax.checkpoint(named, policy=OFFLOAD[remat], prevent_cse=False)
+def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shared):
+    """Scan `x, kept = layer(x, weights, shared)` over stacked weights. What `remat` says is kept for the backward, on
+    the device or in host memory by an `offloaded_scan`, which leaves the layers' own `kept` out."""
+    layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
+    if offload is not None:
+        return offload(lambda *arguments: layer(*arguments)[0], x, layers, shared), None
+    return lax.scan(lambda x, weights: layer(x, weights, shared), x, layers)
 
 
 def _normal(config: LlamaConfig, rngs: nnx.Rngs, letters: str) -> nnx.Param:

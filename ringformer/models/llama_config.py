@@ -70,6 +70,9 @@ class LlamaConfig:
     offload: bool = False
     """What is kept waits in host memory for its backward (accelerators; a CPU has no other memory): the layers' inputs,
     with remat=attention also the attention's outputs, but not those that a remat group recomputes."""
+    fetch_ahead: bool = True
+    """What a layer offloaded is fetched while the layer after it runs its backward, and takes the device's memory from
+    then on; False: when its own backward begins, which waits for it."""
     head_groups: int = 1
     """Attention runs over this many groups of heads, one after the other: q, k, v and their gradients exist for one
     group at a time."""
@@ -92,8 +95,8 @@ class LlamaConfig:
     CONTEXT: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
     INHERITED: ClassVar[tuple[str, ...]] = (*CONTEXT, "norm_eps")
     EXECUTION: ClassVar[tuple[str, ...]] = (
-        "attention", "layout", "remat", "remat_group", "offload", "head_groups", "q_chunk", "k_chunk", "kernel",
-        "ffn_chunk", "loss_chunk",
+        "attention", "layout", "remat", "remat_group", "offload", "fetch_ahead", "head_groups", "q_chunk", "k_chunk",
+        "kernel", "ffn_chunk", "loss_chunk",
     )  # fmt: skip
 
     def __post_init__(self):

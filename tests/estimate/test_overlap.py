@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringformer.estimate.overlap import read_schedule
+from ringformer.estimate.overlap import FROM_HOST, TO_HOST, read_schedule
 from ringformer.estimate.program_seconds import USUAL, Rates
 
 RATES = Rates(
@@ -70,3 +70,50 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {{
     schedule = read_schedule(text, RATES)
     assert [t.in_ring_loop for t in schedule.transfers] == [inside]
     assert schedule.exposed_permute_bytes == 3 * 8 * 8 * 4
+
+
+HOST = "f32[4,8,8]{{2,1,0:S(5)}}"
+SLICE = "%s{0} = ((" + HOST + ", s32[]), f32[8,8]{{1,0}}, u32[]) dynamic-slice-start(%h, %i)"
+SLICED = "%d{0} = f32[8,8]{{1,0}} dynamic-slice-done(%s{0})"
+UPDATE = "%u{0} = ((" + HOST + ", f32[8,8]{{1,0}}, s32[]), " + HOST + ", u32[]) fusion-start(%h, %x, %i)"
+UPDATED = "%v{0} = " + HOST + " fusion-done(%u{0})"
+AT_ONCE = "%c{0} = " + HOST + " dynamic-update-slice(%h, %x, %i)"
+
+
+def copies(*lines, host_bytes=8 * 8 * 4):
+    """The schedule of a program beside an array in host memory; a slice of it takes a second each way."""
+    body = "\n".join(f"  {line.format(i)}" for line, i in lines)
+    text = (
+        f"ENTRY %main (x: f32[8,8]) -> f32[8,8] {{\n  %x = f32[8,8] parameter(0)\n  %h = {HOST.format()} parameter(1)\n"
+        f"  %i = s32[] parameter(2)\n{body}\n}}\n"
+    )
+    return read_schedule(text, RATES._replace(host_bytes=host_bytes))
+
+
+def test_a_copy_from_the_host_that_is_waited_for_at_once_is_exposed():
+    schedule = copies((SLICE, 1), (SLICED, 1), (PRODUCT, 1))
+    (transfer,) = schedule.transfers
+    assert (transfer.kind, transfer.bytes, transfer.shape) == (FROM_HOST, 8 * 8 * 4, (8, 8))
+    assert schedule.exposed_host_seconds == schedule.exposed_seconds == 1
+
+
+def test_copies_of_both_directions_travel_under_one_product():
+    schedule = copies((SLICE, 1), (UPDATE, 1), (PRODUCT, 1), (SLICED, 1), (UPDATED, 1))
+    assert sorted((t.kind, t.hidden) for t in schedule.transfers) == [(FROM_HOST, True), (TO_HOST, True)]
+    assert schedule.exposed_seconds == 0
+
+
+def test_copies_of_one_direction_share_the_link():
+    schedule = copies((SLICE, 1), (SLICE, 2), (PRODUCT, 1), (SLICED, 1), (SLICED, 2))
+    assert [t.seconds for t in schedule.transfers] == [1, 2] and schedule.exposed_host_seconds == pytest.approx(1)
+
+
+def test_a_copy_travels_while_a_collective_is_waited_for():
+    """A permute that takes half a second, without anything to travel under."""
+    schedule = copies((SLICE, 1), (SYNCHRONOUS, 1), (SLICED, 1))
+    assert schedule.exposed_host_seconds == pytest.approx(0.5) and schedule.exposed_seconds == pytest.approx(1)
+
+
+def test_a_copy_without_a_start_is_exposed():
+    schedule = copies((AT_ONCE, 1), (PRODUCT, 1))
+    assert [t.kind for t in schedule.transfers] == [TO_HOST] and schedule.exposed_host_seconds == 1

@@ -11,7 +11,7 @@ from ringformer.estimate import compiler_process
 from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.compiler_dump import CompilerFailure
 from ringformer.estimate.compiler_process import compile_apart
-from ringformer.estimate.overlap import read_schedule
+from ringformer.estimate.overlap import FROM_HOST, read_schedule
 from ringformer.estimate.program_estimate import Surroundings, read_refusal
 from ringformer.estimate.program_seconds import USUAL, Rates
 from ringformer.estimate.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
@@ -104,6 +104,24 @@ def test_the_schedule_has_the_host_memory(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     e = compile_apart(workload(LONG, replace(MODEL, offload=True)))
     assert e.fits and e.host_bytes == LAYERS * LONG * MODEL.hidden_size * 2
+
+
+WIDE = replace(MHA, hidden_size=4096, intermediate_size=8192, num_heads=8, num_kv_heads=8, offload=True)
+"""The transfers of layers as wide as 7B's: of a narrow one libtpu starts them too late, whatever waits."""
+
+
+@on_tpu
+@pytest.mark.parametrize(
+    ("ahead", "exposed"), [(True, (0, 0.4)), pytest.param(False, (0.5, 1.1), marks=pytest.mark.slow)]
+)
+def test_inputs_fetched_a_layer_ahead_are_hidden(ahead, exposed):
+    """But for the first of the backward, which has nothing to travel under; in its own turn each is waited for."""
+    schedule = compile_apart(workload(LONG, replace(WIDE, fetch_ahead=ahead))).schedule
+    fetched = [t for t in schedule.transfers if t.kind == FROM_HOST and t.bytes > 4096]
+    assert sum(t.count for t in fetched) == LAYERS + ahead
+    alone = LAYERS * LONG * WIDE.hidden_size * 2 / CHIPS["v5e"].host_bandwidth
+    least, most = exposed
+    assert least * alone <= schedule.exposed_host_seconds < most * alone
 
 
 @on_tpu

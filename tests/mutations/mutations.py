@@ -226,6 +226,10 @@ MUTATIONS = [
     Mutation("dk and dv swapped", RING, "for x in (dkeys.k, dkeys.v))", "for x in (dkeys.v, dkeys.k))",
              RING_5),
     Mutation("delta forgotten", BLOCK, "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
+    Mutation(
+        "a layer fetched ahead is another one", "models/offloaded_scan.py", "fetch(jnp.maximum(i - 1, 0))", "fetch(i)",
+        "models/test_offloaded_scan.py::test_gradients_are_those_of_a_plain_scan[True]",
+    ),
     # Integrity: what changed on the disk is read as if it had not.
     Mutation("hashes are not compared", "file_manifest.py", "if found_hashes[name] != hashes[name]",
              "if not hashes[name]", "train/test_damaged_checkpoints.py::test_no_flipped_bit_of_a_hundred_is_silent"),

@@ -1,0 +1,72 @@
+"""Layers whose kept arrays wait in host memory: gradients of a plain scan, and what travels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from ringformer.models.offloaded_scan import offloaded_scan
+from tests.helpers import normal, random_vjp, relative_error
+
+LAYERS, ROWS, WIDTH = 5, 3, 8
+KEEP = jax.checkpoint_policies.save_only_these_names("kept")
+
+
+def layer(x, weights, shared):
+    """Keeps its input and a name; `shared` has floats and integers, as rotations and segment ids are."""
+    scale, picked = shared
+    h = checkpoint_name(jnp.tanh(x @ weights["w"]) * scale, "kept")
+    return x + h[:, picked] @ weights["v"]
+
+
+REMATERIALISED = jax.checkpoint(layer, policy=KEEP, prevent_cse=False)
+
+
+def inputs():
+    x, w, v = normal(0, ROWS, WIDTH), normal(1, LAYERS, WIDTH, WIDTH), normal(2, LAYERS, WIDTH, WIDTH)
+    shared = 1 + 0.1 * normal(3, WIDTH), np.random.default_rng(4).permutation(WIDTH)
+    return x, {"w": w, "v": v}, jax.tree.map(jnp.asarray, shared)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_gradients_are_those_of_a_plain_scan(ahead):
+    """Of every layer, the first and the last too; at one layer as well."""
+    x, layers, shared = inputs()
+
+    def plain(x, layers):
+        return lax.scan(lambda x, weights: (layer(x, weights, shared), None), x, layers)[0]
+
+    def offloaded(x, layers):
+        return offloaded_scan(REMATERIALISED, x, layers, shared, ahead=ahead)
+
+    for count in (LAYERS, 1):
+        some = jax.tree.map(lambda w: w[:count], layers)  # noqa: B023
+        y, dx, dlayers = random_vjp(jax.jit(offloaded), x, some)
+        expected_y, expected_dx, expected = random_vjp(plain, x, some)
+        assert relative_error(y, expected_y) < 1e-6 and relative_error(dx, expected_dx) < 2e-6
+        for name, gradient in dlayers.items():
+            for row in range(count):  # a scan that fetches another layer's input is wrong in some layers alone
+                assert relative_error(gradient[row], expected[name][row]) < 2e-6
+
+
+def test_what_waits_in_host_memory_is_what_the_layers_keep():
+    """The input and the named array of each layer: neither weights, nor what the layers share, nor integers."""
+    x, layers, shared = inputs()
+    loss = jax.grad(lambda x, layers: offloaded_scan(REMATERIALISED, x, layers, shared).sum(), argnums=(0, 1))
+    sent = [shape for shape, space in _moves(jax.make_jaxpr(loss)(x, layers).jaxpr) if space == jax.memory.Space.Host]
+    assert sent == [(ROWS, WIDTH)] * 2
+
+
+def _moves(jaxpr):
+    """The shape and the memory of what every `device_put` of a program moves."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "device_put":
+            yield from ((v.aval.shape, v.aval.memory_space) for v in equation.outvars)
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr")
+        ):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from _moves(inner)
