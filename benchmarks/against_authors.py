@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from ringformer.argument_parser import output_argument
-from ringformer.ops.ring_attention import sharded_ring_attention
+from ringformer.ops.sharded_ring_attention import sharded_ring_attention
 
 AUTHORS = "ringattention"
 AUTHORS_FILE = "ringattention/ringattention_jax.py"

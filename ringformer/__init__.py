@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ringformer.ops.layouts import leave as leave
     from ringformer.ops.layouts import permutation as permutation
     from ringformer.ops.ring_attention import ring_attention as ring_attention
-    from ringformer.ops.ring_attention import sharded_ring_attention as sharded_ring_attention
+    from ringformer.ops.sharded_ring_attention import sharded_ring_attention as sharded_ring_attention
 
     __version__: str
 
@@ -40,7 +40,7 @@ _HOMES = {
     "permutation": "ops.layouts",
     "preset": "models.llama_presets",
     "ring_attention": "ops.ring_attention",
-    "sharded_ring_attention": "ops.ring_attention",
+    "sharded_ring_attention": "ops.sharded_ring_attention",
 }
 """The public names, and the module of each."""
 

@@ -59,6 +59,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 FRAGMENTS = [block for block in PYTHON if re.search(r"^config\.|^def get_config", block.text, re.MULTILINE)]
 OF_A_RUN = [block for block in PYTHON if re.search(r"load_model\(|Generator\.load\(", block.text)]
+WITH_IMPORTS = [block for block in PYTHON if "import " in block.text]
 PROGRAMS = [block for block in PYTHON if block not in FRAGMENTS + OF_A_RUN]
 
 
@@ -107,6 +108,46 @@ def test_a_program_runs_and_is_exact(block, tmp_path):
     assert len(errors) == 1 and max(errors) < 1e-5, done.stdout
 
 
+def test_programs_pass_a_type_checker(tmp_path):
+    """All of the pages, as mypy sees them where it finds the package."""
+    paths = [tmp_path / f"program_{number}.py" for number in range(len(WITH_IMPORTS))]
+    for path, block in zip(paths, WITH_IMPORTS, strict=True):
+        path.write_text(block.text)
+    assert type_errors(*paths) == []
+
+
+RESULTS_OF_THE_OP = """
+import jax
+from ringformer import ring_attention, sharded_ring_attention
+mesh = jax.make_mesh((8,), ("sp",))
+q: jax.Array
+a: jax.Array = sharded_ring_attention(q, q, q, mesh=mesh, layout="striped", head_axis="tp")
+b: jax.Array = ring_attention(q, q, q, axis_name="sp", return_lse=False, q_chunk=128)
+c: tuple[jax.Array, jax.Array] = sharded_ring_attention(q, q, q, mesh=mesh, return_lse=True)
+d: tuple[jax.Array, jax.Array] = ring_attention(q, q, q, axis_name=None, return_lse=True)
+e: jax.Array | tuple[jax.Array, jax.Array] = sharded_ring_attention(q, q, q, mesh=mesh, return_lse=bool(q.ndim))
+f: jax.Array = sharded_ring_attention(q, q, q, mesh=mesh, return_lse=True)  # wrong
+g: tuple[jax.Array, jax.Array] = ring_attention(q, q, q, axis_name="sp")  # wrong
+h: jax.Array = sharded_ring_attention(q, q, q, mesh=mesh, q_chunks=128)  # wrong
+i: jax.Array = ring_attention(q, q, q, axis_name="sp", layout="zagzig")  # wrong
+"""
+
+
+def test_the_type_of_a_result_follows_return_lse(tmp_path):
+    path = tmp_path / "results.py"
+    path.write_text(RESULTS_OF_THE_OP)
+    wrong = [number for number, line in enumerate(RESULTS_OF_THE_OP.split("\n"), 1) if line.endswith("# wrong")]
+    assert sorted({int(line.split(":")[1]) for line in type_errors(path)}) == wrong
+
+
+def type_errors(*programs: Path) -> list[str]:
+    """mypy's lines about the programs, which it reads with this package beside them."""
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", "--no-pretty"]
+    done = subprocess.run([*command, *map(str, programs)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
+
+
 @pytest.mark.parametrize("block", FRAGMENTS, ids=lambda block: block.where)
 def test_a_config_is_one(block, monkeypatch):
     monkeypatch.setattr(registry, "FAMILIES", dict(registry.FAMILIES))  # a page registers its own model
@@ -118,7 +159,7 @@ def test_a_config_is_one(block, monkeypatch):
     assert len(runs) == max(1, len(config.stages))
 
 
-@pytest.mark.parametrize("block", [b for b in PYTHON if "import " in b.text], ids=lambda block: block.where)
+@pytest.mark.parametrize("block", WITH_IMPORTS, ids=lambda block: block.where)
 def test_what_is_imported_from_ringformer_is_there(block):
     names = [name for name in imports(block.text) if name.split(".")[0] == "ringformer" and "." in name]
     for name in names:

@@ -17,16 +17,16 @@ The residuals are q, k, v, o, m, l (and segment ids and bias), nothing else.
 """
 
 from functools import partial
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Float32
 
-from ringformer.ops import argument_checks, layouts, online_softmax
+from ringformer.ops import argument_checks, online_softmax
 from ringformer.ops.argument_checks import AnyArray, SegmentIds
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.derivative_guards import reverse_mode_only
@@ -40,6 +40,55 @@ SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
 
 LOOP = "ring"
 """The name scope of the loops over hops, for who reads the compiled program."""
+
+Output = Float[Array, "B T H d"]
+"""Of queries, in their dtype."""
+
+LogSumExp = Float32[Array, "B H T"]
+"""Of the logits of each row."""
+
+
+class Options(TypedDict, total=False):
+    """Keywords that leave the type of the result as it is."""
+
+    layout: Layout
+    causal: bool
+    segment_ids: SegmentIds
+    bias: Float[AnyArray, "B S"] | None
+    scale: float | None
+    q_chunk: int | None
+    k_chunk: int | None
+    kernel: Kernel
+
+
+@overload
+def ring_attention(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    *,
+    axis_name: str | None,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Output, LogSumExp]: ...
+
+
+@overload
+def ring_attention(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    *,
+    axis_name: str | None,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Output: ...
+
+
+@overload
+def ring_attention(
+    q: AnyArray, k: AnyArray, v: AnyArray, *, axis_name: str | None, return_lse: bool, **options: Unpack[Options]
+) -> Output | tuple[Output, LogSumExp]: ...
 
 
 def ring_attention(
@@ -57,7 +106,7 @@ def ring_attention(
     k_chunk: int | None = None,
     kernel: Kernel = "xla",
     return_lse: bool = False,
-) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
+) -> Output | tuple[Output, LogSumExp]:
     """Exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
 
     Call it inside `shard_map`, with the arrays of one device. Memory is linear in T: no logits beyond one pair of
@@ -100,77 +149,6 @@ def ring_attention(
     o, lse = _ring_attention(ring, *reverse_mode_only(arrays, "ring_attention"))
     o, lse = (without_padding(x, ring.parts, q.shape[1], axis) for x, axis in ((o, 1), (lse, 2)))
     return (o, lse) if return_lse else o
-
-
-def sharded_ring_attention(
-    q: Float[AnyArray, "B T H d"],
-    k: Float[AnyArray, "B S K d"],
-    v: Float[AnyArray, "B S K d"],
-    *,
-    mesh: Mesh,
-    axis_name: str = "sp",
-    batch_axes: str | tuple[str, ...] | None = None,
-    head_axis: str | None = None,
-    layout: Layout = "zigzag",
-    causal: bool = True,
-    segment_ids: SegmentIds = None,
-    bias: Float[AnyArray, "B S"] | None = None,
-    **options,
-) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
-    """`ring_attention` on whole arrays in natural order: lays them out on the ring of `mesh` and back.
-
-    Args:
-      q, k, v, segment_ids, bias, causal: as in `ring_attention`, but B, T, S, H and K are global.
-      mesh: any mesh that has `axis_name`, its axes all automatic or all explicit.
-      batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
-      layout: how the tokens are spread during the computation; the default balances causal work.
-      **options: `scale`, `q_chunk`, `k_chunk`, `kernel`, `return_lse` of `ring_attention`.
-
-    Returns:
-      o in natural order, sharded over the named axes, or (o, lse).
-
-    Raises:
-      ValueError: as `ring_attention`; an axis that the mesh lacks; a T or S that the layout cannot cut.
-    """
-    if axis_name not in mesh.shape:
-        raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
-    n = mesh.shape[axis_name]
-    layouts.check_name(layout)
-    if not causal:
-        layout = "contiguous"
-    for x in (q, k):
-        layouts.check_layout(layout, x.shape[1], n)
-    q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
-    rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
-    arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids)
-    specs = (heads, heads, heads, rows, rows, rows)
-    if AxisType.Explicit in mesh.axis_types:
-        arrays = tuple(
-            None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
-            for x, s in zip(arrays, specs, strict=True)
-        )
-    options |= {"axis_name": axis_name, "layout": layout, "causal": causal}
-    return _on_mesh(mesh, specs, tuple(sorted(options.items())), *arrays)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _on_mesh(mesh, specs, sorted_options, *arrays):
-    """`ring_attention` between `layouts.enter` and `leave`; jitted, or an eager call would run op by op."""
-    options = dict(sorted_options)
-    layout, axis_name = options["layout"], options["axis_name"]
-
-    def per_device(*arrays):
-        arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
-        q, k, v, bias, q_ids, k_ids = arrays
-        out = ring_attention(q, k, v, bias=bias, segment_ids=None if q_ids is None else (q_ids, k_ids), **options)
-        if not isinstance(out, tuple):
-            return layouts.leave(out, layout, axis_name)
-        o, lse = out
-        return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
-
-    heads = specs[0]
-    out_specs = (heads, PartitionSpec(heads[0], heads[2], heads[1])) if options.get("return_lse") else heads
-    return jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=out_specs)(*arrays)
 
 
 # --- one device's share of the ring -------------------------------------------------------------------------------

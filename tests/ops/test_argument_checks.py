@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ringformer.ops.argument_checks import as_bias, as_segment_ids
-from ringformer.ops.ring_attention import ring_attention, sharded_ring_attention
+from ringformer.ops.ring_attention import ring_attention
+from ringformer.ops.sharded_ring_attention import sharded_ring_attention
 from tests import dense
 from tests.helpers import assert_close, ring_mesh
 from tests.ops.rings import B, arrays

@@ -9,7 +9,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ringformer.ops.dense_reference import dense_attention
-from ringformer.ops.ring_attention import ring_attention, sharded_ring_attention
+from ringformer.ops.ring_attention import ring_attention
+from ringformer.ops.sharded_ring_attention import sharded_ring_attention
 from tests.helpers import assert_close, packed_segments, relative_error, ring_mesh, values_and_gradients
 from tests.ops.rings import HEADS, LSE, SPECS, B, arrays, dense, jit
 

@@ -1,0 +1,123 @@
+"""Ring attention on whole arrays in natural order: into the layout of the ring, around it, and back."""
+
+from functools import partial
+from typing import Any, Literal, Unpack, overload
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Float
+
+from ringformer.ops import argument_checks, layouts
+from ringformer.ops.argument_checks import AnyArray, SegmentIds
+from ringformer.ops.kernels.block_kernels import Kernel
+from ringformer.ops.layouts import Layout
+from ringformer.ops.ring_attention import LogSumExp, Options, Output, ring_attention
+
+
+class MeshOptions(Options, total=False):
+    """Those of `sharded_ring_attention`."""
+
+    axis_name: str
+    batch_axes: str | tuple[str, ...] | None
+    head_axis: str | None
+
+
+@overload
+def sharded_ring_attention(
+    q: AnyArray, k: AnyArray, v: AnyArray, *, mesh: Mesh, return_lse: Literal[True], **options: Unpack[MeshOptions]
+) -> tuple[Output, LogSumExp]: ...
+
+
+@overload
+def sharded_ring_attention(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    *,
+    mesh: Mesh,
+    return_lse: Literal[False] = False,
+    **options: Unpack[MeshOptions],
+) -> Output: ...
+
+
+@overload
+def sharded_ring_attention(
+    q: AnyArray, k: AnyArray, v: AnyArray, *, mesh: Mesh, return_lse: bool, **options: Unpack[MeshOptions]
+) -> Output | tuple[Output, LogSumExp]: ...
+
+
+def sharded_ring_attention(
+    q: Float[AnyArray, "B T H d"],
+    k: Float[AnyArray, "B S K d"],
+    v: Float[AnyArray, "B S K d"],
+    *,
+    mesh: Mesh,
+    axis_name: str = "sp",
+    batch_axes: str | tuple[str, ...] | None = None,
+    head_axis: str | None = None,
+    layout: Layout = "zigzag",
+    causal: bool = True,
+    segment_ids: SegmentIds = None,
+    bias: Float[AnyArray, "B S"] | None = None,
+    scale: float | None = None,
+    q_chunk: int | None = None,
+    k_chunk: int | None = None,
+    kernel: Kernel = "xla",
+    return_lse: bool = False,
+) -> Output | tuple[Output, LogSumExp]:
+    """`ring_attention` on whole arrays in natural order: lays them out on the ring of `mesh` and back.
+
+    Args:
+      q, k, v: as in `ring_attention`, but B, T, S, H and K are global; so are segment_ids and bias.
+      mesh: any mesh that has `axis_name`, its axes all automatic or all explicit.
+      batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
+      layout: how the tokens are spread during the computation; the default balances causal work.
+      causal, segment_ids, bias, scale, q_chunk, k_chunk, kernel, return_lse: as in `ring_attention`.
+
+    Returns:
+      o in natural order, sharded over the named axes, or (o, lse).
+
+    Raises:
+      ValueError: as `ring_attention`; an axis that the mesh lacks; a T or S that the layout cannot cut.
+    """
+    if axis_name not in mesh.shape:
+        raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
+    n = mesh.shape[axis_name]
+    layouts.check_name(layout)
+    if not causal:
+        layout = "contiguous"
+    for x in (q, k):
+        layouts.check_layout(layout, x.shape[1], n)
+    q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
+    rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
+    arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids)
+    specs = (heads, heads, heads, rows, rows, rows)
+    if AxisType.Explicit in mesh.axis_types:
+        arrays = tuple(
+            None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
+            for x, s in zip(arrays, specs, strict=True)
+        )
+    options: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "causal": causal, "scale": scale}
+    options |= {"q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
+    return _on_mesh(mesh, specs, tuple(options.items()), return_lse, *arrays)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _on_mesh(mesh, specs, static_options, return_lse: bool, *arrays):
+    """`ring_attention` between `layouts.enter` and `leave`; jitted, or an eager call would run op by op."""
+    options = dict(static_options)
+    layout, axis_name = options["layout"], options["axis_name"]
+
+    def per_device(*arrays):
+        arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
+        q, k, v, bias, q_ids, k_ids = arrays
+        ids = None if q_ids is None else (q_ids, k_ids)
+        out = ring_attention(q, k, v, bias=bias, segment_ids=ids, return_lse=return_lse, **options)
+        if not isinstance(out, tuple):
+            return layouts.leave(out, layout, axis_name)
+        o, lse = out
+        return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
+
+    heads = specs[0]
+    out_specs = (heads, PartitionSpec(heads[0], heads[2], heads[1])) if return_lse else heads
+    return jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=out_specs)(*arrays)
