@@ -11,7 +11,10 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from ringformer.absent_tpu import leave_absent_tpu_alone
 from ringformer.file_manifest import MANIFEST, DamagedFiles, find_faults, read_manifest, write_manifest
+
+leave_absent_tpu_alone()  # before a backend starts
 
 WRITTEN_LAST = ("commit_success.txt", "_CHECKPOINT_METADATA")
 """What Orbax writes when everything else is there; nothing that is restored depends on it."""

@@ -10,7 +10,10 @@ import jax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+from ringformer.absent_tpu import leave_absent_tpu_alone
 from ringformer.device_order import order_devices
+
+leave_absent_tpu_alone()  # before a backend starts
 
 AXIS_NAMES = ("dp", "fsdp", "tp", "sp")
 BATCH = P(("dp", "fsdp"), ("sp", "tp"))

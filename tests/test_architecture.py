@@ -10,7 +10,7 @@ import ringformer
 
 ROOT = Path(ringformer.__file__).parent
 FLOORS = (
-    ("file_hashes",),
+    ("absent_tpu", "file_hashes"),
     ("whole_files",),
     ("file_manifest",),
     ("checkpoint_tree", "object_store"),
