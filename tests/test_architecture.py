@@ -37,6 +37,7 @@ FLOORS = (
     ("estimate",),
     ("paper",),
     ("cli",),
+    ("__main__",),
 )
 """From the ground up: a module imports its own room and the floors below, of those on one floor none the other."""
 DATA_FLOORS = (

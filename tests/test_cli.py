@@ -119,7 +119,7 @@ def test_completion(typed, offered, tmp_path):
         "_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out"), "_ARGCOMPLETE_IFS": "\n",
         "COMP_LINE": typed, "COMP_POINT": str(len(typed)),
     }  # fmt: skip
-    subprocess.run([sys.executable, "-m", "ringformer.cli"], env=environment, check=True)
+    subprocess.run([sys.executable, "-m", "ringformer"], env=environment, check=True)
     assert {word.strip() for word in (tmp_path / "out").read_text().split("\n")} == {word.strip() for word in offered}
 
 

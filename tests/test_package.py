@@ -1,10 +1,12 @@
 """The package as it is built and installed: what it needs is declared and locked, what it ships is inside."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from email.parser import Parser
@@ -125,20 +127,60 @@ def test_every_import_is_declared():
     assert data <= modules(requirements("data"))
 
 
+NOT_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "runs", "__pycache__", "*.egg-info")
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built from a copy, since setuptools leaves its folders beside setup.py."""
-    tree = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    for name in ("ringformer", "configs", "scripts"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = "from setuptools.build_meta import build_wheel; build_wheel('.')"
-    done = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True)
+def tree(tmp_path_factory):
+    """A copy of the sources, since setuptools leaves its folders beside setup.py."""
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("tree") / "ringformer", ignore=NOT_SOURCE))
+
+
+def build(tree, what, **environment):
+    """`build_wheel` or another of PEP 517, in the copy; the path of what it made."""
+    code = f"from setuptools.build_meta import {what} as make; print('made', make('.'))"
+    command, environment = [sys.executable, "-c", code], {**os.environ, **environment}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (path,) = tree.glob("*.whl")
-    with zipfile.ZipFile(path) as opened:
+    return tree / done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tree):
+    with zipfile.ZipFile(build(tree, "build_wheel")) as opened:
         yield opened
+
+
+def test_an_sdist_has_all_that_a_clone_has(tree):
+    with tarfile.open(build(tree, "build_sdist")) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
+    files = {str(path.relative_to(ROOT)) for path in ROOT.iterdir() if path.is_file()}
+    for folder in (path for path in ROOT.iterdir() if path.is_dir() and not NOT_SOURCE("", [path.name])):
+        files |= {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.is_file()}
+    files = {name for name in files if not NOT_SOURCE("", name.split("/"))}
+    assert {"tests/test_package.py", "docs/design.md", "docs/figures/ring.svg", "scripts/docs.sh"} <= files
+    assert files <= packed and all(name in files or "egg-info" in name for name in packed - {"PKG-INFO", "setup.cfg"})
+
+
+def test_an_editable_package_is_a_path_that_type_checkers_read(tree):
+    with zipfile.ZipFile(build(tree, "build_editable")) as opened:
+        (path,) = [name for name in opened.namelist() if name.endswith(".pth")]
+        assert Path(opened.read(path).decode().strip()) == tree
+        assert not [name for name in opened.namelist() if name.endswith(".py")]
+
+
+FILES = "https://example.org/raw/v1/"
+
+
+@pytest.mark.parametrize("address", ["", FILES])
+def test_an_index_page_has_no_dead_picture(tree, address):
+    folder = build(tree, "prepare_metadata_for_build_wheel", README_FILES=address)
+    page = Parser().parsestr((folder / "METADATA").read_text()).get_payload()
+    links = re.findall(r"!?\[[^\]]*\]\(([^)]*)\)", page)
+    assert links and all("://" in link for link in links)
+    pictures = [FILES + path for path in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", (ROOT / "README.md").read_text())]
+    assert len(pictures) >= 3 and set(pictures) & set(links) == (set(pictures) if address else set())
+    assert "Queries stay on their device" in page
 
 
 def test_a_wheel_ships_the_configs_and_the_scripts_that_need_no_clone(wheel):

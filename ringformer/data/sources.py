@@ -81,8 +81,8 @@ class Documents:
                 self.skipped += 1
             else:
                 raise ValueError(
-                    f"{document.name} is an empty document; pass skip_empty=True (--config.data.skip_empty=True) "
-                    "to leave such documents out and count them"
+                    f"{document.name} is an empty document; --skip_empty (of a run: --config.data.skip_empty=True) "
+                    "leaves such documents out and counts them"
                 )
 
 

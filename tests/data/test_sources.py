@@ -157,7 +157,7 @@ def test_a_pattern_without_files_is_refused(folder):
         ({"body": "x", "id": 1}, "2 has no field 'text'; it has: body, id"),
         ({}, "2 has no field 'text'; it has: none"),
         ({"text": None}, "field 'text' of .*2 holds NoneType"),
-        ({"text": ""}, r"2 is an empty document; pass skip_empty=True \(--config.data.skip_empty=True\)"),
+        ({"text": ""}, r"2 is an empty document; --skip_empty \(of a run: --config.data.skip_empty=True\)"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
