@@ -1,0 +1,46 @@
+"""scripts/test.sh, with stand-ins for what it runs."""
+
+import shutil
+
+import pytest
+
+from tests.scripts.launching import ROOT, fake_python, launch
+
+
+@pytest.fixture
+def checks(tmp_path):
+    """Runs test.sh where docs.sh ends with `site`: its exit code, and what it ran in order."""
+    folder, log = tmp_path / "clone", tmp_path / "log"
+    (folder / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "test.sh", folder / "scripts")
+    fake_python(folder / ".venv" / "bin" / "python", f'echo "$2 $*" >> {log}')
+
+    def run(*arguments, site=0):
+        for name, code in (("setup_venv.sh", 0), ("docs.sh", site)):
+            (folder / "scripts" / name).write_text(f"echo {name} >> {log}\nexit {code}\n")
+        log.unlink(missing_ok=True)
+        done = launch("test.sh", *arguments, cwd=folder)
+        return done.returncode, [line.split()[0] for line in log.read_text().splitlines()]
+
+    return run
+
+
+CHECKS = ["setup_venv.sh", "ruff", "ruff", "mypy"]
+
+
+def test_the_whole_suite_builds_the_site(checks):
+    assert checks() == checks("--slow") == (0, [*CHECKS, "docs.sh", "pytest"])
+
+
+def test_some_tests_build_none(checks):
+    assert checks("tests/ops", "-k", "zigzag") == (0, [*CHECKS, "pytest"])
+
+
+def test_a_site_that_fails_fails_the_script(checks):
+    code, ran = checks(site=3)
+    assert code != 0 and "pytest" not in ran
+
+
+def test_ci_runs_the_whole_suite():
+    command = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    assert command == 'exec bash "$(dirname "$0")/../scripts/test.sh"'
