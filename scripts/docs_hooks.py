@@ -10,7 +10,7 @@ from pathlib import Path
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ringformer"
@@ -47,7 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if outside := _outside(file.src_uri, target):
                 linked[_site_path(outside)] = outside
     for path, source in linked.items():
-        files.append(File.generated(config, path, abs_src_path=str(ROOT / source)))
+        copy = File.generated(config, path, abs_src_path=str(ROOT / source), inclusion=InclusionLevel.NOT_IN_NAV)
+        files.append(copy)
     return files
 
 
