@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
         "it. Each attempt is kept; run it again to go on."
     )
     parser.add_argument("--row", help="one row, e.g. v5e-256/7b; without: all")
+    parser.add_argument("--again", action="store_true", help="of a --row: compile it anew beside what is in the file, "
+                        "and change no file")  # fmt: skip
     parser.add_argument("--out", default="results/max_context.json", help="the file of the attempts")
     parser.add_argument("--docs", metavar="DIR", help="write tables.md and its pictures to this folder")
     parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
@@ -50,11 +53,21 @@ def _tables(args: argparse.Namespace) -> None:
     if args.passes == 0 and not args.docs:
         raise ValueError("--passes=0 searches nothing, and without --docs=DIR nothing is written")
 
+    if args.again and (not args.row or args.docs is not None or args.whole_runs or args.generate_code):
+        raise ValueError("--again compiles one --row=NAME anew, and goes with --only, --passes and --out alone")
+
     def log(line: str) -> None:
         print(line, flush=True)
 
     files = Results.beside(Path(args.out))
     activation_memory.read(files.activations)  # a damaged one is said before the hours of the others
+    if args.again:
+        with tempfile.TemporaryDirectory() as folder:
+            anew = Path(folder) / "max_context.json"
+            max_context.fill(anew, searched, log, args.passes)
+            columns = (files.contexts.name, read(files.contexts)), ("again", read(anew))
+            print(*max_context.beside_paper(searched, *columns), sep="\n")
+        return
     if changed := max_context.renew_counted(files.contexts):
         log(f"{changed} attempts have other seconds by today's closed form")
     made = max_context.compilers(read(files.contexts), searched), training_mfu.compilers(read_runs(files.mfu), compared)
@@ -69,4 +82,6 @@ def _tables(args: argparse.Namespace) -> None:
     max_context.fill(files.contexts, searched, log, args.passes)
     pages = [] if args.docs is None else write_tables(files, Path(args.docs))
     filled = [path for path, cells in ((files.contexts, searched), (files.mfu, compared)) if cells]
+    if args.row:
+        print(*max_context.beside_paper(searched, (files.contexts.name, read(files.contexts))), sep="\n")
     print(*filled or [files.activations], *pages, sep=", ")

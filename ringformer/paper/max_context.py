@@ -194,6 +194,31 @@ def _first_length(cell: Cell, known: dict[str, list[dict]]) -> int:
     return max(found) if cell.regime.kernel != "xla" and found else cell.first_length
 
 
+def beside_paper(wanted: list[Cell], *found: tuple[str, dict[str, list[dict]]]) -> list[str]:
+    """Lines of a table: the longest context of each cell in tokens, the paper's and those of each title's attempts."""
+    columns = {"cell": [cell.name for cell in wanted]}
+    columns["paper"] = [f"{cell.paper:,}" if cell.row.paper else "-" for cell in wanted]
+    columns |= {title: [_longest(cell, known) for cell in wanted] for title, known in found}
+    aligned = [_aligned(title, texts) for title, texts in columns.items()]
+    compiled = {a["compiled_by"] for _, known in found for cell in wanted for a in known.get(cell.name, [])}
+    about = f"tokens whose train step fits, compiled by {'; '.join(sorted(compiled)) or 'nothing yet'}"
+    return [*("  ".join(line) for line in zip(*aligned, strict=True)), about]
+
+
+def _aligned(title: str, texts: list[str]) -> list[str]:
+    width = max(map(len, [title, *texts]))
+    return [text.ljust(width) if title == "cell" else text.rjust(width) for text in [title, *texts]]
+
+
+def _longest(cell: Cell, known: dict[str, list[dict]]) -> str:
+    """The longest that fits, in words that say whether the search is at its end."""
+    attempts = known.get(cell.name, [])
+    fits = max((a["seq_len"] for a in attempts if a["fits"]), default=None)
+    if next_length(attempts, _first_length(cell, known)) is None:
+        return "none" if fits is None else f"{fits:,}"
+    return "not known" if fits is None else f"at least {fits:,}"
+
+
 def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], generate_code: bool) -> None:
     """Compile every program of the runs at the longest contexts that fit so far, to machine code or to their schedules.
 

@@ -42,7 +42,48 @@ def test_without_a_folder_no_page_is_written(tmp_path, monkeypatch, capsys):
     """Every maximum of this row is known: nothing is compiled either."""
     monkeypatch.chdir(tmp_path)
     run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b")
-    assert not list(tmp_path.iterdir()) and capsys.readouterr().out == f"{RESULTS}\n"
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().out.endswith(f"\n{RESULTS}\n")
+
+
+def table(text):
+    """The printed columns by cell: {cell: [paper, file, ...]}."""
+    lines = [re.split(r"  +", line) for line in text.splitlines()]
+    return {words[0]: words[1:] for words in lines if "/ring/" in words[0] or words[0] == "cell"}
+
+
+def test_a_row_is_printed_beside_the_paper_s(capsys, filled):
+    run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-256/7b", "--only=ring")
+    printed = table(capsys.readouterr().out)
+    known = json.loads(RESULTS.read_text())["cells"]
+    assert printed.pop("cell") == ["paper", "max_context.json"] and len(printed) == 10
+    for cell, (paper, file) in printed.items():
+        assert paper == "2,097,152"  # Table 3, 7B on TPUv5e-512: 2048K
+        assert file == f"{max(a['seq_len'] for a in known[cell] if a['fits']):,}"
+
+
+def test_again_compiles_anew_and_changes_no_file(tmp_path, monkeypatch, capsys):
+    """A compiler that fits 1M tokens: the search begins where it would without a file, and asks it each time."""
+    asked, before = [], RESULTS.read_bytes()
+
+    def attempt(workload, log):
+        asked.append(workload.seq_len)
+        answer = {"seq_len": workload.seq_len, "fits": workload.seq_len <= 2**20, "fits_host": True, "peak_bytes": 1}
+        answer |= dict.fromkeys(attempts.FITTING, 1) | {"seconds_source": "a stand-in", "tokens_per_second_model": 1}
+        return answer | {"hbm_bytes": 1, "host_bytes": 0, "compile_seconds": 0.0} | vars(workload.settings)
+
+    monkeypatch.setattr(max_context, "attempt", attempt)
+    monkeypatch.setattr(max_context, "installed", lambda targets, log: set(targets))
+    monkeypatch.setattr(max_context, "stamp", lambda target: {"date": "today", "compiled_by": "a stand-in"})
+    for _ in range(2):
+        asked.clear()
+        run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-256/7b", "--only=ring/bfloat16/m=1", "--again")
+        assert asked[0] == 2**23 and 2**20 in asked and 2**21 in asked
+        said = capsys.readouterr().out
+        printed = table(said)
+        assert printed["cell"] == ["paper", "max_context.json", "again"]
+        assert printed["v5e-256/7b/ring/bfloat16/m=1"] == ["2,097,152", "16,777,216", "1,048,576"]
+        assert "a stand-in" in said
+    assert RESULTS.read_bytes() == before
 
 
 @pytest.fixture
@@ -70,7 +111,7 @@ def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
     assert filled == expected
     names = {"max_context": "max_context.json", "training_mfu": "table4.json"}
     told = [str(RESULTS.with_name(names[table])) for table in names if expected[table]]
-    assert capsys.readouterr().out == ", ".join(told) + "\n"
+    assert capsys.readouterr().out.splitlines()[-1] == ", ".join(told)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +123,8 @@ def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
         (["--out=.", "--passes=0"], "--out=. is a folder"),
         ([f"--docs={RESULTS}"], "max_context.json is no folder; name one, or leave --docs out"),
         (["--docs="], "--docs= is no folder"),
+        (["--again"], "--again compiles one --row=NAME anew"),
+        (["--again", "--row=v5e-64/7b", "--docs=page"], "--again compiles one --row=NAME anew"),
         (["--passes=-1"], "--passes=-1 must be at least 0"),
         (["--passes=0"], "--passes=0 searches nothing, and without --docs=DIR nothing is written"),
     ],
