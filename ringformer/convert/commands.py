@@ -36,13 +36,18 @@ def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         "--dtype",
         help="float32, bfloat16 or float16; without: that of the Hugging Face model it came from, else as stored",
     )
+    parser.add_argument(
+        "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
+    )
     parser.add_argument("--shard_size", default="5GB", type=_bytes, help="the largest file, e.g. 5GB or 500MB")
     return _to_hf
 
 
 def _to_hf(args: argparse.Namespace) -> None:
     from ringformer.convert.export_hf import to_hf
+    from ringformer.train.config_parsing import register_models
 
+    register_models(args.config)
     exported = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
     choice = "" if args.dtype else "; --dtype chooses another"
     print(f"{args.out}: {exported.config.num_params / 1e6:,.1f}M parameters in {exported.dtype}, "
@@ -58,6 +63,9 @@ def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
     )
     parser.add_argument("hf", metavar="HF", help="the folder of a Hugging Face checkpoint")
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run or a converted model")
+    parser.add_argument(
+        "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
+    )
     parser.add_argument("--length", type=int, default=512, help="random tokens to compare on")
     parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
     return _verify
@@ -65,7 +73,9 @@ def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 
 def _verify(args: argparse.Namespace) -> int:
     from ringformer.convert.verify_logits import verify
+    from ringformer.train.config_parsing import register_models
 
+    register_models(args.config)
     comparison = verify(args.hf, args.ckpt, length=args.length, seed=args.seed)
     print(comparison)
     return 0 if comparison.agrees else 1

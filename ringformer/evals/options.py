@@ -21,6 +21,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="DIR", required=True,
                         help="the folder of a run, of a stage of one, of a converted model, or of a Hugging Face "
                         "checkpoint, which is converted for the while")  # fmt: skip
+    parser.add_argument(
+        "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
+    )
     parser.add_argument("--out", metavar="DIR", help="the folder of cases.jsonl, table.txt and the PNG; cases that it "
                         "has are not evaluated again; default: evals/NAME in the run's")  # fmt: skip
     parser.add_argument("--allow_longer", action="store_true",
@@ -111,7 +114,9 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
     simulate_cpu_devices(args.cpu_devices)
     from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
     from ringformer.inference.run_text import RunText
+    from ringformer.train.config_parsing import register_models
 
+    register_models(args.config)
     if is_hugging_face(args.run) and not args.out:
         raise ValueError(f"{args.run} is a Hugging Face checkpoint, which stays as it is: name the outputs' --out")
     with model_folder(args.run, say) as folder:

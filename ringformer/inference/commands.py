@@ -30,6 +30,9 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     )
     parser.add_argument("--run", dest="run_dir", metavar="DIR", required=True,
                         help="the folder of a run, of a stage of one, or of a converted model")  # fmt: skip
+    parser.add_argument(
+        "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
+    )
     parser.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat a question")
     parser.add_argument("--prompt_file", metavar="FILE", help="the same from a file in UTF-8, to its last newline")
     parser.add_argument("--chat", action="store_true", help="answer, by the run's chat template")
@@ -77,7 +80,9 @@ def _generate(args: argparse.Namespace) -> int:
     from ringformer.inference.sampling import Sampling
     from ringformer.inference.text_generator import TextGenerator, check_room
     from ringformer.inference.text_stream import check_stops
+    from ringformer.train.config_parsing import register_models
 
+    register_models(args.config)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     sampling.check()
     text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template)

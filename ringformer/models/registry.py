@@ -1,6 +1,8 @@
 """The families of models by name, and the presets of each."""
 
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -55,6 +57,17 @@ def family_of(preset: str) -> Family:
             return family
     known = [name for family in FAMILIES.values() for name in family.presets]
     raise ValueError(f"unknown model {preset!r}; known models: {', '.join(known)}")
+
+
+def registered_by(preset: str) -> dict[str, str]:
+    """The name of a preset's family and the file of its model, for families that do not come with ringformer; of LLaMA
+    nothing."""
+    family = family_of(preset)
+    name = next(name for name, known in FAMILIES.items() if known is family)
+    module = family.model.__module__
+    if module.startswith("ringformer."):
+        return {}
+    return {"family": name, "family_file": str(Path(sys.modules[module].__file__ or "").resolve())}
 
 
 def build(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:

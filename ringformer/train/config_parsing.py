@@ -24,7 +24,7 @@ from ml_collections import ConfigDict, config_flags
 
 from ringformer.file_manifest import check_named
 from ringformer.models.interface import ModelConfig
-from ringformer.models.registry import FAMILIES, family_of
+from ringformer.models.registry import FAMILIES, Family, family_of
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.untrusted_files import read_object
 
@@ -118,11 +118,33 @@ def model_of(run_dir: str | Path) -> ModelConfig:
     if "model" not in saved:
         advice = "convert it first, with ringformer convert from-hf" if "model_type" in saved else "name a run's folder"
         raise ValueError(f"{run_dir}/config.json is not that of a run or of a converted model: {advice}")
-    family = family_of(saved["preset"]) if saved.get("preset") else FAMILIES["llama"]  # a converted model has no preset
+    family = _family(run_dir, saved) if saved.get("preset") else FAMILIES["llama"]  # a converted model has no preset
     try:
         return family.config(**saved["model"])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{run_dir}/config.json describes no {family.config.__name__} ({error}); {advice}") from None
+
+
+def _family(run_dir: str | Path, saved: Mapping[str, Any]) -> Family:
+    """The family of a run; what its folder names is said, and not executed. Raises ValueError if none here has it."""
+    try:
+        return family_of(saved["preset"])
+    except ValueError as error:
+        if "family" not in saved:
+            raise ValueError(f"{run_dir}: {error}; a config file registered it: pass --config=FILE") from None
+        raise ValueError(
+            f"{run_dir} is a run of {saved['preset']!r}, which is registered as {saved['family']!r} by "
+            f"{saved['family_file']}: pass the config file that does it, --config=FILE. It is executed"
+        ) from None
+
+
+def register_models(path: str | None) -> None:
+    """Execute a config file that a user named, so that the models which it registers are known; None: nothing.
+
+    Raises as `load_config`.
+    """
+    if path is not None:
+        _run_file(Path(path))
 
 
 def _begun(run_dir: str, init_from: str, before: ModelConfig | None = None) -> ModelConfig | None:

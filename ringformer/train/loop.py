@@ -7,6 +7,7 @@ from contextlib import closing
 import jax
 
 from ringformer.data import save_tokenizer, too_short
+from ringformer.models.registry import registered_by
 from ringformer.train.checkpoint_copies import Copies
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
 from ringformer.train.config import Config
@@ -207,7 +208,7 @@ def _write_config(run: Run) -> None:
     """Keep the resolved config and the tokenizer beside the run, and what came along with a converted model."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
-        write_object(run.run_dir / "config.json", dataclasses.asdict(run.config))
+        write_object(run.run_dir / "config.json", dataclasses.asdict(run.config) | registered_by(run.config.preset))
         (run.run_dir / "metrics.jsonl").touch()  # now it is a run, interrupted or not, and no converted model
         for file in contained_files(run.config.init_from, (*CARRIED, HF_CONFIG)) if run.config.init_from else ():
             write_whole(run.run_dir / file.name, file.read_bytes())
