@@ -106,6 +106,7 @@ def metrics(run: Run) -> list[dict]:
 
 def main() -> None:
     start = time.perf_counter()
+    sys.stdout.reconfigure(line_buffering=True)  # headings come before the lines of their part, in a file too
     parser = argparse.ArgumentParser(description=__doc__, epilog="Other arguments, such as --config.steps=50, override "
                                      "configs/quickstart.py.")  # fmt: skip
     _, overrides = parser.parse_known_args()
@@ -114,13 +115,13 @@ def main() -> None:
     run_dir = Path(config.run_dir)
     shutil.rmtree(run_dir, ignore_errors=True)  # the quickstart always starts anew; the token store lies elsewhere
     first = prepare(short_context(config))
-    print(f"first at a context of {first.config.seq_len}, where attention is learnt sooner:")
+    print(f"1 of 3: train at a context of {first.config.seq_len}, where attention is learnt sooner:")
     train(first)
     run = prepare(replace(config, init_from=str(first.run_dir)))
-    print(f"then at a context of {config.seq_len}, over a ring of {run.mesh.shape['sp']}:")
+    print(f"\n2 of 3: train at a context of {config.seq_len}, over a ring of {run.mesh.shape['sp']}:")
     train(run)
 
-    print("the trained model with three kinds of attention, on held-out text:")
+    print("\n3 of 3: the trained model with three kinds of attention, on held-out text:")
     error = compare_attention(run)
     print("a continuation of the prompt:\n")
     print("\n".join("    " + line for line in continue_prompt(run, 160).splitlines()) + "\n")

@@ -3,7 +3,9 @@
 import json
 import os
 import sys
+import time
 import uuid
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,7 @@ class Reporter:
         missing = step - len({row["step"] for row in kept if "learning_rate" in row})
         told = f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps before: plots have a hole"
         self.gaps = [told] if missing > 0 else []
+        self._begun: tuple[int, float] | None = None  # the first step here, and when it was done: compiled by then
         self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
         self._file = None
         if self._active:
@@ -76,12 +79,14 @@ class Reporter:
 
     def step(self, step: int, values: dict[str, float]) -> None:
         self._write(step, values)
+        if self._begun is None:
+            self._begun = step, time.monotonic()
         text = f"loss {values['loss']:.4f}" if "loss" in values else "no loss"
         text += f"  {values['tokens_per_second']:,.0f} tokens/s"
         text += f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
         self._bar.update(self._task, completed=step, description=text)
         if self._bar.disable and (step % max(1, self._steps // 20) == 0 or step in (1, self._steps)):
-            self.say(f"step {step}/{self._steps}  {text}")
+            self.say(f"step {step}/{self._steps}  {text}{self._time_left(step)}")
 
     def evaluation(self, step: int, values: dict[str, Any]) -> None:
         """Report what `evaluation.make_evaluation` found."""
@@ -107,6 +112,14 @@ class Reporter:
     def say(self, text: str) -> None:
         if self._active:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _time_left(self, step: int) -> str:
+        """Until the last step, at the pace since the first one here; nothing is known at that one."""
+        if self._begun is None or step == self._begun[0] or step == self._steps:
+            return ""
+        first, then = self._begun
+        seconds = (time.monotonic() - then) / (step - first) * (self._steps - step)
+        return f"  about {timedelta(seconds=round(seconds))} left"
 
     def close(self) -> None:
         self._bar.stop()

@@ -23,7 +23,8 @@ class MyLlama(Llama):
     pass
 
 Path(__file__).with_name("executed").touch()
-sizes = dict(vocab_size=257, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16)
+sizes = dict(vocab_size=257, hidden_size=32, intermediate_size=64, num_layers=1,
+             num_heads=2, num_kv_heads=1, head_dim=16)
 register("mine", Family(MyConfig, MyLlama, {"my_llama": sizes}))
 
 def get_config():

@@ -88,6 +88,19 @@ def test_evaluations_that_are_there_are_known(config, tmp_path):
         reporter.close()
 
 
+def test_lines_say_the_time_that_is_left(config, monkeypatch, capfd):
+    """By the pace since the first step of this process, which was compiled before it; resumed at 40, that is 41."""
+    clock = iter([1000.0, 1018.0])
+    monkeypatch.setattr("ringformer.train.reporter.time.monotonic", lambda: next(clock))
+    reporter = Reporter(config.run_dir, 40, dataclasses.replace(config, wandb="", tensorboard=False, steps=100))
+    for step in (41, 50, 100):
+        reporter.step(step, {"loss": 2.5, "tokens_per_second": 10.0})
+    reporter.close()
+    first, last = [line for line in capfd.readouterr().err.splitlines() if line.startswith("step ")]
+    assert first.endswith("10 tokens/s  about 0:01:40 left")  # 50 steps of 2 s
+    assert last.startswith("step 100/100") and "left" not in last
+
+
 @pytest.mark.parametrize("text", ["runs/[b]/x[/b]", "[/b] a path's end", "[red]not red", "\\[x]", "[link=x]"])
 def test_what_looks_like_markup_is_text(config, monkeypatch, capfd, text):
     """In a line, and in the bar: paths and texts may hold brackets."""
