@@ -99,7 +99,7 @@ keep_running() {
         [ -z "$signalled" ] || return "$code"
         case "$code" in
             75) [ -n "$AGAIN_ON_STOP" ] || return "$code" ;;
-            76 | 134 | 137 | 139) lost=$((lost + 1)) ;;
+            76 | 134 | 135 | 137 | 139) lost=$((lost + 1)) ;;
             *) return "$code" ;;
         esac
         if [ "$lost" -gt "$RESTARTS" ]; then

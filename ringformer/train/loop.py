@@ -2,11 +2,12 @@
 
 import dataclasses
 import signal
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import jax
 
 from ringformer.data import save_tokenizer, too_short
+from ringformer.data.stores.checked_array import DamagedStore
 from ringformer.models.registry import registered_by
 from ringformer.train.checkpoint_copies import Copies
 from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
@@ -38,7 +39,8 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
       FloatingPointError: the state is not finite, and is not saved; or too many steps in a row were skipped.
       Terminated: a signal came, and the state is saved.
       ValueError: another process trains in the run's folder, or what is there is another run (`run_record.check_run`);
-        or a file of a store is not what was written, and nothing is saved of it.
+        or a file of a store is not what was written, and nothing is saved of it; or no longer, and the steps before it
+        was read are saved.
     """
     with RunLock(run.run_dir) as lock:
         try:
@@ -112,7 +114,9 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
 
         def evaluate(step):
             stopping.doing(f"the evaluation of step {step}", "compile")
-            if evaluation and (values := evaluation(state.params, stop=stopping.due)):
+            with reading(step):
+                values = evaluation(state.params, stop=stopping.due) if evaluation else None
+            if values:
                 reporter.evaluation(step, values)
                 keep.losses |= {step: values["eval_loss"]} if "eval_loss" in values else {}
 
@@ -121,10 +125,9 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
             check_state_finite(state, f"after step {step}")
 
         def save(step):
-            nonlocal unrecorded
+            nonlocal unrecorded, saved
             stopping.doing(f"the save of step {step}, and the check of the stores before it", "none")
-            for store in run.stores:  # nothing is saved of tokens that were not verified
-                store.check.wait(reporter.say)
+            verify()
             stopping.doing(f"the save of step {step}", "startup")
             check(step)
             lock.check()
@@ -136,14 +139,38 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
             if jax.process_index() == 0:
                 note_saved(run.run_dir)  # of the save before, which is finished by now
             clock.saved(step)
+            saved = step
 
+        def verify():
+            """Wait until all that was read of the stores so far is known to be what was written."""
+            try:
+                for store in run.stores:
+                    store.check.wait(reporter.say)
+            except DamagedStore as error:
+                raise ValueError(f"{error}. Steps from {start + 1} on may be trained on it, and none of them is saved: "
+                                 f"{_way_on(run, start)}") from None  # fmt: skip
+
+        @contextmanager
+        def reading(done):
+            """What reads a store when `done` steps are made: if it is no longer what was verified, they are saved."""
+            try:
+                yield
+            except DamagedStore as error:
+                verify()
+                if done > saved and jax.process_count() == 1:  # of several, the others are in a step without this one
+                    save(done)
+                trained = f"No step up to {done} was trained on it, step {done + 1} would be the first"
+                raise ValueError(f"{error}. {trained}: {_way_on(run, saved)}") from error
+
+        saved = start
         if evaluation and (start == 0 or _evaluates(config, start)) and not reporter.evaluated(start):
             evaluate(start)
         clock = SaveClock(config.checkpoint_minutes, start)
         stopping.doing(f"the compilation of step {start + 1}", "compile")
         for step in range(start + 1, config.steps + 1):
             lock.check()
-            batch = next(batches)
+            with reading(step - 1):
+                batch = next(batches)
             state, metrics = step_fn(state, batch, *reports.largest_norm(step))
             if config.debug_nans:
                 check_operations(run, step, state.params, batch, metrics)
@@ -194,6 +221,13 @@ def _first_state(run: Run) -> TrainState:
         return init_state(config.model, run.optimizer, run.shardings, run.mesh, config.seed)
     params = restore_params(config.init_from, run.shardings.params, run.mesh)
     return first_state(params, run.optimizer, run.shardings, run.mesh)
+
+
+def _way_on(run: Run, saved: int) -> str:
+    """What a run can go on from when its stores are whole again."""
+    if not saved:
+        return "there is no checkpoint, and the run has to begin again"
+    return f"with a store that is whole the same command goes on from step {saved}, which is saved in {run.run_dir}"
 
 
 def _origin(run: Run, start: int) -> str:

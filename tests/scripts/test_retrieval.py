@@ -147,8 +147,8 @@ def test_an_evaluation_s_prompt_is_what_training_saw(folder, tokenizer, tmp_path
     options = StoreOptions(source=f"jsonl:{tmp_path}/one.jsonl", format="messages", template="tokenizer", held_out=0.0)
     store, _ = open_or_build(tmp_path / "store", options, tokenizer)
     prompt, answer = tokenizer.encode(case.prompt), tokenizer.encode(case.expected[0])
-    assert store.tokens.tolist() == [*prompt, *answer, tokenizer.eos_id]
-    assert store.mask.tolist() == [0] * len(prompt) + [1, 1]
+    assert store.tokens[:].tolist() == [*prompt, *answer, tokenizer.eos_id]
+    assert store.mask[:].tolist() == [0] * len(prompt) + [1, 1]
 
 
 @pytest.mark.parametrize("largest", [99, 50_000])

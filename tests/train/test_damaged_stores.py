@@ -1,6 +1,7 @@
 """A run whose store is not what was built: refused at its start or, of a large store, before a save of what it read."""
 
 import dataclasses
+import os
 import re
 import threading
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringformer.data.stores import integrity
+from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.train import loop
 from ringformer.train.checkpoints import latest_step
 from ringformer.train.loop import train
@@ -50,10 +52,9 @@ def test_a_run_that_goes_on_names_the_description_that_is_damaged(built):
 @pytest.fixture
 def verdict(monkeypatch):
     """Stores are large, and their hashes known when this is set."""
-    known, real = threading.Event(), integrity.hash_file
+    known, real = threading.Event(), CheckedArray.whole_hash
     monkeypatch.setattr(integrity, "AT_ONCE", 0)
-    waits = lambda path: path.name != "tokens.bin" or known.wait(60)  # noqa: E731
-    monkeypatch.setattr(integrity, "hash_file", lambda path: waits(path) and real(path))
+    monkeypatch.setattr(CheckedArray, "whole_hash", lambda array: known.wait(60) and real(array))
     return known
 
 
@@ -105,3 +106,67 @@ def test_ids_beyond_the_models_vocabulary_are_refused(built, monkeypatch):
     small = dataclasses.replace(built, model=dataclasses.replace(built.model, vocab_size=200))
     with pytest.raises(ValueError, match=rf"{store}/train has the token id 256, beyond the model's vocabulary of 200;"):
         prepare(small)
+
+
+def overwrite(path: Path):
+    """In place, as a preparation into the wrong folder does: the tokens are other ones, as many as before."""
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+
+
+CHANGES = {"overwritten": (overwrite, "has changed since it was opened, between bytes 0 and"),
+           "cut": (lambda path: os.truncate(path, 100), "has changed since it was opened: it ends after"),
+           "a bit": (flip, "has changed since it was opened, between bytes")}  # fmt: skip
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_store_that_changes_under_a_run_ends_it_with_a_save(built, steps, change, background, monkeypatch):
+    """Nothing of what it became is trained on: the saved parameters are those of as many steps as were made."""
+    monkeypatch.setattr(integrity, "AT_ONCE", 0 if background else 2**30)
+    run, (damage, message) = prepare(built), CHANGES[change]
+    path = Path(built.data.store, "train", "tokens.bin")
+    whole = path.read_bytes()
+    steps.at = {40: lambda *done: (damage(path), done)[1]}
+    with pytest.raises(ValueError, match=rf"train/tokens\.bin {message}.*No step up to (\d+) was") as caught:
+        train(run)
+    last = int(re.search(r"No step up to (\d+) was trained on it, step (\d+) would be the first", str(caught.value))[1])
+    assert 40 <= last < 60 and latest_step(built.run_dir) == last
+    assert f"goes on from step {last}, which is saved in {built.run_dir}" in str(caught.value)
+    monkeypatch.setattr(integrity, "AT_ONCE", 2**30)
+    with pytest.raises(ValueError, match=r"train/tokens\.bin (has 100 bytes|is not what was written)"):
+        prepare(built)  # started again it does not go on
+    path.write_bytes(whole)
+    assert int(train(prepare(built)).step) == 60
+
+
+def test_of_a_store_that_changes_before_the_verdict_nothing_is_saved(built, steps, verdict):
+    path = Path(built.data.store, "train", "tokens.bin")
+    run = prepare(built)
+    steps.at = {5: lambda *done: (overwrite(path), verdict.set(), done)[2]}
+    with pytest.raises(ValueError, match=r"tokens\.bin .*\. Steps from 1 on may be trained on it, and none of them is"):
+        train(run)
+    assert latest_step(built.run_dir) is None
+
+
+def test_held_out_data_that_change_end_a_run_with_a_save(built, monkeypatch):
+    path, real = Path(built.data.store, "eval", "tokens.bin"), loop.make_evaluation
+    run = prepare(dataclasses.replace(built, steps=6, eval_every=2, checkpoint_every=0))
+
+    made: list[int] = []
+
+    def changing(*arguments):
+        evaluate = real(*arguments)
+
+        def third(params, stop):
+            made.append(1)
+            if len(made) == 3:  # at steps 0, 2, 4
+                overwrite(path)
+            return evaluate(params, stop)
+
+        return third
+
+    monkeypatch.setattr(loop, "make_evaluation", changing)
+    with pytest.raises(ValueError, match=r"eval/tokens\.bin has changed .* No step up to 4 was trained on it"):
+        train(run)
+    assert latest_step(built.run_dir) == 4

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ringformer.data.stores.integrity import REBUILD
+from ringformer.data.stores.checked_array import REBUILD
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.file_hashes import hash_file
 from ringformer.this_process import began, machine

@@ -2,27 +2,27 @@
 
 The hashes stand in store.json and are compared when a store is opened, those of more than AT_ONCE bytes in a thread,
 for whose verdict nobody waits to begin. Who trains asks for it at every batch (`raise_if_failed`) and waits for it
-before a save (`wait`), so that no checkpoint has seen a token that was not verified. Every process verifies what it
-reads, since hosts may have copies of their own.
+before a save (`wait`), so that no checkpoint has seen a token that was not verified; what is read later is compared
+with it block by block (`checked_array.py`). Every process verifies what it reads, since hosts may have copies of their
+own.
 """
 
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from ringformer.file_hashes import hash_file
+from ringformer.data.stores.checked_array import REBUILD, CheckedArray, DamagedStore
+from ringformer.file_hashes import hash_bytes
 
 FORMAT = 3
 """The format of stores that is written, and read."""
 
 AT_ONCE = 2**27
-"""Stores of so many bytes are verified before they are open; of larger ones only the files that must be `first`."""
-
-REBUILD = "delete the store and build it again, or bring back a copy that is whole"
+"""Stores of so many bytes are verified before they are open, arrays of larger ones in a thread."""
 
 
 def checksum(meta: Mapping[str, Any]) -> str:
@@ -49,34 +49,41 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
+def check_sizes(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    """Raise ValueError for a file that is missing or has another size; `files` has [bytes, hash] of each."""
+    for name, (size, _) in files.items():
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name} is missing: {REBUILD}")
+        if (found := (folder / name).stat().st_size) != size:
+            raise ValueError(f"{folder / name} has {found} bytes, not the {size} that were written: {REBUILD}")
+
+
+def verified(path: Path, digest: str) -> bytes:
+    """The content of a file. Raises ValueError if it is not the one with this hash."""
+    content = path.read_bytes()
+    _compare(path, hash_bytes(content), digest)
+    return content
+
+
 class ContentCheck:
-    """The comparison of files with their hashes; made when their store is opened.
+    """The comparison of a store's arrays with their hashes; made when the store is opened.
 
     Args:
       folder: the store.
-      files: [bytes, hash] of each file.
-      first: the files that are verified at once whatever their size.
+      arrays: each with the hash of its file.
 
     Raises:
-      ValueError: for a file that is missing or of another size, or is verified at once and not what was written.
+      ValueError: for one that is verified at once, and not what was written.
     """
 
-    def __init__(self, folder: Path, files: Mapping[str, tuple[int, str]], first: Collection[str] = ()):
-        self._folder = folder
-        self._hashes = {name: digest for name, (_, digest) in files.items()}
+    def __init__(self, folder: Path, arrays: Mapping[CheckedArray, str]):
+        self._folder, self._arrays = folder, arrays
         self._error: Exception | None = None
-        for name, (size, _) in files.items():
-            if not (folder / name).is_file():
-                raise ValueError(f"{folder / name} is missing: {REBUILD}")
-            if (found := (folder / name).stat().st_size) != size:
-                raise ValueError(f"{folder / name} has {found} bytes, not the {size} that were written: {REBUILD}")
-        large = sum(size for size, _ in files.values()) > AT_ONCE
-        later = [name for name in files if large and name not in first]
-        for name in files.keys() - later:
-            self._compare(name)
-        self._thread = threading.Thread(target=self._compare_all, args=(later,), name="store check", daemon=True)
-        if later:
+        self._thread = threading.Thread(target=self._in_background, name="store check", daemon=True)
+        if sum(array.bytes for array in arrays) > AT_ONCE:
             self._thread.start()
+        else:
+            self._compare_all()
 
     @property
     def pending(self) -> bool:
@@ -96,20 +103,17 @@ class ContentCheck:
             self._thread.join()
         self.raise_if_failed()
 
-    def _compare_all(self, names: list[str]) -> None:
+    def _in_background(self) -> None:
         try:
-            for name in names:
-                self._compare(name)
+            self._compare_all()
         except Exception as error:  # whoever asks gets it
             self._error = error
 
-    def _compare(self, name: str) -> None:
-        path = self._folder / name
-        try:
-            found = hash_file(path)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read ({error.strerror or error}): {REBUILD}") from error
-        if found != self._hashes[name]:
-            raise ValueError(
-                f"{path} is not what was written, by its hash ({found}, not {self._hashes[name]}): {REBUILD}"
-            )
+    def _compare_all(self) -> None:
+        for array, digest in self._arrays.items():
+            _compare(array.path, array.whole_hash(), digest)
+
+
+def _compare(path: Path, found: str, written: str) -> None:
+    if found != written:
+        raise DamagedStore(f"{path} is not what was written, by its hash ({found}, not {written}): {REBUILD}")

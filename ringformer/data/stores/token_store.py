@@ -1,4 +1,4 @@
-"""The token store: a folder with the tokens of many documents end to end, read through a memory map.
+"""The token store: a folder with the tokens of many documents end to end, of which any stretch can be read.
 
     store.json    format version, fingerprint, counts, the settings it was built with, hashes of the other files and
                   of itself (`integrity.py`)
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringformer.data.stores.integrity import FORMAT, REBUILD, ContentCheck, checksum, read_meta
+from ringformer.data.stores.checked_array import REBUILD, CheckedArray
+from ringformer.data.stores.integrity import FORMAT, ContentCheck, check_sizes, checksum, read_meta, verified
 from ringformer.data.tokenizers.base import Tokenizer
 
 FINGERPRINTED_FORMAT = 2
@@ -27,15 +28,15 @@ FINGERPRINTED_FORMAT = 2
 
 
 class TokenStore:
-    """A store opened for reading; nothing but store.json is in memory until it is asked for.
+    """A store opened for reading; of its tokens nothing is in memory until it is asked for.
 
     Raises ValueError for one whose files are not those that were written; of a large one `check` says so later.
 
     Attributes:
       check: the comparison of its files with their hashes.
-      tokens: uint16 or uint32 [N], memory-mapped.
-      offsets: int64 [documents + 1], memory-mapped.
-      mask: uint8 [N], memory-mapped, or None: all tokens are trained on.
+      tokens: uint16 or uint32 [N], a `CheckedArray`: reading raises DamagedStore for what is no longer what it was.
+      offsets: int64 [documents + 1], in memory.
+      mask: uint8 [N], a `CheckedArray`, or None: all tokens are trained on.
       meta: the contents of store.json.
     """
 
@@ -49,10 +50,13 @@ class TokenStore:
         files = self.meta["files"]
         if "mask.bin" not in files and (self.path / "mask.bin").exists():
             raise ValueError(f"{self.path}/mask.bin is no file of the store, which has none: {REBUILD}")
-        self.check = ContentCheck(self.path, files, first=("offsets.npy",))
-        self.tokens = self._map("tokens.bin", np.dtype(self.meta["dtype"]))
-        self.mask = self._map("mask.bin", np.dtype(np.uint8)) if "mask.bin" in files else None
-        self.offsets = np.load(self.path / "offsets.npy", mmap_mode="r")
+        check_sizes(self.path, files)
+        self.offsets = np.load(io.BytesIO(verified(self.path / "offsets.npy", files["offsets.npy"][1])))
+        self.tokens = CheckedArray(self.path / "tokens.bin", np.dtype(self.meta["dtype"]))
+        self.mask = CheckedArray(self.path / "mask.bin", np.dtype(np.uint8)) if "mask.bin" in files else None
+        self.check = ContentCheck(
+            self.path, {array: files[array.path.name][1] for array in (self.tokens, self.mask) if array is not None}
+        )
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ValueError if the store has ids for which a model of `vocab_size` rows has none."""
@@ -61,9 +65,6 @@ class TokenStore:
                 f"{self.path} has the token id {self.meta['largest_id']}, beyond the model's vocabulary of "
                 f"{vocab_size}; give the model at least vocab_size={self.meta['largest_id'] + 1}"
             )
-
-    def _map(self, file: str, dtype: np.dtype) -> np.ndarray:
-        return np.memmap(self.path / file, dtype, mode="r")
 
 
 class StoreWriter:

@@ -1,8 +1,9 @@
 """Not one changed bit, nor a file that is cut, gone, zeroed or another's, goes unnoticed; nor an edited store.json."""
 
+import errno
 import json
+import os
 import random
-import shutil
 import threading
 import time
 
@@ -13,6 +14,7 @@ import pytest
 from ringformer.data import Loader, TokenStore, build_stores, load_tokenizer, open_mixture, open_or_build
 from ringformer.data.sources import Document
 from ringformer.data.stores import integrity
+from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.data.stores.folder import open_one
 from ringformer.data.stores.options import StoreOptions
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
@@ -156,13 +158,12 @@ def test_swapped_stores_are_noticed_by_all_who_open_them(prepared):
 
 
 class Slow:
-    """`hash_file` of large files, which begins when it is let go."""
+    """The verification of arrays, which begins when it is let go."""
 
     def __init__(self, monkeypatch):
-        self.go, real = threading.Event(), integrity.hash_file
+        self.go, real = threading.Event(), CheckedArray.whole_hash
         monkeypatch.setattr(integrity, "AT_ONCE", 0)
-        waits = lambda path: path.name == "offsets.npy" or self.go.wait(60)  # noqa: E731
-        monkeypatch.setattr(integrity, "hash_file", lambda path: waits(path) and real(path))
+        monkeypatch.setattr(CheckedArray, "whole_hash", lambda array: self.go.wait(60) and real(array))
 
 
 def test_a_large_store_is_read_before_the_verdict_and_no_longer_after_it(tmp_path, monkeypatch):
@@ -192,9 +193,13 @@ def test_a_file_that_can_no_longer_be_read_is_named(tmp_path, monkeypatch):
     path = build(tmp_path / "s", [60] * 9).path
     slow, said = Slow(monkeypatch), []
     store = TokenStore(path)
-    shutil.move(path / "tokens.bin", tmp_path)
+
+    def failing(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", failing)
     threading.Timer(0.2, slow.go.set).start()
-    with pytest.raises(ValueError, match=r"train/tokens\.bin cannot be read \(No such file"):
+    with pytest.raises(ValueError, match=r"train/tokens\.bin cannot be read \(Input/output error"):
         store.check.wait(said.append)
     assert said == [f"waiting until the contents of {path} are verified"]
 
@@ -204,7 +209,7 @@ def test_hashing_leaves_the_interpreter_to_others(tmp_path, monkeypatch):
     monkeypatch.setattr(integrity, "AT_ONCE", 0)
     with (tmp_path / "large").open("wb") as file:
         file.truncate(2**30)
-    check = integrity.ContentCheck(tmp_path, {"large": (2**30, "")})
+    check = integrity.ContentCheck(tmp_path, {CheckedArray(tmp_path / "large", np.dtype(np.uint16)): ""})
     longest, last = 0.0, time.perf_counter()
     while check.pending:
         now = time.perf_counter()
@@ -216,7 +221,7 @@ def test_hashing_leaves_the_interpreter_to_others(tmp_path, monkeypatch):
 
 def test_ids_beyond_a_vocabulary_are_refused(tmp_path):
     store = build(tmp_path / "s", [60] * 9)
-    largest = int(store.tokens.max())
+    largest = int(np.max(store.tokens))
     assert store.meta["largest_id"] == largest
     store.check_ids(largest + 1)
     with pytest.raises(ValueError, match=rf"has the token id {largest}, beyond the model's vocabulary of {largest};"):
