@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from ringformer import LlamaConfig, preset, shipped_configs
+from ringformer.data import load_tokenizer, open_or_build
+from ringformer.data.stores.options import StoreOptions
 from ringformer.shipped_configs import add_copy, add_list, copy, first_line, folder, shipped
-from ringformer.train.config_parsing import parse_stages
+from ringformer.train.config_parsing import load_config, parse, parse_stages
+from tests.data.chat_samples import llama3
+from tests.train.runs import write_chats
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in ROOT.glob("configs/*.py"))
@@ -126,3 +130,56 @@ def test_a_theta_takes_the_place_of_the_checkpoint_s_scaling(name, tmp_path):
     runs = parse_stages(config)
     assert {run.model.rope_scaling.kind for run in runs} == {"none"}
     assert [run.model.rope_theta for run in runs][:2] == [207.1e6, 1.06e9]
+
+
+@pytest.fixture(scope="module")
+def anybody_s_store(tmp_path_factory):
+    """As `ringformer data prepare` leaves it: of chats, with another share held out; its source is elsewhere."""
+    folder = tmp_path_factory.mktemp("anybody")
+    write_chats(folder / "chats.json")
+    options = StoreOptions(
+        f"json:{folder}/chats.json", format="messages", template="llama3", held_out=0.3, clean="html"
+    )
+    tokenizer = load_tokenizer(str(llama3(folder / "tokenizer")))
+    open_or_build(folder / "store", options, tokenizer)
+    (folder / "chats.json").unlink()
+    return folder / "store", folder / "tokenizer", tokenizer
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_recipe_as_it_ships_trains_on_anybody_s_store(name, anybody_s_store, tmp_path):
+    """What the file pins of the making of a store is that of its own; what the command line says is compared."""
+    store, folder, tokenizer = anybody_s_store
+    named = [f"--config.data.store={store}", f"--config.data.tokenizer={folder}"]
+    for config in parse_stages(load_config(ROOT / "configs" / f"{name}.py", named), inherit=False):
+        train, held = open_or_build(config.data.store, config.data, tokenizer)
+        assert (train.path, held.path) == (store / "train", store / "eval")
+        assert (config.data.held_out, config.data.format, config.data.clean) == (0.3, "messages", "html")
+    for key, value in (("source", "stdlib"), ("held_out", "0.01"), ("clean", "short")):
+        (config, *_) = parse_stages(
+            load_config(ROOT / "configs" / f"{name}.py", [*named, f"--config.data.{key}={value}"]), inherit=False
+        )
+        with pytest.raises(ValueError, match=f"were built otherwise: {key} is .*To use them say what they were built"):
+            open_or_build(config.data.store, config.data, tokenizer)
+    new = tmp_path / "new"  # where there is no store yet, the file says how to make it
+    (config, *_) = parse_stages(
+        load_config(ROOT / "configs" / f"{name}.py", [f"--config.data.store={new}"]), inherit=False
+    )
+    assert config.data.source == load_config(ROOT / "configs" / f"{name}.py", []).data.source
+
+
+def test_a_file_that_names_a_store_means_what_it_writes_beside_it(anybody_s_store, tmp_path):
+    store, _, tokenizer = anybody_s_store
+
+    def config(**beside):
+        lines = [f"    config.data.{key} = {value!r}\n" for key, value in (beside | {"store": str(store)}).items()]
+        (tmp_path / "config.py").write_text(
+            "from ringformer.train.config import base_config\n\n\ndef get_config():\n"
+            f"    config = base_config('tiny')\n{''.join(lines)}    return config\n"
+        )
+        return parse(load_config(tmp_path / "config.py", []), inherit=False).data
+
+    assert (config().source, config().held_out) == (f"json:{store.parent}/chats.json", 0.3)
+    open_or_build(store, config(), tokenizer)
+    with pytest.raises(ValueError, match=r"held_out is 0\.3, not 0\.1"):
+        open_or_build(store, config(held_out=0.1), tokenizer)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringformer.data.loader import Loader as Loader
     from ringformer.data.packing.document_lengths import DocumentLengths as DocumentLengths
+    from ringformer.data.packing.document_lengths import too_often as too_often
     from ringformer.data.packing.document_lengths import too_short as too_short
     from ringformer.data.packing.mixture import Mixture as Mixture
     from ringformer.data.packing.mixture import open_mixture as open_mixture
@@ -53,6 +54,7 @@ _HOMES = {
     "parse_mixture": "packing.mixture",
     "read_documents": "sources",
     "save_tokenizer": "tokenizers.load",
+    "too_often": "packing.document_lengths",
     "too_short": "packing.document_lengths",
     "train_sentencepiece": "tokenizers.sentencepiece",
 }

@@ -75,6 +75,15 @@ class Loader:
         parts = self.sequences.parts if isinstance(self.sequences, Mixture) else [self.sequences]
         return [document_lengths(part) for part in parts]
 
+    def passes(self, steps: int) -> dict[str, float]:
+        """How often so many steps go through each store, by its folder: through its documents of the wanted lengths."""
+        sequences = steps * self.batch_size
+        if not isinstance(self.sequences, Mixture):
+            return {str(self.stores[0].path): sequences / self.sequences.per_epoch}
+        share = sequences / sum(self.sequences.shares)
+        parts = zip(self.stores, self.sequences.parts, self.sequences.shares, strict=True)
+        return {str(store.path): share * own / part.per_epoch for store, part, own in parts}
+
     def read(self, step: int, rows: slice = slice(None), columns: slice = slice(None)) -> Batch:
         """Part of a step's batch, as numpy arrays; columns are counted in layout order."""
         positions = self._order[columns]

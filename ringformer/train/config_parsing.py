@@ -4,6 +4,10 @@ A config file's `get_config()` starts from `base_config(model)`, which has every
 `load_config` reads the file with the overrides of a command line, and `parse_stages` turns the result into one `Config`
 for each stage (`parse`: of a config without stages); nothing past it reads a ConfigDict.
 
+A store that is there says itself how it was made. That counts, and not what a config file pins (`data.source`), where
+the command line names the store. What the command line writes is compared with the store, and so is what a file writes
+beside a store that it names itself.
+
 Some values of a model decide what its weights mean and not their shapes, a LLaMA's rope and the norm's epsilon. Where a
 config does not write them they are inherited: from the model that the run begins with, or else from the preset.
 """
@@ -12,7 +16,7 @@ import dataclasses
 import difflib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from itertools import pairwise
@@ -22,6 +26,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from ringformer.data.chats.templates import template_name
+from ringformer.data.stores.integrity import read_meta
 from ringformer.file_manifest import check_named
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import FAMILIES, Family, family_of
@@ -56,7 +62,23 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
     for key in sorted(named) if config.stages else ():
         if all(key in stage for stage in config.stages):
             raise ValueError(f"--config.{key}: every stage of {path} writes {key} itself; change it there")
+    _take_from_store(values.config.data, named)
     return values.config
+
+
+def _take_from_store(data: ConfigDict, named: Collection[str]) -> None:
+    """Set what nobody wrote of the making of a store to what the store says, if there is one; the keys `named` are
+    those of the command line. Raises ValueError for a store.json that is damaged."""
+    path = Path(data.store, "train", "store.json")
+    if not data.store or not path.is_file():
+        return
+    made = read_meta(path)["settings"]
+    if "template" in made:
+        made["template"] = template_name(made["template"])
+    for field in dataclasses.fields(DataConfig):
+        by_file = "data.store" not in named and data[field.name] != field.default
+        if field.name in made and field.name != "tokenizer" and f"data.{field.name}" not in named and not by_file:
+            data[field.name] = made[field.name]
 
 
 def _run_file(path: Path) -> ConfigDict:

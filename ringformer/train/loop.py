@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 
 import jax
 
-from ringformer.data import save_tokenizer, too_short
+from ringformer.data import save_tokenizer, too_often, too_short
 from ringformer.data.stores.checked_array import DamagedStore
 from ringformer.models.registry import registered_by
 from ringformer.train.checkpoint_copies import Copies
@@ -89,7 +89,10 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     lengths = run.train_data.document_lengths()
     for store in lengths:
         reporter.say(str(store))
-    if warning := too_short(lengths):
+    passes = run.train_data.passes(config.steps)
+    for store, times in passes.items():
+        reporter.say(f"{store}: {times:,.3g} passes in {config.steps:,} steps")
+    for warning in filter(None, (too_short(lengths), too_often(passes))):
         reporter.say(f"warning: {warning}")
     step_fn = make_train_step(
         run.model, run.optimizer, run.shardings, run.mesh,

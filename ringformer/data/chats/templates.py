@@ -49,6 +49,11 @@ def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
     return f"{name}-{digest.hexdigest()}"
 
 
+def template_name(template: str) -> str:
+    """The name in a `template_id`."""
+    return template.partition("-")[0]
+
+
 def _vicuna(tokenizer: Tokenizer) -> Template:
     begin, end = _begin(tokenizer), _end(tokenizer)
 

@@ -5,13 +5,17 @@ further than its document reaches, and no larger RoPE position is ever met; with
 count, the whole sequence, but what lies beyond a document is other documents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ringformer.data.packing.options import PackedAttention
 from ringformer.data.packing.sequences import StoreSequences
+
+MOST_PASSES = 4
+"""Passes over the same tokens that are worth nearly as much as new tokens (Muennighoff et al., Scaling Data-Constrained
+Language Models, 2023)."""
 
 
 class DocumentLengths(NamedTuple):
@@ -76,3 +80,14 @@ def too_short(stores: Sequence[DocumentLengths]) -> str | None:
             "which no long dependency is learnt. For that"
         )
     return warning + " train on longer documents (data.min_length leaves the short ones out), or shorten seq_len"
+
+
+def too_often(passes: Mapping[str, float]) -> str | None:
+    """A warning if one of these stores, by their folders, is gone through too often; else None."""
+    often = [f"{store} {times:,.1f} times" for store, times in passes.items() if times > MOST_PASSES]
+    if not often:
+        return None
+    return (
+        f"the run goes through {', '.join(often)}: beyond {MOST_PASSES} passes repeated tokens teach less and less; "
+        "train on more documents, or for fewer steps"
+    )

@@ -47,7 +47,7 @@ def open_or_build(
 ) -> tuple[TokenStore, TokenStore | None]:
     """The train and eval stores in `directory`, built as `options` say if they are not there.
 
-    The eval store is None with held_out=0.
+    The eval store is None with held_out=0. Stores that `build_stores` made without `settings` do not say from what.
 
     Args:
       tokenizer: what `load_tokenizer(options.tokenizer)` gives.
@@ -67,19 +67,21 @@ def open_or_build(
             # Another process building the same stores was faster: use its.
     train = TokenStore(directory / "train")
     check_folder(directory)
-    built, asked = train.meta["settings"], asked | {"tokenizer": tokenizer.name, "held_out": options.held_out}
+    built, known = train.meta["settings"], {"tokenizer": tokenizer.name, "held_out": options.held_out}
+    asked = asked | known if "source" in built else known
     differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
     if differ:
         raise ValueError(
             f"the token stores in {directory} were built otherwise: {'; '.join(differ)}. "
-            "Use another directory, or delete this one to rebuild it"
+            "To use them say what they were built with (for a run: leave out what is written beside the store's name); "
+            "to build others name another directory"
         )
     changed = changed_files(options.source, json.loads((directory / "source.json").read_text()))
-    if changed:
+    if changed and "source" in built:
         raise ValueError(
             f"{options.source} is not what the token stores in {directory} were built from: {changed[0]}"
             f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}. "
-            "Use another directory, or delete this one to rebuild it"
+            "To use them bring back the files as they were, or move them away; to build others name another directory"
         )
     return train, TokenStore(directory / "eval") if options.held_out else None
 

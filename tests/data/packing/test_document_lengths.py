@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ringformer.data import Loader, too_short
+from ringformer.data import Loader, too_often, too_short
 from ringformer.data.packing.options import PackingOptions
 from tests.data.packing_samples import MODES, build
 
@@ -78,3 +78,24 @@ def test_the_warning_says_what_to_do(tmp_path):
     assert "no RoPE position beyond 2,600 is trained. data.packed_attention=sequence lets it see" in document
     assert f"RoPE positions reach {sum(lengths):,} tokens, but beyond a document" in sequence
     assert "packed_attention=" not in sequence
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_passes_are_those_of_the_tokens_that_are_met(stores, mixed):
+    """Of each store of a mixture for itself, within what one sequence more or less holds."""
+    data = loader(list(zip(stores, (3, 1), strict=True)) if mixed else stores[0], 400)
+    steps, lengths = 40, {str(store.path): np.diff(store.offsets) for store in stores}
+    met = dict.fromkeys(lengths, 0)
+    for row in (row for step in range(steps) for row in data.contents(step)):
+        met[row["store"]] += lengths[row["store"]][row["documents"]].sum()
+    passes = data.passes(steps)
+    assert len(passes) == 1 + mixed and max(passes.values()) > 4
+    for store, times in passes.items():
+        assert times == pytest.approx(met[store] / lengths[store].sum(), rel=0.1)
+
+
+def test_more_than_four_passes_are_warned_of():
+    assert too_often({"a": 0.5, "b": 4.0}) is None
+    warning = too_often({"a": 0.5, "b": 4.1, "c": 1234.0})
+    assert warning.startswith("the run goes through b 4.1 times, c 1,234.0 times: beyond 4 passes")
+    assert "train on more documents, or for fewer steps" in warning
