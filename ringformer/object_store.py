@@ -4,7 +4,10 @@ Tested against an emulator on loopback; credentials are those that `gcloud auth 
 the machine's own.
 """
 
+import os
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "16s"}
@@ -44,6 +47,24 @@ class ObjectStore:
         self.delete(PROBE)
         if not found:
             raise OSError(f"{self.url} cannot be listed: it takes the permission storage.objects.list")
+
+    def overlaps(self, folder: Path, part: str) -> bool:
+        """Whether what is below the URL, its folder `part` above all, and a folder of this machine are one place, or
+        one is in the other, by whatever links and mounts: a file that is new in one is looked for in the other."""
+        if not folder.is_dir() or not os.access(folder, os.W_OK):  # nothing there can be lost
+            return False
+        name = f"{PROBE}-{uuid.uuid4().hex}"
+        self.write(f"{part}/{name}", b"")
+        try:
+            if any(name in files for _, _, files in os.walk(folder)):
+                return True
+        finally:
+            self.delete(f"{part}/{name}")
+        (folder / name).touch()
+        try:
+            return any(there.endswith(name) for there in self.names())
+        finally:
+            (folder / name).unlink()
 
     def names(self) -> list[str]:
         """Of all files, sorted; none where `check` would fail."""

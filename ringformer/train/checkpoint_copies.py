@@ -2,6 +2,7 @@
 
     URL/config.json, identity.json, metrics.jsonl, ...    the files of RUN_DIR itself
     URL/checkpoints/STEP/...                              a checkpoint, whole if its manifest is there, which comes last
+    URL/checkpoints/STEP.2/...                            one that takes the place of another of its step, beside it
 
 A run sends what it saves (`Copies`), `ringformer checkpoint copy` brings it back. What is sent, and what came back, is
 compared with the manifest of hashes first.
@@ -12,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from ringformer.checkpoint_tree import tree_faults
@@ -31,24 +33,40 @@ AT_ONCE = 8
 
 def copied_steps(store: ObjectStore) -> list[int]:
     """The steps whose checkpoints are in a store, whole, in order."""
-    found = (re.fullmatch(rf"checkpoints/(\d+)/{LAST}", name) for name in store.names())
-    return sorted(int(match[1]) for match in found if match)
+    return sorted(step for step, places in _places(store).items() if any(places.values()))
+
+
+def _places(store: ObjectStore) -> dict[int, dict[str, bool]]:
+    """By their steps, where in a store copies are, and whether each is whole: two while one is being replaced."""
+    found: dict[int, dict[str, bool]] = {}
+    for name in store.names():
+        if match := re.match(r"checkpoints/(\d+)(?:\.2)?/", name):
+            places = found.setdefault(int(match[1]), {})
+            places[match[0]] = name == match[0] + LAST or places.get(match[0], False)
+    return found
+
+
+def settled_steps(store: ObjectStore) -> set[int]:
+    """Those of them that were not being replaced when it was interrupted."""
+    return {step for step, places in _places(store).items() if list(places.values()) == [True]}
 
 
 def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
-    """Copy a checkpoint to a store, in the place of what is there of this step.
+    """Copy a checkpoint to a store, beside what is there of this step, which goes when the copy is whole.
 
     Raises DamagedFiles, before it counts as copied, if a file is not what its manifest says, and OSError for a store
     that fails.
     """
-    folder, prefix = tree_folder(run_dir, step).parent, f"checkpoints/{step}/"
+    folder = tree_folder(run_dir, step).parent
     hashes = read_manifest(folder / TREE)
     if hashes is None:
         raise DamagedFiles(f"{folder} has no manifest: it was saved before there were hashes, and is not copied")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     if missing := hashes.keys() - {name.removeprefix(f"{TREE}/") for name in names}:
         raise DamagedFiles(f"{folder / TREE / min(missing)} is missing")
-    delete_step(step, store)
+    old = [place for place, whole in _places(store).get(step, {}).items() if whole]
+    prefix = f"checkpoints/{step}.2/" if f"checkpoints/{step}/" in old else f"checkpoints/{step}/"
+    _delete(prefix, store)
 
     def send(name: str) -> None:
         content = (folder / name).read_bytes()
@@ -59,6 +77,8 @@ def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
 
     _all(send, [name for name in names if name != LAST])
     send(LAST)
+    for place in set(old) - {prefix}:
+        _delete(place, store)
 
 
 def send_files(run_dir: Path, store: ObjectStore) -> None:
@@ -70,7 +90,8 @@ def send_files(run_dir: Path, store: ObjectStore) -> None:
 
 def fetch_step(store: ObjectStore, step: int, run_dir: Path) -> None:
     """Bring a checkpoint back, under its name when it is whole. Raises DamagedFiles if it is not."""
-    part, prefix = run_dir / "copied.part" / str(step), f"checkpoints/{step}/"
+    part = run_dir / "copied.part" / str(step)
+    prefix = next(place for place, whole in _places(store)[step].items() if whole)
     shutil.rmtree(part.parent, ignore_errors=True)
     names = [name.removeprefix(prefix) for name in store.names() if name.startswith(prefix)]
 
@@ -104,9 +125,8 @@ def fetch_files(store: ObjectStore, run_dir: Path, *, anew: bool) -> None:
             write_whole(run_dir / name, store.read(name))
 
 
-def delete_step(step: int, store: ObjectStore) -> None:
+def _delete(prefix: str, store: ObjectStore) -> None:
     """Remove a copy, first what tells that it is whole."""
-    prefix = f"checkpoints/{step}/"
     names = [name for name in store.names() if name.startswith(prefix)]
     for name in sorted(names, key=lambda name: name != prefix + LAST):
         store.delete(name)
@@ -118,27 +138,29 @@ def parts_of(place: ObjectStore | Path) -> list[str]:
         names = [f"{path.relative_to(place)}" for path in place.glob("**/" + LAST)]
     else:
         names = place.names()
-    pattern = rf"(?:(stage-\d+-\d+)/)?checkpoints/\d+/{LAST}"
+    pattern = rf"(?:(stage-\d+-\d+)/)?checkpoints/\d+(?:\.2)?/{LAST}"
     found = {match[1] or "" for match in (re.fullmatch(pattern, name) for name in names) if match}
     return sorted(found, key=lambda part: int(part.split("-")[1]) if part else 0)
 
 
 def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
     """Copy what of a run a store has not; lines of what was done, and whether each is a fault. Raises ValueError if the
-    store has checkpoints that the run has not."""
+    store has checkpoints that the run has not, and for places that are not apart."""
     if refused := Copies(run_dir, store.url).refusal():
         raise ValueError(refused)
     send_files(run_dir, store)
     yield from _missing(
-        saved_steps(run_dir), copied_steps(store), store.url, lambda step: send_step(run_dir, step, store)
+        saved_steps(run_dir), settled_steps(store), store.url, lambda step: send_step(run_dir, step, store)
     )
 
 
 def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
     """Copy what of a run a folder has not, as `send` does. Raises ValueError if the folder has later checkpoints, or is
-    another run's."""
+    another run's, or is not apart from the store."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):
+        if refused := not_apart(run_dir, store):
+            raise ValueError(refused)
         there, own = copied_steps(store), saved_steps(run_dir)
         if own and own[-1] > there[-1]:
             raise ValueError(f"{run_dir} has checkpoints up to step {own[-1]}, {store.url} up to step {there[-1]}: "
@@ -182,29 +204,31 @@ class Copies:
     def refusal(self) -> str:
         """Why the run may not begin as its folder is now; nothing if it may. Raises OSError of the store."""
         self._store.check()
-        copied, own = copied_steps(self._store), saved_steps(self._run_dir)
+        if refused := not_apart(self._run_dir, self._store):
+            return refused
+        copied, own, url = copied_steps(self._store), saved_steps(self._run_dir), self._store.url
         if not copied:
             return ""
-        url = self._store.url
         if not own or copied[-1] > own[-1]:
             here = f"up to step {own[-1]}" if own else "none"
             return (f"{url} has checkpoints up to step {copied[-1]}, {self._run_dir} has {here}: bring them back by "
                     f"`ringformer checkpoint copy {url} {self._run_dir}`, or choose another copy_to")  # fmt: skip
         if not self.same_run(set(copied) & set(own)):
             return f"{url} has the checkpoints of another run than {self._run_dir}: choose another copy_to"
-        self._sent = set(copied)
+        self._sent = settled_steps(self._store)
         return ""
 
     def same_run(self, common: set[int]) -> bool:
         """By the checkpoints of steps that both have, else by what their records say."""
-        if common:
+        if common := common & settled_steps(self._store):
             mine = (tree_folder(self._run_dir, max(common)) / MANIFEST).read_bytes()
-            return self._store.read(f"checkpoints/{max(common)}/{LAST}") == mine
+            (place,) = _places(self._store)[max(common)]
+            return self._store.read(place + LAST) == mine
         mine = (self._run_dir / IDENTITY).read_bytes()
         return _hash(self._store.read(IDENTITY)) == _hash(mine)
 
     def begin(self, step: int) -> None:
-        """Send the checkpoint that the run goes on from, if it is not there: the run ended before it was."""
+        """Send the checkpoint that the run goes on from, if it is not there."""
         if step not in self._sent:
             self.start(step)
 
@@ -241,7 +265,8 @@ class Copies:
             self._sent.add(step)
             for old in self._sent - set(saved_steps(self._run_dir)):
                 if old < step:  # which the policy has removed here; a later one was damaged here, and is whole there
-                    delete_step(old, self._store)
+                    for place in _places(self._store).get(old, ()):
+                        _delete(place, self._store)
                     self._sent.discard(old)
         except OSError as error:
             raise OSError(
@@ -250,12 +275,18 @@ class Copies:
             ) from None
 
 
+def not_apart(run_dir: Path, store: ObjectStore) -> str:
+    """Why nothing is copied between them if what is lost with one is lost with the other; nothing if it is not."""
+    if any(store.overlaps(folder, "checkpoints") for folder in (run_dir, run_dir / "checkpoints")):
+        return f"{store.url} and {run_dir} are one place, or one is in the other: name another place for the copies"
+    return ""
+
+
 def _hash(record: bytes) -> str:
     """The hash of the run that an identity.json tells of."""
-    try:
+    with suppress(ValueError, TypeError, KeyError):
         return str(json.loads(record)["hash"])
-    except (ValueError, TypeError, KeyError):
-        return ""
+    return ""
 
 
 def _all(do, names: Iterable[str]) -> None:

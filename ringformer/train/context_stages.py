@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 
 from ringformer.object_store import ObjectStore
-from ringformer.train.checkpoint_copies import copied_steps
+from ringformer.train.checkpoint_copies import not_apart, settled_steps
 from ringformer.train.checkpoint_integrity import checkpoint_faults
 from ringformer.train.checkpoints import latest_step
 from ringformer.train.config import Config
@@ -100,7 +100,10 @@ def nothing_left(config: Config) -> bool:
     """Whether a run is finished, its last checkpoint whole, and copied if it is to be; all processes call it."""
     if not finished(config) or checkpoint_faults(config.run_dir, config.steps):
         return False
-    return not config.copy_to or config.steps in copied_steps(ObjectStore(config.copy_to))
+    if not config.copy_to:
+        return True
+    store = ObjectStore(config.copy_to)
+    return config.steps in settled_steps(store) and not not_apart(Path(config.run_dir), store)
 
 
 def finished(config: Config) -> bool:

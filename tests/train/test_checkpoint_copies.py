@@ -15,7 +15,7 @@ from ringformer.checkpoint_tree import WRITTEN_LAST
 from ringformer.cli import main
 from ringformer.object_store import ObjectStore
 from ringformer.train import checkpoint_copies
-from ringformer.train.checkpoint_copies import Copies, copied_steps, receive, send
+from ringformer.train.checkpoint_copies import Copies, copied_steps, receive, send, send_step
 from ringformer.train.checkpoint_integrity import checkpoint_faults, saved_steps
 from ringformer.train.config import Config, DataConfig, OptimizerConfig, base_config
 from ringformer.train.config_parsing import parse_stages
@@ -49,6 +49,16 @@ def save(folder, *steps, keep=Keep()):
     for step in steps:
         saving.save(laid_out(STATES[step], shardings, mesh))
     saving.close()
+
+
+def save_alone(folder, *steps):
+    """Save states of these steps, without copies."""
+    mesh, shardings = setup("1,1,1,1")
+    saving = opened(folder)
+    for step in steps:
+        saving.save(laid_out(STATES[step], shardings, mesh))
+    saving.close()
+    (folder / "identity.json").write_text(json.dumps({"hash": "of the run", "identity": {}, "saved": None}))
 
 
 def said(lines):
@@ -174,6 +184,109 @@ def test_an_interrupted_copy_is_none_and_is_made_again(bucket, tmp_path):
     copies.begin(10)
     copies.close()
     assert bucket.objects == kept
+
+
+def test_what_takes_the_place_of_a_copy_is_written_beside_it(bucket, tmp_path):
+    """Step 20 is made again, to other bits: whoever looks while it is sent finds the old copy or the new one, whole."""
+    run = tmp_path / "run"
+    save(run, 10, 20)
+    shutil.rmtree(run / "checkpoints" / "20")
+    mesh, shardings = setup("1,1,1,1")
+    again = logical_state(seed=77)._replace(step=np.asarray(20, np.int32))
+    saving = opened(run)
+    saving.save(laid_out(again, shardings, mesh))
+    saving.close()
+    whole = []
+
+    def look(method, name):
+        kept = {name for name in bucket.objects if "/20" in name and name.endswith("default/manifest.json")}
+        whole.append(len(kept))
+
+    bucket.refuse = look
+    for replaced in (STATES[20], again):
+        whole.clear()
+        send_step(run, 20, ObjectStore(URL))
+        assert min(whole) >= 1 and copied_steps(ObjectStore(URL)) == [10, 20], replaced
+    bucket.refuse = lambda method, name: None
+    assert len({name.split("/")[3] for name in bucket.objects if "/20" in name}) == 1, "the old one is gone"
+    said(receive(ObjectStore(URL), tmp_path / "back"))
+    assert_same_bits(opened(tmp_path / "back").restore(20), again)
+
+
+@pytest.mark.parametrize("sent", [1, 30, 10_000])
+def test_a_copy_that_is_not_yet_replaced_is_sent_again(sent, bucket, tmp_path):
+    """The process is killed after so many files; the run is no other one for it, and comes back either way."""
+    run = tmp_path / "run"
+    save(run, 10, 20)
+    shutil.rmtree(run / "checkpoints" / "20")
+    mesh, shardings = setup("1,1,1,1")
+    saving = opened(run)
+    saving.save(laid_out(logical_state(seed=77)._replace(step=np.asarray(20, np.int32)), shardings, mesh))
+    saving.close()
+    done = []
+
+    def killed(method, name):
+        done.extend([name] if method == "POST" and "checkpoints" in name else [])
+        return 403 if len(done) > sent or (method == "DELETE" and done) else None
+
+    bucket.refuse = killed
+    with pytest.raises(OSError, match="403"):
+        send_step(run, 20, ObjectStore(URL))
+    bucket.refuse = lambda method, name: None
+    assert copied_steps(ObjectStore(URL)) == [10, 20]
+    assert not any(fault for _, fault in receive(ObjectStore(URL), tmp_path / "back"))
+    assert checkpoint_faults(tmp_path / "back", 20) == []
+    copies = Copies(run, URL)
+    assert not copies.refusal()
+    copies.begin(20)
+    copies.close()
+    shutil.rmtree(tmp_path / "back")
+    said(receive(ObjectStore(URL), tmp_path / "back"))
+    assert saved_arrays(tmp_path / "back", 20) == saved_arrays(run, 20)
+    assert len({name.split("/")[3] for name in bucket.objects if "/20" in name}) == 1
+
+
+OVERLAPS = {
+    "itself": "file://{run}", "a slash": "file://{run}/", "a link to it": "file://{link}", "above it": "file://{above}",
+    "above a link": "file://{above}/links", "in it": "file://{run}/copies", "its checkpoints": "file://{run}/checkpoints",
+    "where its checkpoints are": "file://{run}-disk", "a link in the copies": "file://{above}/linked",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("url", OVERLAPS.values(), ids=OVERLAPS)
+def test_copies_are_apart_from_what_they_are_of(url, tmp_path, monkeypatch):
+    """By whatever name: nothing of the run is lost, and nothing is written into it."""
+    run, link = tmp_path / "runs" / "checkpoints" / "10", tmp_path / "link"
+    run.parent.mkdir(parents=True)
+    save_alone(run, 10, 20)
+    link.symlink_to(run)
+    (tmp_path / "runs" / "links").symlink_to(tmp_path / "runs")
+    (tmp_path / "runs" / "linked").mkdir()
+    (tmp_path / "runs" / "linked" / "checkpoints").symlink_to(run / "checkpoints")
+    if "disk" in url:
+        (run.parent / "10-disk").mkdir()
+        (run / "checkpoints").rename(run.parent / "10-disk" / "checkpoints")
+        (run / "checkpoints").symlink_to(run.parent / "10-disk" / "checkpoints")
+    url = url.format(run=run, link=link, above=tmp_path / "runs")
+
+    def files():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "lock" not in path.parts}
+
+    before = files()
+    assert "are one place, or one is in the other" in Copies(run, url).refusal()
+    for words in ([str(run), url], [url, str(run)]):
+        assert main(["checkpoint", "copy", *words]) in (1, 2)
+    assert files() == before
+    assert saved_steps(run) == [10, 20]
+
+
+def test_a_folder_beside_the_run_is_apart_from_it(tmp_path):
+    """Its name may begin like the run's; what was tried leaves nothing."""
+    save_alone(tmp_path / "run", 10)
+    assert not Copies(tmp_path / "run", f"file://{tmp_path}/run2").refusal()
+    assert main(["checkpoint", "copy", str(tmp_path / "run"), f"file://{tmp_path}/run2"]) == 0
+    assert saved_arrays(tmp_path / "run2", 10) == saved_arrays(tmp_path / "run", 10)
+    assert not list(tmp_path.rglob("probe-*"))
 
 
 def test_copies_that_may_not_be_listed_are_not_none(bucket, tmp_path):

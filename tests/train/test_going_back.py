@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ringformer.train import loop
 from ringformer.train.checkpoint_integrity import saved_steps, tree_folder
@@ -63,3 +64,8 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_not_finished(config,
     assert finished(config) and not nothing_left(config)
     assert int(train(prepare(config)).step) == 6 and nothing_left(config)
     assert "step 6 is damaged" in capfd.readouterr().err
+    own = dataclasses.replace(config, copy_to=f"file://{config.run_dir}")
+    assert not nothing_left(own), "its own folder is no copy of it"
+    with pytest.raises(ValueError, match="are one place, or one is in the other: name another place for the copies"):
+        train(prepare(own))
+    assert nothing_left(config)
