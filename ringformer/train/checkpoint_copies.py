@@ -22,6 +22,7 @@ from ringformer.file_manifest import MANIFEST, DamagedFiles, read_manifest
 from ringformer.object_store import ObjectStore
 from ringformer.train.checkpoint_integrity import misnamed, saved_steps, summary, tree_folder
 from ringformer.train.config_parsing import IDENTITY
+from ringformer.train.keep_policy import Keep
 from ringformer.train.run_lock import RunLock
 from ringformer.whole_files import sync, write_whole
 
@@ -227,15 +228,16 @@ class Copies:
         mine = (self._run_dir / IDENTITY).read_bytes()
         return _hash(self._store.read(IDENTITY)) == _hash(mine)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, keep: Keep) -> None:
         """Send the checkpoint that the run goes on from, if it is not there."""
         if step not in self._sent:
-            self.start(step)
+            self.start(step, keep)
 
-    def start(self, step: int) -> None:
-        """Begin to send a checkpoint; waits for the one before. Raises OSError if that failed."""
+    def start(self, step: int, keep: Keep) -> None:
+        """Begin to send a checkpoint; waits for the one before. Raises OSError if that failed. The newest proven copy
+        stays, whatever is in the run's folder."""
         self.wait()
-        self._under_way = self._threads.submit(self._send, step)
+        self._under_way = self._threads.submit(self._send, step, keep.proven(self._sent))
 
     def check(self) -> None:
         """Raise OSError if what was being sent has failed; does not wait."""
@@ -258,12 +260,12 @@ class Copies:
         finally:
             self._threads.shutdown()
 
-    def _send(self, step: int) -> None:
+    def _send(self, step: int, proven: int | None) -> None:
         try:
             send_files(self._run_dir, self._store)
             send_step(self._run_dir, step, self._store)
             self._sent.add(step)
-            for old in self._sent - set(saved_steps(self._run_dir)):
+            for old in self._sent - {*saved_steps(self._run_dir), proven}:
                 if old < step:  # which the policy has removed here; a later one was damaged here, and is whole there
                     for place in _places(self._store).get(old, ()):
                         _delete(place, self._store)

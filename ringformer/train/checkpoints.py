@@ -53,7 +53,7 @@ class Checkpoints:
         self._unchecked: int | None = None
         self._verified: int | None = None
         self._failed = False
-        self._copies = copies
+        self._keep, self._copies = keep, copies
         self._handler = checkpoint_handler()
         quiet()
         options = ocp.CheckpointManagerOptions(
@@ -108,6 +108,21 @@ class Checkpoints:
         """What was said of the run when `step` was saved; nothing of None, and of checkpoints of before."""
         return {} if step is None else read_about(tree_folder(self._run_dir, step)) or {}
 
+    def way_back(self) -> str:
+        """Which checkpoint to go back to when the run has diverged, and how; a sentence."""
+        steps = sorted(self._manager.all_steps())
+        proven = self._keep.proven(steps)
+        if proven is None:
+            return "No checkpoint is proven by sound steps after it" if steps else "There is no checkpoint"
+        later = ", ".join(str(step) for step in steps if step > proven)
+        move = f"move {later} out of {self._run_dir}/checkpoints and " if later else ""
+        elsewhere = ", and another copy_to" if later and self._copies else ""
+        return (
+            f"The newest checkpoint that is proven by sound steps after it is step {proven}: to go back to it, "
+            f"{move}start the same command, best with a lower optimizer.learning_rate (and "
+            f"--allow=optimizer.learning_rate){elsewhere}"
+        )
+
     def close(self) -> None:
         """Wait for what is being written. Raises OSError if it cannot be read back; what failed before is over."""
         if self._failed:
@@ -129,7 +144,7 @@ class Checkpoints:
         if step is not None and jax.process_index() == 0:
             _check(self._run_dir, step, self._target, self._shardings)
         if step is not None and self._copies is not None:
-            self._copies.start(step)
+            self._copies.start(step, self._keep)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

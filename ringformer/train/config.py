@@ -128,7 +128,7 @@ class Config:
     """Minutes between checkpoints, besides those of checkpoint_every; 0: none by the clock. The last step's state is
     always saved, and that of a run which a signal ends."""
     keep_checkpoints: int = 2
-    """How many of the latest checkpoints stay on disk."""
+    """How many of the latest checkpoints stay on disk; besides, the newest that sound steps after it have proven."""
     keep_every: int = 0
     """Also keep the checkpoints of steps that this divides, for good; 0: none. Between them the latest come and go."""
     keep_best: int = 0

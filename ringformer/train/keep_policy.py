@@ -1,6 +1,12 @@
-"""Which checkpoints of a run stay on disk."""
+"""Which checkpoints of a run stay on disk, and which of them are proven.
 
+A checkpoint is proven by a sound step after it: of the last `IN_A_ROW` steps that were not skipped each has a loss in
+bounds (`RATIO`, `NATS`). The newest proven one stays, whatever comes later.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from orbax.checkpoint.checkpoint_managers import (
     AnyPreservationPolicy,
@@ -10,22 +16,82 @@ from orbax.checkpoint.checkpoint_managers import (
     PreservationPolicy,
 )
 
+IN_A_ROW = 8
+"""So many losses in a row make a step sound, lest a lucky batch prove a diverged state."""
+RATIO, NATS = 1.25, 0.25
+"""A loss is in bounds up to so many times the level, the lowest mean of `IN_A_ROW` losses in a row, and so many nats.
+Losses that differ by a tenth from batch to batch are in it nine times of ten, those of a model that has forgotten what
+it learned are nats above. The level never rises: what stays diverged proves nothing, however long it is trained."""
+OTHER_LOSSES = ("data.", "model.", "seq_len")
+"""Keys of a config by which losses have another level."""
+
 
 @dataclass
 class Keep:
-    """The latest `latest` checkpoints (None: all), those of every `every`-th step (0: none), and the `best` ones: of
-    the steps that were evaluated, those with the lowest losses."""
+    """The latest `latest` checkpoints (None: all), those of every `every`-th step (0: none), the `best` ones: of the
+    steps that were evaluated, those with the lowest losses; the newest proven one; and all while steps are skipped."""
 
     latest: int | None = None
     every: int = 0
     best: int = 0
     losses: dict[int, float] = field(default_factory=dict)
     """Of the evaluations so far, by their steps; to be added to while the run goes on."""
+    sound: int = 0
+    """The last step that was sound: checkpoints of steps before it are proven."""
+    skipping: bool = False
+    """Whether the last step was skipped."""
+    _level: float | None = field(default=None, init=False)
+    _last: list[float] = field(default_factory=list, init=False)
 
     def policy(self) -> PreservationPolicy:
         """As Orbax asks for it, whenever a checkpoint was added."""
         every = [EveryNSteps(self.every)] if self.every else []
-        return AnyPreservationPolicy([LatestN(self.latest), *every, _Best(self)])
+        return AnyPreservationPolicy([LatestN(self.latest), *every, _Best(self), _Proven(self)])
+
+    def proven(self, steps: Iterable[int]) -> int | None:
+        """The newest of these steps whose checkpoint is proven."""
+        return max((step for step in steps if step < self.sound), default=None)
+
+    def see(self, step: int, loss: float | None) -> None:
+        """Remember the training loss of a step, in nats a token; None: it was skipped."""
+        self.skipping = loss is None
+        if loss is None:
+            return
+        self._last = [*self._last, loss][-IN_A_ROW:]
+        if len(self._last) == IN_A_ROW:
+            mean = sum(self._last) / IN_A_ROW
+            self._level = mean if self._level is None else min(self._level, mean)
+            if max(self._last) <= self._largest():
+                self.sound = step
+
+    def doubt(self) -> str:
+        """Why the last step's state may be a diverged one; nothing if it was not skipped, and its loss in bounds."""
+        if self.skipping:
+            return "the last step was skipped"
+        if self._level is None or self._last[-1] <= self._largest():
+            return ""
+        return (
+            f"the last step's loss, {self._last[-1]:.4g}, is over {self._largest():.4g}: {RATIO} times the lowest mean "
+            f"of {IN_A_ROW} steps in a row, {self._level:.4g}, and {NATS}"
+        )
+
+    def told(self) -> dict[str, Any]:
+        """What another start has to know of the steps so far, as JSON has it."""
+        return {"sound_step": self.sound, "loss_level": self._level, "last_losses": self._last}
+
+    def resume(self, told: Mapping[str, Any], changed: Collection[str]) -> None:
+        """Go on from what `told` said at an earlier step; nothing of checkpoints of before. `changed`: the keys of the
+        config that have other values now."""
+        if "sound_step" not in told:
+            return
+        self.sound = told["sound_step"]
+        if not any(key.startswith(OTHER_LOSSES) for key in changed):
+            self._level, self._last = told["loss_level"], told["last_losses"]
+
+    def _largest(self) -> float:
+        """The largest loss that is in bounds."""
+        assert self._level is not None
+        return RATIO * self._level + NATS
 
 
 class _Best:
@@ -36,3 +102,12 @@ class _Best:
         losses = {info.step: loss for info in checkpoints if (loss := self._keep.losses.get(info.step)) is not None}
         best = sorted(losses, key=lambda step: (losses[step], -step))[: self._keep.best]
         return [info.step in best for info in checkpoints]
+
+
+class _Proven:
+    def __init__(self, keep: Keep):
+        self._keep = keep
+
+    def should_preserve(self, checkpoints, *, context: PreservationContext) -> list[bool]:
+        newest = self._keep.proven(info.step for info in checkpoints)
+        return [self._keep.skipping or info.step == newest for info in checkpoints]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import jax
@@ -63,6 +64,7 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     keep.losses |= {step: loss for step, loss in evaluation_losses(run.run_dir).items() if step <= (start or 0)}
     state = _first_state(run) if start is None else checkpoints.restore(start)
     before, told, start = start, checkpoints.about(start), start or 0
+    keep.resume(told, changes)
 
     def record():
         """Write what the run is: a changed one with the first step that was made so, for until then it may go on as it
@@ -102,7 +104,7 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     evaluation = make_evaluation(
         dataclasses.replace(config, model=run.model), run.eval_data, run.shardings.params, run.mesh
     )
-    reports = StepReports(run, reporter, told)
+    reports = StepReports(run, reporter, told, keep)
     identity = run_identity(config, run.tokenizer.name)
     about = {"run": identity_hash(identity), "data.store": identity["data.store"], "run_dir": str(run.run_dir)}
 
@@ -113,7 +115,7 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     ):  # fmt: skip
         check_state_finite(state, _origin(run, start))
         if copies is not None and start:
-            copies.begin(start)
+            copies.begin(start, keep)
 
         def evaluate(step):
             stopping.doing(f"the evaluation of step {step}", "compile")
@@ -133,6 +135,8 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
             verify()
             stopping.doing(f"the save of step {step}", "startup")
             check(step)
+            if (doubt := keep.doubt()) and step < config.steps and not keep.skipping:
+                reporter.say(f"warning: step {step} is saved, but {doubt}; a checkpoint that is proven stays")
             lock.check()
             reporter.sync()
             if unrecorded:
@@ -170,36 +174,58 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
             evaluate(start)
         clock = SaveClock(config.checkpoint_minutes, start)
         stopping.doing(f"the compilation of step {start + 1}", "compile")
-        for step in range(start + 1, config.steps + 1):
-            lock.check()
-            with reading(step - 1):
-                batch = next(batches)
-            state, metrics = step_fn(state, batch, *reports.largest_norm(step))
-            if config.debug_nans:
-                check_operations(run, step, state.params, batch, metrics)
-            # Others may still compile the first one.
-            stopping.doing(f"step {step}", "step" if step > start + 1 else "compile", begun=True)
-            reports.enqueued(step, metrics)
-            checkpoints.check()
-            saves = clock.due(step) or step == config.steps or _due(step, config.checkpoint_every)
-            if saves:
-                save(step)
-            if evaluation and _evaluates(config, step):
-                check(step)
-                evaluate(step)
-            if stopping.due():
-                if not saves:
+        due = False
+        with _way_back(checkpoints):
+            for step in range(start + 1, config.steps + 1):
+                lock.check()
+                with reading(step - 1):
+                    batch = next(batches)
+                state, metrics = step_fn(state, batch, *reports.largest_norm(step))
+                if config.debug_nans:
+                    check_operations(run, step, state.params, batch, metrics)
+                # Others may still compile the first one.
+                stopping.doing(f"step {step}", "step" if step > start + 1 else "compile", begun=True)
+                reports.enqueued(step, metrics)
+                checkpoints.check()
+                due |= clock.due(step) or _due(step, config.checkpoint_every)
+                if due:
+                    reports.flush()
+                saves = step == config.steps or (due and not keep.skipping)  # while steps are skipped a save waits
+                if saves:
                     save(step)
-                reports.conclude(step - start)
-                again = "" if config.run_dir else f" with --config.run_dir={run.run_dir}"
-                number = stopping.signal or signal.SIGTERM
-                raise Terminated(f"stopped by {said_of(number)} at step {step} of {config.steps}, which is saved in "
-                                 f"{run.run_dir}: the same command{again} goes on from there", number)  # fmt: skip
-            stopping.doing(f"the batch of step {step + 1}")
-            reports.resume()
+                    due = False
+                if evaluation and _evaluates(config, step):
+                    check(step)
+                    evaluate(step)
+                if stopping.due():
+                    if not saves:
+                        save(step)
+                    reports.conclude(step - start)
+                    again = "" if config.run_dir else f" with --config.run_dir={run.run_dir}"
+                    number = stopping.signal or signal.SIGTERM
+                    diverged = f". But {doubt}. {checkpoints.way_back()}" if (doubt := keep.doubt()) else ""
+                    raise Terminated(
+                        f"stopped by {said_of(number)} at step {step} of {config.steps}, which is saved in "
+                        f"{run.run_dir}: the same command{again} goes on from there{diverged}",
+                        number,
+                    )
+                stopping.doing(f"the batch of step {step + 1}")
+                reports.resume()
         reports.conclude(config.steps - start)
+        if doubt := keep.doubt():
+            reporter.say(f"warning: {doubt}. {checkpoints.way_back()}")
         stopping.doing("the end of the last save", "startup")
     return state
+
+
+@contextmanager
+def _way_back(checkpoints: Checkpoints) -> Iterator[None]:
+    """What diverges within it says which checkpoint to go back to."""
+    try:
+        yield
+    except FloatingPointError as error:
+        way_back = f"The same command goes on from the latest checkpoint. {checkpoints.way_back()}"
+        raise FloatingPointError(f"{error}. {way_back}") from error
 
 
 def _copies(run: Run) -> Copies | None:

@@ -41,8 +41,8 @@ class SkippedSteps:
         self._norms |= {int(step): norm for step, norm in told.get("gradient_norms", {}).items()}
 
     def told(self) -> dict[str, Any]:
-        """What another start has to know of the steps so far, as JSON has it."""
-        return {"skipped_steps": self.steps} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
+        """What another start has to know of the steps so far, as JSON has it; it is written while the run goes on."""
+        return {"skipped_steps": list(self.steps)} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
 
     def updates_before(self, step: int) -> int:
         """The updates that the optimizer has counted before this step: the schedule waits for those skipped."""
@@ -84,7 +84,7 @@ class SkippedSteps:
                 f"{step - first} steps in a row are skipped, {first + 1} to {step}, and max_skipped_in_a_row="
                 f"{self._most}: nothing is trained after step {first}. metrics.jsonl says why, and what was in their "
                 "batches; look at these, lower the learning rate, or find the operation with "
-                "--config.debug_nans=True. The same command goes on from the latest checkpoint"
+                "--config.debug_nans=True"
             )
 
     def summary(self) -> list[str]:

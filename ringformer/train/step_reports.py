@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.hardware import chip_of
 from ringformer.models.registry import flops_per_token
+from ringformer.train.keep_policy import Keep
 from ringformer.train.optimizer import schedule
 from ringformer.train.reporter import Reporter
 from ringformer.train.run import Run
@@ -21,9 +22,14 @@ from ringformer.train.skipped_steps import SkippedSteps
 class StepReports:
     """The metrics of steps, checked and handed to the reporter one step late, so that the devices never wait for it."""
 
-    def __init__(self, run: Run, reporter: Reporter, told: Mapping[str, Any]):
-        """`told`: what `told` said when the step was saved that the run goes on from."""
+    def __init__(self, run: Run, reporter: Reporter, told: Mapping[str, Any], keep: Keep):
+        """
+        Args:
+          told: what `told` said when the step was saved that the run goes on from.
+          keep: what hears of each step's loss.
+        """
         config = run.config
+        self._keep = keep
         self._watch = BatchWatch(chats=run.train_data.sequences.masked)
         self._chats, self._reporter = run.train_data.sequences.masked, reporter
         self._rate = schedule(config.optimizer, config.steps)
@@ -37,8 +43,8 @@ class StepReports:
         self._last = time.perf_counter()
 
     def told(self) -> dict[str, Any]:
-        """What another start has to know of the steps that are reported: those skipped, and the usual norms."""
-        return self._skipped.told()
+        """What another start has to know of the steps that are reported: those skipped, the usual norms, the losses."""
+        return self._skipped.told() | self._keep.told()
 
     def largest_norm(self, step: int) -> tuple[jax.Array, ...]:
         """What the train step takes beside state and batch: with `skip_spikes` the largest norm, else nothing."""
@@ -81,7 +87,10 @@ class StepReports:
             del values["loss"]  # it is of no token
         if not self._chats:
             del values["masked_tokens"]
-        if skipped := self._skipped.see(step, metrics):
+        skipped = self._skipped.see(step, metrics)
+        if skipped or "loss" in values:
+            self._keep.see(step, None if skipped else values["loss"])
+        if skipped:
             values = {k: v for k, v in values.items() if np.isfinite(v)} | skipped
             said.append(f"step {step} is skipped: {skipped['skipped']}; its batch: {skipped['batch']}")
         self._reporter.step(step, values)

@@ -93,6 +93,20 @@ def test_the_manifest_comes_last_and_goes_first(bucket, tmp_path):
     assert not [name for name in bucket.objects if "/10/" in name]
 
 
+def test_the_newest_proven_copy_stays_though_it_is_gone_here(bucket, tmp_path):
+    run, keep = tmp_path / "run", Keep(1, sound=15)
+    save(run, 10, 20, keep=keep)
+    assert copied_steps(ObjectStore(URL)) == saved_steps(run) == [10, 20]
+    copies = Copies(run, URL)
+    assert not copies.refusal()
+    shutil.rmtree(run / "checkpoints" / "10")
+    mesh, shardings = setup("1,1,1,1")
+    saving = opened(run, keep=keep, copies=copies)
+    saving.save(laid_out(STATES[30], shardings, mesh))
+    saving.close()
+    assert (copied_steps(ObjectStore(URL)), saved_steps(run)) == ([10, 30], [30])
+
+
 def test_the_whole_copy_of_what_is_damaged_here_stays(bucket, tmp_path):
     """The run goes on from an older one, and what it saves on its way removes no later one."""
     run = tmp_path / "run"
@@ -181,7 +195,7 @@ def test_an_interrupted_copy_is_none_and_is_made_again(bucket, tmp_path):
     bucket._generations["runs/mine/checkpoints/10/default/of another save"] = 1
     copies = Copies(tmp_path / "run", URL)
     assert not copies.refusal()
-    copies.begin(10)
+    copies.begin(10, Keep())
     copies.close()
     assert bucket.objects == kept
 
@@ -238,7 +252,7 @@ def test_a_copy_that_is_not_yet_replaced_is_sent_again(sent, bucket, tmp_path):
     assert checkpoint_faults(tmp_path / "back", 20) == []
     copies = Copies(run, URL)
     assert not copies.refusal()
-    copies.begin(20)
+    copies.begin(20, Keep())
     copies.close()
     shutil.rmtree(tmp_path / "back")
     said(receive(ObjectStore(URL), tmp_path / "back"))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from ringformer.models.llama import Llama
+from ringformer.train.checkpoint_integrity import saved_steps
 from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import train
 from ringformer.train.run import prepare
@@ -135,9 +136,7 @@ def test_a_run_goes_on_and_tells(config, capfd, monkeypatch):
         train(run._replace(train_data=PoisonedData(run.train_data, {8: -1, 9: -1, 10: -1})))
     rows = read_metrics(config.run_dir)
     assert rows[-1]["step"] == 10 and rows[-1]["skipped_steps"] == 5
-    capfd.readouterr()
-    with pytest.raises(FloatingPointError, match="3 steps in a row are skipped, 8 to 10"):  # 8 and 9 are saved
-        train(run._replace(train_data=PoisonedData(run.train_data, {10: -1})))
+    assert saved_steps(config.run_dir)[-1] == 7, "the saves of 8 and 9 wait for the end of the streak"
 
 
 @pytest.mark.slow
@@ -182,6 +181,13 @@ def test_the_largest_norm_is_the_same_after_any_resume():
     assert skipped(level).largest_norm(101) == pytest.approx(2.2), "norms that hardly differ make no spike of the next"
 
 
+def test_what_is_told_does_not_change_while_it_is_written():
+    running = skipped([])
+    told = running.told()
+    running.steps.append(3)
+    assert told["skipped_steps"] == []
+
+
 CONFIG = """
 from ringformer.train.config import base_config
 
@@ -206,7 +212,7 @@ def state_of(folder: Path, step: int) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_bad_number_of_one_of_two_processes_is_skipped_by_both(tmp_path):
-    """It comes at step 3 in process 1 alone."""
+    """It comes at the last step in process 1 alone."""
     for i in range(8):
         (tmp_path / f"{i}.txt").write_text(f"{i} ring block key " * 20)
     (tmp_path / "config.py").write_text(CONFIG.format(folder=tmp_path))
@@ -215,7 +221,7 @@ def test_a_bad_number_of_one_of_two_processes_is_skipped_by_both(tmp_path):
         address = f"localhost:{free.getsockname()[1]}"
     together = [f"--config={tmp_path}/config.py", "--distributed", f"--coordinator_address={address}",
                 "--num_processes=2"]  # fmt: skip
-    command = [sys.executable, "-m", "tests.train.poison", "3"]
+    command = [sys.executable, "-m", "tests.train.poison", "4"]
     processes = [
         subprocess.Popen([*command, str(i), *together], cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True,
                          env=cpu_environment())
@@ -224,10 +230,10 @@ def test_a_bad_number_of_one_of_two_processes_is_skipped_by_both(tmp_path):
     said = [process.communicate(timeout=540) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     rows = read_metrics(tmp_path / "run")
-    assert [row["step"] for row in rows if "skipped" in row] == [3]
-    assert "step 3 is skipped: its loss is nan" in said[0][1]
+    assert [row["step"] for row in rows if "skipped" in row] == [4]
+    assert "step 4 is skipped: its loss is nan" in said[0][1]
     states = {step: state_of(tmp_path / "run", step) for step in (1, 2, 3, 4)}
-    assert len(states[2]) > 20 and states[2] == states[3]
-    for other in (1, 4):
-        assert states[other].keys() == states[2].keys()
-        assert sum(states[other][name] != data for name, data in states[2].items()) > 20
+    assert len(states[3]) > 20 and states[3] == states[4]
+    for other in (1, 2):
+        assert states[other].keys() == states[3].keys()
+        assert sum(states[other][name] != data for name, data in states[3].items()) > 20
