@@ -6,7 +6,7 @@ turn. What comes before the first question is dropped, the conversation stops wh
 
 Further rules are chosen by name:
 
-    html         an answer that is HTML, as in raw ShareGPT, becomes markdown
+    html         an answer that is HTML, as in raw ShareGPT, becomes markdown (nested too deeply: dropped)
     merge        messages of one speaker in a row become one, instead of the conversation's end
     unprintable  conversations with more than 1% control, unassigned, private-use or replacement characters
     latin        conversations whose letters are less than 90% Latin: a filter of scripts, not of languages
@@ -55,8 +55,11 @@ class Cleaning:
         seen: set[bytes] = set()
         for conversation in self._conversations:
             messages = self._turns(conversation.messages)
-            if "html" in self._rules:
+            try:
                 messages = [self._markdown(message) for message in messages]
+            except RecursionError:
+                self.counts["conversations dropped: an answer of HTML nested too deeply"] += 1
+                continue
             reason = "no question with an answer" if not messages else self._reason(messages, seen)
             if reason:
                 self.counts[f"conversations dropped: {reason}"] += 1
@@ -85,10 +88,11 @@ class Cleaning:
         return [*system, *kept] if kept else []
 
     def _markdown(self, message: Message) -> Message:
-        if message.role != "assistant" or not _HTML.match(message.content):
+        if "html" not in self._rules or message.role != "assistant" or not _HTML.match(message.content):
             return message
+        content = to_markdown(message.content)
         self.counts["answers turned from HTML to markdown"] += 1
-        return message._replace(content=to_markdown(message.content))
+        return message._replace(content=content)
 
     def _reason(self, messages: list[Message], seen: set[bytes]) -> str | None:
         """The first rule that drops the conversation."""

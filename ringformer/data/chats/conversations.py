@@ -4,6 +4,7 @@ sharegpt   {"id": ..., "conversations": [{"from": "human", "value": ...}, {"from
 messages   {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}
 """
 
+import reprlib
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -72,11 +73,12 @@ def _messages(record: dict[str, Any], turns_key: str, role_key: str, text_key: s
 def _message(i: int, turn: Any, role_key: str, text_key: str) -> Message:
     if not isinstance(turn, dict) or role_key not in turn or text_key not in turn:
         raise ValueError(f"turn {i} is not an object with {role_key!r} and {text_key!r}")
+    for key in (role_key, text_key):
+        if type(turn[key]) is not str:
+            raise ValueError(f"the {key!r} of turn {i} is {type(turn[key]).__name__}, not text")
     role, text = turn[role_key], turn[text_key]
     if role not in ROLES:
-        raise ValueError(f"turn {i} is by {role!r}; known: {', '.join(ROLES)}")
-    if not isinstance(text, str):
-        raise ValueError(f"the {text_key!r} of turn {i} is {type(text).__name__}, not text")
+        raise ValueError(f"turn {i} is by {reprlib.repr(role)}; known: {', '.join(ROLES)}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -99,3 +99,12 @@ def test_duplicates_are_found_after_cleaning():
 def test_an_unknown_rule_lists_the_rules():
     with pytest.raises(ValueError, match="unknown cleaning rule 'htm'; known: html, merge"):
         Cleaning([], ["htm"])
+
+
+def test_html_nested_beyond_what_is_read_is_dropped_and_counted():
+    deep, fine = (turns(("user", "q"), ("assistant", "<div>" * n + LONG + "</div>" * n)) for n in (2000, 20))
+    assert clean(["html"], deep, fine) == (
+        [turns(("user", "q"), ("assistant", LONG))],
+        {"conversations dropped: an answer of HTML nested too deeply": 1, "answers turned from HTML to markdown": 1},
+    )
+    assert clean([], deep) == ([deep], {})

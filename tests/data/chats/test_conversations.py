@@ -1,11 +1,12 @@
 """Conversations in both formats, and what is said of those that cannot be read."""
 
 import json
+import re
 
 import datasets
 import pytest
 
-from ringformer.data.chats.conversations import Conversation, Message, read_chats
+from ringformer.data.chats.conversations import FORMATS, Conversation, Message, read_chats
 from ringformer.data.sources import Malformed, read_rows
 
 SHAREGPT = [
@@ -70,6 +71,43 @@ def test_a_malformed_line_is_named_or_counted(tmp_path, bad, message):
     found, skipped = read(f"jsonl:{tmp_path}/a.jsonl", "sharegpt", skip=True)
     assert found == [Conversation(EXPECTED[1], f"{tmp_path}/a.jsonl:{line}") for line in (1, 3)]
     assert skipped == 1
+
+
+DEEP = "[" * 300 + "]" * 300
+PLAIN = r'null true 0 -7.5 1e999 NaN "" "x" "\ud800" "\u001b[2J" [] [[]] {} {"role":"user"} ["user"]'
+JSON_VALUES = [*PLAIN.split(), "9" * 5000, DEEP, "[" * 99_999, "[" * 99_999 + "]" * 99_999]
+"""One of each type, and those that parsers choke on."""
+
+
+def rows_with_faults(turns_key, role_key, text_key):
+    """Each JSON value as a whole row, as its turns, as one of them, as a speaker and as a text."""
+    for value in JSON_VALUES:
+        yield value
+        yield f'{{"{turns_key}": {value}}}'
+        yield f'{{"{turns_key}": [{value}]}}'
+        yield f'{{"{turns_key}": [{{"{role_key}": {value}, "{text_key}": "a"}}]}}'
+        yield f'{{"{turns_key}": [{{"{role_key}": "user", "{text_key}": {value}}}]}}'
+
+
+def test_every_json_value_in_every_place_of_a_row_is_named_or_counted(tmp_path):
+    for form, keys in FORMATS.items():
+        good = f'{{"{keys[0]}": [{{"{keys[1]}": "user", "{keys[2]}": "q"}}]}}'
+        rows = [
+            *rows_with_faults(*keys),
+            f'{{"{keys[0]}": [{{"{keys[1]}": ["user"], "{keys[2]}": "q"}}], "x": {DEEP}}}',
+        ]
+        # These are conversations: without a turn, and of any text that can be written.
+        fine = {f'{{"{keys[0]}": []}}', *(good.replace('"q"', text) for text in ('""', '"x"', r'"\u001b[2J"'))}
+        assert fine < set(rows)
+        for number, row in enumerate(rows):
+            path = tmp_path / f"{form}-{number}.jsonl"
+            path.write_text(f"{good}\n{row}\n{good}\n")
+            found, skipped = read(f"jsonl:{path}", form, skip=True)
+            assert (len(found), skipped) == ((3, 0) if row in fine else (2, 1)), row[:80]
+            if row not in fine:
+                with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}:2\b.*--skip_malformed") as error:
+                    read(f"jsonl:{path}", form)
+                assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize(
