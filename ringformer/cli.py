@@ -10,6 +10,7 @@ from importlib import import_module, metadata
 
 from ringformer.argument_parser import Parser
 from ringformer.verbs import GROUPS, VERBS
+from ringformer.visible_text import visible
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 """What JAX's error begins with; its class is not known here, where JAX is not imported."""
@@ -98,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)
-        print(f"{said}: {'interrupted' if interrupted else error}", file=sys.stderr)
+        print(f"{said}: {'interrupted' if interrupted else visible(str(error))}", file=sys.stderr)
         return 130 if interrupted else 2 if callers else 1
     except RuntimeError as error:
         if not (why := str(error)).startswith(OUT_OF_MEMORY):

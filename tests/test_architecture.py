@@ -25,6 +25,7 @@ FLOORS = (
         "shipped_configs",
         "this_process",
         "verbs",
+        "visible_text",
     ),
     ("ops", "device_order", "runtime_environment"),
     ("mesh", "weight_sharding"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ringformer.train.distributed_flags import add_distributed_flags, member_of
+from ringformer.visible_text import visible
 
 if TYPE_CHECKING:
     from ringformer.train.handshake import Membership
@@ -198,7 +199,7 @@ def _interactive(ask) -> int:
             try:
                 _say(ask(prompt))
             except ValueError as error:
-                print(f"ringformer generate: {error}", file=sys.stderr)
+                print(f"ringformer generate: {visible(str(error))}", file=sys.stderr)
             except KeyboardInterrupt:  # while the prompt was being read
                 print()
 
@@ -221,5 +222,7 @@ def _say(answer) -> int:
 
 
 def _print(pieces: Iterable[str]) -> None:
+    """Print text as it comes: on a terminal made visible, elsewhere as it is."""
+    shown = visible if sys.stdout.isatty() else str
     for piece in pieces:
-        print(piece, end="", flush=True)
+        print(shown(piece), end="", flush=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from ringformer.visible_text import visible
+
 
 def add_list(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
     """Arguments of `ringformer checkpoint list`."""
@@ -91,7 +93,9 @@ def _inspect(args: argparse.Namespace) -> None:
         files = folder / array.name
         chunks = sum(not path.name.startswith(".") for path in files.glob("*"))
         shape = ", ".join(map(str, array.shape))
-        print(f"{array.name:{width}}  {array.dtype.name:>8} [{shape}], {chunks} chunks, {_size(_bytes(files))}")
+        print(
+            f"{visible(array.name):{width}}  {array.dtype.name:>8} [{shape}], {chunks} chunks, {_size(_bytes(files))}"
+        )
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -108,12 +112,12 @@ def _verify(args: argparse.Namespace) -> int:
         whole = False
         print(f"step {step} {UNVERIFIED}" if faults is None else f"step {step} is damaged:")
         for fault in faults or ():
-            print(f"  {fault}")
+            print(f"  {visible(fault)}")
     try:
         check_named(run_dir)
     except DamagedFiles as error:
         whole = False
-        print(error)
+        print(visible(str(error)))
     return 0 if whole else 1
 
 

@@ -26,6 +26,7 @@ from ringformer.train.peers import LOST, Peers, Verdict, silent_limit
 from ringformer.train.preemption import INTERRUPTED, STOPPED, Stopping, Terminated, said_of
 from ringformer.train.signal_thread import SignalThread
 from ringformer.train.watchdog import Doing, Watchdog, dump_stacks
+from ringformer.visible_text import visible
 
 _LAST_WORDS = 3.0
 """Seconds that process 0, which holds the store, stays after its verdict, so that the others can read it."""
@@ -258,7 +259,7 @@ class Supervision(Stopping):
         several = self._member is not None and self._member.count > 1
         who = f"process {self._member.index} of {self._member.count}: " if several and self._member else ""
         begun = "\n" if sys.stderr.isatty() else ""  # of the progress bar
-        sys.stderr.write(f"{begun}ringformer train: {who}{why}\n")
+        sys.stderr.write(f"{begun}ringformer train: {who}{visible(why)}\n")
         sys.stderr.flush()
 
     def _dump(self, why: str) -> None:

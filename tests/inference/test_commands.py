@@ -10,6 +10,7 @@ from ringformer.inference.generator import Generator
 from tests.data.chat_samples import sentencepiece
 from tests.inference.fake_generator import FakeGenerator
 from tests.inference.runs import converted_folder, run_folder
+from tests.terminal import on_terminal
 
 SPEED = "prefill 1,000.0 tokens/s, decode 10.0 tokens/s\n"
 
@@ -65,6 +66,24 @@ def test_a_prompt_is_continued(run, loaded, capsys):
     assert options == {"mesh_dim": "1,1,1,2", "max_length": 28, "prefill_chunk": 8, "compute_dtype": "float32"}
     assert generator.sessions[0].appended == [[list(b"The ring")]]
     assert generator.samplings == [(0.5, None, None, 3)]
+
+
+HOSTILE = b"a\x1b[2J\x1b]0;mine\x07\x1b]52;c;eA==\x07\xc2\x9b2J\x9b2J\rb\n\tc"
+
+
+@pytest.mark.parametrize("chat", (False, True))
+def test_on_a_terminal_commands_to_it_are_seen_and_elsewhere_they_are_text(run, loaded, chat, capsys, monkeypatch):
+    """Each byte is a token, so that every sequence comes in pieces."""
+    loaded.script = [[[*HOSTILE, 256]], [[*HOSTILE, 256]]]
+    words = ["generate", f"--run={run}", "--max_new_tokens=60", "--allow_longer", "--max_length=400"]
+    with on_terminal(monkeypatch) as shown:
+        type_in(monkeypatch, "q")
+        assert main([*words, *["--chat"] * chat]) == 0
+    expected = r"a\x1b[2J\x1b]0;mine\x07\x1b]52;c;eA==\x07\x9b2J\udc9b2J\x0db"
+    assert shown() == f"{expected}\n\tc\n\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("q"))
+    assert main([*words, "--prompt=q", *["--chat"] * chat]) == 0
+    assert capsys.readouterr().out == f"{HOSTILE.decode(errors='surrogateescape')}\n".replace("\udc9b", "?")
 
 
 @pytest.mark.parametrize("source", ("file", "stdin"))

@@ -1,4 +1,4 @@
-"""Inspection of a store: decoded documents, what is trained on in colour, their borders marked."""
+"""Inspection of a store: decoded documents, made visible, what is trained on in colour, their borders marked."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.visible_text import visible
 
 SHOWN = 2000
 """Tokens shown of a document."""
@@ -50,11 +51,11 @@ def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Tex
         style = "green" if is_trained else "dim"
         if is_control:
             for i in places:
-                text.append(names[int(ids[i])], f"{style} reverse")
+                text.append(visible(names[int(ids[i])]), f"{style} reverse")
             continue
         # What the run adds to all before it: decoded alone, it could lose the space that it begins with.
         before = tokenizer.decode(ids[: places[0]])
-        text.append(tokenizer.decode(ids[: places[-1] + 1])[len(before) :], style)
+        text.append(visible(tokenizer.decode(ids[: places[-1] + 1])[len(before) :]), style)
     return text
 
 

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from ringformer.data.chats.templates import load_template
 from ringformer.data.stores.inspect_store import show_samples
 from ringformer.data.stores.options import StoreOptions
 from tests.data.chat_samples import CHATS, LLAMA3_JINJA, chat, llama3, sentencepiece
+from tests.terminal import on_terminal
 
 
 def write(path, conversations):
@@ -233,6 +235,21 @@ def test_inspection_colours_what_is_trained_on(tmp_path, options, tokenizer):
     assert "\x1b[32mthe answer\x1b[0m\x1b[7;32m<|eot_id|>\x1b[0m" in ansi
     assert "\x1b[2mthe question\x1b[0m\x1b[2;7m<|eot_id|>\x1b[0m" in ansi
     assert "document 0" in ansi and "masked" in ansi
+
+
+def test_inspection_shows_commands_to_the_terminal_and_sends_none(tmp_path, monkeypatch):
+    """Of documents, in the bytes of other people's files, and of the names of a tokenizer's control tokens."""
+    (tmp_path / "a.txt").write_bytes(b"a\x1b[2J\x1b]0;mine\x07\x1b]52;c;eA==\x07\xc2\x9b2J\x9b2J\rb\n\tc")
+    assert main(["data", "prepare", f"--store={tmp_path}/s", f"--source=text:{tmp_path}/a.txt", "--held_out=0"]) == 0
+    with on_terminal(monkeypatch) as shown:
+        assert main(["data", "inspect", f"{tmp_path}/s"]) == 0
+    text = re.sub(r"\x1b\[[\d;]*m", "", shown())  # the colours are ours
+    assert r"a\x1b[2J\x1b]0;mine\x07\x1b]52;c;eA==\x07\x9b2J\udc9b2J\x0db" in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+    tokenizer, console = load_tokenizer("bytes"), Console(file=io.StringIO())
+    tokenizer.controls = {"\x1b]0;mine\x07": 256}
+    show_samples(TokenStore(tmp_path / "s" / "train"), tokenizer, 1, console)
+    assert r"\x1b]0;mine\x07" in console.file.getvalue() and "\x1b" not in console.file.getvalue()
 
 
 @pytest.mark.slow
