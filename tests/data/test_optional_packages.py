@@ -20,8 +20,7 @@ sys.modules |= dict.fromkeys({packages})  # importing them fails
 import ringformer.data
 assert "numpy" not in sys.modules
 for module in pkgutil.walk_packages(ringformer.data.__path__, "ringformer.data."):
-    if module.name != "ringformer.data.chats.tokenizer_template":
-        importlib.import_module(module.name)
+    importlib.import_module(module.name)
 for name in ringformer.data.__all__:
     getattr(ringformer.data, name)
 from ringformer.data.stores.options import StoreOptions
@@ -60,7 +59,6 @@ def test_what_needs_one_says_how_to_install_it(tmp_path, monkeypatch, package, p
     sentencepiece(tmp_path)
     llama3(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "ringformer.data.chats.tokenizer_template", raising=False)
     message = rf"^{purpose} needs the package {package}: pip install -e '\.\[data\]' in the clone"
     with pytest.raises(ValueError, match=message):
         use(tmp_path)

@@ -17,13 +17,32 @@ from ringformer.data.chats.conversations import Message
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
-Template = Callable[[Sequence[Message]], list[Segment]]
+Render = Callable[[Sequence[Message]], list[Segment]]
+RenderAll = Callable[[Sequence[Sequence[Message]]], list[list[Segment] | ValueError]]
 TemplateName = Literal["vicuna", "llama2", "llama3", "tokenizer"]
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
+
+
+class Template:
+    """A chat template.
+
+    Args:
+      render_all: gives the segments of each of several conversations, or what is wrong with it.
+    """
+
+    def __init__(self, render_all: RenderAll):
+        self.render_all = render_all
+
+    def __call__(self, messages: Sequence[Message]) -> list[Segment]:
+        """The segments of a conversation. Raises ValueError if the template refuses it."""
+        (segments,) = self.render_all([messages])
+        if isinstance(segments, ValueError):
+            raise segments
+        return segments
 
 
 def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | None = None) -> Template:
@@ -67,7 +86,7 @@ def _vicuna(tokenizer: Tokenizer) -> Template:
                 segments += [Segment(content, trained=True), end]
         return segments
 
-    return render
+    return _one_by_one(render)
 
 
 def _llama2(tokenizer: Tokenizer) -> Template:
@@ -85,7 +104,7 @@ def _llama2(tokenizer: Tokenizer) -> Template:
                 segments += [Segment(f"{content} ", trained=True), end]
         return segments
 
-    return render
+    return _one_by_one(render)
 
 
 def _llama3(tokenizer: Tokenizer) -> Template:
@@ -106,14 +125,20 @@ def _llama3(tokenizer: Tokenizer) -> Template:
             segments += [Segment(content, trained=answer), end._replace(trained=answer)]
         return segments
 
-    return render
+    return _one_by_one(render)
 
 
 def _from_tokenizer(tokenizer: Tokenizer, chat_date: str | None = None) -> Template:
     with needed_for("the template tokenizer"):
-        from ringformer.data.chats.tokenizer_template import jinja_template
+        import jinja2  # noqa: F401  (it runs in another process)
 
-    return jinja_template(tokenizer, chat_date)
+    from ringformer.data.chats.tokenizer_template import JinjaTemplate
+
+    return Template(JinjaTemplate(tokenizer, chat_date))
+
+
+def _one_by_one(render: Render) -> Template:
+    return Template(lambda conversations: [render(messages) for messages in conversations])
 
 
 TEMPLATES: dict[TemplateName, Callable[[Tokenizer], Template]] = {

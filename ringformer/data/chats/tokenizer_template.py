@@ -1,182 +1,220 @@
-"""The chat template of a tokenizer: jinja2 in a sandbox, and where in its output the answers are.
+"""The chat template of a tokenizer: where in its output the answers are, and the token that ends each.
 
-A template that marks answers with `{% generation %}` is believed. Of any other, the answer to a question is what the
-template adds to the conversation up to the question, generation prompt included; where that is not simply added at the
-end, or does not begin with the answer, or no token ends it, ValueError says so.
-
-Names of special tokens in the messages themselves are broken up before the template runs and made whole after it, so
-that only the template's own become control tokens.
-
-A template is a stranger's program. The sandbox of jinja2 keeps it to the conversation, the names of its tokens and the
-date, and its loops and calls are counted, so that it ends. How much memory it takes on the way is not limited.
+A template is a stranger's program. It is compiled and run by `template_worker.py`, in one process, which ends where the
+template takes more time, memory or output than it may; what comes from there is taken for text, and checked.
 """
 
 import importlib.metadata
+import os
 import re
-import secrets
-from collections.abc import Callable, Sequence
-from datetime import datetime
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes, pass_context
-from jinja2.ext import Extension, loopcontrols
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from ringformer.data.chats import template_worker
 from ringformer.data.chats.conversations import Message
+from ringformer.data.chats.template_worker import LENGTH, TOO_MUCH_MEMORY, TOO_MUCH_OUTPUT, decode, encode
 from ringformer.data.tokenizers.base import Segment, Tokenizer
-
-_NONCE = secrets.token_hex(8)
-BREAK, START, STOP = (f"\ufdd0{_NONCE}{letter}\ufdd1" for letter in "bse")
-"""Text that no message contains: parts a special token's name; begins and ends a `generation` block."""
 
 SAFE_VERSION = (3, 1, 6)
 """The first safe version of jinja2: before it a template could leave the sandbox by `attr` (CVE-2025-27516)."""
 
-MOST_STEPS = 1_000_000
-"""Loop iterations and calls of one rendering."""
+SECONDS = 2.0
+"""CPU time that a template may take to compile, and for a conversation; by the clock it is as much for each of those
+that were sent together."""
+SECONDS_TO_SEND = 2e-6
+"""By the clock, for each character to go there and back."""
+MEMORY = 2**30
+"""Bytes of address space that the process may have above those that it starts with."""
+OUTPUT = 1_000_000
+"""Characters that a template may write besides the text of the messages."""
+START_SECONDS = 60.0
+"""The process and its jinja2 start within this."""
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which keeps a template from what it is not given; here also from running for ever."""
+class JinjaTemplate:
+    """The chat template of `tokenizer`, on batches of conversations; for `chat_date` see `load_template`.
 
-    def __init__(self, chat_date: str | None):
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-        self._chat_date = chat_date
-        self.globals.update(raise_exception=_raise, strftime_now=lambda format: self._now().strftime(format))
-        del self.filters["random"]
-        # With the context a filter is not evaluated when the template is compiled.
-        self.filters |= {"tojson": _tojson, "counted": pass_context(lambda _, items: self._counted(items))}
-        self.steps = 0
+    It may be called from several threads and, after a fork, from several processes.
 
-    def compile_counted(self, source: str) -> Template:
-        """The template of a source, its loops counted."""
-        tree = self.parse(source)
-        asked = {name.name for name in tree.find_all(nodes.Name)}
-        if "lipsum" in asked and self._chat_date is not None:
-            raise TemplateError("it makes random text (lipsum)")
-        if "strftime_now" in asked and self._chat_date == "":
-            raise TemplateError(
-                "it asks for the day (strftime_now), so that a conversation would become other tokens tomorrow; say "
-                "which day it is to take for today: --chat_date=2024-07-26, in a config data.chat_date"
-            )
-        for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno, environment=self)
-        return self.from_string(tree)
-
-    def _now(self) -> datetime:
-        return datetime.fromisoformat(self._chat_date) if self._chat_date else datetime.now()
-
-    def call(self, context, obj, /, *args, **kwargs):  # a template may name an argument `context`
-        self._step()
-        if isinstance(obj, LoopContext) and args:  # a recursive loop
-            args = (self._counted(args[0]), *args[1:])
-        return super().call(context, obj, *args, **kwargs)
-
-    def _counted(self, items):
-        for item in items:
-            self._step()
-            yield item
-
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise TemplateError(f"it takes more than {MOST_STEPS:,} steps")
-
-
-class Generation(Extension):
-    """`{% generation %}...{% endgeneration %}`: puts marks around what it holds."""
-
-    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-    def _mark(self, caller: Callable[[], str]) -> str:
-        return START + caller() + STOP
-
-
-def jinja_template(tokenizer: Tokenizer, chat_date: str | None) -> Callable[[Sequence[Message]], list[Segment]]:
-    """The chat template of `tokenizer`; for `chat_date` see `load_template`.
-
-    Raises ValueError if it has none, it cannot be compiled, or the installed jinja2 has no safe sandbox.
+    Raises:
+      ValueError: if the tokenizer has none, it cannot be compiled, or the installed jinja2 has no safe sandbox.
     """
-    _check_version()
-    source, sandbox = _source(tokenizer), Sandbox(chat_date)
-    try:
-        template = sandbox.compile_counted(source)
-    except (TemplateError, RecursionError) as error:
-        raise ValueError(f"the chat template of tokenizer {tokenizer.name} cannot be used: {error}") from None
-    names = {key: _name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
-    for key, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
-        if names.get(key) is None:
-            names[key] = next((name for name, i in tokenizer.controls.items() if i == token), "")
-    names = {key: name for key, name in names.items() if name is not None}
 
-    def run(messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        values = [{"role": role, "content": _broken(content, tokenizer)} for role, content in messages]
-        sandbox.steps = 0
+    def __init__(self, tokenizer: Tokenizer, chat_date: str | None):
+        _check_version()
+        self._tokenizer = tokenizer
+        names = {key: _name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
+        for key, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
+            if names.get(key) is None:
+                names[key] = next((name for name, i in tokenizer.controls.items() if i == token), "")
+        self._begin = {
+            "path": sys.path,
+            "source": _source(tokenizer),
+            "values": {key: name for key, name in names.items() if name is not None},
+            "controls": list(tokenizer.controls),
+            "chat_date": chat_date,
+            "seconds": SECONDS,
+            "memory": MEMORY,
+            "output": OUTPUT,
+        }
+        self._lock = threading.Lock()
+        self._worker: Worker | None = self._start()
+
+    def __call__(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
+        """The segments of each conversation, or what is wrong with it."""
+        results: list[list[Segment] | ValueError] = []
+        while len(results) < len(conversations):  # once, if the template keeps to its limits
+            results += self._render(conversations[len(results) :])
+        return results
+
+    def _render(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
+        """The results of the first conversations, at least of one."""
+        results: list[list[Segment] | ValueError] = []
+        with self._lock:
+            if self._worker is None or not self._worker.own:
+                self._worker = self._start()
+            worker = self._worker
+            try:
+                sizes = [sum(len(content) for _, content in messages) for messages in conversations]
+                with worker.within(SECONDS * len(conversations) + SECONDS_TO_SEND * sum(sizes)):
+                    worker.send(conversations)
+                    for messages, size in zip(conversations, sizes, strict=True):
+                        results.append(self._segments(worker.receive(64 * (OUTPUT + size)), messages))
+            except EOFError:
+                self._worker = None
+                results.append(ValueError(f"{self._named} {worker.cause_of_death('for a conversation')}"))
+            except BaseException:  # an answer may still be on its way
+                self._worker = None
+                worker.end()
+                raise
+        return results
+
+    def _start(self) -> "Worker":
+        """A process that has compiled the template."""
+        worker = Worker()
         try:
-            return template.render(messages=values, add_generation_prompt=add_generation_prompt, **names)
-        except Exception as error:  # it is a program: anything may be wrong with it
-            what = error if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-            raise ValueError(f"the chat template of tokenizer {tokenizer.name} refuses this: {what}") from None
+            with worker.within(START_SECONDS):
+                worker.send(self._begin)
+                answer = worker.receive(100_000)
+        except EOFError:
+            raise ValueError(f"{self._named} {worker.cause_of_death('to be compiled')}") from None
+        except BaseException:
+            worker.end()
+            raise
+        if answer:
+            worker.end()
+            raise ValueError(f"{self._named} cannot be used: {answer}")
+        return worker
 
-    def render(messages: Sequence[Message]) -> list[Segment]:
-        text = run(messages)
-        if START in text:
-            marks = re.split(f"({START}|{STOP})", text)
-            pieces = list(zip(marks[::2], [False, *(mark == START for mark in marks[1::2])], strict=True))
-            answers = sum(message.role == "assistant" for message in messages)
-            if text.count(START) != answers:
-                raise ValueError(f"{text.count(START)} generation blocks for {answers} answers: the chat template "
-                                 "must mark each answer once")  # fmt: skip
-        else:
-            pieces = _by_prefixes(text, run, messages, tokenizer)
-        segments = [s for piece, trained in pieces for s in _segments(piece, trained, tokenizer)]
-        return _with_end_tokens(segments, messages, tokenizer)
+    @property
+    def _named(self) -> str:
+        return f"the chat template of tokenizer {self._tokenizer.name}"
 
-    return render
-
-
-def _by_prefixes(
-    text: str, run: Callable[..., str], messages: Sequence[Message], tokenizer: Tokenizer
-) -> list[tuple[str, bool]]:
-    """Pieces of the rendered conversation, (text, trained): an answer is what the template adds after its question."""
-    pieces, place = [], 0
-    for i, message in enumerate(messages):
-        if message.role != "assistant":
-            continue
-        before, after = run(messages[:i], add_generation_prompt=True), run(messages[: i + 1])
-        answer, added = _broken(message.content, tokenizer), after[len(before) :]
-        start = len(before)
-        if not added.startswith(answer):  # spaces may stand before it, and be taken off it
-            answer, start = answer.strip(), len(after) - len(added.lstrip())
-        rest = after[start + len(answer) :].lstrip()
-        added_at_end = after.startswith(before) and after.startswith(answer, start)
-        ends = not rest or rest.startswith(tuple(tokenizer.controls))
-        if not (added_at_end and ends and text.startswith(after)):
-            raise ValueError(
-                f"the chat template of tokenizer {tokenizer.name} rewrites earlier text or answer {i}, so that answers "
-                "cannot be found in it: mark them in it with {% generation %} and {% endgeneration %}, or choose "
-                "another template"
-            )
-        pieces += [(text[place:start], False), (text[start : len(after)], True)]
-        place = len(after)
-    return [*pieces, (text[place:], False)]
+    def _segments(self, answer: Any, messages: Sequence[Message]) -> list[Segment] | ValueError:
+        if type(answer) is dict:
+            return ValueError(f"{self._named} {answer.get('error')}")
+        controls, segments = self._tokenizer.controls, []
+        try:
+            for text, trained, control in answer:
+                if (type(text), type(trained), type(control)) != (str, bool, bool):
+                    raise TypeError
+                segments.append(Segment(text, trained, controls[text] if control else None))
+        except (TypeError, ValueError, KeyError) as error:
+            raise EOFError from error
+        try:
+            return _with_end_tokens(segments, messages, self._tokenizer)
+        except ValueError as error:
+            return error
 
 
-def _segments(text: str, trained: bool, tokenizer: Tokenizer) -> list[Segment]:
-    """Text cut at the template's special tokens, the messages' own made whole again."""
-    names = sorted(tokenizer.controls, key=len, reverse=True)
-    parts = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
-    return [
-        Segment(part, trained, tokenizer.controls[part]) if i % 2 else Segment(part.replace(BREAK, ""), trained)
-        for i, part in enumerate(parts)
-        if part
-    ]
+class Worker:
+    """A process of `template_worker.py`, and frames to and from it. It ends with this object, or its process."""
+
+    def __init__(self):
+        self._pid = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", template_worker.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is not for it: in a chat it ends an answer
+        )  # fmt: skip
+        self._late = False
+        self.end = weakref.finalize(self, _end, self._process, self._pid)
+        """Kill the process, and wait for it."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it belongs to this process, and not to the one that this was forked from."""
+        return self._pid == os.getpid()
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """A context that the process does not outlive if it lasts longer."""
+
+        def kill() -> None:
+            self._late = True
+            self._process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def send(self, value: Any) -> None:
+        """Raises EOFError if the process is gone, as `receive` does."""
+        assert self._process.stdin is not None
+        content = encode(value)
+        try:
+            self._process.stdin.write(LENGTH.pack(len(content)) + content)
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise EOFError from error
+
+    def receive(self, most: int) -> Any:
+        """The next value, of at most so many bytes. Whoever sends may be under a stranger's control."""
+        assert self._process.stdout is not None
+        header = self._process.stdout.read(LENGTH.size)
+        size = LENGTH.unpack(header)[0] if len(header) == LENGTH.size else most + 1
+        content = self._process.stdout.read(size) if size <= most else b""
+        if len(content) < size:
+            raise EOFError
+        try:
+            return decode(content)
+        except (ValueError, RecursionError) as error:
+            raise EOFError from error
+
+    def cause_of_death(self, work: str) -> str:
+        """What the template did that ended the process, while it did some `work`."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        code = self._process.returncode
+        self.end()
+        if self._late or code == -signal.SIGPROF:
+            return f"takes more than {SECONDS:g} s {work}; choose another template"
+        if code == TOO_MUCH_MEMORY:
+            return f"takes more than {MEMORY / 2**30:g} GiB of memory {work}; choose another template"
+        if code == TOO_MUCH_OUTPUT:
+            return f"makes more than {OUTPUT:,} characters besides those of the messages; choose another template"
+        how = "answered what is no conversation" if code is None else f"ended with code {code}"
+        return f"broke the process that it ran in, which {how}, {work}; choose another template"
+
+
+def _end(process: subprocess.Popen, pid: int) -> None:
+    if pid != os.getpid():  # this process was forked from its owner
+        return
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
 
 
 def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment]:
@@ -212,13 +250,6 @@ def _runs(segments: list[Segment]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _broken(content: str, tokenizer: Tokenizer) -> str:
-    """The text with a BREAK in every name of a special token."""
-    for name in tokenizer.controls:
-        content = content.replace(name, name[0] + BREAK + name[1:])
-    return content
-
-
 def _source(tokenizer: Tokenizer) -> str:
     """The template's source text. Raises ValueError if the tokenizer has none."""
     source: Any = tokenizer.config.get("chat_template")
@@ -243,13 +274,3 @@ def _check_version() -> None:
 
 def _name(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

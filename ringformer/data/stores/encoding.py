@@ -2,8 +2,8 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from ringformer.data.chats.conversations import Conversation, Message
 from ringformer.data.chats.templates import Template
 from ringformer.data.sources import Document, Documents, Malformed, check_size
 from ringformer.data.tokenizers.base import Segment, Tokenizer
+
+RENDER_CHARACTERS = 2**17
+"""Characters of conversations handed to a template at once: they may have to go to another process and back."""
 
 
 class Encoded(NamedTuple):
@@ -24,6 +27,20 @@ class Encoded(NamedTuple):
     """The size of the text that is trained on."""
     digest: bytes
     """Identifies the document, and decides on which side of the split it lies."""
+
+
+def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[list[Any]]:
+    """Items, each given with its length, in groups of at least so many characters, but the last."""
+    group: list[Any] = []
+    total = 0
+    for length, item in items:
+        group.append(item)
+        total += length
+        if total >= characters:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
 class DocumentEncoder:
@@ -90,14 +107,19 @@ class ChatEncoder:
         self._max_bytes = max_bytes
 
     def __iter__(self) -> Iterator[tuple[int, tuple[Conversation, list[Segment]]]]:
+        for group in in_groups(self._sized(), RENDER_CHARACTERS):
+            rendered = self._template.render_all([conversation.messages for conversation in group])
+            for conversation, segments in zip(group, rendered, strict=True):
+                if isinstance(segments, ValueError):
+                    self._malformed(f"{conversation.name}: {segments}")
+                else:
+                    yield sum(len(segment.text) for segment in segments), (conversation, segments)
+
+    def _sized(self) -> Iterator[tuple[int, Conversation]]:
+        """The conversations and their characters, to which what a template writes of its own is added."""
         for conversation in self._conversations:
             check_size(conversation.name, (message.content for message in conversation.messages), self._max_bytes)
-            try:
-                segments = self._template(conversation.messages)
-            except ValueError as error:
-                self._malformed(f"{conversation.name}: {error}")
-                continue
-            yield sum(len(segment.text) for segment in segments), (conversation, segments)
+            yield 1000 + sum(len(message.content) for message in conversation.messages), conversation
 
     @property
     def left_out(self) -> Counter[str]:

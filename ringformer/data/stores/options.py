@@ -46,7 +46,7 @@ class StoreOptions:
     clean: str = USUAL_RULES
     """Rules for conversations, with commas: html, merge, unprintable, latin, short, refusal, duplicate."""
     skip_malformed: bool = False
-    """Leave conversations out that cannot be read, and count them."""
+    """Leave conversations out that cannot be read or rendered, and count them."""
 
     def __post_init__(self):
         key = self.key_prefix

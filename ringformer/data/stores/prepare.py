@@ -22,7 +22,7 @@ from ringformer.data.chats.cleaning import Cleaning, parse_rules
 from ringformer.data.chats.conversations import read_chats
 from ringformer.data.chats.templates import load_template, template_id
 from ringformer.data.sources import Document, Documents, Malformed, read_documents
-from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded
+from ringformer.data.stores.encoding import ChatEncoder, DocumentEncoder, Encoded, in_groups
 from ringformer.data.stores.folder import check_folder, new_folder
 from ringformer.data.stores.options import StoreOptions
 from ringformer.data.stores.preparation_report import make_report
@@ -216,7 +216,7 @@ def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[
     with ThreadPoolExecutor(2, thread_name_prefix="encode") as threads:
         coming: deque[Future[tuple[list[Encoded], Counter[str]]]] = deque()
         try:
-            for group in _groups(encoder):
+            for group in in_groups(encoder, ENCODE_CHARACTERS):
                 coming.append(threads.submit(encoder.encode, group))
                 if len(coming) == IN_FLIGHT:
                     yield coming.popleft().result()
@@ -225,16 +225,3 @@ def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[
         finally:
             for future in coming:
                 future.cancel()
-
-
-def _groups(encoder: DocumentEncoder | ChatEncoder) -> Iterator[list[Any]]:
-    """The encoder's items in groups of at least ENCODE_CHARACTERS, but the last."""
-    group, characters = [], 0
-    for length, item in encoder:
-        group.append(item)
-        characters += length
-        if characters >= ENCODE_CHARACTERS:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
