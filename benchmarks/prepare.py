@@ -7,6 +7,11 @@ JSON lines as the questions and answers of conversations. For a SentencePiece mo
 trained on it, one call of the library's own batch encoding on all the text (of conversations: as the template writes
 them), which is in memory, alternates with a whole preparation from files to stores in one process. The median of the
 ratios of their rates is what counts: times on a shared machine mean little.
+
+    python benchmarks/prepare.py --template_process --megabytes 20 --pairs 5
+
+measures instead what it costs that a tokenizer's own chat template runs in a process of its own: the same preparation
+with the template in this process, in turn.
 """
 
 import argparse
@@ -26,9 +31,14 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ringformer.argument_parser import output_argument
-from ringformer.data import load_tokenizer, open_or_build, read_documents, train_sentencepiece
-from ringformer.data.chats.conversations import Message
-from ringformer.data.chats.templates import TemplateName, load_template
+from ringformer.data import build_stores, load_tokenizer, open_or_build, read_documents, train_sentencepiece
+from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning, parse_rules
+from ringformer.data.chats.conversations import Message, read_chats
+from ringformer.data.chats.template_worker import ChatTemplate
+from ringformer.data.chats.templates import Template, TemplateName, load_template
+from ringformer.data.chats.tokenizer_template import segments_of
+from ringformer.data.sources import Malformed
+from ringformer.data.stores.encoding import ChatEncoder
 from ringformer.data.stores.options import StoreOptions
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -111,6 +121,53 @@ def measure(megabytes: float, pairs: int) -> list[dict]:
     return rows
 
 
+JINJA = (
+    "{{- bos_token }}{% for message in messages %}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>' }}\n\n"
+    "{% if message['role'] == 'assistant' %}GENERATION{{ message['content'] + '<|eot_id|>' }}END"
+    "{% else %}{{ message['content'] + '<|eot_id|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+"""LLaMA-3's format; with marks in the place of GENERATION and END, or without."""
+MARKS = {"marked": ("{% generation %}", "{% endgeneration %}"), "by prefixes": ("", "")}
+
+
+def measure_template_process(megabytes: float, pairs: int) -> list[dict]:
+    """The preparation of conversations with the template in this process ("bare") and in its own."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "texts").mkdir()
+        texts = write_texts(folder / "texts", megabytes)
+        chats = write_chats(folder / "chats.jsonl", texts)
+        train_tokenizers(folder, texts)
+        for answers, (begin, end) in MARKS.items():
+            source = JINJA.replace("GENERATION", begin).replace("END", end)
+            config = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[4], "chat_template": source}
+            (folder / "tokenizer_config.json").write_text(json.dumps(config))
+            tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
+            own = load_template("tokenizer", tokenizer)
+            inside = ChatTemplate(source, {"bos_token": SPECIAL[0]}, list(tokenizer.controls), None, 10**6)
+
+            def render_here(conversations, inside=inside, tokenizer=tokenizer):
+                return [segments_of(inside.segments(messages), messages, tokenizer) for messages in conversations]
+
+            def prepare(template, tokenizer=tokenizer):
+                malformed = Malformed(skip=False)
+                found = read_chats(f"jsonl:{folder}/chats.jsonl", "messages", split="train", malformed=malformed)
+                cleaning = Cleaning(found, parse_rules(USUAL_RULES))
+                encoder = ChatEncoder(cleaning, tokenizer, template, 0, malformed, 2**28)
+                build_stores(folder / "store", encoder, tokenizer, held_out=0.05)
+
+            here = Template(render_here)
+            assert here(chats[0]) == own(chats[0])
+            row = {"answers": answers, "records": len(chats), "megabytes": round(sum(map(len, texts)) / 1e6, 1)}
+            row |= compare(partial(prepare, here), partial(prepare, own), folder / "store", pairs)
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
 def compare(bare, prepare, store: Path, pairs: int) -> dict:
     """Seconds of the tokenizer alone and of a preparation, in turn."""
     seconds = {"bare": [], "prepare": []}
@@ -129,13 +186,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=20)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--template_process", action="store_true", help="what a process of its own costs a template")
     parser.add_argument("--out", type=output_argument, help="a JSON file")
     args = parser.parse_args()
-    rows = measure(args.megabytes, args.pairs)
+    rows = (measure_template_process if args.template_process else measure)(args.megabytes, args.pairs)
     if args.out:
+        flag = "--template_process " if args.template_process else ""
+        bare = "the same with the template in its process" if flag else "the bare tokenizer's batch call"
         result = {
-            "what": "measured: tokens a second of `data prepare` over those of the bare tokenizer's batch call",
-            "command": f"python benchmarks/prepare.py --megabytes {args.megabytes:g} --pairs {args.pairs}",
+            "what": f"measured: tokens a second of `data prepare` over those of {bare}",
+            "command": f"python benchmarks/prepare.py {flag}--megabytes {args.megabytes:g} --pairs {args.pairs}",
             "date": datetime.date.today().isoformat(),
             "cores": len(os.sched_getaffinity(0)),
             "versions": {p: version(p) for p in ("tokenizers", "sentencepiece")},

@@ -119,18 +119,25 @@ class JinjaTemplate:
     def _segments(self, answer: Any, messages: Sequence[Message]) -> list[Segment] | ValueError:
         if type(answer) is dict:
             return ValueError(f"{self._named} {answer.get('error')}")
-        controls, segments = self._tokenizer.controls, []
-        try:
-            for text, trained, control in answer:
-                if (type(text), type(trained), type(control)) != (str, bool, bool):
-                    raise TypeError
-                segments.append(Segment(text, trained, controls[text] if control else None))
-        except (TypeError, ValueError, KeyError) as error:
-            raise EOFError from error
-        try:
-            return _with_end_tokens(segments, messages, self._tokenizer)
-        except ValueError as error:
-            return error
+        return segments_of(answer, messages, self._tokenizer)
+
+
+def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment] | ValueError:
+    """The segments of what `ChatTemplate.segments` gave for a conversation, or what is wrong with them.
+
+    Raises EOFError for what it cannot have given."""
+    segments = []
+    try:
+        for text, trained, control in answer:
+            if (type(text), type(trained), type(control)) != (str, bool, bool):
+                raise TypeError
+            segments.append(Segment(text, trained, tokenizer.controls[text] if control else None))
+    except (TypeError, ValueError, KeyError) as error:
+        raise EOFError from error
+    try:
+        return _with_end_tokens(segments, messages, tokenizer)
+    except ValueError as error:
+        return error
 
 
 class Worker:
