@@ -26,6 +26,7 @@ NUMBERS = "train/test_reported_numbers.py::test_every_number_of_a_run_follows_fr
 SKIPPED = "train/test_skipped_steps.py::test_nothing_but_the_number_of_a_bad_step_goes_on"
 RING_5 = "ops/test_ring_attention.py::test_plain_causal[zigzag-5]"
 RING_BF16 = "ops/test_precision.py::test_attention[zigzag-8]"
+PALLAS_BF16 = "ops/kernels/test_flash_attention.py::test_bfloat16_errors_do_not_grow_with_chunks_and_hops"
 RING, BLOCK = "ops/ring_attention.py", "ops/blockwise_attention.py"
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
 
@@ -129,6 +130,18 @@ MUTATIONS = [
              'x, self._head(x.dtype, gather), preferred_element_type=jnp.float32)',
              'x, self._head(x.dtype, gather)).astype(jnp.float32)',
              "models/test_llama.py::test_logits_of_a_bfloat16_model_are_float32"),
+    Mutation("the TPU kernel's dq in bfloat16 between visits", "ops/kernels/flash_backward.py",
+             "        departure(visit, q_of[p]).start()",
+             f'        here["dq"][slot] = here["dq"][slot].{ROUND}\n        departure(visit, q_of[p]).start()',
+             PALLAS_BF16),
+    Mutation("the TPU kernel's o in bfloat16 between visits", "ops/kernels/flash_forward.py",
+             'here["o"][slot, g] = here["o_columns"][g].T', f'here["o"][slot, g] = here["o_columns"][g].T.{ROUND}',
+             PALLAS_BF16),
+    Mutation("the TPU kernel's l summed from rounded weights", "ops/kernels/flash_forward.py",
+             "+ weight.reshape(", f"+ weight.{ROUND}.reshape(", PALLAS_BF16),
+    Mutation("1/l rounded with the TPU kernel's do", "ops/kernels/flash_attention.py",
+             "(jnp.abs(m) < FEW_DIGITS) & (weight > 0.0)", "weight < 0.0",
+             "ops/kernels/test_flash_attention.py::test_bfloat16_gradients_are_as_exact_as_those_of_xla"),
     # The optimizer, and what of its configuration the loop hands on.
     Mutation("norm vectors decay", "train/state.py", "len(letters) > 1, abstract", "len(letters) > 0, abstract",
              UNTIED),

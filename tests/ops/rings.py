@@ -14,6 +14,11 @@ from tests.helpers import normal, packed_segments, ring_mesh, values_and_gradien
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """These programs run for milliseconds and compile for seconds: do not let LLVM polish them."""
 
+jit_as_written = partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_allow_excess_precision": False}
+)
+"""With every cast through bfloat16, of which XLA would drop some: where rounding is measured."""
+
 LAYOUTS = ("contiguous", "striped", "zigzag")
 B, H, K, d = 2, 4, 2, 8
 ROWS, HEADS, LSE = P(None, "sp"), P(None, "sp"), P(None, None, "sp")

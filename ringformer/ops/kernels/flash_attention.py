@@ -26,6 +26,9 @@ SECOND = "ring_attention with kernel='pallas'", "kernel='xla'"
 LOG_UNIT = math.log(2.0)
 """Logits are counted in so much."""
 
+FEW_DIGITS = 2.0**10
+"""Maxima from which on, in that unit, float32 has no 14 binary digits left for log l: of rows that see only a mask."""
+
 LARGE = 1e38
 """Biases from which on, in that unit, float32 may end."""
 
@@ -49,6 +52,9 @@ def block_backward(
     """Add this block's share to `dq`, and return the gradients of its keys."""
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
     m, weight, delta = cotangents.rows
+    # Where float32 has digits left for log l, m takes it. Else do and delta are divided by l, and do is rounded again.
+    has_digits = (jnp.abs(m) < FEW_DIGITS) & (weight > 0.0)
+    m, weight = jnp.where(has_digits, m - jnp.log2(weight), m), jnp.where(has_digits, 1.0, weight)
     do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
     rows = jnp.stack([m, delta * weight])
     dkv = dbias = None

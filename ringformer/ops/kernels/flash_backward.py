@@ -16,7 +16,8 @@
              As in the forward, the source has the products of the next part before the gradients of this one. dq
              comes first of its three, so that it is turned while the units compute the others.
 
-do and delta come divided by l (of the whole row), so that p needs no division: the gradients are linear in both.
+p needs no division by l (of the whole row): m comes with log l added, or do and delta come divided by l, in both of
+which the gradients are linear (`flash_attention.py`).
 """
 
 from functools import partial
@@ -55,7 +56,7 @@ def flash_backward(
 
     Args:
       dkv: [dk, dv] of the table before this one, to go on with; None: zeros. dbias is of this table alone.
-      do: divided by l. rows: m in units of log 2, and delta divided by l.
+      do: divided by l, unless m has log l in it. rows: m in units of log 2, and delta, divided as do is.
       chunks: tokens of a chunk of (queries, keys).
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
