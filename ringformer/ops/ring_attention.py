@@ -142,7 +142,7 @@ def ring_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, return_lse)
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))
-    arrays = ring.whole_chunks(*arrays)
+    ring, arrays = ring.whole_chunks(*arrays)
     # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
     # the transpose of the cast sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))

@@ -25,6 +25,8 @@ class Ring:
     kernel: Kernel = "xla"
     returns_lse: bool = True
     """Whether lse may have a cotangent."""
+    key_filler: int = 0
+    """Keys at the end of each part of a shard that only make its last chunk whole."""
 
     @property
     def size(self) -> int:
@@ -57,18 +59,22 @@ class Ring:
         size, lanes = default_chunk(length) if asked is None else asked, self.blocks.lanes
         return -(-min(size, length // self.parts) // lanes) * lanes
 
-    def whole_chunks(self, q, k, v, bias, q_ids, k_ids) -> tuple:
-        """The arrays of ring_attention, filled up to whole chunks if the kernel needs that; nobody sees what is filled
-        in: it has segments of its own."""
+    def whole_chunks(self, q, k, v, bias, q_ids, k_ids) -> tuple["Ring", tuple]:
+        """The arrays of ring_attention, filled up to whole chunks if the kernel needs that, and the ring that knows it.
+
+        Work lists hide the filler of keys. That of queries sees what it likes: nobody reads its rows, and cotangents of
+        0 give no gradient. Filler is of the last token's segment, so that no chunk seems to hold another one.
+        """
+        if self.blocks.lanes == 1:
+            return self, (q, k, v, bias, q_ids, k_ids)
         q_chunk, k_chunk = self.chunk(q.shape[1], self.q_chunk), self.chunk(k.shape[1], self.k_chunk)
-        if self.blocks.lanes == 1 or not any((x.shape[1] // self.parts) % n for x, n in ((q, q_chunk), (k, k_chunk))):
-            return q, k, v, bias, q_ids, k_ids
-        if q_ids is None:
-            q_ids, k_ids = (jnp.zeros(x.shape[:2], jnp.int32) for x in (q, k))
-        nobody = int(jnp.iinfo(jnp.int32).min)
-        k, v, bias = (padded_parts(x, self.parts, k_chunk, 1) for x in (k, v, bias))
-        q, q_ids = padded_parts(q, self.parts, q_chunk, 1), padded_parts(q_ids, self.parts, q_chunk, 1, nobody)
-        return q, k, v, bias, q_ids, padded_parts(k_ids, self.parts, k_chunk, 1, nobody + 1)
+        filled = (
+            padded_parts(q, self.parts, q_chunk, 1),
+            *(padded_parts(x, self.parts, k_chunk, 1) for x in (k, v, bias)),
+            padded_parts(q_ids, self.parts, q_chunk, 1, mode="edge"),
+            padded_parts(k_ids, self.parts, k_chunk, 1, mode="edge"),
+        )
+        return replace(self, key_filler=(filled[1].shape[1] - k.shape[1]) // self.parts), filled
 
     def shift(self, tree):
         """Send every leaf to the next rank; what arrives comes from the one before."""
@@ -79,5 +85,6 @@ class Ring:
         """The chunk pairs of a visiting block, given whether it comes from an earlier rank; None: the own block."""
         if earlier is None and self.blocks.whole_parts and self.parts > 1:
             return replace(self, layout="contiguous").work_list(T, S, None)  # a shard's tokens ascend in every layout
-        q, k = (cut_axis(n, self.parts, self.chunk(n, asked)) for n, asked in ((T, self.q_chunk), (S, self.k_chunk)))
+        q = cut_axis(T, self.parts, self.chunk(T, self.q_chunk))
+        k = cut_axis(S, self.parts, self.chunk(S, self.k_chunk), self.key_filler)
         return make_work_list(self.layout, self.causal, q, k, earlier)

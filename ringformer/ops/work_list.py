@@ -21,6 +21,7 @@ class AxisChunks(NamedTuple):
     size: int
     start: Int32[np.ndarray, " n"]  # the first index of each chunk
     fresh: Int32[np.ndarray, " n"]  # the chunk-local index before which its rows were in the previous chunk
+    used: Int32[np.ndarray, " n"]  # the chunk-local index from which on its rows only fill it up
     part: Int32[np.ndarray, " n"]  # the part that each chunk belongs to
     origin: Int32[np.ndarray, " n"]  # the first index of that part
 
@@ -58,8 +59,11 @@ def default_chunk(length: int) -> int:
     return min(max(-(-length // 16), 128), 1024)
 
 
-def cut_axis(length: int, parts: int, chunk: int | None) -> AxisChunks:
-    """Cut each of the `parts` equal parts of an axis of `length` into chunks of at most `chunk` (None: the default)."""
+def cut_axis(length: int, parts: int, chunk: int | None, filler: int = 0) -> AxisChunks:
+    """Cut each of the `parts` equal parts of an axis of `length` into chunks of at most `chunk` (None: the default).
+
+    The last `filler` tokens of each part, fewer than a chunk, only fill it up.
+    """
     part_length = length // parts
     size = min(default_chunk(length) if chunk is None else chunk, part_length)
     per_part = -(-part_length // size)
@@ -71,6 +75,7 @@ def cut_axis(length: int, parts: int, chunk: int | None) -> AxisChunks:
         size,
         start=(np.tile(start, parts) + origin).astype(np.int32),
         fresh=np.tile(nominal - start, parts).astype(np.int32),
+        used=np.tile(np.minimum(part_length - filler - start, size), parts).astype(np.int32),
         part=part.astype(np.int32),
         origin=origin.astype(np.int32),
     )
@@ -79,7 +84,8 @@ def cut_axis(length: int, parts: int, chunk: int | None) -> AxisChunks:
 def visible_pairs(
     layout: Layout, source: Source, causal: bool, q: AxisChunks, k: AxisChunks
 ) -> tuple[ChunkPairs, ChunkPairs]:
-    """`(unmasked, masked)`: the pairs that every query sees entirely, and those that need the offset mask."""
+    """`(unmasked, masked)`: the pairs that every query sees entirely, and those that need the offset mask, or whose
+    keys are not all used."""
     visible = VISIBLE[layout][source]
     if not causal:
         visible = tuple((a, b, FULL) for a in range(PARTS[layout]) for b in range(PARTS[layout]))
@@ -89,7 +95,7 @@ def visible_pairs(
         offset = part_offset + (q.start - q.origin).astype(np.int64)[i] - (k.start - k.origin)[j]
         offset = np.minimum(offset, FULL)
         sees_any = q.size - 1 + offset >= k.fresh[j]
-        sees_all = (offset >= k.size - 1) & (q.fresh[i] == 0) & (k.fresh[j] == 0)
+        sees_all = (offset >= k.size - 1) & (q.fresh[i] == 0) & (k.fresh[j] == 0) & (k.used[j] == k.size)
         row, column = np.nonzero(sees_any)
         rows.append(np.stack([i[row, 0], j[column], offset[row, column], sees_all[row, column]]))
     *pairs, sees_all = np.concatenate(rows, axis=1).astype(np.int32)

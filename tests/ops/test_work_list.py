@@ -18,7 +18,7 @@ def elements(unmasked_and_masked, q, k):
     for pairs, masked in zip(unmasked_and_masked, (False, True), strict=True):
         for i, j, offset in zip(*pairs, strict=True):
             row, column = np.arange(q.size)[:, None], np.arange(k.size)
-            visible = (row + offset >= column) & (row >= q.fresh[i]) & (column >= k.fresh[j])
+            visible = (row + offset >= column) & (row >= q.fresh[i]) & (column >= k.fresh[j]) & (column < k.used[j])
             if not masked:
                 assert visible.all(), "an unmasked pair holds a hidden element"
             assert visible.any(), "a pair with nothing to compute"
@@ -48,6 +48,17 @@ def test_without_a_causal_mask_every_element_is_covered_once(T, S, q_chunk, k_ch
     """Cross attention: as many queries and keys as you like."""
     q, k = cut_axis(T, 1, q_chunk), cut_axis(S, 1, k_chunk)
     assert (elements(visible_pairs("contiguous", "own", False, q, k), q, k) == 1).all()
+
+
+@pytest.mark.parametrize("layout", VISIBLE)
+@pytest.mark.parametrize("source", ("own", "earlier", "later"))
+@pytest.mark.parametrize("T, filler, q_chunk, k_chunk", [(16, 1, 4, 4), (16, 3, 8, 4), (24, 5, 4, 6), (16, 7, 8, 8)])
+def test_keys_that_fill_a_part_up_are_hidden(layout, source, T, filler, q_chunk, k_chunk):
+    parts = PARTS[layout]
+    q, k = cut_axis(T, parts, q_chunk), cut_axis(T, parts, k_chunk, filler)
+    part = T // parts
+    expected = visible_of_tables(layout, source, T) * (np.arange(T) % part < part - filler)
+    assert (elements(visible_pairs(layout, source, True, q, k), q, k) == expected).all()
 
 
 @pytest.mark.parametrize("parts", (1, 2))

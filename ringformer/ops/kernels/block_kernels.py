@@ -71,15 +71,18 @@ def check_shapes(name: str, head_size: int, masks: bool = False, capability: int
         cudnn_attention.check_head_size(head_size, capability)
 
 
-def padded_parts(x: jax.Array | None, parts: int, multiple: int, axis: int, value: int = 0) -> jax.Array | None:
-    """`x` with each of the equal parts of an axis lengthened to a multiple, filled with `value`; None stays None."""
+def padded_parts(
+    x: jax.Array | None, parts: int, multiple: int, axis: int, mode: Literal["constant", "edge"] = "constant"
+) -> jax.Array | None:
+    """`x` with each of the equal parts of an axis lengthened to a multiple, by 0 or by its last element; None stays
+    None."""
     if x is None or not (missing := -(x.shape[axis] // parts) % multiple):
         return x
     shape = x.shape
     split = x.reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
     widths = [(0, 0)] * split.ndim
     widths[axis + 1] = (0, missing)
-    return jnp.pad(split, widths, constant_values=value).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+    return jnp.pad(split, widths, mode=mode).reshape(*shape[:axis], -1, *shape[axis + 1 :])
 
 
 def without_padding(x: jax.Array, parts: int, length: int, axis: int) -> jax.Array:

@@ -41,6 +41,7 @@ from ringformer.ops.kernels.kernel_tools import (
     like,
     matmul,
     repeated,
+    sees,
     vmem_limit,
 )
 from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
@@ -127,7 +128,7 @@ def flash_backward(
     return out[0], out[1], out[2][:, :, 0] if bias is not None else None
 
 
-def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, logit_scale, scale):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, scale):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
     biased, packed = "bias" in here, "ids" in here
@@ -200,8 +201,7 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
         if biased:
             s += repeated(here["bias"][keys, :], Tq)
         if masked:
-            row = lax.broadcasted_iota(jnp.int32, s.shape, 1) + offset_of[p]
-            s = jnp.where(row >= lax.broadcasted_iota(jnp.int32, s.shape, 0) + keys.start, s, -jnp.inf)
+            s = jnp.where(sees(offset_of[p], used_of[p], keys, Tq), s, -jnp.inf)
         if packed:
             s = jnp.where(repeated(here["ids"][keys, :], Tq) == here["q_ids"][...], s, -jnp.inf)
         p_ = jnp.exp2(s - rows[0, g][None])
@@ -228,7 +228,7 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
         for_each_head(G, head)
 
     for masked in (False, True):
-        pl.when(masked_of[p] == int(masked))(partial(pair, masked))
+        pl.when((used_of[p] > 0) == masked)(partial(pair, masked))
 
     @pl.when(keys_are_done)
     def end_keys():

@@ -41,6 +41,7 @@ from ringformer.ops.kernels.kernel_tools import (
     like,
     matmul,
     repeated,
+    sees,
     start,
     vmem_limit,
     wait,
@@ -102,7 +103,7 @@ def flash_forward(
     return Softmax(o, m, l)
 
 
-def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, logit_scale):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, biased, packed = here["kv"], "bias" in here, "q_ids" in here
     b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
@@ -147,8 +148,7 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
             s += repeated(here["bias_column"][keys, :], Tq)
         visible = []
         if masked:
-            row = lax.broadcasted_iota(jnp.int32, s.shape, 1) + (offset_of[p] - keys.start)
-            visible.append(row >= lax.broadcasted_iota(jnp.int32, s.shape, 0))
+            visible.append(sees(offset_of[p], used_of[p], keys, Tq))
         if packed:
             visible.append(repeated(here["ids_column"][keys, :], Tq) == here["ids"][slot])
         if visible:
@@ -181,7 +181,7 @@ def _kernel(q_of, k_of, offset_of, masked_of, visit_of, next_of, *refs, names, l
         for_each_head(G, head)
 
     for masked in (False, True):
-        pl.when(masked_of[p] == int(masked))(partial(pair, masked))
+        pl.when((used_of[p] > 0) == masked)(partial(pair, masked))
 
     def wait_for_all():
         pl.when(visit > 0)(lambda: wait(departures(q_of[p], 1 - slot)))

@@ -63,3 +63,11 @@ def column(row: jax.Array) -> jax.Array:
 def repeated(x: jax.Array, n: int) -> jax.Array:
     """[T, 128], the same in every lane, as [T, n]."""
     return jnp.concatenate([x] * (n // LANES), axis=1)
+
+
+def sees(offset: jax.Array, used: jax.Array, keys: slice, Tq: int) -> jax.Array:
+    """Whether query t of a pair sees key s, [keys, Tq]: where t + offset >= s, if s is one of the `used` first keys."""
+    key = lax.broadcasted_iota(jnp.int32, (keys.stop - keys.start, LANES), 0) + keys.start
+    key = jnp.where(key < used, key, jnp.iinfo(jnp.int32).max)
+    query = lax.broadcasted_iota(jnp.int32, (1, Tq), 1)
+    return query + offset >= repeated(key, Tq)

@@ -26,8 +26,8 @@ class PairTable(NamedTuple):
 
     columns: tuple[Int32[Array, " P"], ...]
     """Prefetched as scalars: the chunk of queries, the chunk of keys, the offset (query row t sees key column s,
-    chunk-local, where t + offset >= s), whether the pair needs that mask, the number of the visit, and the first pair
-    of the visit that follows."""
+    chunk-local, where t + offset >= s), how many of the keys are used if the pair needs a mask, else 0, the number of
+    the visit, and the first pair of the visit that follows."""
     length: Int32[Array, ""] | int
     """How many pairs there are to compute."""
     most: tuple[int, int]
@@ -45,7 +45,7 @@ def pair_tables(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None,
     lists, wanted = [], []
     for masked, ((pairs, length), some) in enumerate(zip((work_list.unmasked, work_list.masked), live, strict=True)):
         n = len(pairs.q)
-        lists.append((pairs.q, pairs.k, pairs.offset, np.full(n, masked, np.int32)))
+        lists.append((pairs.q, pairs.k, pairs.offset, _used_keys(work_list, pairs.k) if masked else np.zeros(n, int)))
         first = np.ones(n, bool) if isinstance(length, int) else jnp.arange(n) < length
         wanted.append(first if some is None else first & some)
     known = all(isinstance(x, np.ndarray) for x in (*wanted, *lists[0], *lists[1]))
@@ -68,6 +68,14 @@ def pair_tables(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None,
         walked, length = _walked(array, dead, columns)
         tables.append(PairTable(walked, length, (whole, masked), (end - begin) / P))
     return tables
+
+
+def _used_keys(work_list: WorkList, k: Any) -> Any:
+    """Of each of the chunks `k` [P], which may be traced: the number of its keys that do not only fill it up."""
+    used = work_list.k_chunks.used
+    if isinstance(k, np.ndarray):
+        return used[k]
+    return jnp.where(k[:, None] == np.arange(len(used)), used, 0).sum(axis=1)  # a gather takes a TPU longer
 
 
 def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:

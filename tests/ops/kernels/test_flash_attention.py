@@ -54,6 +54,20 @@ def test_plain_causal(layout, n, d):
     assert_close(on_pallas_ring(n, layout, inputs, cotangents, q_chunk=128, k_chunk=128), expected)
 
 
+EXTREMES = -(2**31), 1 - 2**31, 2 - 2**31, -1, 0, 2**31 - 2, 2**31 - 1
+
+
+@pytest.mark.parametrize("ids", [None, EXTREMES, EXTREMES[::-1]], ids=["none", "ascending", "descending"])
+def test_what_fills_chunks_up_is_seen_by_nobody(ids):
+    """Parts of 180 tokens, in chunks of 128 and 256; whatever the ids, and without any."""
+    T = 2 * 180
+    inputs, cotangents = arrays(T, B=1, H=1, K=1, bias=True, seed=3)
+    if ids is not None:
+        ids = (np.repeat(np.array(ids, np.int32), -(-T // len(ids)))[None, :T],) * 2
+    out = on_pallas_ring(1, "zigzag", inputs, cotangents, ids, q_chunk=128, k_chunk=256)
+    assert_close(out, dense(inputs, cotangents, segment_ids=ids))
+
+
 def test_biases_down_to_the_least_number():
     """Masks of others: the first row sees a key of such a bias alone."""
     inputs, cotangents = arrays(140, B=1, H=2, K=1, bias=True)
