@@ -18,6 +18,16 @@ class TensorCores:
     """2 where both cores of a chip are one device (megacore), and share its programs."""
     matrix_flops_per_cycle: int
     """Of one core's matrix units, bf16."""
+    matrix_side: int
+    """Features that a matrix unit sums over at once: a product over fewer fills a part of it."""
+    vmem_bytes: int
+    """On-chip memory of a core, what kernels may have of it."""
+    mosaic: bool = True
+    """Whether Mosaic compiles kernels with matrix products for it."""
+
+    def filled(self, features: int) -> float:
+        """The share of a matrix unit that products over so many features fill, which lanes of 128 make whole."""
+        return min(1.0, -(-features // 128) * 128 / self.matrix_side)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,8 @@ class Chip:
 
 def _tpu(
     name: str, *device_kinds: str, tflops: float, ghz: float, cores: int, units: int, hbm_gib: float, hbm_gb: int,
-    link_gb: float, host_gib: int, host_gb: float = 15, host_devices: int = 4, network_gb: float | None = None,
+    link_gb: float, host_gib: int, vmem_mib: float, host_gb: float = 15, side: int = 128, mosaic: bool = True,
+    host_devices: int = 4, network_gb: float | None = None,
 ) -> Chip:  # fmt: skip
     """`units`: 128 x 128 multiply-accumulate arrays in the matrix units of a core."""
     return Chip(
@@ -80,7 +91,7 @@ def _tpu(
         hbm_bytes=int(hbm_gib * GiB), hbm_bandwidth=hbm_gb * 10**9, clock_hz=ghz * 1e9, link_bandwidth=link_gb * 1e9,
         host_bytes=host_gib * GiB, host_devices=host_devices,
         host_bandwidth=host_gb * 1e9, node_bandwidth=network_gb and network_gb * 1e9,
-        tensor_cores=TensorCores(cores, units * 2 * 128 * 128),
+        tensor_cores=TensorCores(cores, units * 2 * 128 * 128, side, int(vmem_mib * 2**20), mosaic),
     )  # fmt: skip
 
 
@@ -105,7 +116,10 @@ _BLACKWELL = Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_by
 # al. (ISCA 2023), v5e and v5p of Austin et al., "How to Scale Your Model" (2025). Those of v6e and tpu7x are derived:
 # the peak over the FLOPs of a cycle, of four 256 x 256 arrays (on v6e kernels of head size 128, which fill half of the
 # width, reach 97% of 262,144 FLOPs a bundle: two arrays could not).
-# TPU memory: what libtpu 0.0.52 says it has when a program is too large ("Used ... of 15.48G hbm"). Network: a host's
+# TPU memory: what libtpu 0.0.52 says it has when a program is too large ("Used ... of 15.48G hbm"), on-chip memory when
+# a kernel is ("Used ... of 63.94M vmem"; of v3, whose kernels it does not compile, JAX's pallas/mosaic/tpu_info.py). No
+# Mosaic on v3: of products in bf16 and in float32 it ends in an internal error ("xir.matmul", "LLO_CHECK failure" in
+# libtpu 0.0.52). Network: a host's
 # NICs by the same pages (v5e two of 100 Gb/s and v6e four of 200 for 8 chips, v5p 50 and tpu7x 100 Gb/s a chip); of v3
 # and v4 none is published.
 # Host memory: what some GiB for the system leave to a device of machine types with 340 (v3, 8 cores), 407 (v4, 4
@@ -115,17 +129,17 @@ _BLACKWELL = Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_by
 # generation (A100) or the fifth, nominal. GPU memory: what CUDA reports, less than the nominal size.
 CHIPS = {
     "v3": _tpu("TPU v3 core", "TPU v3", tflops=61.5, ghz=0.94, cores=1, units=2, hbm_gib=15.48, hbm_gb=450, link_gb=70,
-               host_gib=38, host_gb=8, host_devices=8),
+               host_gib=38, host_gb=8, host_devices=8, vmem_mib=16, mosaic=False),
     "v4": _tpu("TPU v4", "TPU v4", tflops=275, ghz=1.05, cores=2, units=4, hbm_gib=30.75, hbm_gb=1228, link_gb=45,
-               host_gib=90, host_gb=16),
+               host_gib=90, host_gb=16, vmem_mib=16),
     "v5e": _tpu("TPU v5e", "TPU v5 lite", "TPU v5e", tflops=197, ghz=1.5, cores=1, units=4, hbm_gib=15.75, hbm_gb=819,
-                link_gb=45, host_gib=42, network_gb=3.125),
+                link_gb=45, host_gib=42, vmem_mib=128, network_gb=3.125),
     "v5p": _tpu("TPU v5p", "TPU v5", "TPU v5p", tflops=459, ghz=1.75, cores=2, units=4, hbm_gib=95.73, hbm_gb=2765,
-                link_gb=90, host_gib=100, network_gb=6.25),
+                link_gb=90, host_gib=100, vmem_mib=63.93, network_gb=6.25),
     "v6e": _tpu("TPU v6e", "TPU v6 lite", "TPU v6e", tflops=918, ghz=1.751, cores=1, units=16, hbm_gib=31.24,
-                hbm_gb=1640, link_gb=90, host_gib=160, host_gb=32, network_gb=12.5),
+                hbm_gb=1640, link_gb=90, host_gib=160, host_gb=32, vmem_mib=127.93, side=256, network_gb=12.5),
     "tpu7x": _tpu("TPU7x core", "TPU7x", tflops=1153, ghz=2.199, cores=1, units=16, hbm_gib=94.74, hbm_gb=3690,
-                  link_gb=90, host_gib=105, host_gb=16, host_devices=8, network_gb=6.25),
+                  link_gb=90, host_gib=105, host_gb=16, vmem_mib=63.93, side=256, host_devices=8, network_gb=6.25),
     "A100-80": _gpu("NVIDIA A100-SXM4-80GB", "NVIDIA A100", _AMPERE, tflops=312, tf32_tflops=156, ghz=1.41,
                     hbm_bytes=85100068864, hbm_gb=2039, link_gb=300, host_gb=31.5, network_gb=25),
     "H100": _gpu("NVIDIA H100 80GB HBM3", "NVIDIA H100", _HOPPER, tflops=989, tf32_tflops=494, ghz=1.98,

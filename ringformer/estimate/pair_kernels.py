@@ -65,7 +65,7 @@ class Pair:
         assert cores is not None, "the targets are TPUs"
         products = {"forward": 2, "backward": 5}[kind]
         flops = products * 2.0 * self.heads * self.q_chunk * self.k_chunk * self.head_dim
-        return flops / cores.matrix_flops_per_cycle * (2 if generation == "v6e" and self.head_dim <= 128 else 1)
+        return flops / cores.matrix_flops_per_cycle / cores.filled(self.head_dim)
 
 
 def find_generation(target: str) -> str:
@@ -116,8 +116,16 @@ def count_kernel(generation: str, kind: Kind, pair: Pair) -> dict[str, SlotUse]:
         return {part: read_slot_use(folder, name, generation, grid) for part, grid in PARTS.items()}
 
 
-def compile_kernel(target: Target, kind: Kind, pair: Pair) -> None:
-    """Compile a kernel for a device of a target."""
+def compile_kernel(
+    target: Target, kind: Kind, pair: Pair, *, tokens: int = TOKENS, key_heads: int = KEY_HEADS, biased: bool = False,
+    continued: bool = False,
+) -> None:  # fmt: skip
+    """Compile a kernel of a shard for a device of a target.
+
+    Args:
+      tokens: of queries, and of keys. biased: with a bias of keys.
+      continued: the backward goes on with the gradients of keys of a table before.
+    """
     mesh = jax.sharding.Mesh(target.devices()[:1], "x")
     chunks = pair.q_chunk, pair.k_chunk
 
@@ -125,23 +133,24 @@ def compile_kernel(target: Target, kind: Kind, pair: Pair) -> None:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
     f32, bf16, int32 = jnp.float32, jnp.bfloat16, jnp.int32
-    q = array(bf16, 1, KEY_HEADS, pair.heads, TOKENS, pair.head_dim)
-    kv, ids = array(bf16, 2, 1, KEY_HEADS, TOKENS, pair.head_dim), array(int32, 1, TOKENS) if pair.packed else None
+    q = array(bf16, 1, key_heads, pair.heads, tokens, pair.head_dim)
+    kv, ids = array(bf16, 2, 1, key_heads, tokens, pair.head_dim), array(int32, 1, tokens) if pair.packed else None
     o, row, rows = array(f32, *q.shape), array(f32, *q.shape[:-1]), array(f32, 2, *q.shape[:-1])
     columns, length = (array(int32, PAIRS),) * 6, array(int32)
+    bias, dkv = array(f32, 1, tokens) if biased else None, array(f32, *kv.shape) if continued else None
 
-    def forward(state, queries, keys, columns, length):
-        return flash_forward(state, queries, keys, None, PairTable(columns, length, (PAIRS, 0)), chunks, 0.1)
+    def forward(state, queries, keys, bias, columns, length):
+        return flash_forward(state, queries, keys, bias, PairTable(columns, length, (PAIRS, 0)), chunks, 0.1)
 
-    def backward(dq, queries, keys, do, rows, columns, length):
+    def backward(dq, dkv, queries, keys, bias, do, rows, columns, length):
         table = PairTable(columns, length, (PAIRS, 0))
-        return flash_backward(dq, None, queries, keys, None, do, rows, table, chunks, 0.1, 0.1)
+        return flash_backward(dq, dkv, queries, keys, bias, do, rows, table, chunks, 0.1, 0.1)
 
     queries, keys = Queries(q, ids), Keys(kv, ids, None)
     if kind == "forward":
-        jax.jit(forward).lower(Softmax(o, row, row), queries, keys, columns, length).compile()
+        jax.jit(forward).lower(Softmax(o, row, row), queries, keys, bias, columns, length).compile()
     else:
-        jax.jit(backward).lower(o, queries, keys, q, rows, columns, length).compile()
+        jax.jit(backward).lower(o, dkv, queries, keys, bias, q, rows, columns, length).compile()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ def choose(change, platform, chip, local=LONG, masks=False):
     [
         ({}, "tpu", "v5e", "pallas", "chunks of 2048 queries and 1024 keys, tuned for v5e"),
         ({}, "tpu", "v6e", "pallas", "chunks of 1024 queries and 1024 keys, not tuned"),
-        ({}, "tpu", "v3", "xla", "was not judged on v3 with heads of 128"),
+        ({}, "tpu", "v3", "xla", "kernel='pallas' needs Mosaic, which cannot compile it for TPU v3 core"),
+        ({}, "tpu", "tpu7x", "xla", "was not judged on tpu7x with heads of 128"),
         ({"head_dim": 256}, "tpu", "v5e", "xla", "was not judged on v5e with heads of 256"),
         ({"compute_dtype": "float32"}, "tpu", "v5e", "xla", "judged in bfloat16, not in float32"),
         ({}, "gpu", "H100", "cudnn", "the fastest on H100"),
@@ -64,8 +65,8 @@ def test_auto_is_xla_on_gpus_with_segment_ids():
     [
         ({}, LONG, (2048, 1024)),
         ({"num_kv_heads": 8}, LONG, (2048, 1024)),  # four heads share a chunk of keys
-        ({"num_kv_heads": 4}, LONG, (1024, 1024)),
-        ({"num_kv_heads": 1}, LONG, (256, 1024)),
+        ({"num_kv_heads": 2}, LONG, (2048, 1024)),  # sixteen: 89 of 128 MiB of VMEM
+        ({"num_kv_heads": 1}, LONG, (1024, 1024)),  # thirty-two, of which 2048 queries need twice as much
         ({}, 2**13, (1024, 1024)),  # at most an eighth of a shard
         ({}, 2**10, (512, 512)),
         ({"q_chunk": 384}, LONG, (384, None)),  # what a config names stays
@@ -77,14 +78,34 @@ def test_chunks_are_those_tuned_for_the_chip(change, local, chunks):
 
 
 def test_v4_has_little_vmem_for_heads_that_share_keys():
+    """First fewer queries, then fewer keys, then no kernel."""
     assert choose({}, "tpu", "v4")[0] == ("pallas", 1024, 1024)
     assert choose({"num_kv_heads": 8}, "tpu", "v4")[0] == ("pallas", 512, 1024)
+    assert choose({"num_kv_heads": 2}, "tpu", "v4")[0] == ("pallas", 256, 512)
+    (kernel, *_), why = choose({"num_kv_heads": 1}, "tpu", "v4")
+    assert kernel == "xla" and "does not fit 16 MiB of on-chip memory with 32 query heads a key head of 128" in why
+    with pytest.raises(ValueError, match="kernel='xla' does"):
+        choose({"num_kv_heads": 1, "kernel": "pallas"}, "tpu", "v4")
+
+
+def test_narrow_heads_take_the_lanes_of_128():
+    """Their arrays are padded on the chip: no more queries fit than of heads of 128."""
+    wide, narrow = (choose({"num_kv_heads": 8, "head_dim": d}, "tpu", "v4")[0] for d in (128, 64))
+    assert wide == narrow == ("pallas", 512, 1024)
+
+
+def test_float32_takes_twice_the_memory():
+    half, whole = (choose({"kernel": "pallas", "num_kv_heads": 8, "compute_dtype": d}, "tpu", "v4")[0]
+                   for d in ("bfloat16", "float32"))  # fmt: skip
+    assert half == ("pallas", 512, 1024) and whole == ("pallas", 256, 1024)
 
 
 def test_a_kernel_that_was_asked_for_stays_or_is_an_error():
     assert choose({"kernel": "xla"}, "tpu", "v5e")[0] == ("xla", None, None)
-    chosen, why = choose({"kernel": "pallas"}, "tpu", "v3")
+    chosen, why = choose({"kernel": "pallas"}, "tpu", "tpu7x")
     assert chosen == ("pallas", 1024, 1024) and "as configured; chunks of" in why
+    with pytest.raises(ValueError, match="cannot compile it for TPU v3 core; kernel='xla' runs there"):
+        choose({"kernel": "pallas"}, "tpu", "v3")
     with pytest.raises(ValueError, match="kernel='xla' does"):
         choose({"kernel": "cudnn"}, "gpu", "H100", masks=True)
     with pytest.raises(ValueError, match="unknown kernel 'triton'; known: auto, xla, pallas, cudnn"):

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
+from ringformer.hardware import Chip
 from ringformer.ops import blockwise_attention
 from ringformer.ops.kernels import cudnn_attention, flash_attention, kernel_tools
 
@@ -39,15 +40,19 @@ BLOCK_KERNELS: dict[str, BlockKernel] = {
 }
 
 
-def check_kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> None:
-    """Raise ValueError for a kernel that is not there, or that cannot have this dtype or this platform ("cpu", "gpu",
-    "tpu"; None: not known yet), naming the one that can."""
+def check_kernel(name: str, dtype: jnp.dtype, platform: str | None = None, chip: Chip | None = None) -> None:
+    """Raise ValueError for a kernel that is not there, or that cannot have this dtype, this platform ("cpu", "gpu",
+    "tpu"; None: not known yet) or this chip (None: not known), naming the one that can."""
     if name not in BLOCK_KERNELS:
         raise ValueError(f"kernel={name!r}: choose one of {', '.join(get_args(Kernel))}")
     if name == "pallas" and dtype not in (jnp.bfloat16, jnp.float32):
         raise ValueError(f"kernel='pallas' computes bfloat16 and float32; kernel='xla' takes {dtype}")
     if name == "pallas" and platform not in (None, "tpu"):
         raise ValueError(f"kernel='pallas' runs on TPU; kernel='xla' runs on {platform} too")
+    if name == "pallas" and chip and chip.tensor_cores and not chip.tensor_cores.mosaic:
+        raise ValueError(
+            f"kernel='pallas' needs Mosaic, which cannot compile it for {chip.name}; kernel='xla' runs there"
+        )
     if name == "cudnn" and dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"kernel='cudnn' computes bfloat16 and float16; kernel='xla' takes {dtype}")
     if name == "cudnn" and platform not in (None, "gpu"):

@@ -6,6 +6,8 @@ whole multiples of 128 tokens that do not overlap (`tokens_to_add`).
 """
 
 import math
+from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +15,8 @@ from jaxtyping import Array, Float32
 
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries, live_pairs
 from ringformer.ops.derivative_guards import without_derivatives
-from ringformer.ops.kernels.flash_backward import flash_backward
-from ringformer.ops.kernels.flash_forward import flash_forward
+from ringformer.ops.kernels.flash_backward import backward_on_chip, flash_backward
+from ringformer.ops.kernels.flash_forward import flash_forward, forward_on_chip
 from ringformer.ops.kernels.pair_table import PairTable, pair_tables
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.varying_axes import vary_like
@@ -68,6 +70,13 @@ def block_backward(
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(k, v, keys.bias))
         return dq, vary_like(zeros, dq)
     return dq, KeyGradients(dkv[0], dkv[1], None if dbias is None else dbias.sum(axis=1))
+
+
+@lru_cache
+def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -> int:
+    """On-chip memory that the kernels need at most, so many query heads a key head, whatever masks there are."""
+    memories = (of(heads, head_dim, chunks, dtype, True, True) for of in (forward_on_chip, backward_on_chip))
+    return max(memory.bytes for memory in memories)
 
 
 def _tables(queries: Queries, keys: Keys, work_list: WorkList, by) -> list[PairTable]:

@@ -36,13 +36,13 @@ from ringformer.ops.kernels.kernel_tools import (
     LANES,
     ROWS_BY_COLUMNS,
     ROWS_BY_ROWS,
+    OnChip,
     column,
     for_each_head,
     like,
     matmul,
     repeated,
     sees,
-    vmem_limit,
 )
 from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
 from ringformer.ops.varying_axes import vary_like
@@ -62,46 +62,24 @@ def flash_backward(
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
     size = queries.q.dtype.itemsize
-    N, f32 = None, jnp.float32
+    f32 = jnp.float32
     columns, count = table.columns, table.length
-
-    def queries_at(b, h, p, q_of, *_):
-        return b, h, 0, q_of[p], 0
-
-    def keys_at(b, h, p, q_of, k_of, *_):
-        return 0, b, h, k_of[p], 0
-
-    def rows_at(b, h, p, q_of, *_):
-        return 0, b, h, 0, q_of[p]
-
-    of_queries = pl.BlockSpec((None, None, G, Tq, d), queries_at)
-    of_keys = pl.BlockSpec((2, None, None, Tk, d), keys_at)
-    key_row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
-    key_head_row = pl.BlockSpec((None, None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, h, 0, k_of[p]))
+    packed = queries.segment_ids is not None and keys.segment_ids is not None
+    blocks, scratch, _ = on_chip = backward_on_chip(G, d, chunks, queries.q.dtype, packed, bias is not None)
+    specs = {name: spec for name, (spec, _) in blocks.items()}
     hbm = pl.BlockSpec(memory_space=pl.ANY)
-    operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {
-        "kv": (keys.kv, of_keys), "q": (queries.q, of_queries), "do": (do, of_queries),
-        "rows": (rows, pl.BlockSpec((2, N, N, G, Tq), rows_at)),
-    }  # fmt: skip
+    arrays = {"kv": keys.kv, "q": queries.q, "do": do, "rows": rows}
     if bias is not None:
-        operands["bias_row"] = bias[:, N], key_row
+        arrays["bias_row"] = bias[:, None]
     if queries.segment_ids is not None and keys.segment_ids is not None:
-        query_row = pl.BlockSpec((N, 1, Tq), lambda b, h, p, q_of, *_: (b, 0, q_of[p]))
-        operands |= {"k_ids": (keys.segment_ids[:, N], key_row), "q_ids": (queries.segment_ids[:, N], query_row)}
+        arrays |= {"k_ids": keys.segment_ids[:, None], "q_ids": queries.segment_ids[:, None]}
+    operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {name: (x, specs[name]) for name, x in arrays.items()}
     zeros = vary_like([jnp.zeros((2, B, K, S, d), f32), jnp.zeros((B, K, 1, S), f32)], dq)
     # Keys that no pair visits keep what they have.
-    grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, of_keys)}
-    grown |= {"dbias_row": (zeros[1], key_head_row)} if bias is not None else {}
+    grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, specs["dkv"])}
+    grown |= {"dbias_row": (zeros[1], specs["dbias_row"])} if bias is not None else {}
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
-    key_lanes = pltpu.VMEM((Tk, LANES), f32)
-    scratch = {
-        "dq": pltpu.VMEM((3, G, Tq, d), f32),
-        "arrived": pltpu.SemaphoreType.DMA((3,)), "left": pltpu.SemaphoreType.DMA((3,)),
-        "waited": pltpu.SMEM((1,), jnp.int32),
-    }  # fmt: skip
-    scratch |= {} if dkv is None else {"dkv_before": pltpu.VMEM((2, Tk, d), f32), "before": pltpu.SemaphoreType.DMA(())}
-    scratch |= {"bias": key_lanes, "dbias": key_lanes} if bias is not None else {}
-    scratch |= {"ids": pltpu.VMEM((Tk, LANES), jnp.int32)} if "q_ids" in operands else {}
+    scratch |= {} if dkv is None else {"before": pltpu.SemaphoreType.DMA(())}
     first = len(columns) + len(operands)
     operands |= given
     names = (*operands, *grown, *scratch)
@@ -116,9 +94,7 @@ def flash_backward(
         input_output_aliases={first + i: i for i in range(len(grown))},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_limit(
-                operands, [spec for _, spec in grown.values()], scratch, 4 * _part_of_keys(Tq, Tk) * Tq
-            ),
+            vmem_limit_bytes=on_chip.limit,
         ),
         cost_estimate=cost(
             table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
@@ -126,6 +102,42 @@ def flash_backward(
         name=kernel_name("backward", table, B * K, S // Tk),
     )(*columns, *(x for x, _ in operands.values()))  # fmt: skip
     return out[0], out[1], out[2][:, :, 0] if bias is not None else None
+
+
+def backward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool) -> OnChip:
+    """What of the kernel lies in VMEM, for G query heads of d features a key head."""
+    (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
+
+    def queries_at(b, h, p, q_of, *_):
+        return b, h, 0, q_of[p], 0
+
+    def keys_at(b, h, p, q_of, k_of, *_):
+        return 0, b, h, k_of[p], 0
+
+    def rows_at(b, h, p, q_of, *_):
+        return 0, b, h, 0, q_of[p]
+
+    of_queries = pl.BlockSpec((None, None, G, Tq, d), queries_at)
+    of_keys = pl.BlockSpec((2, None, None, Tk, d), keys_at)
+    query_row = pl.BlockSpec((None, 1, Tq), lambda b, h, p, q_of, *_: (b, 0, q_of[p]))
+    key_row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
+    key_head_row = pl.BlockSpec((None, None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, h, 0, k_of[p]))
+    blocks: dict[str, tuple[pl.BlockSpec, Any]] = {
+        "kv": (of_keys, dtype), "q": (of_queries, dtype), "do": (of_queries, dtype),
+        "rows": (pl.BlockSpec((2, N, N, G, Tq), rows_at), f32), "dkv": (of_keys, f32),
+    }  # fmt: skip
+    scratch = {
+        "dq": pltpu.VMEM((3, G, Tq, d), f32),
+        "arrived": pltpu.SemaphoreType.DMA((3,)), "left": pltpu.SemaphoreType.DMA((3,)),
+        "waited": pltpu.SMEM((1,), int32),
+    }  # fmt: skip
+    if biased:
+        blocks |= {"bias_row": (key_row, f32), "dbias_row": (key_head_row, f32)}
+        scratch |= {"bias": pltpu.VMEM((Tk, LANES), f32), "dbias": pltpu.VMEM((Tk, LANES), f32)}
+    if packed:
+        blocks |= {"k_ids": (key_row, int32), "q_ids": (query_row, int32)}
+        scratch["ids"] = pltpu.VMEM((Tk, LANES), int32)
+    return OnChip(blocks, scratch, 4 * _part_of_keys(Tq, Tk) * Tq)
 
 
 def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, scale):
@@ -171,16 +183,15 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
     def go_on():
         """The table before may have ended between the queries of these keys."""
         place = pl.ds(k_of[p] * Tk, Tk)
-        copy = pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
+        copy = pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], dkv, here["before"])
         copy.start()
         copy.wait()
-        dkv[0] = here["dkv_before"][0] * (1 / scale if scale else 0.0)  # end_keys multiplies by it again
-        dkv[1] = here["dkv_before"][1]
+        dkv[0] *= 1 / scale if scale else 0.0  # end_keys multiplies by it again
 
     @pl.when(keys_are_new)
     def begin_keys():
         dkv[...] = jnp.zeros_like(dkv)
-        if "dkv_before" in here:
+        if "before" in here:
             pl.when(p == 0)(go_on)
         if biased:
             here["bias"][...] = column(here["bias_row"][...])

@@ -36,6 +36,7 @@ from ringformer.ops.kernels.kernel_tools import (
     LANES,
     ROWS_BY_ROWS,
     SUBLANES,
+    OnChip,
     column,
     for_each_head,
     like,
@@ -43,7 +44,6 @@ from ringformer.ops.kernels.kernel_tools import (
     repeated,
     sees,
     start,
-    vmem_limit,
     wait,
 )
 from ringformer.ops.kernels.pair_table import PairTable, cost, kernel_name
@@ -56,33 +56,17 @@ def flash_forward(
 ) -> Softmax:  # fmt: skip
     """Take the pairs of a table into the running softmax, m in units of log 2. Chunks of (queries, keys)."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
-    N, f32 = None, jnp.float32
     columns, count = table.columns, table.length
-
-    def keys_at(b, h, p, q_of, k_of, *_):
-        return 0, b, h, k_of[p], 0
-
-    def key_row_at(b, h, p, q_of, k_of, *_):
-        return b, 0, k_of[p]
-
-    row = pl.BlockSpec((None, 1, Tk), key_row_at)
+    packed = queries.segment_ids is not None and keys.segment_ids is not None
+    blocks, scratch, _ = on_chip = forward_on_chip(G, d, chunks, queries.q.dtype, packed, bias is not None)
+    specs = {name: spec for name, (spec, _) in blocks.items()}
     hbm = pl.BlockSpec(memory_space=pl.ANY)
-    operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {"kv": (keys.kv, pl.BlockSpec((2, N, N, Tk, d), keys_at))}
+    operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {"kv": (keys.kv, specs["kv"])}
     if bias is not None:
-        operands["bias"] = bias[:, N], row
+        operands["bias"] = bias[:, None], specs["bias"]
     if queries.segment_ids is not None and keys.segment_ids is not None:
-        operands |= {"k_ids": (keys.segment_ids[:, N], row), "q_ids": (queries.segment_ids[:, N], hbm)}
+        operands |= {"k_ids": (keys.segment_ids[:, None], specs["k_ids"]), "q_ids": (queries.segment_ids[:, None], hbm)}
     operands |= {"q_in": (queries.q, hbm), "o_in": (state.o, hbm), "m_in": (state.m, hbm), "l_in": (state.l, hbm)}
-    scratch = {
-        "q": pltpu.VMEM((2, G, Tq, d), queries.q.dtype), "o": pltpu.VMEM((2, G, Tq, d), f32),
-        "m": pltpu.VMEM((2, G, Tq), f32), "l": pltpu.VMEM((2, G, Tq), f32),
-        "o_columns": pltpu.VMEM((G, d, Tq), f32), "m_row": pltpu.VMEM((G, 1, Tq), f32),
-        "l_rows": pltpu.VMEM((G, SUBLANES, Tq), f32), "s": pltpu.VMEM((2, Tk // 2, Tq), f32),
-        "arrived": pltpu.SemaphoreType.DMA((2,)), "left": pltpu.SemaphoreType.DMA((2,)),
-    }  # fmt: skip
-    scratch |= {"bias_column": pltpu.VMEM((Tk, LANES), f32)} if bias is not None else {}
-    if "q_ids" in operands:
-        scratch |= {"ids": pltpu.VMEM((2, 1, Tq), jnp.int32), "ids_column": pltpu.VMEM((Tk, LANES), jnp.int32)}
     first_state = len(columns) + len(operands) - 3
     names = (*operands, "o_out", "m_out", "l_out", *scratch)
     o, m, l = pl.pallas_call(  # noqa: E741
@@ -95,12 +79,36 @@ def flash_forward(
         input_output_aliases={first_state + i: i for i in range(3)},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_limit(operands, [], scratch, Tk * Tq),
+            vmem_limit_bytes=on_chip.limit,
         ),
         cost_estimate=cost(table, B * K, 4 * G * Tq * Tk * d, 2 * Tk * d * size, T // Tq, G * Tq * d * (size + 8)),
         name=kernel_name("forward", table, B * K, T // Tq),
     )(*columns, *(x for x, _ in operands.values()))  # fmt: skip
     return Softmax(o, m, l)
+
+
+def forward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool) -> OnChip:
+    """What of the kernel lies in VMEM, for G query heads of d features a key head."""
+    (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
+
+    def keys_at(b, h, p, q_of, k_of, *_):
+        return 0, b, h, k_of[p], 0
+
+    row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
+    blocks: dict[str, tuple[pl.BlockSpec, Any]] = {"kv": (pl.BlockSpec((2, N, N, Tk, d), keys_at), dtype)}
+    scratch = {
+        "q": pltpu.VMEM((2, G, Tq, d), dtype), "o": pltpu.VMEM((2, G, Tq, d), f32),
+        "m": pltpu.VMEM((2, G, Tq), f32), "l": pltpu.VMEM((2, G, Tq), f32),
+        "o_columns": pltpu.VMEM((G, d, Tq), f32), "m_row": pltpu.VMEM((G, 1, Tq), f32),
+        "l_rows": pltpu.VMEM((G, SUBLANES, Tq), f32), "s": pltpu.VMEM((2, Tk // 2, Tq), f32),
+        "arrived": pltpu.SemaphoreType.DMA((2,)), "left": pltpu.SemaphoreType.DMA((2,)),
+    }  # fmt: skip
+    if biased:
+        blocks["bias"], scratch["bias_column"] = (row, f32), pltpu.VMEM((Tk, LANES), f32)
+    if packed:
+        blocks["k_ids"] = row, int32
+        scratch |= {"ids": pltpu.VMEM((2, 1, Tq), int32), "ids_column": pltpu.VMEM((Tk, LANES), int32)}
+    return OnChip(blocks, scratch, Tk * Tq)
 
 
 def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale):

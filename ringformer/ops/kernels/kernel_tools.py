@@ -1,6 +1,7 @@
 """What the TPU kernels share: products, copies, registers."""
 
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,35 @@ def matmul(a: jax.Array, b: jax.Array, contract: tuple) -> jax.Array:
     return lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
 
 
-def vmem_limit(operands: dict, outputs: list[pl.BlockSpec], scratch: dict, logits: int) -> int | None:
-    """Bytes of VMEM to ask the compiler for, a quarter more than a kernel needs: its blocks, twice each, its scratch,
-    and so many float32 logits that it makes itself; None where the compiler's usual 16 MiB do."""
-    blocks = [(spec.block_shape, x.dtype) for x, spec in operands.values()]
-    blocks += [(spec.block_shape, jnp.dtype(jnp.float32)) for spec in outputs]
-    arrays = [x for x in scratch.values() if jnp.issubdtype(x.dtype, jnp.number)]
-    need = sum(2 * math.prod(n or 1 for n in shape) * dtype.itemsize for shape, dtype in blocks if shape)
-    need += sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in arrays) + 4 * logits
-    return None if 1.25 * need < 15 * 2**20 else int(1.25 * need)
+class OnChip(NamedTuple):
+    """What of a kernel lies in VMEM."""
+
+    blocks: dict[str, tuple[pl.BlockSpec, Any]]
+    """Of operands and results by their names, with their dtypes; Pallas holds two of each."""
+    scratch: dict[str, Any]
+    logits: int
+    """Float32 logits that a step makes besides, at most."""
+
+    @property
+    def bytes(self) -> int:
+        """What the kernel needs at most."""
+        arrays = [x for x in self.scratch.values() if jnp.issubdtype(x.dtype, jnp.number)]
+        blocks = sum(2 * _padded_bytes(spec.block_shape, dtype) for spec, dtype in self.blocks.values())
+        return blocks + sum(_padded_bytes(x.shape, x.dtype) for x in arrays) + 4 * self.logits
+
+    @property
+    def limit(self) -> int | None:
+        """What to ask the compiler for, a quarter more; None where its usual 16 MiB do."""
+        return None if 1.25 * self.bytes < 15 * 2**20 else int(1.25 * self.bytes)
+
+
+def _padded_bytes(shape: Any, dtype: Any) -> int:
+    """Of an array in VMEM, which has whole registers: the last dimension fills lanes, the one before it sublanes. A
+    dimension of None is 1."""
+    size = jnp.dtype(dtype).itemsize
+    *outer, rows, columns = (n or 1 for n in (1, 1, *shape))
+    sublanes = SUBLANES * 4 // size
+    return math.prod(outer) * (-(-rows // sublanes) * sublanes) * (-(-columns // LANES) * LANES) * size
 
 
 def like(x: jax.Array, varying: jax.Array) -> jax.ShapeDtypeStruct:

@@ -1,0 +1,186 @@
+"""Whether the TPU kernels compile, in the chunks that `auto` chooses, for every shape of head of the presets.
+
+    python benchmarks/kernel_matrix.py [--target=v6e] [--out=results/kernel_matrix.json]
+
+A cell is one kernel, forward or backward, compiled to machine code for one chip; nothing is run. There is a cell for
+each v4, v5e, v5p and v6e, each (query heads a key head, features) of the presets, each pair of chunks that 4K to 64K
+tokens on a rank lead to, and each mask: none, segment ids, segment ids with a bias of keys. That is all that a kernel's
+program depends on, so presets that agree in it share a cell; and a cell stands for all lengths with its chunks:
+
+- A length changes the chunks, and which arrays the compiler keeps on the chip beside the kernel. A cell has the
+  shortest length of its chunks and two key heads, with which it keeps most; heads of 128 with one query head have,
+  besides, the longest and 16 key heads, with which it keeps fewest. Causal or not is data of the grid: both bodies are
+  in each kernel.
+- A backward that goes on from the table before differs by a copy: one a chip.
+
+The compiler takes 0.3 to 20 CPU-seconds a cell, about 30 CPU-minutes in all. The file is written after each cell, and
+the same command goes on where it ended; it compiles anew what failed, what another compiler compiled, and everything if
+the kernels' code is another (its comments aside).
+"""
+
+import argparse
+import ast
+import datetime
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from ringformer.argument_parser import output_argument
+from ringformer.estimate.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
+from ringformer.estimate.targets import compiled_by, find_target, only_compilers
+from ringformer.models.kernel_choice import with_kernel
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import PRESETS, preset
+from ringformer.ops.kernels import flash_backward, flash_forward, kernel_tools
+
+LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64))
+"""Tokens of a rank."""
+MASKS = "none", "ids", "ids and bias"
+KINDS: tuple[Kind, ...] = ("forward", "backward")
+FEW_KEY_HEADS = 2
+
+
+class Cell(NamedTuple):
+    """A kernel to compile."""
+
+    generation: str
+    heads: int
+    """Query heads of a key head."""
+    head_dim: int
+    q_chunk: int
+    k_chunk: int
+    tokens: int
+    key_heads: int
+    masks: str
+    kind: Kind
+    continued: bool = False
+
+    def __str__(self) -> str:
+        more = ", continued" if self.continued else ""
+        shape = f"{self.heads} heads of {self.head_dim} a key head, {self.q_chunk} x {self.k_chunk}"
+        return f"{self.generation}, {shape}, {self.tokens:,} tokens, masks: {self.masks}, {self.kind}{more}"
+
+
+def shapes() -> dict[tuple[int, int], LlamaConfig]:
+    """A preset for each number of query heads a key head, and of their features."""
+    models = [LlamaConfig(**preset(name) | {"kernel": "auto"}) for name in PRESETS]
+    return {(m.num_heads // m.num_kv_heads, m.head_dim): m for m in models[::-1]}
+
+
+def cells(generation: str) -> Iterator[Cell]:
+    """Those of a generation, small chunks first."""
+    chip, wanted = find_target(TARGETS[generation]).chip, set()
+    for (heads, head_dim), model in shapes().items():
+        lengths: dict[tuple[int, int], list[int]] = {}
+        for tokens in LENGTHS:
+            chosen = cast(LlamaConfig, with_kernel(model, "tpu", chip, tokens)[0])
+            if chosen.kernel == "pallas":
+                assert chosen.q_chunk and chosen.k_chunk
+                lengths.setdefault((chosen.q_chunk, chosen.k_chunk), []).append(tokens)
+        for chunks, tokens in lengths.items():
+            places = [(tokens[0], FEW_KEY_HEADS)]
+            places += [(tokens[-1], KEY_HEADS)] if (heads, head_dim) == (1, 128) and tokens[-1] == LENGTHS[-1] else []
+            for length, key_heads in places:
+                kernels = [(masks, kind) for masks in MASKS for kind in KINDS]
+                wanted |= {Cell(generation, heads, head_dim, *chunks, length, key_heads, *of) for of in kernels}
+    longest = max(c for c in wanted if (c.heads, c.head_dim, c.masks, c.kind) == (1, 128, MASKS[-1], KINDS[-1]))
+    yield from sorted({*wanted, longest._replace(continued=True)}, key=lambda c: (c.q_chunk * c.k_chunk, c))
+
+
+def kernel_code() -> str:
+    """A hash of the kernels' code without comments and docstrings."""
+    parts = []
+    for module in (flash_forward, flash_backward, kernel_tools):
+        tree = ast.parse(Path(module.__file__).read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+                node.body = [x for x in node.body if not _is_text(x)] or [ast.Pass()]
+        parts.append(ast.unparse(tree))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def try_cell(cell: Cell) -> dict:
+    """Compile a cell in this process: whether it compiled, and what it took."""
+    begin = time.process_time()
+    pair = Pair(cell.q_chunk, cell.k_chunk, cell.head_dim, cell.heads, int(cell.masks != "none"))
+    try:
+        compile_kernel(
+            find_target(TARGETS[cell.generation]), cell.kind, pair, tokens=cell.tokens, key_heads=cell.key_heads,
+            biased="bias" in cell.masks, continued=cell.continued,
+        )  # fmt: skip
+        why = ""
+    except Exception as error:
+        why = " ".join(str(error).split())[:400] or type(error).__name__
+    return {"compiled": not why, "why": why, "cpu_seconds": round(time.process_time() - begin, 1)}
+
+
+def try_cells(wanted: list[Cell]) -> Iterator[tuple[Cell, dict]]:
+    """Compile cells in processes of their own; one that dies takes its cell with it, and the next goes on."""
+    while wanted:
+        command = [sys.executable, __file__, "--cells", json.dumps(wanted)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield wanted.pop(0), json.loads(line)
+        if wanted:
+            died = f"the compiler's process ended with {process.returncode}"
+            yield wanted.pop(0), {"compiled": False, "why": died, "cpu_seconds": None}
+
+
+def read(path: Path) -> dict[Cell, dict]:
+    """What is known of the cells, if the kernels' code is that of today; nothing otherwise."""
+    content = json.loads(path.read_text()) if path.exists() else {"kernel_code": "", "cells": []}
+    if content["kernel_code"] != kernel_code():
+        return {}
+    return {Cell(*(row[name] for name in Cell._fields)): row for row in content["cells"]}
+
+
+def write(path: Path, known: dict[Cell, dict]) -> None:
+    """All that is known, of the cells that there are today."""
+    today = [cell for generation in TARGETS for cell in cells(generation)]
+    content = {
+        "what": "compiled: TPU kernels alone, to machine code, in the chunks that auto chooses; nothing was run",
+        "command": "python benchmarks/kernel_matrix.py", "kernel_code": kernel_code(),
+        "cells": [known[cell] for cell in today if cell in known],
+    }  # fmt: skip
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=find_generation, help="v4, v5e, v5p or v6e; without: all of them")
+    parser.add_argument("--out", type=output_argument, default="results/kernel_matrix.json")
+    parser.add_argument("--cells", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    only_compilers()
+    if args.cells is not None:
+        for cell in args.cells:
+            print(json.dumps(try_cell(Cell(*cell))), flush=True)
+        return
+    known = read(args.out)
+    for generation in TARGETS if args.target is None else [args.target]:
+        by, all_cells = compiled_by(find_target(TARGETS[generation])), list(cells(generation))
+        done = [c for c in all_cells if c in known and known[c]["compiled"] and known[c]["compiled_by"] == by]
+        missing = [c for c in all_cells if c not in done]
+        for n, (cell, answer) in enumerate(try_cells(missing.copy()), len(done) + 1):
+            stamp = {"compiled_by": by, "date": datetime.date.today().isoformat()}
+            known[cell] = cell._asdict() | answer | stamp
+            write(args.out, known)
+            verdict = "compiled" if answer["compiled"] else f"DID NOT COMPILE: {answer['why']}"
+            print(f"[{n}/{len(all_cells)}] {cell}: {verdict}, {answer['cpu_seconds']} CPU-s", flush=True)
+    failed = [cell for cell, row in known.items() if not row["compiled"]]
+    print(f"{len(known)} cells, {len(failed)} of them did not compile")
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Kernels compile in the chunks that `auto` chooses: what is committed is of today's, and a sample compiles again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kernel_matrix
+from benchmarks.kernel_matrix import Cell, cells, kernel_code, read, try_cell, try_cells
+from ringformer.estimate.pair_kernels import TARGETS
+from ringformer.estimate.targets import only_compilers
+from tests.hlo import on_tpu
+
+COMMITTED = Path(__file__).parent.parent / "results" / "kernel_matrix.json"
+AGAIN = f"python {Path(kernel_matrix.__file__).parent.name}/kernel_matrix.py compiles them"
+
+
+def test_every_kernel_that_auto_chooses_compiled():
+    """A changed preset, table, choice of chunks or kernel demands it anew."""
+    assert json.loads(COMMITTED.read_text())["kernel_code"] == kernel_code(), f"the kernels are others: {AGAIN}"
+    wanted, known = {cell for generation in TARGETS for cell in cells(generation)}, read(COMMITTED)
+    assert wanted == known.keys(), AGAIN
+    assert [str(cell) for cell, row in known.items() if not row["compiled"]] == []
+
+
+def test_the_cells_are_of_every_shape_mask_and_direction():
+    """The heads of the presets: two of 32 a key head (tiny), one of 100 (3B), ..., sixteen of 128 (405B)."""
+    for generation in TARGETS:
+        found = set(cells(generation))
+        assert {c[1:3] for c in found} == {(2, 32), (4, 64), (1, 100), *((heads, 128) for heads in (1, 3, 4, 8, 16))}
+        for c in found:
+            each = {(o.masks, o.kind) for o in found if o[:7] == c[:7]}
+            assert len(each) == 6, "three masks, forward and backward"
+    assert {c.q_chunk for c in cells("v5e")} == {512, 1024, 2048}
+
+
+SAMPLE = [
+    Cell("v6e", 4, 64, 1024, 1024, 8192, 2, "none", "backward"),  # once asked for half of the memory that it needs
+    Cell("v4", 16, 128, 256, 512, 4096, 2, "ids and bias", "backward"),
+    Cell("v5p", 16, 128, 512, 512, 4096, 2, "ids", "forward"),
+    Cell("v5e", 1, 128, 512, 512, 4096, 2, "ids and bias", "backward", continued=True),
+]
+
+
+@on_tpu
+@pytest.mark.parametrize("cell", SAMPLE, ids=str)
+def test_a_sample_compiles(cell):
+    only_compilers()
+    assert try_cell(cell)["why"] == ""
+
+
+@on_tpu
+def test_a_kernel_that_is_too_large_is_a_cell_that_did_not_compile():
+    only_compilers()
+    answer = try_cell(Cell("v4", 16, 128, 512, 512, 4096, 2, "none", "backward"))
+    assert not answer["compiled"] and "vmem" in answer["why"]
+
+
+def test_a_compiler_that_dies_takes_one_cell_with_it(monkeypatch):
+    """Every process here is one that answers for a cell and dies of the second."""
+    answer = json.dumps({"compiled": True, "why": "", "cpu_seconds": 0.1})
+    command = f"echo '{answer}'; exit 7"
+    real = kernel_matrix.subprocess.Popen
+    monkeypatch.setattr(kernel_matrix.subprocess, "Popen", lambda _, **how: real(command, shell=True, **how))
+    found = dict(try_cells(SAMPLE[:3].copy()))
+    assert [found[cell]["compiled"] for cell in SAMPLE[:3]] == [True, False, True]
+    assert found[SAMPLE[1]]["why"] == "the compiler's process ended with 7"
