@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 from ringformer.estimate.pair_kernels import Kind, Pair, TooLarge, count_kernel, hbm_bytes_per_cycle
 from ringformer.estimate.slot_use import SlotUse
+from ringformer.ops.kernels.chunk_sizes import STRETCH
 from ringformer.ops.work_list import cut_axis, visible_pairs
 
 HEAD_DIMS = 64, 100, 128, 256
 """Head sizes that are tuned; others between them use the next larger."""
 
 SIZES = 512, 1024, 2048
-STRETCH = 32768
-"""Tokens: a shard of 7B at 8,388,608 tokens on 256 chips."""
 TIMES: dict[Kind, int] = {"forward": 2, "backward": 1}
 
 

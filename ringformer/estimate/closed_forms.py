@@ -16,7 +16,6 @@ from ringformer.models.flops import (
     forward_runs,
 )
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 
@@ -109,14 +108,12 @@ def computation_seconds(workload: Workload) -> float:
     attention = executed_attention_flops(model, workload.seq_len) * each
     rest = executed_flops(model, workload.seq_len) * each - attention
     parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs of all
-    share = efficiency(target.generation, model.kernel)
+    share = efficiency(target.generation, model.kernel, model.head_dim)
     seconds = rest / (share.products * peak)
-    # A product over a head of 100 features takes a TPU's units as long as one over 128.
-    width = -(-model.head_dim // LANES) * LANES if target.chip.kind == "tpu" else model.head_dim
     for spilled, (passes, flops) in zip(SPILLED[target.chip.kind], parts, strict=True):
         pairs = excess * attention / sum(all_ for _, all_ in parts) / model.head_dim  # of a query and a key, in a head
         memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
-        seconds += max(flops * width * pairs / (share.pairs * peak), memory)
+        seconds += max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
     return seconds
 
 

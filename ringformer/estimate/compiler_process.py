@@ -47,6 +47,7 @@ from ringformer.estimate.programs import TRAIN_STEP, LoweredProgram, lower_progr
 from ringformer.estimate.step_parts import ATTENTION, lower_attention
 from ringformer.estimate.targets import only_compilers
 from ringformer.estimate.workload import Workload
+from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.train.config_parsing import CONFIG_MODULE
 
 MACHINE_CODE = "machine_code"
@@ -223,7 +224,7 @@ def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
         gather *= max(1, links) * len(set(chips)) / len(chips)
     chip = target.chip
     clock = chip.clock_hz if chip.kind == "tpu" else 0.0
-    share = efficiency(target.generation, getattr(model, "kernel", "xla"))
+    share = efficiency(target.generation, getattr(model, "kernel", "xla"), getattr(model, "head_dim", LANES))
     return Rates(chip.flops(model.compute_dtype), hop, gather, chip.hbm_bandwidth, clock, share, chip.host_bandwidth)
 
 

@@ -70,7 +70,11 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     """Seconds of a whole context's prefill by FLOPs at the usual shares of the peak and by the bytes that a layer of
     each chunk moves, none of them hidden but the ring's."""
     m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
-    share, peak, item = efficiency(target.generation, m.kernel), target.chip.flops(m.compute_dtype), itemsize(m)
+    share, peak, item = (
+        efficiency(target.generation, m.kernel, m.head_dim),
+        target.chip.flops(m.compute_dtype),
+        itemsize(m),
+    )
     rows, shared = workload.batch_size // dp, tp * sp  # fsdp shares no work
     products = 2 * rows * workload.seq_len * (m.num_params - 2 * m.vocab_size * m.hidden_size)
     pairs = 2 * rows * workload.seq_len**2 * m.num_heads * m.head_dim * m.num_layers  # causal

@@ -14,7 +14,10 @@ from typing import NamedTuple
 from ringformer.estimate.compiled_program import Instruction, Program
 from ringformer.estimate.kernel_keys import KernelKeys
 from ringformer.estimate.memory_traffic import hbm_bytes
+from ringformer.hardware import CHIPS
 from ringformer.inference.cached_attention import ATTEND_TOKEN
+from ringformer.ops.kernels.chunk_sizes import tuned_share
+from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.ops.ring_attention import LOOP
 
 ATTENTION, COPIES, OTHER = "attention", "copies and layout changes", "other"
@@ -53,19 +56,20 @@ the rest v6e's, whose matrix units are of the same size."""
 _CUDNN = 0.61, "cuDNN's by NVIDIA's table of H200"
 """Causal bfloat16 of 16K tokens, 64 heads of 128 on 8: 673 TFLOP/s forward, 579 backward of a peak of 989."""
 
-_PALLAS = {"v4": 0.80, "v5e": 0.91, "v5p": 0.91, "v6e": 0.43}, "the kernels' by their machine code"
-"""Of two forwards and a backward with chunks of 1024 (results/kernel_cycles.json); v6e's peak is of products over 256
-features, and heads of 128 fill half of its units."""
+_PALLAS = "the kernels' by their machine code"
 
 
-def efficiency(generation: str, kernel: str = "xla") -> Efficiency:
-    """That of a key of CHIPS, with what computes the blocks of attention (`ops/kernels/block_kernels.py`)."""
+def efficiency(generation: str, kernel: str = "xla", head_dim: int = LANES) -> Efficiency:
+    """That of a key of CHIPS, with what computes the blocks of attention (`ops/kernels/block_kernels.py`), for heads of
+    so many features: on TPU a product over less than 128, or no whole multiple, takes as long as one over the next."""
     known = _EFFICIENCY.get(generation, USUAL)
+    chip = CHIPS.get(generation)
     if kernel == "cudnn":
         return known._replace(pairs=_CUDNN[0], pairs_of=_CUDNN[1])
-    if kernel == "pallas" and generation in _PALLAS[0]:
-        return known._replace(pairs=_PALLAS[0][generation], pairs_of=_PALLAS[1])
-    return known
+    if kernel == "pallas" and (share := tuned_share(generation, head_dim)):
+        return known._replace(pairs=share, pairs_of=_PALLAS)
+    padded = -(-head_dim // LANES) * LANES if chip and chip.tensor_cores else head_dim
+    return known._replace(pairs=known.pairs * head_dim / padded)
 
 
 class Rates(NamedTuple):

@@ -26,7 +26,7 @@ def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
 
 def computation_time(workload: Workload) -> StepTime:
     """The time of a step's computation by the closed form, as if all communication were hidden."""
-    assumed = efficiency(workload.target.generation, workload.model.kernel)
+    assumed = efficiency(workload.target.generation, workload.model.kernel, workload.model.head_dim)
     return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed, closed_form=True)
 
 

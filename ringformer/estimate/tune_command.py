@@ -21,11 +21,11 @@ def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from ringformer.estimate.chunk_search import HEAD_DIMS, STRETCH, best_of, search
+    from ringformer.estimate.chunk_search import HEAD_DIMS, best_of, search
     from ringformer.estimate.compiler_dump import CompilerFailure
     from ringformer.estimate.pair_kernels import TARGETS, find_generation
     from ringformer.estimate.targets import compiled_by, find_target
-    from ringformer.ops.kernels.chunk_sizes import TABLES
+    from ringformer.ops.kernels.chunk_sizes import STRETCH, TABLES
 
     generation = find_generation(args.target)
     out = output_file(str(TABLES / f"{generation}.json") if args.out is None else args.out)

@@ -4,8 +4,13 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+from ringformer.hardware import CHIPS
+
 TABLES = Path(__file__).parent / "chunk_tables"
 """A file GENERATION.json for each generation that was tuned."""
+
+STRETCH = 32768
+"""Tokens over which they were counted: a shard of 7B at 8,388,608 tokens on 256 chips."""
 
 
 def chunk_sizes(generation: str, head_dim: int) -> tuple[int, int] | None:
@@ -31,6 +36,27 @@ def read_chunk_sizes(path: Path, generation: str) -> dict[int, tuple[int, int]]:
     if not sizes or any(type(n) is not int or n <= 0 for head_dim, pair in sizes.items() for n in (head_dim, *pair)):
         raise ValueError(f"{path} has sizes that are no positive integers; {renew}")
     return sizes
+
+
+def tuned_share(generation: str, head_dim: int) -> float | None:
+    """The share of a core's matrix FLOPs that a train step's attention reaches with the tuned chunks and segment ids,
+    in the chunk pairs that are computed; None if the generation, or so large a head, was not tuned."""
+    if chunk_sizes(generation, head_dim) is None:
+        return None
+    row = min(
+        (row for row in _rows(TABLES / f"{generation}.json") if row["head_dim"] >= head_dim),
+        key=lambda row: row["head_dim"],
+    )
+    cores = CHIPS[generation].tensor_cores
+    assert cores is not None, "tables are of TPUs"
+    needed = row["share_of_ideal"] * cores.filled(row["head_dim"])  # of a causal stretch, without what the mask wastes
+    computed = 1 + max(row["q_chunk"], row["k_chunk"]) / STRETCH
+    return needed * computed * head_dim / row["head_dim"]  # smaller heads take as long
+
+
+@lru_cache
+def _rows(path: Path) -> list[dict]:
+    return json.loads(path.read_text())["sizes"]
 
 
 _read = lru_cache(read_chunk_sizes)
