@@ -10,6 +10,7 @@ from ringformer.estimate.inference_report import inference_json, inference_text
 from ringformer.estimate.inference_search import Accepted, completed, first_accepted, likely, longest
 from ringformer.estimate.inference_workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.kernel_cycles import with_machine_code
+from ringformer.estimate.program_estimate import NOT_TRIED
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
@@ -60,7 +61,9 @@ def estimate_inference(args: argparse.Namespace) -> int:
         title = (f"{workload.name}, {workload.batch_size} x {workload.seq_len:,} tokens, mesh {workload.mesh_dim}, "
                  f"{args.target}, kernel {workload.model.kernel}")  # fmt: skip
         if args.seq_len is None:
-            print(f"the longest context that fits, prefill, decoding and loading: {workload.seq_len:,} tokens")
+            untried = any(e.untried_kernels for e in estimates.values())
+            fits = f"should fit, {NOT_TRIED}" if untried else "fits"
+            print(f"the longest context that {fits}: {workload.seq_len:,} tokens, for prefill, decoding and loading")
             print("\n".join(f"  not {reason}" for reason in reasons))
         print(inference_text(title, workload, program, estimates))
     return DOES_NOT_FIT if args.require_fit and not found.fits else 0

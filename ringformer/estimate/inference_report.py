@@ -48,6 +48,7 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
     numbers = {
         "program": e.program,
         "fits": all(e.fits for e in estimates.values()),
+        "untried_kernels": any(e.untried_kernels for e in estimates.values()),
         "peak_bytes": e.peak_bytes,
         "headroom_bytes": round(e.budget) - e.peak_bytes,
         "hbm_bytes": e.hbm_bytes,
@@ -78,7 +79,7 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
     e = estimates[program]
     s, time = e.schedule, _step(workload, e)
     of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
-    lines = [title, f"  the {program} {_verdict(e)}: {of_hbm}; {headroom(workload, e)}"]
+    lines = [title, f"  the {program} {e.verdict}: {of_hbm}; {headroom(workload, e)}"]
     held = f"weights {weight_bytes(workload) / GiB:.2f} GiB, cache {cache_bytes(workload) / GiB:.2f} GiB"
     if s is None or time is None or e.temp_bytes is None:
         if e.largest:
@@ -90,7 +91,7 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
     lines += [f"    {time.source}"] if time.compute else []
     count = sum(t.count for t in s.transfers)
     if loading := estimates.get(LOADING):
-        lines.append(f"  before it the {LOADING} {_verdict(loading)}: {loading.peak_bytes / GiB:.2f} GiB")
+        lines.append(f"  before it the {LOADING} {loading.verdict}: {loading.peak_bytes / GiB:.2f} GiB")
     lines += [
         *where_text(s),
         *host_waits_text(s),
@@ -99,10 +100,6 @@ def inference_text(title: str, workload: InferenceWorkload, program: str, estima
         f"  compiled and scheduled in {e.compile_seconds:.0f} s; --json lists every collective",
     ]
     return "\n".join(lines)
-
-
-def _verdict(estimate: Estimate) -> str:
-    return "FITS" if estimate.fits else "DOES NOT FIT"
 
 
 def _step(workload: InferenceWorkload, estimate: Estimate | None) -> StepTime | None:

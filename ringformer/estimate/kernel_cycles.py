@@ -52,8 +52,20 @@ def with_machine_code(
         except CompilerFailure as failure:
             log(f"{failure}; its seconds are not by machine code")
     known = {key: found for key in wanted if (found := cycles.get(key)) is not None}
+    estimate = with_tried_kernels(workload, estimate)
+    assert estimate.schedule is not None, "as above"
     schedule = read_schedule(estimate.text, estimate.schedule.rates, known)
     return replace(estimate, by_parts=schedule) if estimate.own_machine_code else replace(estimate, schedule=schedule)
+
+
+def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
+    """The estimate, its kernels no longer untried if this compiler made machine code of all of them before, here or in
+    another program."""
+    if not estimate.untried_kernels:
+        return estimate
+    wanted, cycles = kernel_keys(Program.parse(estimate.text), of_chunk_pairs), KernelCache.of(workload.target).read()
+    tried = all(cycles.get(key) is not None for key, products in wanted.items() if products)
+    return replace(estimate, untried_kernels=not tried)
 
 
 def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda _: True) -> dict[str, bool]:

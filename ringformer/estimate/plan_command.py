@@ -33,7 +33,7 @@ def _plan(args: argparse.Namespace) -> int:
     from ringformer.estimate.longest_context import MAX_STEP_SECONDS
     from ringformer.estimate.longest_plan import longest_plan, longest_plan_within
     from ringformer.estimate.plan import plan
-    from ringformer.estimate.plan_report import plan_text
+    from ringformer.estimate.plan_report import how_it_fits, plan_text
     from ringformer.estimate.run_estimate import RunCompiler
     from ringformer.estimate.targets import find_target, only_compilers
 
@@ -49,7 +49,7 @@ def _plan(args: argparse.Namespace) -> int:
     try:
         if args.seq_len is None:
             planned = longest_plan(args.model, target, args.compute_dtype, compiler)
-            print(f"the longest that fits: {plan_text(args.model, target, planned)}", flush=True)
+            print(f"the longest that {how_it_fits(planned)}: {plan_text(args.model, target, planned)}", flush=True)
             if planned.chosen is None:
                 return DOES_NOT_FIT
             quick = longest_plan_within(planned, args.model, target, args.compute_dtype, compiler, limit)

@@ -3,7 +3,7 @@
 from ringformer.estimate.candidates import Candidate
 from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.plan import Plan, step_seconds
-from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.program_estimate import NOT_TRIED, Estimate
 from ringformer.estimate.programs_report import save_line, verdict_line
 from ringformer.estimate.run_estimate import RunEstimate
 from ringformer.estimate.targets import Target
@@ -28,6 +28,13 @@ def _verdict(c: Candidate, e: Estimate | None) -> str:
         f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(step)} s a step of "
         f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
     )
+
+
+def how_it_fits(planned: Plan) -> str:
+    """With what was not tried."""
+    if planned.run is None:
+        return "should fit by the closed form" if planned.chosen else "fits"
+    return f"should fit, {NOT_TRIED}" if planned.run.untried_kernels else "fits"
 
 
 def _programs(run: RunEstimate | None) -> list[str]:

@@ -12,6 +12,9 @@ from ringformer.estimate.program_seconds import Rates
 from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
 from ringformer.estimate.targets import Target
 
+NOT_TRIED = "if its kernels compile, which was not tried"
+_KERNEL = re.compile(r"flash_(forward|backward)_\d+_whole_")
+
 
 class Surroundings(NamedTuple):
     """What is known of a program before it is compiled."""
@@ -54,6 +57,8 @@ class Estimate:
     """The run's state, which a save copies to the host."""
     generated_code: bool = False
     """Whether the compiler went on to machine code; its verdict, the memory and the schedule come before that."""
+    untried_kernels: bool = False
+    """Whether it has TPU kernels of ours of which nobody knows yet that they become machine code, whatever fits."""
     code_bytes: int | None = None
     """Of the machine code on the device; GPU compilers do not say."""
     own_machine_code: bool = False
@@ -66,6 +71,13 @@ class Estimate:
     """What is alive at the peak, where it fits."""
     text: str = field(default="", repr=False, compare=False)
     """The scheduled program."""
+
+    @property
+    def verdict(self) -> str:
+        """On its memory, and what was not tried."""
+        if not self.fits:
+            return "DOES NOT FIT"
+        return f"SHOULD FIT, {NOT_TRIED}" if self.untried_kernels else "FITS"
 
     @property
     def save_host_bytes(self) -> int:
@@ -100,6 +112,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         alive_bytes=around.alive,
         state_bytes=around.state,
         generated_code=compiled.generated_code,
+        untried_kernels=not compiled.generated_code and _KERNEL.search(compiled.program) is not None,
         code_bytes=compiled.code_bytes,
         peak_buffers=compiled.peak_buffers,
         own_machine_code=bool(compiled.cycles),

@@ -1,7 +1,7 @@
 """The programs of a run as JSON objects, and as text for a person: the verdict on all of them."""
 
 from ringformer.estimate.closed_forms import host_bytes, state_bytes
-from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.program_estimate import NOT_TRIED, Estimate
 from ringformer.estimate.run_estimate import RunEstimate
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
@@ -17,7 +17,7 @@ def programs_json(run: RunEstimate) -> dict:
             {
                 "program": p.program, "fits": run.fits(p), "peak_bytes": run.peak_bytes(p),
                 "argument_bytes": p.argument_bytes, "temp_bytes": p.temp_bytes, "alive_bytes": p.alive_bytes,
-                "generated_code": p.generated_code, "code_bytes": p.code_bytes,
+                "generated_code": p.generated_code, "untried_kernels": p.untried_kernels, "code_bytes": p.code_bytes,
                 "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
             }
             for p in run.programs
@@ -47,7 +47,8 @@ def verdict_line(run: RunEstimate) -> str:
     """Whether the run fits, and if not what does not, and by how much."""
     if reasons := run.reasons_against:
         return f"DOES NOT FIT: {'; '.join(reasons)}"
-    return f"FITS: every program of the run and its saves, {how_far(run)}"
+    verdict = f"SHOULD FIT, {NOT_TRIED}" if run.untried_kernels else "FITS"
+    return f"{verdict}: every program of the run and its saves, {how_far(run)}"
 
 
 def how_far(run: RunEstimate) -> str:
@@ -68,6 +69,6 @@ def save_line(step: Estimate) -> str:
 def _program_line(run: RunEstimate, p: Estimate) -> str:
     code = f", {p.code_bytes / 2**20:,.1f} MiB of code" if p.code_bytes is not None else ""
     alive = f", {p.alive_bytes / GiB:.2f} GiB alive beside it" if p.alive_bytes >= 0.005 * GiB else ""
-    verdict = "fits" if run.fits(p) else "DOES NOT FIT"
+    verdict = ("should fit" if p.untried_kernels else "fits") if run.fits(p) else "DOES NOT FIT"
     peak = run.peak_bytes(p) / GiB
     return f"{p.program:17}{verdict}, {peak:.2f} of {p.hbm_bytes / GiB:.2f} GiB{alive}{code}"

@@ -100,6 +100,7 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
         "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
         "compile_seconds": estimate.compile_seconds and round(estimate.compile_seconds, 1),
         "generated_code": estimate.generated_code,
+        "untried_kernels": estimate.untried_kernels,
         "alive_at_peak_bytes": alive and alive.bytes,
         "largest_buffers": alive and [b._asdict() for b in alive.largest],
         "collective_groups": s and [group_json(g) for g in grouped(s.transfers)],
@@ -110,9 +111,8 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
 def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
     """What a person wants to know of a compiled workload, the verdict first."""
     e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
-    verdict = "FITS" if e.fits else "DOES NOT FIT"
     of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
-    lines = [title, f"  the train step {verdict}: {of_hbm}; {headroom(workload, e)}"]
+    lines = [title, f"  the train step {e.verdict}: {of_hbm}; {headroom(workload, e)}"]
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
         if e.largest:
             lines.append("  what takes the memory, by the compiler:")
@@ -148,11 +148,13 @@ def stages_table(stages: list[dict]) -> str:
     lines = [f"{'stage':9}{'context':>10}{'batch':>6}  {'mesh':13}{'peak GiB':>16}{'host GiB':>9}{'s/step':>9}"
              f"{'days':>8}{'device-hours':>14}"]  # fmt: skip
     for stage in stages:
-        verdict = "DOES NOT FIT" if not stage["fits"] else "fits" if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
+        fits = "should fit" if stage["closed_form"] or stage["untried_kernels"] else "fits"
+        verdict = "DOES NOT FIT" if not stage["fits"] else fits if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
         gigabytes = f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}"
         times = [stage["step_seconds_model"], stage.get("days_model"), stage.get("device_hours_model")]
         seconds, days, hours = ("-" if x is None else f"{x:,.{d}f}" for x, d in zip(times, (1, 2, 0), strict=True))
-        kind = "not compiled, {}" if stage["closed_form"] else "compiled; time modelled, {}"
+        compiled = f"compiled, {'its kernels not' if stage['untried_kernels'] else 'time modelled'}"
+        kind = "not compiled, {}" if stage["closed_form"] else compiled + "; {}"
         how = kind.format(stage["seconds_source"])
         lines.append(
             f"{stage['stage']:9}{stage['seq_len']:>10,}{stage['batch_size']:>6}  {stage['mesh_dim']:13}{gigabytes:>16}"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ringformer.estimate.compiler_process import compile_apart
-from ringformer.estimate.kernel_cycles import with_machine_code
+from ringformer.estimate.kernel_cycles import with_machine_code, with_tried_kernels
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.programs import PROGRAMS, TRAIN_STEP
 from ringformer.estimate.workload import Workload
@@ -31,6 +31,11 @@ class RunEstimate:
         return program.fits and (not loaded or self.peak_bytes(program) <= program.budget)
 
     @property
+    def untried_kernels(self) -> bool:
+        """Whether one of its programs has kernels of which nobody knows yet that they compile."""
+        return any(p.untried_kernels for p in self.programs)
+
+    @property
     def reasons_against(self) -> list[str]:
         """Which programs need more memory than a device has, or a save more than a host, and by how much; none if the
         run fits."""
@@ -50,7 +55,7 @@ class RunEstimate:
 def compile_others(workload: Workload, *, generate_code: bool = False) -> Iterator[Estimate]:
     """Estimate every program of a run but the train step, one after the other. Raises as `compile_apart`."""
     for program in PROGRAMS[1:]:
-        yield compile_apart(workload, program, generate_code=generate_code)
+        yield with_tried_kernels(workload, compile_apart(workload, program, generate_code=generate_code))
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class RunCompiler:
         """A program's estimate when it is scheduled. Raises as `compile_apart`."""
         key = workload, program
         if key not in self._scheduled:
-            self._scheduled[key] = compile_apart(workload, program)
+            self._scheduled[key] = with_tried_kernels(workload, compile_apart(workload, program))
         return self._scheduled[key]
 
     def timed(self, workload: Workload) -> Estimate:

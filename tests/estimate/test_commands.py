@@ -235,6 +235,30 @@ def test_chunks_that_no_kernel_can_have_do_not_fit(tmp_path, capsys):
     assert "FITS" not in out and "cannot become machine code: RESOURCE_EXHAUSTED" in err and "smaller q_chunk" in err
 
 
+def test_no_headline_says_that_what_was_not_compiled_fits(compiled, monkeypatch, capsys):
+    """Kernels that were scheduled only, of the train step or of another program."""
+
+    def untried(workload, program="", generate_code=False):
+        step = replace(estimate_of(workload, fits=True), untried_kernels=True)
+        return replace(step, program=program) if program else step
+
+    monkeypatch.setattr(memory_settings, "compile_apart", untried)
+    assert estimate("--quick") == 0
+    out = capsys.readouterr().out
+    assert "FITS" not in out and "the train step SHOULD FIT, if its kernels compile, which was not tried: " in out
+    monkeypatch.setattr(memory_settings, "compile_apart", lambda w, generate_code: estimate_of(w, fits=True))
+    monkeypatch.setattr(run_estimate, "compile_apart", untried)
+    monkeypatch.setattr(run_estimate, "with_tried_kernels", lambda workload, e: e)
+    assert estimate() == 0
+    *_, verdict, _ = capsys.readouterr().out.splitlines()
+    assert verdict.strip().startswith("SHOULD FIT, if its kernels compile, which was not tried: every program")
+
+
+def test_a_generation_without_the_kernel_is_refused_by_name():
+    with pytest.raises(ValueError, match="kernel='pallas' needs Mosaic, which cannot compile it for TPU v3 core"):
+        run_verb(add_estimate, "--model=llama_7b", "--target=v3-8", "--seq_len=8192", "--kernel=pallas", "--quick")
+
+
 def test_every_program_of_a_run_is_judged(compiled, monkeypatch, capsys):
     """The evaluation needs more than the train step here: the run does not fit, and it is said which, and by how
     much."""
