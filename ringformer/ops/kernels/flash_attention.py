@@ -74,7 +74,8 @@ def block_backward(
 
 @lru_cache
 def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -> int:
-    """On-chip memory that the kernels need at most, so many query heads a key head, whatever masks there are."""
+    """On-chip memory that the kernels need at most, so many query heads a key head, whatever masks there are; a
+    backward that goes on from another table needs [dk, dv] of a chunk more (benchmarks/kernel_matrix.py tries it)."""
     memories = (of(heads, head_dim, chunks, dtype, True, True) for of in (forward_on_chip, backward_on_chip))
     return max(memory.bytes for memory in memories)
 

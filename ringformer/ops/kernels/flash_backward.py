@@ -79,7 +79,7 @@ def flash_backward(
     grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, specs["dkv"])}
     grown |= {"dbias_row": (zeros[1], specs["dbias_row"])} if bias is not None else {}
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
-    scratch |= {} if dkv is None else {"before": pltpu.SemaphoreType.DMA(())}
+    scratch |= {} if dkv is None else {"dkv_before": pltpu.VMEM((2, Tk, d), f32), "before": pltpu.SemaphoreType.DMA(())}
     first = len(columns) + len(operands)
     operands |= given
     names = (*operands, *grown, *scratch)
@@ -183,15 +183,16 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
     def go_on():
         """The table before may have ended between the queries of these keys."""
         place = pl.ds(k_of[p] * Tk, Tk)
-        copy = pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], dkv, here["before"])
+        copy = pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
         copy.start()
         copy.wait()
-        dkv[0] *= 1 / scale if scale else 0.0  # end_keys multiplies by it again
+        dkv[0] = here["dkv_before"][0] * (1 / scale if scale else 0.0)  # end_keys multiplies by it again
+        dkv[1] = here["dkv_before"][1]
 
     @pl.when(keys_are_new)
     def begin_keys():
         dkv[...] = jnp.zeros_like(dkv)
-        if "before" in here:
+        if "dkv_before" in here:
             pl.when(p == 0)(go_on)
         if biased:
             here["bias"][...] = column(here["bias_row"][...])
