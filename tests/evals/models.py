@@ -5,17 +5,20 @@ from collections.abc import Callable, Sequence
 
 
 class Scripted:
-    """A TextModel of UTF-8 bytes whose answer to a prompt is a function of it; remembers what it was asked."""
+    """A TextModel of UTF-8 bytes whose answer to a prompt is a function of it; remembers what it was asked, and whether
+    that was a chat."""
 
     def __init__(self, answer: Callable[[str], str]):
         self.answer = answer
         self.batches: list[list[str]] = []
+        self.chats: set[bool] = set()
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
         return list((f"<chat>{prompt}" if chat else prompt).encode())
 
     def complete(self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False) -> list[str]:
         self.batches.append(list(prompts))
+        self.chats.add(chat)
         return [self.answer(prompt) for prompt in prompts]
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,6 +103,26 @@ def test_official_rows(run, answered_by, capsys, tmp_path):
     assert "rows of rows.jsonl" in out
     assert evaluate("lines", run, f"--cases={tmp_path}/rows.jsonl", "--num_cases=1", f"--out={tmp_path}/o") == 0
     assert [row["expected"] for row in rows_of(tmp_path / "o")] == [["0"], ["2"]]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("words", ["lines --num_lines=3", "needle --lengths=1K --depths=0", "ruler --lengths=2K"])
+def test_prompts_go_through_the_template_with_chat(words, chat, run, answered_by, tmp_path, monkeypatch):
+    """Prompts are counted and answered alike, and the file says how."""
+    model, _ = answered_by(str)
+    encode, counted = model.encode, set()
+
+    def noted(prompt, *, chat=False):
+        counted.add(chat)
+        return encode(prompt, chat=chat)
+
+    monkeypatch.setattr(model, "encode", noted)
+    name, *options = words.split()
+    options += ["--chat", "--template=vicuna"] if chat else []
+    assert evaluate(name, run, "--num_cases=1", *options, f"--out={tmp_path}/o") == 0
+    assert model.chats == counted == {chat}
+    head = json.loads((tmp_path / "o" / "cases.jsonl").read_text().splitlines()[0])
+    assert head["settings"]["chat"] is chat and ("vicuna" in str(head["settings"].get("template"))) == chat
 
 
 def test_needles_and_what_hides_them(run, answered_by, capsys, tmp_path):
@@ -302,6 +323,24 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
     )
     assert evaluate("perplexity", folder, *options, f"--out={tmp_path}/o") == 2
     assert "holds cases with other settings: checkpoint is " in capsys.readouterr().err
+
+
+def test_bits_per_byte_are_of_the_bytes_that_are_trained_on(run, tmp_path, monkeypatch, capsys):
+    """Of answers, not of questions: a token of 1 nat each is as many bits as trained tokens, over trained bytes."""
+    answers = ["ab" * 20, "é" * 25]
+    chats = [{"messages": [{"role": "user", "content": "?" * 30}, {"role": "assistant", "content": answer}]}
+             for answer in answers]  # fmt: skip
+    (tmp_path / "chats.json").write_text(json.dumps(chats))
+    options = StoreOptions(source=f"json:{tmp_path}/chats.json", format="messages", held_out=0.0)
+    open_or_build(tmp_path / "chats", options, ByteTokenizer())
+    model = SimpleNamespace(token_losses=lambda rows: [np.ones(len(row) - 1) for row in rows])
+    monkeypatch.setattr(Opened, "load", lambda self, n: SimpleNamespace(generator=model))
+    length = str(np.diff(TokenStore(tmp_path / "chats" / "train").offsets).min())
+    assert evaluate("perplexity", run, f"--store={tmp_path}/chats", f"--lengths={length}", "--last=16") == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == [length]]
+    trained_bytes = sum(len(answer.encode()) for answer in answers)
+    expected = (trained_bytes + len(answers)) / trained_bytes / np.log(2)  # each answer has an end token
+    assert row[2] == "1.0000" and float(row[3]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys):

@@ -16,11 +16,12 @@ BYTES = 2.5
 
 
 def make_store(mask=False):
-    """Documents of these lengths, whose tokens are 1000 * document + index."""
+    """Documents of these lengths, whose tokens are 1000 * document + index; a mask counts unequal parts of them."""
     tokens = np.concatenate([1000 * i + np.arange(n) for i, n in enumerate(LENGTHS)])
     offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
+    counted = np.concatenate([np.arange(n) % (i + 1) == 1 % (i + 1) for i, n in enumerate(LENGTHS)]).astype(np.uint8)
     return SimpleNamespace(path="runs/store", tokens=tokens.astype(np.uint16), offsets=offsets,
-                           mask=(np.arange(len(tokens)) % 3 == 0).astype(np.uint8) if mask else None)  # fmt: skip
+                           mask=counted if mask else None)  # fmt: skip
 
 
 class Known:

@@ -59,6 +59,17 @@ def log_probabilities(config: LlamaConfig, tokens: list[int]) -> np.ndarray:
     return -oracle.losses(_parameters(config), everything, oracle.Architecture(config.rope_theta, config.norm_eps)).T
 
 
+def losses(config: LlamaConfig, tokens: list[int]) -> np.ndarray:
+    """float64 [T - 1]: -log p of every token but the first, by the oracle."""
+    row = np.array([tokens])
+    shape = np.zeros((1, len(tokens) - 1), np.int64)
+    rows = Rows(
+        tokens=row[:, :-1], targets=row[:, 1:], positions=shape + np.arange(len(tokens) - 1), segment_ids=None,
+        mask=shape == 0, ends=shape,
+    )  # fmt: skip
+    return oracle.losses(_parameters(config), rows, oracle.Architecture(config.rope_theta, config.norm_eps))[0]
+
+
 def greedy(config: LlamaConfig, prompt: list[int], new: int) -> list[int]:
     """What the oracle continues with, a whole forward pass a token."""
     text = list(prompt)

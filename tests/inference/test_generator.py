@@ -18,7 +18,8 @@ from tests.inference.models import CONFIG, generator, greedy, log_probabilities
 PROMPT = [5, 9, 20, 3, 1]
 
 
-@pytest.mark.parametrize(("family", "mesh_dim"), [("llama_3.1", "1,1,1,1"), ("llama_3", "1,2,2,2")])
+@pytest.mark.parametrize(("family", "mesh_dim"), [("llama_3.1", "1,1,1,1"), ("llama_3", "1,2,2,2"),
+                                                    ("yarn", "1,1,1,2")])  # fmt: skip
 def test_greedy_tokens_are_those_of_transformers(family, mesh_dim, tmp_path):
     """128 of them, with grouped heads and scaled positions, in float32."""
     theirs = save_model(tmp_path / "theirs", family)

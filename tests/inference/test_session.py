@@ -7,7 +7,7 @@ import pytest
 
 from ringformer.inference.programs import Programs
 from ringformer.inference.sampling import Sampling
-from tests.inference.models import CONFIG, Transcript, generator
+from tests.inference.models import CONFIG, Transcript, generator, losses
 
 PROMPTS = [[5, 9, 20, 3, 1, 2, 60, 33, 12, 7, 4], [1]]
 TURN = [[4], [5, 6, 7, 8, 9, 1, 2, 3, 10, 40]]
@@ -46,6 +46,36 @@ def test_every_logit_is_that_of_a_whole_forward(case, monkeypatch):
     assert [len(text) for text in transcript.text] == transcript.session.lengths == [22, 21]
     assert transcript.error(config) <= 1e-4
     assert used == travels
+
+
+def test_a_long_cache_is_read_in_part(monkeypatch):
+    """Half of 512 slots a rank, until tokens lie behind them: then all, by new tokens and by the next turn."""
+    read, programs = [], {"prefill": Programs.prefill, "decode": Programs.decode}
+
+    def noted(name, place):
+        def compile_program(self, *sizes):
+            read.append(sizes[place])
+            return programs[name](self, *sizes)
+
+        return compile_program
+
+    monkeypatch.setattr(Programs, "prefill", noted("prefill", 3))
+    monkeypatch.setattr(Programs, "decode", noted("decode", 2))
+    session = generator(CONFIG, "1,1,1,2", max_length=1024, prefill_chunk=256).session(1)
+    rng, text, found = np.random.default_rng(0), [], {}
+    for turn, new in ((508, 8), (12, 1)):
+        text += (tokens := rng.integers(0, 61, turn).tolist())
+        session.append([tokens])
+        found[len(text)] = np.asarray(session.logits[0], np.float64)
+        for (token,) in session.decode(max_new_tokens=new):
+            text.append(token)
+            found[len(text)] = np.asarray(session.logits[0], np.float64)
+    text.append(7)
+    expected = losses(CONFIG, text)
+    for length, logits in found.items():
+        loss = np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[text[length]]
+        assert abs(loss - expected[length - 1]) <= 1e-4, length
+    assert read == [0, 256] + [256] * 5 + [512] * 3 + [512] * 2
 
 
 def test_rows_end_one_by_one_and_go_on():

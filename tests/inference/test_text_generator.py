@@ -1,13 +1,16 @@
 """Texts are continued, answered and stopped; the model is a fake that says what it is told to."""
 
+import json
+
 import pytest
 
+from ringformer.data.chats.conversations import Message
 from ringformer.inference.run_text import RunText
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.text_generator import TextGenerator
 from tests.data.chat_samples import llama3, sentencepiece
 from tests.inference.fake_generator import FakeGenerator
-from tests.inference.runs import llama2, run_folder
+from tests.inference.runs import converted_folder, llama2, run_folder
 
 KINDS = ("bytes", "sp", "llama2", "llama3")
 
@@ -75,6 +78,23 @@ def test_a_stream_is_what_a_batch_says(texts, kind):
         (whole,) = model(text, [ids]).complete(["a"], max_new_tokens=99, chat=chat)
         assert "".join(answer) == whole == answer.text and answer.ids == ids
         assert whole == ("naïve 日本語 🙂 end" if chat and kind != "bytes" else " naïve 日本語 🙂 end")
+
+
+@pytest.mark.parametrize("way", ["complete", "stream"])
+def test_a_chat_has_its_template_and_ends_with_the_turn(way, tmp_path):
+    """A turn's end token is none of the texts' own."""
+    folder = llama3(tmp_path / "tokenizer")
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<|end_of_text|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    text = RunText(converted_folder(tmp_path / "model", folder))
+    (turn_end,) = text.chat_end_tokens - text.end_tokens
+    generator = model(text, [[*said(text, " yes", end=False), turn_end, *said(text, " and more")]])
+    if way == "complete":
+        (answer,) = generator.complete(["why?"], max_new_tokens=9, chat=True)
+    else:
+        answer = "".join(generator.stream("why?", max_new_tokens=9, chat=True))
+    assert answer.strip() == "yes"
+    assert generator.generator.sessions[0].appended == [[text.encode_chat([Message("user", "why?")]).ids]]
 
 
 def test_what_was_cut_in_a_character_is_shown_at_the_end(texts):

@@ -23,10 +23,20 @@ PRECISION = "train/test_precision.py::test_no_error_grows[1,1,1,8]"
 ADAMW = "train/test_optimizer.py::test_a_run_is_adamw_on_the_gradients_of_the_oracle[{}]".format
 UNTIED, TIED = ADAMW("cosine-7-False"), ADAMW("constant-3-True")
 NUMBERS = "train/test_reported_numbers.py::test_every_number_of_a_run_follows_from_what_it_saved"
-SKIPPED = "train/test_skipped_steps.py::test_nothing_but_the_number_of_a_bad_step_goes_on"
+SKIPPED = "train/test_skipped_steps.py::test_nothing_but_the_number_of_a_bad_step_goes_on[{}]".format
+ANY_NORM, UP_TO_A_NORM = SKIPPED("any norm"), SKIPPED("up to a norm")
 RING_5 = "ops/test_ring_attention.py::test_plain_causal[zigzag-5]"
 RING_BF16 = "ops/test_precision.py::test_attention[zigzag-8]"
 PALLAS_BF16 = "ops/kernels/test_flash_attention.py::test_bfloat16_errors_do_not_grow_with_chunks_and_hops"
+CHAT_TEXT = "inference/test_text_generator.py::test_a_chat_has_its_template_and_ends_with_the_turn[{}]"
+WITH_CHAT = "evals/test_commands.py::test_prompts_go_through_the_template_with_chat[lines --num_lines=3-True]"
+PERPLEXITY = "evals/test_perplexity.py::test_losses_stand_where_the_tokens_do[True]"
+TWO_DEVICES = "inference/test_sampling.py::test_rows_on_two_devices_draw_as_on_one"
+YARN = "inference/test_generator.py::test_greedy_tokens_are_those_of_transformers[yarn-1,1,1,2]"
+READ_IN_PART = "inference/test_session.py::test_a_long_cache_is_read_in_part"
+TOKEN = "inference/test_decode_step.py::test_attention_of_a_token[{}]".format
+CENTRED, OFF_CENTRE = TOKEN("values around 0"), TOKEN("values around 10")
+DECODE_BF16 = "inference/test_decode_step.py::test_a_decode_in_bfloat16"
 RING, BLOCK = "ops/ring_attention.py", "ops/blockwise_attention.py"
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
 
@@ -225,10 +235,11 @@ MUTATIONS = [
     Mutation("a lock that two can make", "train/run_lock.py", "os.O_CREAT | os.O_EXCL", "os.O_CREAT",
              "train/test_run_lock.py::test_who_is_slower_by_a_moment_is_refused"),
     # Bad numbers.
-    Mutation("a loss that is not finite is trained on", "train/step.py", "jnp.isfinite(loss) & ", "", SKIPPED),
-    Mutation("a gradient that is not finite is trained on", "train/step.py", " & jnp.isfinite(norm)", "", SKIPPED),
+    Mutation("a loss that is not finite is trained on", "train/step.py", "jnp.isfinite(loss) & ", "", ANY_NORM),
+    Mutation("a gradient that is not finite is trained on", "train/step.py", " & jnp.isfinite(norm)", "", ANY_NORM),
     Mutation("a skipped step moves the moments", "train/step.py", "(state.params, state.opt_state)\n",
-             "(state.params, opt_state)\n", SKIPPED),
+             "(state.params, opt_state)\n", ANY_NORM),
+    Mutation("a norm beyond the limit is trained on", "train/step.py", "sound &= norm <= limit", "pass", UP_TO_A_NORM),
     # The ring.
     Mutation("own block forgotten", RING, "carry = step(None, (state, keys), send=n > 1)",
              "carry = state, ring.shift(keys)", RING_5),
@@ -252,4 +263,85 @@ MUTATIONS = [
     Mutation("a damaged checkpoint stays where it is", "train/checkpoint_integrity.py",
              "tree_folder(run_dir, step).parent.rename(aside)", "aside.mkdir()",
              "train/test_damaged_checkpoints.py::test_the_newest_whole_one_is_taken_and_the_others_are_kept_aside"),
+    # Evaluations.
+    Mutation("--chat is not passed to who answers", "evals/commands.py", "args.batch_size, args.chat)",
+             "args.batch_size, False)", WITH_CHAT),
+    Mutation("the template's tokens are not counted", "evals/runner.py", "encode(prompt, chat=self.chat)",
+             "encode(prompt)", WITH_CHAT),
+    Mutation("answers without the template", "evals/runner.py", "new_tokens, chat=answering.chat)", "new_tokens)",
+             WITH_CHAT),
+    Mutation("the file does not say whether it was a chat", "evals/commands.py", "settings(chat=args.chat)",
+             "settings(chat=False)", WITH_CHAT),
+    Mutation("--template is not passed on", "evals/options.py", 'template=getattr(args, "template", None)',
+             "template=None", WITH_CHAT),
+    Mutation("a batch's prompts are completed without the template", "inference/text_generator.py",
+             "asked = [self._prompt(prompt, chat) for", "asked = [self._prompt(prompt, False) for",
+             CHAT_TEXT.format("complete")),
+    Mutation("a batch's answers end where texts do", "inference/text_generator.py",
+             "ends, rows = self._ends(chat), len(asked)", "ends, rows = self._ends(False), len(asked)",
+             CHAT_TEXT.format("complete")),
+    Mutation("a stream's prompt goes without the template", "inference/text_generator.py",
+             "asked = self._prompt(prompt, chat)\n", "asked = self._prompt(prompt, False)\n",
+             CHAT_TEXT.format("stream")),
+    Mutation("a stream's answer ends where texts do", "inference/text_generator.py", "stop, self._ends(chat))",
+             "stop, self._ends(False))", CHAT_TEXT.format("stream")),
+    Mutation("generate --chat is not passed on", "inference/commands.py", "    if args.chat:\n", "    if False:\n",
+             "inference/test_commands.py::test_an_answer_by_the_run_s_template"),
+    Mutation("perplexity as a mean over documents", "evals/perplexity.py",
+             'sum(row["last_nats"] for row in of_length), tokens,',
+             'sum(row["last_nats"] / row["last_tokens"] for row in of_length) * tokens / len(of_length), tokens,',
+             PERPLEXITY),
+    Mutation("untrained tokens count as trained ones of no loss", "evals/perplexity.py",
+             '"last_tokens": int(counted[-last:].sum())', '"last_tokens": last', PERPLEXITY),
+    Mutation("losses of untrained tokens count", "evals/perplexity.py",
+             "np.where(stretch.counted[1:], losses.astype(np.float64), 0.0)", "losses.astype(np.float64)", PERPLEXITY),
+    Mutation("bits per byte over untrained tokens", "evals/perplexity_command.py",
+             '/ store.meta["trained_tokens"]', '/ store.meta["tokens"]',
+             "evals/test_commands.py::test_bits_per_byte_are_of_the_bytes_that_are_trained_on"),
+    # Inference: what is drawn, and by which row.
+    Mutation("top_p before top_k", "inference/sampling.py",
+             "softmax(jnp.where(kept, ranked, -jnp.inf), axis=-1)", "softmax(ranked, axis=-1)",
+             "inference/test_sampling.py::test_frequencies[Sampling(temperature=1.5, top_k=4, top_p=0.85, seed=0)]"),
+    Mutation("rows of another device draw with the keys of the first", "inference/programs.py",
+             "row_keys(seed, first + jnp.arange(B), lengths)", "row_keys(seed, jnp.arange(B), lengths)", TWO_DEVICES),
+    Mutation("rows of another device end with those of the first", "inference/programs.py",
+             "(control, 4 + first, B)", "(control, 4, B)", TWO_DEVICES),
+    Mutation("a row that ended has longer and longer a text", "inference/programs.py",
+             "State(cache, logits, lengths + alive)", "State(cache, logits, lengths + 1)", TWO_DEVICES),
+    Mutation("keys of a row's first token for all of them", "inference/sampling.py",
+             "jax.random.fold_in(jax.random.fold_in(key, row), length)", "jax.random.fold_in(key, row)",
+             "inference/test_sampling.py::test_a_row_draws_alone"),
+    # Inference: a token at a time.
+    Mutation("positions are not scaled in decode", "inference/decode_step.py", "c.rope_theta, c.rope_scaling)",
+             "c.rope_theta)", YARN),
+    Mutation("YaRN's attention factor is forgotten in decode", "inference/decode_step.py",
+             "frequencies, c.rope_scaling.amplitude)", "frequencies)", YARN),
+    Mutation("a cache that has outgrown what is read of it", "inference/program_sizes.py",
+             "read // 2 >= max(top, SHORTEST)", "read // 2 >= SHORTEST", READ_IN_PART),
+    Mutation("the newest slot is not read", "inference/program_sizes.py", ">= max(top, SHORTEST)",
+             ">= max(top - 1, SHORTEST)", READ_IN_PART),
+    Mutation("the next turn reads a part of the cache", "inference/program_sizes.py",
+             "return self.read(top) if cached", "return self.read(0) if cached", READ_IN_PART),
+    Mutation("the whole cache is read, whatever it holds", "inference/session.py", "self._sizes.read(self._slots.top)",
+             "self._sizes.capacity", READ_IN_PART),
+    # Inference in bfloat16.
+    Mutation("the products of a token's attention in bfloat16", "inference/cached_attention.py",
+             "jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)", "jnp.einsum(spec, a, b).astype(jnp.float32)",
+             CENTRED),
+    Mutation("a token's logit with itself in bfloat16", "inference/cached_attention.py",
+             "q.astype(jnp.float32), k.astype(jnp.float32))", "q, k).astype(jnp.float32)", CENTRED),
+    Mutation("the shares of the ring summed in bfloat16", "inference/cached_attention.py",
+             "lax.psum(share * jnp.exp(m - highest)[..., None], ring)",
+             "lax.psum((share * jnp.exp(m - highest)[..., None]).astype(v.dtype), ring).astype(jnp.float32)", CENTRED),
+    Mutation("the softmax's sum of rounded terms", "inference/cached_attention.py", "p.sum(axis=-1)[..., None]]",
+             f"p.{ROUND}.sum(axis=-1)[..., None]]", OFF_CENTRE),
+    Mutation("the next token's logits in bfloat16", "inference/decode_step.py",
+             "jnp.einsum(spec, x, head, preferred_element_type=jnp.float32)",
+             "jnp.einsum(spec, x, head).astype(jnp.float32)",
+             "inference/test_decode_step.py::test_logits_of_the_next_token_are_float32[head]"),
+    Mutation("the devices' parts of a product summed in bfloat16", "inference/decode_step.py",
+             'lax.psum(jnp.einsum("br,rD->bD", x, share, preferred_element_type=jnp.float32), ALL)',
+             'lax.psum(jnp.einsum("br,rD->bD", x, share), ALL)', DECODE_BF16),
+    Mutation("positions in bfloat16 in decode", "inference/decode_step.py", "rope.rotations(positions[:, None], ",
+             "rope.rotations(positions[:, None].astype(x.dtype).astype(int), ", DECODE_BF16),
 ]  # fmt: skip

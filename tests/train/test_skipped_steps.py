@@ -56,29 +56,31 @@ def shards(tree):
     return [np.array(shard.data) for x in jax.tree.leaves(tree) for shard in x.addressable_shards]
 
 
-def test_nothing_but_the_number_of_a_bad_step_goes_on(config, monkeypatch):
+@pytest.mark.parametrize("skip_spikes", [False, True], ids=["any norm", "up to a norm"])
+def test_nothing_but_the_number_of_a_bad_step_goes_on(skip_spikes, config, monkeypatch):
     """On each of eight devices, for one bad token of one of them; the state is donated all the same, every byte."""
     monkeypatch.setattr(Llama, "loss", poisoned_loss)
-    run, state, step = made(config, skip_spikes=True)
-    healthy, inf = run.train_data.batch(0, run.batch_sharding), np.float32(np.inf)
-    compiled = step.lower(state, healthy, inf).compile()
+    run, state, step = made(config, skip_spikes=skip_spikes)
+    healthy = run.train_data.batch(0, run.batch_sharding)
+    inf = (np.float32(np.inf),) if skip_spikes else ()
+    compiled = step.lower(state, healthy, *inf).compile()
     of_a_device = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     assert compiled.memory_analysis().alias_size_in_bytes == of_a_device
-    state, metrics = compiled(state, healthy, inf)
+    state, metrics = compiled(state, healthy, *inf)
     assert int(metrics["skipped"]) == 0
     before = shards((state.params, state.opt_state))
-    for batch, limit, finite in (
-        (poison(healthy, -1, (3, 60)), inf, (False, True)), (poison(healthy, -2, (7, 0)), inf, (True, False)),
-        (healthy, np.float32(float(metrics["grad_norm"]) / 4), (True, True)),
-    ):  # fmt: skip
+    bad = [(poison(healthy, -1, (3, 60)), inf, (False, True)), (poison(healthy, -2, (7, 0)), inf, (True, False))]
+    if skip_spikes:
+        bad.append((healthy, (np.float32(float(metrics["grad_norm"]) / 4),), (True, True)))
+    for batch, limit, finite in bad:
         given, number = jax.tree.leaves(state), int(state.step)
-        state, metrics = compiled(state, batch, limit)
+        state, metrics = compiled(state, batch, *limit)
         assert int(metrics["skipped"]) == 1 and int(state.step) == number + 1
         assert (math.isfinite(metrics["loss"]), math.isfinite(metrics["grad_norm"])) == finite
         assert all(x.is_deleted() for x in given)
         for a, b in zip(shards((state.params, state.opt_state)), before, strict=True):
             np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
-    state, metrics = compiled(state, healthy, inf)
+    state, metrics = compiled(state, healthy, *inf)
     assert int(metrics["skipped"]) == 0
     assert any((a != b).any() for a, b in zip(shards(state.params), before, strict=False))
 

@@ -1,0 +1,83 @@
+"""What a token at a time loses in bfloat16, against float64 on the same rounded inputs.
+
+An error is at most 1.15 times the one measured when the bound was written (JAX 0.10.2). Casts are compiled as they are
+written, as in `tests/ops/test_precision.py`.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from ringformer.inference import programs
+from ringformer.inference.cached_attention import attend_token
+from ringformer.inference.decode_step import next_logits
+from ringformer.inference.weight_shares import ALL
+from ringformer.mesh import make_mesh
+from tests.helpers import normal, relative_error
+from tests.inference.models import CONFIG, generator, log_probabilities
+
+ROOM = 1.15
+AS_WRITTEN = {"xla_backend_optimization_level": 0, "xla_allow_excess_precision": False}
+
+jit = partial(jax.jit, compiler_options=AS_WRITTEN)
+
+
+def rounded(x):
+    return np.asarray(x, jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("mean", "bound"), [(0.0, 5.32e-4), (10.0, 1.42e-4)], ids=["values around 0", "values around 10"]
+)
+def test_attention_of_a_token(mean, bound):
+    """To 1,200 cached keys on a ring of 4, among them slots that hold nothing; values with a mean, or without."""
+    ranks, B, K, G, S, d = 4, 2, 2, 2, 300, 32
+    rng = np.random.default_rng(0)
+    q, k = rounded(3 * normal(0, B, K, G, d)), rounded(normal(1, B, K, d))
+    cached_k, cached_v = rounded(normal(2, B, K, ranks * S, d)), rounded(normal(3, B, K, ranks * S, d) + mean)
+    v, valid = rounded(normal(4, B, K, d) + mean), rng.random((B, ranks * S)) < 0.9
+
+    mesh = make_mesh(f"1,1,1,{ranks}", jax.devices()[:ranks])
+    specs = P(), P(), P(), P(None, None, "sp"), P(None, None, "sp"), P(None, "sp")
+    attend = jax.shard_map(partial(attend_token, ring="sp"), mesh=mesh, in_specs=specs, out_specs=P())
+    found = jit(attend)(q, k, v, cached_k, cached_v, valid)
+
+    pairs = (cached_k, k), (cached_v, v)
+    keys, values = (np.concatenate([a, b[:, :, None]], axis=2, dtype=np.float64) for a, b in pairs)
+    s = np.einsum("bkgd,bksd->bkgs", q.astype(np.float64), keys) / np.sqrt(d)
+    p = np.exp(s) * np.concatenate([valid, np.ones((B, 1))], axis=1)[:, None, None]
+    expected = np.einsum("bkgs,bksd->bkgd", p / p.sum(axis=-1, keepdims=True), values)
+    assert relative_error(found, expected) <= ROOM * bound
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "embed"])
+def test_logits_of_the_next_token_are_float32(tied):
+    """Of bfloat16 states and weights."""
+    mesh = make_mesh("1,2,2,2", jax.devices()[:8])
+    B, D, V = 3, 256, 64
+    x, head = rounded(normal(0, B, D)), rounded(normal(1, D, V))
+    weights, spec = ({"embed": head.T}, {"embed": P(ALL)}) if tied else ({"head": head}, {"head": P(None, ALL)})
+    config = replace(CONFIG, vocab_size=V, tie_embeddings=tied)
+    logits = jax.shard_map(partial(next_logits, config), mesh=mesh, in_specs=(spec, P()), out_specs=P())
+    assert relative_error(jit(logits)(weights, x), x.astype(np.float64) @ head.astype(np.float64)) <= 1e-6
+
+
+def test_a_decode_in_bfloat16(monkeypatch):
+    """The errors of log-probabilities, after a prompt and after each of 40 tokens: their root mean square."""
+    monkeypatch.setattr(programs, "compiler_options", lambda mesh: AS_WRITTEN)
+    config = replace(CONFIG, compute_dtype="bfloat16", norm_eps=1.1e-5)  # of no other test: its programs are its own
+    session = generator(config, "1,2,2,2").session(1)
+    text, found = [5, 9, 20, 3, 1], []
+    session.append([text])
+    for (token,) in session.decode(max_new_tokens=40):
+        text.append(token)
+        found.append(np.asarray(session.logits[0], np.float64))
+    found = np.array(found)
+    found -= np.log(np.exp(found).sum(axis=-1, keepdims=True))
+    error = np.sqrt(((found - log_probabilities(config, text)[5:]) ** 2).mean())
+    assert error <= ROOM * 2.94e-2
