@@ -78,6 +78,13 @@ def test_a_row_draws_alone():
     assert [list(column) for column in zip(*in_parts, strict=True)] == first
 
 
+def test_every_place_has_a_key_of_its_own():
+    """Of 8 rows and 8 lengths, with two seeds."""
+    rows, lengths = (x.ravel() for x in np.indices((8, 8), np.int32))
+    keys = [jax.random.key_data(row_keys(jnp.int32(seed), rows, lengths)) for seed in (0, 1)]
+    assert len(np.unique(np.concatenate(keys), axis=0)) == 128
+
+
 def test_rows_on_two_devices_draw_as_on_one():
     """Rows of the same prompt draw apart; where a row of either device ends, it alone stays as it was."""
     sampling, written = Sampling(temperature=1.0, seed=5), {}

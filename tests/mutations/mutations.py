@@ -308,9 +308,9 @@ MUTATIONS = [
              "(control, 4 + first, B)", "(control, 4, B)", TWO_DEVICES),
     Mutation("a row that ended has longer and longer a text", "inference/programs.py",
              "State(cache, logits, lengths + alive)", "State(cache, logits, lengths + 1)", TWO_DEVICES),
-    Mutation("keys of a row's first token for all of them", "inference/sampling.py",
+    Mutation("one key for all tokens of a row", "inference/sampling.py",
              "jax.random.fold_in(jax.random.fold_in(key, row), length)", "jax.random.fold_in(key, row)",
-             "inference/test_sampling.py::test_a_row_draws_alone"),
+             "inference/test_sampling.py::test_every_place_has_a_key_of_its_own"),
     # Inference: a token at a time.
     Mutation("positions are not scaled in decode", "inference/decode_step.py", "c.rope_theta, c.rope_scaling)",
              "c.rope_theta)", YARN),
