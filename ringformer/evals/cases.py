@@ -11,12 +11,15 @@ from typing import Any, Protocol
 class TextModel(Protocol):
     """What answers prompts: `ringformer.inference.text_generator.TextGenerator` does."""
 
-    def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
-        """The token ids that the model is given for a prompt; with `chat` those of its template around it."""
+    def encode(self, prompt: str, *, chat: bool = False, prefix: str = "") -> list[int]:
+        """The token ids that the model is given for a prompt, and for how its answer begins; with `chat` those of its
+        template around the prompt and before the answer."""
         ...
 
-    def complete(self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False) -> list[str]:
-        """The text that follows each prompt."""
+    def complete(
+        self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False, prefixes: Sequence[str] = ()
+    ) -> list[str]:
+        """The text that follows each prompt and how its answer begins, nowhere if `prefixes` is empty."""
         ...
 
 
@@ -33,6 +36,9 @@ class Case:
     max_new_tokens: int
     labels: dict[str, Any]
     """What tables and figures group by, and how the prompt was made."""
+    prefix: str = ""
+    """How the answer begins, which the model is given: behind the prompt, or behind the header of the assistant where
+    there is a chat template."""
 
     @property
     def key(self) -> str:
@@ -41,11 +47,15 @@ class Case:
 
     @property
     def prompt_hash(self) -> str:
-        return hashlib.blake2b(self.prompt.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            (self.prompt + self.prefix).encode("utf-8", "surrogateescape"), digest_size=16
+        ).hexdigest()
 
 
-CountTokens = Callable[[str], int]
-"""The tokens of a prompt as the model is given it."""
+class CountTokens(Protocol):
+    """The tokens of a prompt, and of how its answer begins, as the model is given them."""
+
+    def __call__(self, prompt: str, prefix: str = "") -> int: ...
 
 
 def seeded(*parts: object) -> random.Random:

@@ -117,33 +117,40 @@ def _needle(args: argparse.Namespace) -> None:
 
 def add_ruler(parser: argparse.ArgumentParser) -> Run:
     """Arguments of `ringformer eval ruler`."""
-    from ringformer.evals.ruler import TASKS
-
     parser.description = (
-        "Six of RULER's thirteen tasks, those that need no outside data, in its prompts and by its metric: the share "
-        "of the references that stand in the answer, times 100."
+        "The tasks of RULER in its prompts and by its metric: the share of the references that stand in the answer, "
+        "times 100. Six of the thirteen need no data of others, the rest the files that are named."
     )
     add_model_options(parser)
     add_lengths(parser, required=True)
-    parser.add_argument("--tasks", default=",".join(TASKS), metavar="NAME,...", help="which of them")
-    add_case_options(parser, CASES, "length and task")
+    parser.add_argument("--tasks", metavar="NAME,...", help="which of them; default: all whose data are there")
+    essays = "for niah_single_2 and _3, niah_multikey_1, niah_multivalue and niah_multiquery: the original's essays, "
+    parser.add_argument("--essays", metavar="FILE", help=f"{essays}PaulGrahamEssays.json, or a text")
+    parser.add_argument("--squad", metavar="FILE", help="for qa_1: dev-v2.0.json of SQuAD")
+    parser.add_argument("--hotpotqa", metavar="FILE", help="for qa_2: hotpot_dev_distractor_v1.json")
+    parser.add_argument("--words", metavar="DIR", help="the folder of adjectivelist.txt, nounlist.txt and verblist.txt "
+                        "of the package wonderwords, the original's words; default: ringformer's own")  # fmt: skip
+    add_case_options(parser, CASES, "length and task; the original has 500")
     return _ruler
 
 
 def _ruler(args: argparse.Namespace) -> None:
     from ringformer.evals import ruler
     from ringformer.evals.figures import draw_tasks
+    from ringformer.evals.ruler_data import Data
     from ringformer.evals.tables import cross_table
 
-    tasks = ruler.check(args.tasks.split(","))
+    data = Data(args.words, args.essays, args.squad, args.hotpotqa)
+    tasks = ruler.choose(args.tasks.split(",") if args.tasks else None, data)
+    settings = data.settings()
 
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
         for length in lengths:  # what does not fit is said first; cwe's example is longer from 4,096 tokens on
-            list(ruler.cases_of_length(length, tasks, 1, args.seed, tokens))
-        return (list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens))
+            list(ruler.cases_of_length(length, tasks, 1, args.seed, tokens, data))
+        return (list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens, data))
                 for n in lengths for task in tasks)  # fmt: skip
 
-    _evaluate(args, Evaluation("ruler", "tasks of RULER that need no outside data", {}, groups, ruler.score,
+    _evaluate(args, Evaluation("ruler", "tasks of RULER", settings, groups, ruler.score,
                                lambda rows: cross_table(rows, "task", "task"), draw_tasks))  # fmt: skip
 
 

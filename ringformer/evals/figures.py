@@ -1,6 +1,7 @@
 """The pictures of evaluations."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,27 +9,30 @@ import numpy as np
 from ringformer.drawing import FAINT, INK, RULE, drawn
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
-from ringformer.evals.tables import contexts, grouped, mean, mean_tokens
+from ringformer.evals.tables import contexts, grouped, mean, mean_tokens, wilson
 
 COLOR = "#3b75af"
-TASK_COLORS = ("#3b75af", "#c2570c", "#2c8a57", "#a06cc0", "#8c6d31", "#6e7781")
+TASK_COLORS = ("#3b75af", "#c2570c", "#2c8a57", "#a06cc0", "#8c6d31", "#6e7781", "#b5446e")
+TASK_LINES = ("-", "--")
+"""Of tasks beyond the number of colors, which begin again."""
 
 
 @drawn
 def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
-    """Accuracy of line retrieval over the tokens of the prompt, the paper's Figure 3; bars are the standard error."""
+    """Accuracy of line retrieval over the tokens of the prompt, the paper's Figure 3, with Wilson's 95% intervals."""
     groups = list(contexts(rows).values())
     tokens, accuracy = [mean_tokens(found) for found in groups], [mean(found) for found in groups]
-    errors = [(share * (1 - share) / len(found)) ** 0.5 for share, found in zip(accuracy, groups, strict=True)]
+    intervals = [wilson(share, len(found)) for share, found in zip(accuracy, groups, strict=True)]
+    errors = np.array([(y - low, high - y) for y, (low, high) in zip(accuracy, intervals, strict=True)]).T
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
-    axes.errorbar(tokens, accuracy, errors, color=COLOR, linewidth=2, marker="o", markersize=6, elinewidth=1,
+    axes.errorbar(tokens, accuracy, errors.clip(0), color=COLOR, linewidth=2, marker="o", markersize=6, elinewidth=1,
                   capsize=2, clip_on=False, zorder=3)  # fmt: skip
     for x, y in zip(tokens, accuracy, strict=True):
         axes.annotate(f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), textcoords="offset points", fontsize=9,
                       color=COLOR)  # fmt: skip
     _context_axis(axes, tokens)
     _percent_axis(axes)
-    axes.set(xlabel="tokens of the prompt", ylabel="accuracy", title=title)
+    axes.set(xlabel="tokens of the prompt", ylabel="accuracy, 95% interval", title=title)
     return figure
 
 
@@ -63,10 +67,11 @@ def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
 def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
     """The score of each of RULER's tasks over the context."""
     figure, axes = plt.subplots(figsize=(7.8, 3.8), layout="constrained")
-    for (task, found), color in zip(grouped(rows, "task").items(), TASK_COLORS, strict=False):
+    looks = product(TASK_LINES, TASK_COLORS)
+    for (task, found), (line, color) in zip(grouped(rows, "task").items(), looks, strict=False):
         by_length = grouped(found, "length")
-        axes.plot(list(by_length), [mean(cases) for cases in by_length.values()], color=color, linewidth=2, marker="o",
-                  markersize=5, label=task, clip_on=False, zorder=3)  # fmt: skip
+        axes.plot(list(by_length), [mean(cases) for cases in by_length.values()], line, color=color, linewidth=2,
+                  marker="o", markersize=5, label=task, clip_on=False, zorder=3)  # fmt: skip
     _context_axis(axes, list(grouped(rows, "length")))
     _percent_axis(axes)
     axes.set(xlabel="tokens of the context", ylabel="recall of the references", title=title)

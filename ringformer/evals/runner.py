@@ -18,9 +18,9 @@ class Answering(NamedTuple):
     chat: bool
     """Prompts go through the model's chat template."""
 
-    def tokens(self, prompt: str) -> int:
-        """The tokens that the model is given for a prompt."""
-        return len(self.model.encode(prompt, chat=self.chat))
+    def tokens(self, prompt: str, prefix: str = "") -> int:
+        """The tokens that the model is given for a prompt, and for how its answer begins."""
+        return len(self.model.encode(prompt, chat=self.chat, prefix=prefix))
 
 
 Score = Callable[[Case, str], float]
@@ -66,7 +66,7 @@ def check_fit(cases: Sequence[Case], answering: Answering) -> dict[str, int]:
     """The tokens of each case's prompt, by its key. Raises ValueError for one that leaves no room for its answer."""
     found = {}
     for case in cases:
-        tokens = found[case.key] = answering.tokens(case.prompt)
+        tokens = found[case.key] = answering.tokens(case.prompt, case.prefix)
         room = answering.capacity if case.length is None else min(case.length, answering.capacity)
         if tokens + case.max_new_tokens > room:
             raise ValueError(
@@ -80,8 +80,9 @@ def _answers(batch: Sequence[Case], answering: Answering) -> list[str]:
     """The answer to each case; the last batch of a length is filled up, so that all have the same shape."""
     filled = [*batch, *[batch[-1]] * (answering.batch_size - len(batch))]
     new_tokens = max(case.max_new_tokens for case in batch)
-    prompts = [case.prompt for case in filled]
-    return answering.model.complete(prompts, max_new_tokens=new_tokens, chat=answering.chat)[: len(batch)]
+    prompts, prefixes = [case.prompt for case in filled], [case.prefix for case in filled]
+    answers = answering.model.complete(prompts, max_new_tokens=new_tokens, chat=answering.chat, prefixes=prefixes)
+    return answers[: len(batch)]
 
 
 def row_checker(score: Score) -> CheckRow:

@@ -1,6 +1,7 @@
 """The summaries of evaluations as text."""
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
@@ -9,6 +10,14 @@ from ringformer.evals.perplexity import Loss
 def mean(rows: Sequence[Row]) -> float:
     """The mean score of some cases, of 1."""
     return sum(row["score"] for row in rows) / len(rows)
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share that `count` cases, right or wrong each, had: 50 of 50 is 92.9 to 100%."""
+    z = 1.959964  # 97.5% of a normal distribution
+    middle, spread = share + z**2 / (2 * count), z * sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    low, high = ((middle + sign * spread) / (1 + z**2 / count) for sign in (-1, 1))
+    return max(0.0, low), min(1.0, high)
 
 
 def mean_tokens(rows: Sequence[Row]) -> float:
@@ -27,15 +36,20 @@ def contexts(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 
 def lines_table(rows: Sequence[Row]) -> str:
-    """Accuracy by context."""
+    """Accuracy by context, with its 95% interval."""
     by_lines = rows[0]["length"] is None
     text = [
-        f"{'lines' if by_lines else 'context':>10} {'prompt tokens':>14} {'lines':>13} {'cases':>6} {'accuracy':>9}"
+        f"{'lines' if by_lines else 'context':>10} {'prompt tokens':>14} {'lines':>13} {'cases':>6} {'accuracy':>9} "
+        f"{'95% interval':>13}"
     ]
     for context, found in contexts(rows).items():
         fewest, most = (pick(row["num_lines"] for row in found) for pick in (min, max))
         lines = f"{fewest:,}" if fewest == most else f"{fewest:,}-{most:,}"
-        text.append(f"{context:>10,} {mean_tokens(found):>14,.0f} {lines:>13} {len(found):>6} {mean(found):>9.1%}")
+        low, high = wilson(mean(found), len(found))
+        text.append(
+            f"{context:>10,} {mean_tokens(found):>14,.0f} {lines:>13} {len(found):>6} {mean(found):>9.1%} "
+            f"{f'{100 * low:.1f}-{high:.1%}':>13}"
+        )
     return "\n".join(text)
 
 

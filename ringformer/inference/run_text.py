@@ -69,14 +69,17 @@ class RunText:
             return [self.tokenizer.bos_id, *ids]
         return ids
 
-    def encode_chat(self, messages: Sequence[Message]) -> ChatPrompt:
-        """The tokens of a conversation that ends with a question, up to where the answer begins.
+    def encode_chat(self, messages: Sequence[Message], prefix: str = "") -> ChatPrompt:
+        """The tokens of a conversation that ends with a question, up to where the answer begins, or goes on behind
+        `prefix`.
 
         As in training: the conversation is rendered and tokenized with an answer, and cut before the first token that
-        holds a character of it.
+        holds a character of it. A space with which `prefix` begins is left out behind one of the template. Raises
+        ValueError for a template that changes how an answer begins.
         """
         _check_not_empty(messages[-1].content)
-        rendered = [self._render([*messages, Message("assistant", probe)]) for probe in PROBES]
+        rendered = [_begun(*self._render([*messages, Message("assistant", prefix + probe)]), prefix)
+                    for probe in PROBES]  # fmt: skip
         with _utf8_for(self.tokenizer):
             encoded = self.tokenizer.encode_chats([segments for segments, _ in rendered])
         segments, start = rendered[0]
@@ -131,6 +134,21 @@ class RunText:
             raise ValueError(f"{self._run} was not trained on conversations, and its tokenizer has no chat template: "
                              f"name one, --template={'|'.join(get_args(TemplateName))}")  # fmt: skip
         return load_template(self.template_name, self.tokenizer)
+
+
+def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segment], int]:
+    """Segments whose answer starts at `start`, the `prefix` of it made a part of what stands before the answer. A
+    template may strip an answer."""
+    if not prefix:
+        return segments, start
+    answer = segments[start]
+    given = prefix if answer.text.startswith(prefix) else prefix.lstrip()
+    if not answer.text.startswith(given):
+        raise ValueError(f"the chat template changes how an answer begins: {answer.text[:60]!r}, not {prefix!r}")
+    before = segments[start - 1] if start else None
+    text = given.lstrip(" ") if before is not None and before.control is None and before.text.endswith(" ") else given
+    parts = [answer._replace(text=text, trained=False), answer._replace(text=answer.text.removeprefix(given))]
+    return [*segments[:start], *parts, *segments[start + 1 :]], start + 1
 
 
 def _check_not_empty(prompt: str) -> None:

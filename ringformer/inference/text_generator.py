@@ -48,23 +48,29 @@ class TextGenerator:
         """The run's tokenizer."""
         return self.text.tokenizer
 
-    def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
-        """The tokens of a prompt: of a text to continue, or, with `chat`, of a question up to where its answer begins.
+    def encode(self, prompt: str, *, chat: bool = False, prefix: str = "") -> list[int]:
+        """The tokens of a prompt: of a text to continue, or, with `chat`, of a question up to where its answer begins,
+        and in both of `prefix`, with which it does.
 
         Raises ValueError for an empty prompt, and with `chat` for a run without a chat template.
         """
-        return self._prompt(prompt, chat).ids
+        return self._prompt(prompt, chat, prefix).ids
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, sampling: Sampling = Sampling(),
-        stop: Sequence[str] = (), chat: bool = False,
+        stop: Sequence[str] = (), chat: bool = False, prefixes: Sequence[str] = (),
     ) -> list[str]:  # fmt: skip
         """What follows each prompt, as one batch: its text up to an end token, a stop string or `max_new_tokens`.
+
+        Args:
+          prefixes: how the answer to each prompt begins, which the model is given and answers do not repeat; empty:
+            none does.
 
         Raises ValueError before anything is computed: for a prompt that is empty or too long, with the largest that
         fits, and for a stop string that can never come.
         """
-        asked = [self._prompt(prompt, chat) for prompt in prompts]
+        begins = prefixes or [""] * len(prompts)
+        asked = [self._prompt(prompt, chat, prefix) for prompt, prefix in zip(prompts, begins, strict=True)]
         self.check(asked, max_new_tokens, sampling, stop)
         if not asked:
             return []
@@ -104,10 +110,10 @@ class TextGenerator:
         steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=ends)
         return Answer(session, steps, RowText(self.tokenizer, prompt, ends, stop), prompt_tokens)
 
-    def _prompt(self, prompt: str, chat: bool) -> ChatPrompt:
-        return (
-            self.text.encode_chat([Message("user", prompt)]) if chat else ChatPrompt(self.text.encode(prompt), "", "")
-        )
+    def _prompt(self, prompt: str, chat: bool, prefix: str = "") -> ChatPrompt:
+        if chat:
+            return self.text.encode_chat([Message("user", prompt)], prefix)
+        return ChatPrompt(self.text.encode(prompt + prefix), "", "")
 
     def _ends(self, chat: bool) -> frozenset[int]:
         return self.text.chat_end_tokens if chat else self.text.end_tokens

@@ -13,13 +13,21 @@ class Scripted:
         self.batches: list[list[str]] = []
         self.chats: set[bool] = set()
 
-    def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
-        return list((f"<chat>{prompt}" if chat else prompt).encode())
+    def encode(self, prompt: str, *, chat: bool = False, prefix: str = "") -> list[int]:
+        return list(self.text(prompt, prefix, chat).encode())
 
-    def complete(self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False) -> list[str]:
-        self.batches.append(list(prompts))
+    def complete(
+        self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False, prefixes: Sequence[str] = ()
+    ) -> list[str]:
+        texts = [self.text(*each, chat) for each in zip(prompts, prefixes or [""] * len(prompts), strict=True)]
+        self.batches.append(texts)
         self.chats.add(chat)
-        return [self.answer(prompt) for prompt in prompts]
+        return [self.answer(text) for text in texts]
+
+    @staticmethod
+    def text(prompt: str, prefix: str, chat: bool) -> str:
+        """What the model is given."""
+        return f"<chat>{prompt}</chat>{prefix}" if chat else prompt + prefix
 
 
 def knows_lines(prompt: str, within: float = float("inf")) -> str:

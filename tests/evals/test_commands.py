@@ -67,7 +67,9 @@ def test_lines_by_context(run, answered_by, capsys):
     model, loaded = answered_by(knows_lines)
     assert evaluate("lines", run, "--lengths=2K,4096", "--num_cases=3", "--batch_size=2") == 0
     out, err = capsys.readouterr()
-    assert "LongEval's" in out and [line.split()[-1] for line in out.splitlines()[2:]] == ["100.0%", "100.0%"]
+    assert (
+        "LongEval's" in out and [line.split()[-2:] for line in out.splitlines()[2:]] == [["100.0%", "43.8-100.0%"]] * 2
+    )
     assert "2,048 tokens: 3 cases, 3 of them new, score 100.0%" in err and loaded == [4096]
     folder = run / "evals" / "lines"
     assert (folder / "table.txt").read_text() == out and (folder / "lines.png").read_bytes().startswith(b"\x89PNG")
@@ -99,7 +101,7 @@ def test_official_rows(run, answered_by, capsys, tmp_path):
     assert evaluate("lines", run, f"--cases={tmp_path}/rows.jsonl") == 0
     out = capsys.readouterr().out
     assert sorted(p for batch in model.batches for p in batch) == sorted(prompts) and loaded == [CONTEXT]
-    assert [(line.split()[0], line.split()[-1]) for line in out.splitlines()[2:]] == [("5", "0.0%"), ("8", "50.0%")]
+    assert [(line.split()[0], line.split()[-2]) for line in out.splitlines()[2:]] == [("5", "0.0%"), ("8", "50.0%")]
     assert "rows of rows.jsonl" in out
     assert evaluate("lines", run, f"--cases={tmp_path}/rows.jsonl", "--num_cases=1", f"--out={tmp_path}/o") == 0
     assert [row["expected"] for row in rows_of(tmp_path / "o")] == [["0"], ["2"]]
@@ -149,6 +151,34 @@ def test_ruler(run, answered_by, capsys):
     ]  # fmt: skip
 
 
+def test_ruler_with_essays_has_their_tasks_and_is_not_mixed_with_others(run, answered_by, capsys, tmp_path):
+    (tmp_path / "essays.txt").write_text("It is a text of five words. So it is, and no more! " * 60)
+    options = ["--lengths=4K", "--num_cases=1", f"--essays={tmp_path}/essays.txt", "--tasks=niah_multivalue,fwe"]
+    model, _ = answered_by(lambda prompt: prompt)
+    assert evaluate("ruler", run, *options) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[2:4]] == [
+        ["fwe", "100.0"], ["niah_multivalue", "100.0"],
+    ]  # fmt: skip
+    assert evaluate("ruler", run, *options) == 0 and len(model.batches) == 2, "all were there"
+    (tmp_path / "essays.txt").write_text("It is another text of six words. So it is, and no more! " * 60)
+    assert evaluate("ruler", run, *options) == 2
+    assert "holds cases with other settings: essays is " in capsys.readouterr().err
+
+
+def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tmp_path, answered_by):
+    """The question ends in the user's turn; without a template its text goes on with the beginning of the answer."""
+    run = converted_folder(tmp_path / "model", llama3(tmp_path / "t"))
+    model, _ = answered_by(lambda prompt: "")
+    options = ["--num_cases=1", "--tasks=vt", "--allow_longer", "--lengths=4K"]
+    prefix = (
+        " Answer: According to the chain(s) of variable assignment in the text above, 5 variables are assigned the "
+    )
+    for chat, between in ((["--chat"], "</chat>"), ([], "")):
+        assert evaluate("ruler", run, *options, *chat, f"--out={tmp_path}/o{len(chat)}") == 0
+        asked, begun = model.batches[-1][0].rsplit(f" in the text above.{between}{prefix}value ", 1)
+        assert begun.endswith(", they are: ") and asked.startswith("<chat>Memorize" if chat else "Memorize")
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["lines"], "which contexts? give --lengths, --num_lines or --cases"),
     (["lines", "--lengths=8192"], "8,192 tokens are more than the 4,096 that the model was configured for: --allow_"),
@@ -172,7 +202,11 @@ def test_ruler(run, answered_by, capsys):
     (["needle", "--lengths=2K", "--depths=120"], "120 is no percentage"),
     (["needle", "--lengths=2K", "--depths=nan"], "nan is no percentage"),
     (["needle", "--lengths=2K", "--depths=x"], "'x' is no number"),
-    (["ruler", "--lengths=2K", "--tasks=vt,qa_1"], "unknown task 'qa_1'; known: niah_single_1"),
+    (["ruler", "--lengths=2K", "--tasks=vt,qa_3"], "unknown task 'qa_3'; known: niah_single_1"),
+    (["ruler", "--lengths=2K", "--tasks=vt,qa_1"], "qa_1 is made of data that ringformer has not: name the file, --sq"),
+    (["ruler", "--lengths=2K", "--squad=none.json"], "none.json cannot be read: [Errno 2] No such file"),
+    (["ruler", "--lengths=2K", "--hotpotqa=docs"], "docs cannot be read: [Errno 21] Is a directory"),
+    (["ruler", "--lengths=2K", "--words=docs"], "docs/adjectivelist.txt cannot be read: [Errno 2] No such file"),
     (["ruler", "--lengths=1K", "--tasks=fwe,vt"], "vt in 1,024 tokens: the shortest prompt has"),
     (["ruler", "--lengths=3K,4K", "--tasks=cwe"], "cwe in 4,096 tokens: the shortest prompt has"),
 ])  # fmt: skip

@@ -5,6 +5,7 @@ import pytest
 
 from ringformer.evals import figures
 from ringformer.evals.perplexity import Loss
+from ringformer.evals.ruler import TASKS
 
 
 @pytest.fixture
@@ -40,6 +41,9 @@ def test_accuracy_over_context(drawn_axes, tmp_path):
     line = axes.lines[0]
     assert line.get_xdata().tolist() == [1024, 4096] and line.get_ydata().tolist() == [1, 0.5]
     assert [text.get_text() for text in axes.texts] == ["100%", "50%"]
+    (bars,) = axes.collections
+    ends = [[round(float(y), 3) for y in segment[:, 1]] for segment in bars.get_segments()]
+    assert ends == [[0.342, 1], [0.095, 0.905]], "Wilson's of 2 of 2 and 1 of 2"
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1K", "2K", "4K"] and axes.get_xlim() == (
         1024 / 1.25,
         5120,
@@ -69,6 +73,13 @@ def test_tasks_have_a_line_each(drawn_axes, tmp_path):
     (axes,) = drawn_axes
     assert is_png(tmp_path / "r.png")
     assert {line.get_label(): line.get_ydata().tolist() for line in axes.lines} == {"cwe": [1, 1], "vt": [0.25, 0.25]}
+
+
+def test_all_of_ruler_s_tasks_are_drawn_and_told_apart(drawn_axes, tmp_path):
+    figures.draw_tasks([row(1024, 1, task=task) for task in TASKS], "ruler: x", path=tmp_path / "r.png")
+    lines = drawn_axes[0].lines
+    assert {line.get_label() for line in lines} == set(TASKS) and len(TASKS) == 13
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 13
 
 
 def test_a_name_with_dollars_is_no_formula(drawn_axes, tmp_path):

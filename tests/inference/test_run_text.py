@@ -11,7 +11,7 @@ from ringformer.data import load_tokenizer
 from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import load_template
 from ringformer.inference.run_text import RunText
-from tests.data.chat_samples import CHATS, SPECIAL, UNMARKED_JINJA, chat, llama3, sentencepiece
+from tests.data.chat_samples import CHATS, LLAMA3_JINJA, SPECIAL, UNMARKED_JINJA, chat, llama3, sentencepiece
 from tests.inference.runs import converted_folder, llama2, run_folder
 
 
@@ -44,6 +44,42 @@ def test_the_question_ends_where_training_saw_the_answer_begin(name, kind, token
             assert len(prompt.ids) <= begins, "a token that holds a part of the answer is in the prompt"
         shared = kind != "bytes" and name in ("vicuna", "llama2")
         assert prompt.lead == (" " if shared else ""), "a space before a word is the word's"
+
+
+@pytest.mark.parametrize("name", ("vicuna", "llama2", "llama3", "tokenizer"))
+@pytest.mark.parametrize("kind", ("bytes", "sp", "llama2", "llama3"))
+def test_an_answer_that_has_begun_goes_on_as_training_saw_it(name, kind, tokenizers, tmp_path):
+    """Its beginning stands behind the header of the assistant, a space at most between them."""
+    if name in ("llama3", "tokenizer") and kind != "llama3":
+        pytest.skip("the template needs its tokenizer")
+    spec = tokenizers.get(kind, kind)
+    text = RunText(run_folder(tmp_path / "run", spec, format="messages", template=name))
+    tokenizer, render = load_tokenizer(spec), load_template(name, load_tokenizer(spec))
+    header = {"vicuna": " ASSISTANT:", "llama2": " [/INST]"}.get(name, "\n\n")
+    for prefix in (" Answer: they are: ", " The ring is", "The answer:"):
+        prompt = text.encode_chat(chat("who goes there?"), prefix)
+        given = tokenizer.decode(prompt.ids) + prompt.lead
+        assert given.endswith(f"who goes there?{header} {prefix.lstrip()}" if header[0] == " " else header + prefix)
+        for answer in ("It", "zebra", "1"):
+            begun = prefix.lstrip() if header[0] == " " else prefix
+            ((ids, _),) = tokenizer.encode_chats(
+                [render([*chat("who goes there?"), Message("assistant", begun + answer)])]
+            )
+            assert ids[: len(prompt.ids)].tolist() == prompt.ids
+            assert tokenizer.decode(ids.tolist()).startswith(given + answer)
+
+
+def test_the_beginning_of_an_answer_that_a_template_strips_is_given_without_its_space(tmp_path):
+    strips = UNMARKED_JINJA.replace("message['content']", "message['content'] | trim")
+    assert strips != UNMARKED_JINJA
+    text = RunText(converted_folder(tmp_path / "m", llama3(tmp_path / "t", strips)))
+    prompt = text.encode_chat(chat("what is a ring?"), " The ring is")
+    bare = text.encode_chat(chat("what is a ring?"))
+    assert text.tokenizer.decode(prompt.ids) == text.tokenizer.decode(bare.ids) + "The ring is"
+    upper = LLAMA3_JINJA.replace("message['content']", "message['content'] | upper")
+    text = RunText(converted_folder(tmp_path / "u", llama3(tmp_path / "v", upper)))
+    with pytest.raises(ValueError, match="the chat template changes how an answer begins: ' THE RING"):
+        text.encode_chat(chat("what is a ring?"), " The ring is")
 
 
 def test_the_prompt_of_a_jinja_template_is_that_of_transformers(tokenizers, tmp_path):
