@@ -1,7 +1,7 @@
 """What scripts/retrieval.sh needs beside `ringformer`: a tokenizer and records to train on, and the file of results.
 
 python scripts/retrieval.py make FOLDER [--largest=99] [--share=1.0]
-python scripts/retrieval.py report RESULTS_JSON FOLDER... --measured_on=... [--command=...]
+python scripts/retrieval.py report RESULTS_JSON FOLDER... --measured_on=... [--command=...] [--evaluation=lines] [--add]
 """
 
 import argparse
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringformer.argument_parser import output_argument
-from ringformer.evals.case_file import read_cases
+from ringformer.evals.case_file import Row, read_cases
 from ringformer.evals.cases import seeded
 from ringformer.evals.lines import FOOTER, HEADER, LARGEST, LINE, record_text, score
 from ringformer.evals.model_folder import identity
 from ringformer.evals.runner import row_checker
-from ringformer.evals.tables import contexts, mean, mean_tokens
+from ringformer.evals.tables import contexts, mean, mean_tokens, wilson
 from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
 from ringformer.train.reporter import read_metrics
 
@@ -189,8 +189,12 @@ def losses(run_dir: Path, every: int = 20) -> list[float]:
     return [round(sum(part) / len(part), 4) for i in range(0, len(found), every) if (part := found[i : i + every])]
 
 
-def reached(folder: Path) -> dict[str, Any]:
-    """What a run of scripts/retrieval.sh reached: its seed, its stages with their losses, its accuracy by context.
+def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
+    """What a run of scripts/retrieval.sh reached: its seed, its stages with their losses, its accuracy by context; and
+    the cases that it was measured with.
+
+    Args:
+      evaluation: the folder of the cases: lines, or test, those that no choice was made with.
 
     Raises:
       FileNotFoundError: `folder` holds no such run.
@@ -201,7 +205,7 @@ def reached(folder: Path) -> dict[str, Any]:
     last = folder / "run" / stages[-1]["run_dir"]
     if unfinished := [stage["stage"] for stage in stages if stage["state"] != "finished"]:
         raise ValueError(f"{folder}: stage {unfinished[0]} is not finished: the command that trains it goes on")
-    path = last / "evals" / "lines" / "cases.jsonl"
+    path = last / "evals" / evaluation / "cases.jsonl"
     settings, rows = read_cases(path, "lines", row_checker(score))
     if settings is None or not rows:
         raise ValueError(f"{path} holds no cases: the command of the evaluation makes them")
@@ -212,7 +216,13 @@ def reached(folder: Path) -> dict[str, Any]:
         counts = ", ".join(f"{len(found)} of {context:,}" for context, found in by_context.items())
         raise ValueError(f"{path} has not as many cases of each context ({counts}): the evaluation was interrupted")
     accuracy = [
-        {"context": context, "prompt_tokens": round(mean_tokens(found)), "cases": len(found), "accuracy": mean(found)}
+        {
+            "context": context,
+            "prompt_tokens": round(mean_tokens(found)),
+            "cases": len(found),
+            "accuracy": mean(found),
+            "interval": [round(end, 4) for end in wilson(mean(found), len(found))],
+        }
         for context, found in by_context.items()
     ]
     for stage in stages:
@@ -220,25 +230,38 @@ def reached(folder: Path) -> dict[str, Any]:
         if not stage["losses"]:
             raise ValueError(f"{folder}/run/{stage['run_dir']}/metrics.jsonl has no losses")
     saved = json.loads((folder / "run" / stages[0]["run_dir"] / "config.json").read_text())
-    return {"seed": saved["seed"], "form": settings["form"], "stages": stages, "accuracy": accuracy}
+    run = {"seed": saved["seed"], "cases_seed": settings["seed"], "form": settings["form"]}
+    return run | {"stages": stages, "accuracy": accuracy}, [run | row for row in rows.values()]
 
 
-def report(path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str]) -> None:
-    """Write what runs reached, `folders` of scripts/retrieval.sh.
+def report(
+    path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str], evaluation: str, add: bool
+) -> None:
+    """Write what runs reached, `folders` of scripts/retrieval.sh, and their cases beside it, NAME_cases.jsonl.
+
+    Args:
+      evaluation: as `reached`.
+      add: to the runs, commands and cases that are there.
 
     Raises what `reached` does, and ValueError for a run that is there twice.
     """
-    runs: dict[tuple[str, int], dict[str, Any]] = {}
+    before = json.loads(path.read_text()) if add else {"runs": [], "commands": []}
+    runs = {(run["form"], run["seed"], run["cases_seed"]): run for run in before["runs"]}
+    cases: list[Row] = []
     for folder in folders:
         try:
-            found = reached(folder)
+            found, rows = reached(folder, evaluation)
         except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
             raise ValueError(f"{folder}: a file of the run is damaged: {error!r}") from None
-        if (run := (found["form"], found["seed"])) in runs:
+        if (run := (found["form"], found["seed"], found["cases_seed"])) in runs:
             raise ValueError(f"{folder}: there is a run of {run[0]}, seed {run[1]}, before it")
         runs[run] = found
+        cases += rows
+    with path.with_name(f"{path.stem}_cases.jsonl").open("a" if add else "w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in cases)
     content = {
-        "measured_on": measured_on, "date": f"{datetime.now(UTC):%Y-%m-%d}", "commands": list(commands),
+        "measured_on": measured_on, "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commands": [*before["commands"], *commands],
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "flax", "optax")}},
         "runs": list(runs.values()),
     }  # fmt: skip
@@ -257,12 +280,14 @@ def main() -> None:
     verb.add_argument("folders", type=Path, nargs="+")
     verb.add_argument("--measured_on", required=True, help="the machine, in words")
     verb.add_argument("--command", action="append", default=[], help="that made them; once for each")
+    verb.add_argument("--evaluation", default="test", help="folder of the cases: test, or lines")
+    verb.add_argument("--add", action="store_true", help="to what the file has")
     args = parser.parse_args()
     try:
         if args.verb == "make":
             make(args.folder, args.share, args.largest)
         else:
-            report(args.results, args.folders, args.measured_on, args.command)
+            report(args.results, args.folders, args.measured_on, args.command, args.evaluation, args.add)
     except (ValueError, OSError) as error:
         print(f"scripts/retrieval.py: {error}", file=sys.stderr)
         sys.exit(2)

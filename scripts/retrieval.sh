@@ -6,6 +6,7 @@
 #   --seed=N       of the parameters and of the order of the records (default: 0)
 #   --share=X      of the records, and
 #   --config=FILE  another config than configs/retrieval.py: to try something
+#   --test         then evaluate with cases that no choice was made with, at 16K, too: at the end, once
 set -euo pipefail
 cd "$(dirname "$0")/.."
 largest=50000
@@ -13,14 +14,16 @@ form=
 seed=0
 share=1
 config=configs/retrieval.py
+test=
 out=
 for argument in "$@"; do
     case "$argument" in
         --short) largest=99 form=_short ;;
         --seed=*) seed=${argument#*=} ;;
         --share=*) share=${argument#*=} ;;
+        --test) test=1 ;;
         --config=*) config=${argument#*=} ;;
-        -*) echo "usage: bash scripts/retrieval.sh [--short] [--seed=N] [--share=X] [--config=FILE] [OUT]" >&2; exit 2 ;;
+        -*) echo "usage: bash scripts/retrieval.sh [--short] [--seed=N] [--share=X] [--config=FILE] [--test] [OUT]" >&2; exit 2 ;;
         *) out=$argument ;;
     esac
 done
@@ -48,5 +51,11 @@ train() {
 for stage in 1 2 3 4; do train $stage 2; done
 for stage in 5 6; do train $stage 8; done
 last=$(ls -d "$out"/run/stage-*-8192)
-step "Evaluation" "$python" -m ringformer.cli eval lines --run="$last" --lengths=1K,4K,8K --max_value="$largest" \
-    --num_cases=50 --batch_size=10 --mesh_dim=1,1,1,-1 --cpu_devices=8
+evaluate() {
+    step "$1" "$python" -m ringformer.cli eval lines --run="$last" "${@:2}" --max_value="$largest" --batch_size=10 \
+        --mesh_dim=1,1,1,-1 --cpu_devices=8
+}
+evaluate "Evaluation" --lengths=1K,4K,8K --num_cases=50
+if [ -n "$test" ]; then
+    evaluate "Test" --out="$last/evals/test" --seed=7919 --lengths=1K,4K,8K,16K --allow_longer --num_cases=100
+fi

@@ -13,7 +13,7 @@ from ringformer.evals.tables import contexts, grouped, mean, mean_tokens, wilson
 
 COLOR = "#3b75af"
 TASK_COLORS = ("#3b75af", "#c2570c", "#2c8a57", "#a06cc0", "#8c6d31", "#6e7781", "#b5446e")
-TASK_LINES = ("-", "--")
+TASK_LINES = ("o-", "s--")
 """Of tasks beyond the number of colors, which begin again."""
 
 
@@ -71,11 +71,11 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
     for (task, found), (line, color) in zip(grouped(rows, "task").items(), looks, strict=False):
         by_length = grouped(found, "length")
         axes.plot(list(by_length), [mean(cases) for cases in by_length.values()], line, color=color, linewidth=2,
-                  marker="o", markersize=5, label=task, clip_on=False, zorder=3)  # fmt: skip
+                  markersize=5, label=task, clip_on=False, zorder=3)  # fmt: skip
     _context_axis(axes, list(grouped(rows, "length")))
     _percent_axis(axes)
     axes.set(xlabel="tokens of the context", ylabel="recall of the references", title=title)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, handlelength=3)
     return figure
 
 

@@ -174,9 +174,12 @@ def test_a_question_is_about_its_documents(data):
         for article in squad["data"] for paragraph in article["paragraphs"] for each in paragraph["qas"]
         if not each["is_impossible"]
     ]  # fmt: skip
+    articles = [[paragraph["context"] for paragraph in article["paragraphs"]] for article in squad["data"]]
     for case, (question, answers, document) in zip(made(1024, "qa_1", 20, data), asked, strict=False):
         assert case.prompt.endswith(f"\n\nQuestion: {question}") and list(case.expected) == answers
         assert f"\n{document}\n\n" in case.prompt
+        (article,) = [texts for texts in articles if document in texts]
+        assert all(f"\n{text}\n\n" in case.prompt for text in article), "those beside it before any other"
     for case, row in zip(made(1024, "qa_2", 3, data), OFFICIAL["data"]["hotpotqa"], strict=True):
         assert case.expected == (row["answer"],) and case.prompt.endswith(f"\n\nQuestion: {row['question']}")
         assert all(f":\n{title}\n{''.join(lines)}\n\n" in case.prompt for title, lines in row["context"])

@@ -1,6 +1,7 @@
 """Cases in batches: nothing is cut, nothing is answered twice, a killed evaluation goes on where it was."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -216,6 +217,9 @@ def test_the_chat_template_takes_its_room():
     assert check_fit([case], Answering(model, room, 1, chat=False)) == {case.key: room - 100}
     with pytest.raises(ValueError, match="prompts are never cut"):
         check_fit([case], Answering(model, room, 1, chat=True))
+    with pytest.raises(ValueError, match="prompts are never cut"):
+        check_fit([replace(case, prefix=" The")], Answering(model, room, 1, chat=False))
+    assert replace(case, prefix=" The").prompt_hash != case.prompt_hash
 
 
 def test_a_model_that_sees_the_end_alone_has_this_heat_map(tmp_path):

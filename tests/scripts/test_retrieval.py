@@ -200,6 +200,7 @@ def test_mistakes_of_a_person_are_one_line(tmp_path):
         (["make", tmp_path / "file"], "Not a directory"),
         (["make", tmp_path / "damaged"], f"made.json is damaged: remove {tmp_path}/damaged, or name another folder"),
         (["report", tmp_path / "r.json", tmp_path, "--measured_on=x"], "No such file or directory"),
+        (["report", tmp_path / "r.json", tmp_path, "--measured_on=x", "--add"], "r.json"),
     ):
         code, err = script(*words)
         assert code == 2 and err.count("\n") == 1 and err.startswith("scripts/retrieval.py: ") and said in err, err
@@ -220,7 +221,7 @@ def finished(tmp_path):
         (stage / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
         stages = [{"stage": 1, "run_dir": stage.name, "state": "finished", "steps": 30, "seq_len": 1024}]
         (out / "run" / "stages.json").write_text(json.dumps(stages))
-        settings = {"form": "of the test", "checkpoint": identity(stage)["checkpoint"]}
+        settings = {"form": "of the test", "seed": seed, "checkpoint": identity(stage)["checkpoint"]}
         file = CaseFile(stage / "evals" / "lines" / "cases.jsonl", "lines", settings, row_checker(lines.score))
         model = Scripted(lambda prompt: knows_lines(prompt, 1900))
         cases = [list(lines.cases_of_length(n, 3, seed, lines.Numbers(), lambda p: len(p))) for n in (1024, 4096)]
@@ -232,9 +233,10 @@ def finished(tmp_path):
 
 def test_a_report_says_what_the_cases_say(finished, tmp_path):
     folders = [finished(), finished(1, "run-of-seed-1")]
-    retrieval.report(tmp_path / "r.json", folders, "a test", ["the command"])
+    retrieval.report(tmp_path / "r.json", folders[:1], "a test", ["the command"], "lines", add=False)
+    retrieval.report(tmp_path / "r.json", folders[1:], "a test", ["another"], "lines", add=True)
     content = json.loads((tmp_path / "r.json").read_text())
-    assert content["measured_on"] == "a test" and content["commands"] == ["the command"]
+    assert content["measured_on"] == "a test" and content["commands"] == ["the command", "another"]
     assert [(run["seed"], run["form"]) for run in content["runs"]] == [(0, "of the test"), (1, "of the test")]
     for run, folder in zip(content["runs"], folders, strict=True):
         rows = (folder / "run/stage-1-1024/evals/lines/cases.jsonl").read_text().splitlines()[1:]
@@ -244,11 +246,19 @@ def test_a_report_says_what_the_cases_say(finished, tmp_path):
         assert [(row["context"], row["accuracy"], row["cases"]) for row in run["accuracy"]] == [
             (context, sum(found) / 3, 3) for context, found in right.items()
         ]
+        assert all(row["interval"] == [pytest.approx(end, abs=1e-4) for end in INTERVALS[round(3 * row["accuracy"])]]
+                   for row in run["accuracy"])  # fmt: skip
+        published = [json.loads(line) for line in (tmp_path / "r_cases.jsonl").read_text().splitlines()]
+        mine = [row for row in published if row["seed"] == run["seed"]]
+        assert [row | {"seed": run["seed"], "cases_seed": run["seed"], "form": "of the test"}
+                for row in map(json.loads, rows)] == mine  # fmt: skip
         (stage,) = run["stages"]
         assert stage["losses"] == [round(sum(1 / i for i in range(1, 21)) / 20, 4),
                                    round(sum(1 / i for i in range(21, 31)) / 10, 4)]  # fmt: skip
 
 
+INTERVALS = {0: (0, 0.5615), 1: (0.0615, 0.7923), 2: (0.2077, 0.9385), 3: (0.4385, 1)}
+"""Wilson's, by how many of three are right: of none z²/(3 + z²) at most."""
 CASES, METRICS, STAGES = "stage-1-1024/evals/lines/cases.jsonl", "stage-1-1024/metrics.jsonl", "stages.json"
 
 
@@ -270,14 +280,14 @@ def test_a_report_of_what_was_changed_or_cut_is_refused(name, change, said, fini
     path.write_text("".join(f"{row}\n" for row in change(rows)))
     assert path.read_text().splitlines() != rows
     with pytest.raises(ValueError, match=said):
-        retrieval.report(tmp_path / "r.json", [tmp_path / "run-of-seed-0"], "a test", [])
+        retrieval.report(tmp_path / "r.json", [tmp_path / "run-of-seed-0"], "a test", [], "lines", add=False)
     assert not (tmp_path / "r.json").exists()
 
 
 def test_a_run_counts_once(finished, tmp_path):
     folder = finished()
     with pytest.raises(ValueError, match="there is a run of of the test, seed 0, before it"):
-        retrieval.report(tmp_path / "r.json", [folder, folder], "a test", [])
+        retrieval.report(tmp_path / "r.json", [folder, folder], "a test", [], "lines", add=False)
 
 
 TINY = """
@@ -311,7 +321,7 @@ def test_the_script_ends_with_the_table_and_the_figure(tmp_path):
     assert (evals / "lines.png").read_bytes().startswith(b"\x89PNG")
     stages = json.loads((out / "run" / "stages.json").read_text())
     assert [s["state"] for s in stages] == ["finished"] * 6 and stages[-1]["mesh_dim"] == "1,1,1,-1"
-    retrieval.report(tmp_path / "results.json", [out], "a test", ["the command"])
+    retrieval.report(tmp_path / "results.json", [out], "a test", ["the command"], "lines", add=False)
     (run,) = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [len(stage["losses"]) for stage in run["stages"]] == [1] * 6
     assert [row["context"] for row in run["accuracy"]] == [1024, 4096, 8192]
