@@ -59,10 +59,10 @@ def family_of(preset: str) -> Family:
     raise ValueError(f"unknown model {preset!r}; known models: {', '.join(known)}")
 
 
-def registered_by(preset: str) -> dict[str, str]:
-    """The name of a preset's family and the file of its model, for families that do not come with ringformer; of LLaMA
-    nothing."""
-    family = family_of(preset)
+def registered_by(config: ModelConfig) -> dict[str, str]:
+    """The name of a configuration's family and the file of its model, if it does not come with ringformer; else
+    nothing. Raises ValueError if no family has it."""
+    family = _family(config)
     name = next(name for name, known in FAMILIES.items() if known is family)
     module = family.model.__module__
     if module.startswith("ringformer."):

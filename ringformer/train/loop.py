@@ -271,7 +271,7 @@ def _write_config(run: Run) -> None:
     """Keep the resolved config and the tokenizer beside the run, and what came along with a converted model."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
-        write_object(run.run_dir / "config.json", dataclasses.asdict(run.config) | registered_by(run.config.preset))
+        write_object(run.run_dir / "config.json", dataclasses.asdict(run.config) | registered_by(run.config.model))
         (run.run_dir / "metrics.jsonl").touch()  # now it is a run, interrupted or not, and no converted model
         for file in contained_files(run.config.init_from, (*CARRIED, HF_CONFIG)) if run.config.init_from else ():
             write_whole(run.run_dir / file.name, file.read_bytes())
