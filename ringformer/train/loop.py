@@ -65,6 +65,7 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     state = _first_state(run) if start is None else checkpoints.restore(start)
     before, told, start = start, checkpoints.about(start), start or 0
     keep.resume(told, changes)
+    saved = start
 
     def record():
         """Write what the run is: a changed one with the first step that was made so, for until then it may go on as it
@@ -92,8 +93,8 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     for store in lengths:
         reporter.say(str(store))
     passes = run.train_data.passes(config.steps)
-    for store, times in passes.items():
-        reporter.say(f"{store}: {times:,.3g} passes in {config.steps:,} steps")
+    for folder, times in passes.items():
+        reporter.say(f"{folder}: {times:,.3g} passes in {config.steps:,} steps")
     for warning in filter(None, (too_short(lengths), too_often(passes))):
         reporter.say(f"warning: {warning}")
     step_fn = make_train_step(
@@ -169,7 +170,6 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
                 trained = f"No step up to {done} was trained on it, step {done + 1} would be the first"
                 raise ValueError(f"{error}. {trained}: {_way_on(run, saved)}") from error
 
-        saved = start
         if evaluation and (start == 0 or _evaluates(config, start)) and not reporter.evaluated(start):
             evaluate(start)
         clock = SaveClock(config.checkpoint_minutes, start)

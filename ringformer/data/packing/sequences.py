@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringformer.data.packing.options import PackingOptions
+from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.data.stores.token_store import TokenStore
 
 
@@ -116,6 +117,6 @@ class StoreSequences(ABC):
         bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
         return np.random.Generator(bits.jumped(stream))
 
-    def _gather(self, array: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _gather(self, array: CheckedArray, places: np.ndarray) -> np.ndarray:
         self.bytes_read += places.size * array.itemsize
         return np.asarray(array[places])

@@ -67,7 +67,7 @@ class CheckedArray:
         whole, blocks = xxhash.xxh3_128(), len(self._hashes)
         for first in range(0, blocks, AT_ONCE):
             content = self._read(np.arange(first, min(first + AT_ONCE, blocks)))
-            whole.update(content[: self.bytes - first * BLOCK])
+            whole.update(content[: self.bytes - first * BLOCK].data)
         return whole.hexdigest()
 
     def _stretch(self, start: int, stop: int) -> np.ndarray:
@@ -99,7 +99,7 @@ class CheckedArray:
         """The content of blocks, by their ascending numbers, uint8 [blocks * BLOCK]. What would be behind the file's
         end is anything."""
         content = np.empty(len(numbers) * BLOCK, np.uint8)
-        view, hash_block, found = memoryview(content), xxhash.xxh3_64_intdigest, []
+        view, hash_block, found = content.data, xxhash.xxh3_64_intdigest, []
         gaps = np.flatnonzero(numbers[1:] - numbers[:-1] != 1) + 1
         for begin, end in pairwise([0, *gaps.tolist(), len(numbers)]):
             offset = int(numbers[begin]) * BLOCK
