@@ -16,6 +16,7 @@ from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
 from ringformer.train.step import make_logits, make_train_step
 from tests.helpers import relative_error, unpadded
+from tests.interpreted import interpreted
 
 B, T = 4, 96
 # 36 and 61 do not divide by 8: some weights are padded.
@@ -46,13 +47,13 @@ def setup(mesh_dim, config, devices):
     return mesh, optimizer, shardings, order, batch
 
 
-def three_steps(mesh_dim, config, accumulate=1, devices=8):
-    """The metrics of three steps; the first gradient, as AdamW's first moment after one step; the parameters."""
+def trained(mesh_dim, config, accumulate=1, devices=8, steps=3):
+    """The metrics of the steps; the first gradient, as AdamW's first moment after one step; the parameters."""
     mesh, optimizer, shardings, _, batch = setup(mesh_dim, config, devices)
     state = init_state(config, optimizer, shardings, mesh, seed=0)
     step = make_train_step(config, optimizer, shardings, mesh, clip_norm=SGD_LIKE.clip_norm, accumulate=accumulate)
     metrics = []
-    for i in range(3):
+    for i in range(steps):
         state, m = step(state, batch)
         metrics.append(jax.device_get(m))
         if i == 0:
@@ -63,7 +64,7 @@ def three_steps(mesh_dim, config, accumulate=1, devices=8):
 
 @pytest.fixture(scope="module")
 def one_device():
-    return three_steps("1,1,1,1", dataclasses.replace(CONFIG, attention="vanilla", remat="none"), devices=1)
+    return trained("1,1,1,1", dataclasses.replace(CONFIG, attention="vanilla", remat="none"), devices=1)
 
 
 MIXTURES = [
@@ -83,7 +84,7 @@ MIXTURES = [
 def test_any_mesh_trains_as_one_device(one_device, mesh_dim, change, accumulate):
     """Uneven masks, packed documents, padded weights, fewer key heads than tp ranks, gradient accumulation."""
     config = dataclasses.replace(CONFIG, **change)
-    metrics, gradient, params = three_steps(mesh_dim, config, accumulate)
+    metrics, gradient, params = trained(mesh_dim, config, accumulate)
     expected_metrics, expected_gradient, expected_params = one_device
     for m, e in zip(metrics, expected_metrics, strict=True):
         assert m["tokens"] == e["tokens"]
@@ -97,9 +98,21 @@ def test_any_mesh_trains_as_one_device(one_device, mesh_dim, change, accumulate)
     assert max(e for e, _ in worst.values()) < 1e-5, worst
 
 
+def test_the_tpu_kernels_train_as_one_device(one_device):
+    """Two rings of two; packed documents in shards that are no whole chunks, and heads in groups."""
+    config = dataclasses.replace(CONFIG, kernel="pallas", head_groups=2)
+    with interpreted():
+        (metrics,), gradient, _ = trained("1,2,1,2", config, devices=4, steps=1)
+    (expected, *_), expected_gradient, _ = one_device
+    assert metrics["tokens"] == expected["tokens"]
+    assert relative_error(metrics["loss"], expected["loss"]) < 1e-5
+    assert relative_error(metrics["grad_norm"], expected["grad_norm"]) < 1e-5
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, gradient, expected_gradient))) < 1e-5
+
+
 @pytest.mark.slow
 def test_odd_ring_of_six(one_device):
-    metrics, _, params = three_steps("1,2,1,3", CONFIG, devices=6)
+    metrics, _, params = trained("1,2,1,3", CONFIG, devices=6)
     assert relative_error(metrics[-1]["loss"], one_device[0][-1]["loss"]) < 1e-5
     assert max(jax.tree.leaves(jax.tree.map(relative_error, params, one_device[2]))) < 1e-5
 
