@@ -74,7 +74,7 @@ class Ring:
             padded_parts(q_ids, self.parts, q_chunk, 1, mode="edge"),
             padded_parts(k_ids, self.parts, k_chunk, 1, mode="edge"),
         )
-        return replace(self, key_filler=(filled[1].shape[1] - k.shape[1]) // self.parts), filled
+        return replace(self, key_filler=-(k.shape[1] // self.parts) % k_chunk), filled
 
     def shift(self, tree):
         """Send every leaf to the next rank; what arrives comes from the one before."""

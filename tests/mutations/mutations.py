@@ -226,8 +226,8 @@ MUTATIONS = [
              NUMBERS),
     Mutation("position buckets shifted", "train/step.py", "32 - lax.clz(position)", "32 - lax.clz(position + 1)",
              NUMBERS),
-    Mutation("evaluation of other parameters than are saved", "train/loop.py", "values := evaluation(state.params,",
-             "values := evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),", NUMBERS),
+    Mutation("evaluation of other parameters than are saved", "train/loop.py", "values = evaluation(state.params,",
+             "values = evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),", NUMBERS),
     # What a run is, and whose it is.
     Mutation("a seed may change unsaid", "train/run_identity.py", '"run_dir", "preset", "stages",',
              '"run_dir", "preset", "stages", "seed",',
@@ -254,6 +254,12 @@ MUTATIONS = [
         "a layer fetched ahead is another one", "models/offloaded_scan.py", "fetch(jnp.maximum(i - 1, 0))", "fetch(i)",
         "models/test_offloaded_scan.py::test_gradients_are_those_of_a_plain_scan[True]",
     ),
+    Mutation("the newest proven checkpoint goes like any other", "train/keep_policy.py",
+             "self._keep.skipping or info.step == newest", "self._keep.skipping",
+             "train/test_keep_policy.py::test_who_comes_back_keeps_no_more_than_others"),
+    Mutation("a diverged level is taken for a good one", "train/keep_policy.py",
+             "mean if self._level is None else min(self._level, mean)", "mean",
+             "train/test_keep_policy.py::test_one_lucky_batch_proves_nothing"),
     # Integrity: what changed on the disk is read as if it had not.
     Mutation("hashes are not compared", "file_manifest.py", "if found_hashes[name] != hashes[name]",
              "if not hashes[name]", "train/test_damaged_checkpoints.py::test_no_flipped_bit_of_a_hundred_is_silent"),
