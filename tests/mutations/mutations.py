@@ -36,7 +36,6 @@ YARN = "inference/test_generator.py::test_greedy_tokens_are_those_of_transformer
 READ_IN_PART = "inference/test_session.py::test_a_long_cache_is_read_in_part"
 TOKEN = "inference/test_decode_step.py::test_attention_of_a_token[{}]".format
 CENTRED, OFF_CENTRE = TOKEN("values around 0"), TOKEN("values around 10")
-DECODE_BF16 = "inference/test_decode_step.py::test_a_decode_in_bfloat16"
 RING, BLOCK = "ops/ring_attention.py", "ops/blockwise_attention.py"
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
 
@@ -350,5 +349,5 @@ MUTATIONS = [
              'lax.psum(jnp.einsum("br,rD->bD", x, share), ALL)',
              "inference/test_decode_step.py::test_parts_of_a_product_are_float32_until_they_are_summed"),
     Mutation("positions in bfloat16 in decode", "inference/decode_step.py", "rope.rotations(positions[:, None], ",
-             "rope.rotations(positions[:, None].astype(x.dtype).astype(int), ", DECODE_BF16),
+             "rope.rotations(positions[:, None].astype(jnp.bfloat16).astype(int), ", READ_IN_PART),
 ]  # fmt: skip
