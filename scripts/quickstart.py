@@ -1,8 +1,9 @@
-"""The main job of the quickstart: train, compare the attention kinds, continue a prompt, plot, summarise."""
+"""The main job of the quickstart: train, compare the attention kinds, plot, summarise, continue a prompt."""
 
 import argparse
 import json
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -14,8 +15,7 @@ import matplotlib
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ringformer.inference.generator import Generator
-from ringformer.inference.sampling import Sampling
+from ringformer import cli
 from ringformer.mesh import BATCH, make_mesh
 from ringformer.ops.layouts import permutation
 from ringformer.train.checkpoints import restore_params
@@ -30,7 +30,11 @@ from ringformer.train.step import make_eval_step, make_logits
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-PROMPT = "def main():\n"
+CONTINUE = ["generate", "--prompt=self.", "--temperature=1"]
+"""At its own probabilities: in the standard library a blank follows most blanks, and a model of this size, asked for
+likely tokens alone, seldom leaves an indentation again. Of 200 texts 70% is visible in the median, at least 42%; behind
+a first line of a function, at a temperature of 0.5, 6% and nothing."""
+LONGEST = 240  # tokens of the continuation
 
 
 def short_context(config: Config) -> Config:
@@ -69,12 +73,12 @@ def compare_attention(run: Run) -> float:
     return worst["ring"]
 
 
-def continue_prompt(run: Run, new_tokens: int) -> str:
-    """Sample what follows the prompt, on one device."""
-    prompt = run.tokenizer.encode(PROMPT)
-    model = Generator.load(run.run_dir, max_length=len(prompt) + new_tokens)
-    (ids,) = model.generate([prompt], max_new_tokens=new_tokens, sampling=Sampling(temperature=0.5))
-    return PROMPT + run.tokenizer.decode(ids)
+def continue_prompt(run: Run) -> None:
+    """Show a command that continues a prompt with the trained model, and what it prints."""
+    tokens = min(LONGEST, run.config.seq_len // 2)
+    command = [*CONTINUE, f"--max_new_tokens={tokens}", f"--run={run.run_dir}"]
+    print(f"\n$ {shlex.join(['.venv/bin/ringformer', *command])}")
+    cli.run(command)
 
 
 def plot(stages: list[Run], path: Path) -> None:
@@ -100,13 +104,18 @@ def plot(stages: list[Run], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def heading(text: str) -> None:
+    """Say what the lines of a run will be about, where they will stand."""
+    print(text, file=sys.stderr)
+
+
 def metrics(run: Run) -> list[dict]:
     return [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def main() -> None:
     start = time.perf_counter()
-    sys.stdout.reconfigure(line_buffering=True)  # headings come before the lines of their part, in a file too
+    sys.stdout.reconfigure(line_buffering=True)  # what is printed comes in order with stderr's lines, in a file too
     parser = argparse.ArgumentParser(description=__doc__, epilog="Other arguments, such as --config.steps=50, override "
                                      "configs/quickstart.py.")  # fmt: skip
     _, overrides = parser.parse_known_args()
@@ -115,17 +124,14 @@ def main() -> None:
     run_dir = Path(config.run_dir)
     shutil.rmtree(run_dir, ignore_errors=True)  # the quickstart always starts anew; the token store lies elsewhere
     first = prepare(short_context(config))
-    print(f"1 of 3: train at a context of {first.config.seq_len}, where attention is learnt sooner:")
+    heading(f"1 of 3: train at a context of {first.config.seq_len}, where attention is learnt sooner:")
     train(first)
     run = prepare(replace(config, init_from=str(first.run_dir)))
-    print(f"\n2 of 3: train at a context of {config.seq_len}, over a ring of {run.mesh.shape['sp']}:")
+    heading(f"\n2 of 3: train at a context of {config.seq_len}, over a ring of {run.mesh.shape['sp']}:")
     train(run)
 
     print("\n3 of 3: the trained model with three kinds of attention, on held-out text:")
     error = compare_attention(run)
-    print("a continuation of the prompt:\n")
-    print("\n".join("    " + line for line in continue_prompt(run, 160).splitlines()) + "\n")
-
     plot([first, run], run_dir / "loss.png")
     bits = [row["eval_bits_per_byte"] for row in metrics(first) + metrics(run) if "eval_bits_per_byte" in row]
     speeds = [row["tokens_per_second"] for row in metrics(run) if "tokens_per_second" in row]
@@ -139,6 +145,7 @@ def main() -> None:
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(f"{run_dir}: checkpoints, metrics.jsonl, loss.png, summary.json")
     print(json.dumps(summary, indent=1))
+    continue_prompt(run)
     if error >= 1e-4:
         sys.exit(f"ring and vanilla attention differ by {error:.1e}")
 
