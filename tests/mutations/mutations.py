@@ -271,7 +271,8 @@ MUTATIONS = [
     # Evaluations.
     Mutation("--chat is not passed to who answers", "evals/commands.py", "args.batch_size, args.chat)",
              "args.batch_size, False)", WITH_CHAT),
-    Mutation("the template's tokens are not counted", "evals/runner.py", "encode(prompt, chat=self.chat, prefix=prefix)",
+    Mutation("the template's tokens are not counted", "evals/runner.py",
+             "encode(prompt, chat=self.chat, prefix=prefix)",
              "encode(prompt, prefix=prefix)", WITH_CHAT),
     Mutation("answers without the template", "evals/runner.py", "new_tokens, chat=answering.chat, ", "new_tokens, ",
              WITH_CHAT),
