@@ -1,8 +1,8 @@
 """The loader: batches laid out for the ring, each a function of (seed, step), read where they are needed.
 
 Row r of step s is packed sequence s*batch_size + r, its columns in the order of the layout. A host asks for the
-part of a batch that its devices hold and reads that part of the store and no other, so a sequence may be longer
-than any host could read; and a run resumes at any step, on any mesh, without loader state.
+part of a batch that its devices hold and reads no more of the store than the blocks with that part, so a sequence may
+be longer than any host could read; and a run resumes at any step, on any mesh, without loader state.
 """
 
 import itertools
@@ -84,7 +84,7 @@ class Loader:
         parts = zip(self.stores, self.sequences.parts, self.sequences.shares, strict=True)
         return {str(store.path): share * own / part.per_epoch for store, part, own in parts}
 
-    def read(self, step: int, rows: slice = slice(None), columns: slice = slice(None)) -> Batch:
+    def read(self, step: int, rows: slice = slice(None), columns: slice | np.ndarray = slice(None)) -> Batch:
         """Part of a step's batch, as numpy arrays; columns are counted in layout order."""
         positions = self._order[columns]
         first = step * self.batch_size
@@ -104,18 +104,28 @@ class Loader:
     def batch(self, step: int, sharding: jax.sharding.Sharding) -> Batch:
         """A step's batch as global jax Arrays [batch_size, seq_len], on one process or as one of many."""
         self._raise_if_damaged()
-        parts: dict[tuple[int | None, ...], Batch] = {}
+        shape = self.batch_size, len(self._order)
+        wanted: dict[tuple[int, int], set[tuple[int, int]]] = {}  # the columns of this process's devices, by their rows
+        for index in sharding.addressable_devices_indices_map(shape).values():
+            rows, columns = (bounds(part, size) for part, size in zip(index or (slice(None),) * 2, shape, strict=True))
+            wanted.setdefault(rows, set()).add(columns)
+        parts: dict[tuple[int, int, int, int], Batch] = {}
+        for rows, held in wanted.items():  # read together, for a ring's columns are neighbours in the store
+            read = self.read(step, slice(*rows), np.concatenate([np.arange(*columns) for columns in sorted(held)]))
+            at = 0
+            for columns in sorted(held):
+                size = columns[1] - columns[0]
+                cut = (slice(None), slice(at, at + size))
+                parts[(*rows, *columns)] = Batch(*(None if field is None else field[cut] for field in read))
+                at += size
 
         def part(index: Any, field: int) -> np.ndarray:
-            key = tuple(bound for s in index for bound in (s.start, s.stop))
-            if key not in parts:
-                parts[key] = self.read(step, *index)
-            return parts[key][field]
+            rows, columns = (bounds(part, size) for part, size in zip(index, shape, strict=True))
+            return parts[(*rows, *columns)][field]
 
         def array(field: int) -> jax.Array | None:
             if Batch._fields[field] == "segment_ids" and not self.sequences.has_segments:
                 return None
-            shape = self.batch_size, len(self._order)
             return jax.make_array_from_callback(shape, sharding, lambda index: part(index, field))
 
         return Batch(*map(array, range(len(Batch._fields))))
@@ -136,3 +146,8 @@ class Loader:
     def _raise_if_damaged(self) -> None:
         for store in self.stores:
             store.check.raise_if_failed()
+
+
+def bounds(part: slice, size: int) -> tuple[int, int]:
+    """Where a slice of `size` elements begins and ends; its step is 1."""
+    return part.indices(size)[:2]

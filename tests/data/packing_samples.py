@@ -95,15 +95,18 @@ def assert_equal(actual, expected):
 
 
 class Watched:
-    """An array that counts the elements taken from it."""
+    """An array in memory for that of a store's file, which counts the elements taken from it."""
 
     def __init__(self, array):
-        self.array, self.itemsize, self.taken = array, array.itemsize, 0
+        self.array, self.itemsize, self.taken = np.asarray(array), array.itemsize, 0
 
     def __len__(self):
         return len(self.array)
 
     def __getitem__(self, index):
-        found = self.array[index]
+        return self.array[index]
+
+    def join(self, begins, ends):
+        found = np.concatenate([self.array[begin:end] for begin, end in zip(begins, ends, strict=True)])
         self.taken += found.size
         return found

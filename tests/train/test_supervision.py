@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -286,3 +287,24 @@ def test_an_error_of_one_ends_all_with_its_code(folder, start):
     assert ended(processes, 120) == [2, 2]
     assert "process 1 of 2: its disk is another" in said(processes)[1][0]
     assert "process 1 ended: its disk is another" in said(processes)[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("damage", ["overwritten", "cut"])
+def test_a_store_that_changes_under_a_run_ends_all_its_processes(folder, start, damage, count):
+    """With 2, which no launch script starts again; a single process saves the steps before."""
+    processes = start(count, "--config.checkpoint_every=5")
+    wait_for_step(folder, processes, 12)
+    tokens = folder / "store" / "train" / "tokens.bin"
+    if damage == "cut":
+        os.truncate(tokens, 100)
+    else:
+        with tokens.open("r+b") as file:
+            file.write(bytes(tokens.stat().st_size))
+    assert ended(processes, 60) == [2] * count, said(processes)
+    lines = "\n".join(line for lines in said(processes) for line in lines)
+    changed = r"train/tokens\.bin has changed since .* No step up to (\d+) was trained on it, .* from step (\d+)"
+    found = re.search(changed, lines)
+    assert found and latest_step(folder / "run") == int(found[2]), lines
+    assert found[1] == found[2] if count == 1 else int(found[1]) - 5 <= int(found[2]) <= int(found[1])

@@ -8,6 +8,7 @@ However it was packed, a token attends to its own document ("document") or to al
 """
 
 from abc import ABC, abstractmethod
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,9 @@ import numpy as np
 from ringformer.data.packing.options import PackingOptions
 from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.data.stores.token_store import TokenStore
+
+MOST_RUNS = 64
+"""Runs of positions that are read one by one; a ring's zigzag layout has two for each of its ranks."""
 
 
 class Batch(NamedTuple):
@@ -46,7 +50,7 @@ class StoreSequences(ABC):
       packed_attention: "document" or "sequence", what a token attends to.
       has_segments: whether every sequence has segment ids. Else none has: a step is compiled for one of the two.
       per_epoch: sequences in one pass over these documents, the first pass if not all are alike.
-      bytes_read: the bytes of the store's tokens and mask that were read so far.
+      bytes_read: the bytes of the store's tokens and mask that were asked for so far.
     """
 
     has_segments: bool
@@ -93,12 +97,33 @@ class StoreSequences(ABC):
     def fullest(self) -> int:
         """Tokens of text, not padding, in the fullest sequence of the first epoch."""
 
-    @abstractmethod
     def read(self, index: int, positions: np.ndarray) -> Batch:
         """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
 
-        Only these tokens are read from the store, and the targets that are not among them.
+        Of a few runs of positions only these tokens are read from the store, runs that touch together, and the target
+        behind each; of many (a ring's striped layout) what lies between them too.
         """
+        self._check(index, positions)
+        if not len(positions):
+            return self._stretch(index, 0, 0)
+        breaks = (np.flatnonzero(positions[1:] - positions[:-1] != 1) + 1).tolist()
+        if len(breaks) >= MOST_RUNS:
+            low = int(positions.min())
+            whole = self._stretch(index, low, int(positions.max()) + 1)
+            return Batch(*(None if field is None else field[positions - low] for field in whole))
+        runs = [(int(positions[a]), int(positions[b - 1]) + 1) for a, b in pairwise([0, *breaks, len(positions)])]
+        read = {low: self._stretch(index, low, high) for low, high in _joined(runs)}
+        parts = []
+        for low, high in runs:
+            begin = max(first for first in read if first <= low)
+            parts.append([None if field is None else field[low - begin : high - begin] for field in read[begin]])
+        if len(parts) == 1:
+            return Batch(*parts[0])
+        return Batch(*(None if field[0] is None else np.concatenate(field) for field in zip(*parts, strict=True)))
+
+    @abstractmethod
+    def _stretch(self, index: int, low: int, high: int) -> Batch:
+        """The fields [high - low] of sequence `index` at the positions from `low` up to `high`."""
 
     @abstractmethod
     def documents_of(self, index: int) -> np.ndarray:
@@ -117,6 +142,16 @@ class StoreSequences(ABC):
         bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
         return np.random.Generator(bits.jumped(stream))
 
-    def _gather(self, array: CheckedArray, places: np.ndarray) -> np.ndarray:
-        self.bytes_read += places.size * array.itemsize
-        return np.asarray(array[places])
+    def _join(self, array: CheckedArray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        self.bytes_read += int((ends - begins).sum()) * array.itemsize
+        return array.join(begins, ends)
+
+
+def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The stretches, in order, that runs are together, as the chunks of a ring whose ranks are all on one host."""
+    stretches: list[tuple[int, int]] = []
+    for low, high in sorted(runs):
+        if stretches and low <= stretches[-1][1]:
+            low, high = stretches[-1][0], max(stretches.pop()[1], high)
+        stretches.append((low, high))
+    return stretches

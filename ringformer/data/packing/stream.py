@@ -34,36 +34,25 @@ class DocumentStream(StoreSequences):
     def fullest(self) -> int:
         return self.seq_len
 
-    def read(self, index: int, positions: np.ndarray) -> Batch:
-        self._check(index, positions)
+    def _stretch(self, index: int, low: int, high: int) -> Batch:
         order, starts, start = self._cut(index)
-        shift = self.store.offsets[order] - starts[:-1]  # from a place in the stream to one in the store
+        first, last = start + low, start + high  # of the stream: the first token, and the last target
+        i, j = np.searchsorted(starts, [first, last], side="right")
+        starts, ends, documents = starts[i - 1 : j], starts[i : j + 1], order[i - 1 : j]
+        begins, stops = np.maximum(starts, first), np.minimum(ends, last + 1)
+        shift, lengths = self.store.offsets[documents] - starts, stops - begins  # from the stream to the store
 
-        positions = np.asarray(positions, np.int64)
-        stream = start + positions
-        slot = np.searchsorted(starts, stream, side="right") - 1
-        tokens = self._gather(self.store.tokens, stream + shift[slot])
-
-        same = stream + 1 < starts[slot + 1]
-        target_places = stream + 1 + shift[slot + ~same]
-        # A target is the token after, which is at hand except where a run of positions ends.
-        run_ends = np.append(np.diff(stream) != 1, True)[: len(stream)]
-        targets = np.roll(tokens, -1)
-        targets[run_ends] = self._gather(self.store.tokens, target_places[run_ends])
-
-        mask = same
+        text = self._join(self.store.tokens, begins + shift, stops + shift).astype(np.int32)
+        same = np.ones(high - low, bool)
+        same[ends[:-1] - 1 - first] = False
+        mask, positions, segment_ids = same, np.arange(low, high, dtype=np.int32), None
         if self.has_segments:
-            positions = stream - np.maximum(starts[slot], start)
+            document_starts = (np.maximum(starts, start) - start).astype(np.int32)
+            positions -= np.repeat(document_starts, lengths)[:-1]
+            segment_ids = np.repeat(np.arange(i, j + 1, dtype=np.int32), lengths)[:-1]
         if self.store.mask is not None:
-            mask = same & (self._gather(self.store.mask, target_places) != 0)
-        return Batch(
-            tokens=tokens.astype(np.int32),
-            targets=targets.astype(np.int32),
-            positions=positions.astype(np.int32),
-            segment_ids=(slot + 1).astype(np.int32) if self.has_segments else None,
-            mask=mask,
-            ends=~same,
-        )
+            mask = same & (self._join(self.store.mask, begins + shift, stops + shift)[1:] != 0)
+        return Batch(text[:-1], text[1:], positions, segment_ids, mask, ~same)
 
     def documents_of(self, index: int) -> np.ndarray:
         order, starts, start = self._cut(index)

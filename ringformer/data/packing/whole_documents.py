@@ -58,45 +58,37 @@ class WholeDocuments(StoreSequences):
         by_bin, ends, _ = self._epoch(0)
         return int(np.add.reduceat(self._lengths[by_bin], ends[:-1]).max())
 
-    def read(self, index: int, positions: np.ndarray) -> Batch:
-        self._check(index, positions)
-        positions = np.asarray(positions, np.int64)
+    def _stretch(self, index: int, low: int, high: int) -> Batch:
         pieces = self.pieces(index)
         starts = np.concatenate([[0], np.cumsum(self._lengths[pieces])])
-        slot = np.searchsorted(starts, positions, side="right") - 1
-        held = slot < len(pieces)  # by a document, not by padding
-        slot, piece, within = slot[held], pieces[slot[held]], (positions - starts[slot])[held]
-
-        places = self._begins[piece] + within
-        tokens = self._gather(self.store.tokens, places)
-        trained = goes_on = places + 1 < self._ends[piece]
-        # A target is the token after, which is at hand except where a run of places ends.
-        fetched = trained & np.append(np.diff(places) != 1, True)[: len(places)]
-        targets = np.where(trained, np.roll(tokens, -1), 0)
-        targets[fetched] = self._gather(self.store.tokens, places[fetched] + 1)
-        if self.store.mask is not None:
-            trained = goes_on.copy()
-            trained[goes_on] = self._gather(self.store.mask, places[goes_on] + 1) != 0
-
-        segment, segments = slot + 1, len(pieces)
-        if self.packed_attention == "sequence":
-            within, segment, segments = positions[held], np.ones_like(slot), 1
-        padding = 1 + segments + positions - starts[-1]
-
-        def full(values, where_padded=0):
-            out = np.empty(len(positions), np.int32)
-            out[held] = values
-            out[~held] = where_padded
-            return out
-
-        return Batch(
-            tokens=full(tokens),
-            targets=full(targets),
-            positions=full(within),
-            segment_ids=full(segment, padding[~held]),
-            mask=full(trained).astype(bool),
-            ends=full(~goes_on, True).astype(bool),
-        )
+        filled, segments = int(starts[-1]), len(pieces)
+        end = min(high, filled)  # of the text: what follows is padding
+        size = max(end - low, 0)
+        tokens, targets, positions, segment_ids = np.zeros((4, high - low), np.int32)
+        mask, ends = np.zeros(high - low, bool), np.ones(high - low, bool)
+        if size:
+            i, j = np.searchsorted(starts, [low, end - 1], side="right")
+            pieces, begins = pieces[i - 1 : j], np.maximum(starts[i - 1 : j], low)
+            lengths = np.minimum(starts[i : j + 1], end) - begins
+            from_store = begins + self._begins[pieces] - starts[i - 1 : j]
+            # Only the last one can be cut, here or by the sequence: then it has a target more than there is room for.
+            more = from_store + lengths < self._ends[pieces]
+            text = self._join(self.store.tokens, from_store, from_store + lengths + more)
+            goes_on = np.ones(size, bool)
+            goes_on[(begins + lengths - 1 - low)[~more]] = False
+            tokens[:size], targets[: len(text) - 1] = text[:size], text[1:]
+            targets[:size][~goes_on] = 0
+            mask[:size], ends[:size] = goes_on, ~goes_on
+            if self.store.mask is not None:
+                trained = self._join(self.store.mask, from_store, from_store + lengths + more)[1:] != 0
+                mask[: len(trained)] &= trained
+            positions[:size], segment_ids[:size] = np.arange(low, end), 1
+            if self.packed_attention == "document":
+                positions[:size] -= np.repeat(starts[i - 1 : j], lengths).astype(np.int32)
+                segment_ids[:size] = np.repeat(np.arange(i, j + 1), lengths)
+        segments = segments if self.packed_attention == "document" else 1
+        segment_ids[size:] = np.arange(max(low, filled), high) - filled + segments + 1
+        return Batch(tokens, targets, positions, segment_ids, mask, ends)
 
     def documents_of(self, index: int) -> np.ndarray:
         return np.searchsorted(self.store.offsets, self._begins[self.pieces(index)], side="right") - 1

@@ -197,7 +197,7 @@ def test_a_file_that_can_no_longer_be_read_is_named(tmp_path, monkeypatch):
     def failing(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "preadv", failing)
+    monkeypatch.setattr(os, "pread", failing)
     threading.Timer(0.2, slow.go.set).start()
     with pytest.raises(ValueError, match=r"train/tokens\.bin cannot be read \(Input/output error"):
         store.check.wait(said.append)

@@ -110,7 +110,7 @@ def test_sentencepiece_stores_decode(tmp_path):
     tokenizer = load_tokenizer(str(tmp_path / "t.model"))
     store, _ = build_stores(tmp_path / "s", DOCUMENTS, tokenizer, held_out=0)
     assert [tokenizer.decode(store.tokens[a:b]) for a, b in itertools.pairwise(store.offsets)] == TEXTS
-    assert (store.tokens[store.offsets[1:] - 1] == tokenizer.eos_id).all()
+    assert (store.tokens[:][store.offsets[1:] - 1] == tokenizer.eos_id).all()
 
 
 def test_groups_for_the_tokenizer_change_nothing(tmp_path, monkeypatch):
