@@ -49,11 +49,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--flips", type=int, default=100)
     parser.add_argument("--out", type=output_argument, default=str(ROOT / "results" / "reliability.json"))
-    parser.add_argument("--again", type=Path, metavar="FILE", help="a record whose failed tests are tried again, alone")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="a record whose failed tests are tried again, "
+                        "alone, and whose missing ones are tried")  # fmt: skip
     args = parser.parse_args()
     if args.again:
         told = json.loads(args.again.read_text())
-        return finish(told, told["tests"], args.out)
+        tried = {row["test"].split("::")[0] for row in told["tests"]}
+        missing = [test for test in tests_of(PAGE.read_text()) if test not in tried]
+        return finish(told, told["tests"] + (run_tests(missing, 2) if missing else []), args.out)
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "chaos.json")
         chaos = ["scripts/chaos.py", f"--kills={args.kills}", f"--flips={args.flips}", f"--results={table}"]

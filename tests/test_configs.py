@@ -58,7 +58,7 @@ def test_stages_fit_by_the_closed_forms(name, monkeypatch, capsys):
     assert run_verb(add_estimate, *arguments) == 0
     out = capsys.readouterr().out
     _, *rows, note = [line for line in out.splitlines() if not line.startswith("environment: ")]
-    assert rows and all("fits (not compiled, closed form" in row for row in rows)
+    assert rows and all("should fit (not compiled, closed form" in row for row in rows)
     assert note.startswith("s/step: of one optimizer step")
 
 

@@ -105,7 +105,7 @@ class Cell(NamedTuple):
         ring = self.attention == "ring"
         model = LlamaConfig(**preset(self.row.model) | dict(
             attention=self.attention, compute_dtype=self.regime.compute_dtype, offload=self.regime.offload,
-            fetch_ahead=False, kernel=self.regime.kernel,
+            fetch_ahead=not self.regime.offload, kernel=self.regime.kernel,
         ))  # fmt: skip
         workload = Workload(
             model, find_target(self.row.target), f"1,{m},1,{n // m}" if ring else f"1,{n},1,1", seq_len,

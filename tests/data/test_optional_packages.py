@@ -26,7 +26,7 @@ for name in ringformer.data.__all__:
 from ringformer.data.stores.options import StoreOptions
 options = StoreOptions("text:{folder}/*.txt", held_out=0)
 train, _ = ringformer.data.open_or_build("{folder}/store", options, ringformer.data.load_tokenizer("bytes"))
-print(train.tokens.tolist())
+print(train.tokens[:].tolist())
 """
 
 

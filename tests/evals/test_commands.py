@@ -114,9 +114,9 @@ def test_prompts_go_through_the_template_with_chat(words, chat, run, answered_by
     model, _ = answered_by(str)
     encode, counted = model.encode, set()
 
-    def noted(prompt, *, chat=False):
+    def noted(prompt, *, chat=False, prefix=""):
         counted.add(chat)
-        return encode(prompt, chat=chat)
+        return encode(prompt, chat=chat, prefix=prefix)
 
     monkeypatch.setattr(model, "encode", noted)
     name, *options = words.split()

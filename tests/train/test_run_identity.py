@@ -15,8 +15,8 @@ MODEL_DEFINES = {
     "rope_theta", "rope_scaling", "norm_eps", "tie_embeddings", "init_std", "compute_dtype",
 }  # fmt: skip
 MODEL_HARMLESS = {
-    "attention", "layout", "remat", "remat_group", "offload", "head_groups", "q_chunk", "k_chunk", "kernel",
-    "ffn_chunk", "loss_chunk",
+    "attention", "layout", "remat", "remat_group", "offload", "fetch_ahead", "head_groups", "q_chunk", "k_chunk",
+    "kernel", "ffn_chunk", "loss_chunk",
 }  # fmt: skip
 
 

@@ -25,8 +25,9 @@ SAFE_VERSION = (3, 1, 6)
 """The first safe version of jinja2: before it a template could leave the sandbox by `attr` (CVE-2025-27516)."""
 
 SECONDS = 2.0
-"""CPU time that a template may take to compile, and for a conversation; by the clock it is as much for each of those
-that were sent together."""
+"""CPU time that a template may take to compile, and for a conversation."""
+CLOCK = 10.0
+"""By the clock it may take so many times that, for each conversation sent: on a busy machine others have their share."""
 SECONDS_TO_SEND = 2e-6
 """By the clock, for each character to go there and back."""
 MEMORY = 2**30
@@ -82,7 +83,7 @@ class JinjaTemplate:
             worker = self._worker
             try:
                 sizes = [sum(len(content) for _, content in messages) for messages in conversations]
-                with worker.within(SECONDS * len(conversations) + SECONDS_TO_SEND * sum(sizes)):
+                with worker.within(CLOCK * SECONDS * len(conversations) + SECONDS_TO_SEND * sum(sizes)):
                     worker.send(conversations)
                     for messages, size in zip(conversations, sizes, strict=True):
                         results.append(self._segments(worker.receive(64 * (OUTPUT + size)), messages))
