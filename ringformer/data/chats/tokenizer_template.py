@@ -27,7 +27,7 @@ SAFE_VERSION = (3, 1, 6)
 SECONDS = 2.0
 """CPU time that a template may take to compile, and for a conversation."""
 CLOCK = 10.0
-"""By the clock it may take so many times that, for each conversation sent: on a busy machine others have their share."""
+"""By the clock it may take so many times that for each conversation sent: others have their share of the machine."""
 SECONDS_TO_SEND = 2e-6
 """By the clock, for each character to go there and back."""
 MEMORY = 2**30
