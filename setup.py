@@ -46,7 +46,11 @@ def index_page(readme: str, files: str) -> str:
 setup(
     packages=find_packages(include=["ringformer", "ringformer.*"]),
     package_dir={"": "."},
-    package_data={"ringformer": ["py.typed"], "ringformer.ops.kernels": ["chunk_tables/*.json"]},
+    package_data={
+        "ringformer": ["py.typed"],
+        "ringformer.hardware": ["chips.toml"],
+        "ringformer.ops.kernels": ["chunk_tables/*.json"],
+    },
     cmdclass={"build_py": WithFolders},
     long_description=index_page(Path("README.md").read_text(encoding="utf-8"), os.environ.get("README_FILES", "")),
     long_description_content_type="text/markdown",

@@ -47,10 +47,17 @@ def load_authors_op():
 def authors_attention(op, mesh, chunk):
     """Their op on whole arrays; it knows the contiguous layout only."""
     settings = dict(
-        causal_block_size=1, query_chunk_size=chunk, key_chunk_size=chunk, deterministic=True, dropout_rng=None,
-        attn_pdrop=0.0, dtype=jnp.float32, policy=jax.checkpoint_policies.nothing_saveable, precision=None,
+        causal_block_size=1,
+        query_chunk_size=chunk,
+        key_chunk_size=chunk,
+        deterministic=True,
+        dropout_rng=None,
+        attn_pdrop=0.0,
+        dtype=jnp.float32,
+        policy=jax.checkpoint_policies.nothing_saveable,
+        precision=None,
         prevent_cse=True,
-    )  # fmt: skip
+    )
 
     def per_device(q, k, v):
         return op(q, k, v, None, None, None, "sp", True, settings)
@@ -107,20 +114,29 @@ def main():
                 seconds[name].append(time.perf_counter() - start)
         for name in ("contiguous", "zigzag"):
             ratio = statistics.median(a / b for a, b in zip(seconds[name], seconds["authors"], strict=True))
-            rows.append({"local_length": T, "layout": name, "ours_over_authors": round(ratio, 3),
-                         "ours_s": round(statistics.median(seconds[name]), 3),
-                         "authors_s": round(statistics.median(seconds["authors"]), 3)})  # fmt: skip
+            rows.append(
+                {
+                    "local_length": T,
+                    "layout": name,
+                    "ours_over_authors": round(ratio, 3),
+                    "ours_s": round(statistics.median(seconds[name]), 3),
+                    "authors_s": round(statistics.median(seconds["authors"]), 3),
+                }
+            )
             print(f"T={T:6d}  {name:10s}  ours/authors = {ratio:.3f}")
     if args.out:
         result = {
             "what": "measured: forward+backward time of our op over the authors', float32, causal, CPU",
             "command": " ".join(["python", "benchmarks/against_authors.py", *sys.argv[1:]]),
             "date": datetime.date.today().isoformat(),
-            "versions": {"jax": jax.__version__, "python": platform.python_version(),
-                         AUTHORS: importlib.metadata.version(AUTHORS)},
+            "versions": {
+                "jax": jax.__version__,
+                "python": platform.python_version(),
+                AUTHORS: importlib.metadata.version(AUTHORS),
+            },
             "settings": {k: v for k, v in vars(args).items() if k != "out"},
             "rows": rows,
-        }  # fmt: skip
+        }
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

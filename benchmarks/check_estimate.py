@@ -84,9 +84,13 @@ def measure(config: Config, steps: int) -> Measured:
     batch = jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]), host)
     state = init_state(model, optimizer, shardings, mesh, config.seed)
     held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves((state, batch)))
-    step = make_train_step(
-        model, optimizer, shardings, mesh, clip_norm=config.optimizer.clip_norm, accumulate=config.accumulate
-    ).lower(state, batch).compile()  # fmt: skip
+    step = (
+        make_train_step(
+            model, optimizer, shardings, mesh, clip_norm=config.optimizer.clip_norm, accumulate=config.accumulate
+        )
+        .lower(state, batch)
+        .compile()
+    )
     seconds, loss = [], float("nan")
     for _ in range(steps + 1):
         start = time.perf_counter()
@@ -96,11 +100,16 @@ def measure(config: Config, steps: int) -> Measured:
     counted = [(x.memory_stats() or {}).get("peak_bytes_in_use") for x in jax.local_devices()]
     plan = step.memory_analysis()
     return Measured(
-        device_kind=jax.devices()[0].device_kind, devices=mesh.size, argument_bytes=held,
-        planned_bytes=(plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
-                       + plan.temp_size_in_bytes),
-        peak_bytes=max(known) if (known := [x for x in counted if x]) else None, step_seconds=seconds[1:], loss=loss,
-    )  # fmt: skip
+        device_kind=jax.devices()[0].device_kind,
+        devices=mesh.size,
+        argument_bytes=held,
+        planned_bytes=(
+            plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
+        ),
+        peak_bytes=max(known) if (known := [x for x in counted if x]) else None,
+        step_seconds=seconds[1:],
+        loss=loss,
+    )
 
 
 def compare(said: dict[str, Any], found: Measured, tolerance: float) -> tuple[list[Line], int]:
@@ -187,8 +196,9 @@ def check_shape(said: dict[str, Any], config: Config) -> None:
 
 def main() -> int:
     """Print the comparison, and return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--config", required=True, help="the config file; --config.KEY=VALUE overrides follow")
     parser.add_argument("--estimate", type=Path, required=True, help="output of ringformer estimate --json")
     parser.add_argument("--stage", type=int, help="of a config with stages, which (1 is the first)")
@@ -233,8 +243,13 @@ def report(said: dict[str, Any], found: Measured, lines: list[Line], code: int) 
     print(f"steps: {taken} s; loss {found.loss:.3f}; the estimate's seconds are modelled: {source}")
     for text in other_versions(said):
         print(text)
-    print({AGREES: "AGREES", DISAGREES: "DISAGREES",
-           NOT_COMPARED: "NOT COMPARED: these are not the devices of the estimate"}[code])  # fmt: skip
+    print(
+        {
+            AGREES: "AGREES",
+            DISAGREES: "DISAGREES",
+            NOT_COMPARED: "NOT COMPARED: these are not the devices of the estimate",
+        }[code]
+    )
 
 
 if __name__ == "__main__":

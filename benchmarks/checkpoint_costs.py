@@ -49,9 +49,14 @@ def hashes(folder: Path, megabytes: int, pairs: int) -> dict:
     layer = 4 * 3 * (4 * WIDTH**2 + 3 * WIDTH * 4 * WIDTH)  # bytes: parameters and two moments
     layers = -(-megabytes * 10**6 // layer)
     config = LlamaConfig(
-        vocab_size=1024, hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_layers=layers, num_heads=8, num_kv_heads=8,
+        vocab_size=1024,
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        num_layers=layers,
+        num_heads=8,
+        num_kv_heads=8,
         head_dim=WIDTH // 8,
-    )  # fmt: skip
+    )
     mesh, optimizer = make_mesh("1,1,1,1", jax.devices()[:1]), make_optimizer(OptimizerConfig(), 1000, decayed(config))
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
     rng = np.random.default_rng(0)
@@ -93,8 +98,10 @@ def save(folder, state, shardings, optimizer, mesh, hashed: bool) -> dict[str, f
     blocked, blocked_cpu = time.perf_counter() - wall, time.process_time() - cpu
     blocked_thread = time.thread_time() - thread
     checkpoints._manager.wait_until_finished()
-    background = {"background_s": time.perf_counter() - wall - blocked,
-                  "background_cpu_s": time.process_time() - cpu - blocked_cpu}  # fmt: skip
+    background = {
+        "background_s": time.perf_counter() - wall - blocked,
+        "background_cpu_s": time.process_time() - cpu - blocked_cpu,
+    }
     checkpoints._unchecked = None
     checkpoints.close()
     return {"blocked_s": blocked, "blocked_cpu_s": blocked_thread, **background}
@@ -103,9 +110,18 @@ def save(folder, state, shardings, optimizer, mesh, hashed: bool) -> dict[str, f
 def saving(folder: Path) -> dict:
     """What a save adds to the steps of the quickstart's config, as a share of their time."""
     run = folder / "run"
-    command = [sys.executable, "-m", "ringformer.cli", "train", "--config=configs/quickstart.py",
-               f"--config.run_dir={run}", f"--config.data.store={folder / 'store'}", f"--config.steps={STEPS}",
-               f"--config.checkpoint_every={EVERY}", "--config.eval_every=0"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "ringformer.cli",
+        "train",
+        "--config=configs/quickstart.py",
+        f"--config.run_dir={run}",
+        f"--config.data.store={folder / 'store'}",
+        f"--config.steps={STEPS}",
+        f"--config.checkpoint_every={EVERY}",
+        "--config.eval_every=0",
+    ]
     seconds: list[float] = []
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         while process.poll() is None:
@@ -140,9 +156,10 @@ def main() -> None:
         shutil.rmtree(args.folder)
     about = {
         "what": "measured: what checkpoints cost, on two CPU cores",
-        "command": " ".join(["python benchmarks/checkpoint_costs.py", *sys.argv[1:]]), "date": str(date.today()),
+        "command": " ".join(["python benchmarks/checkpoint_costs.py", *sys.argv[1:]]),
+        "date": str(date.today()),
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
-    }  # fmt: skip
+    }
     args.out.write_text(json.dumps(about | found, indent=1) + "\n")
     print(json.dumps(found["hashes"]["ratios"] | {"saving": found["saving"]["share_of_step_time"]}))
 

@@ -59,8 +59,11 @@ def main() -> None:
         hf_config = to_hf_config(config, max_position=2048, dtype="float16", token_ids=ids)
         (theirs / "config.json").write_text(json.dumps(hf_config))
         ShardWriter(theirs, plan, np.dtype(np.float16), 5 * 10**9).write(lambda name: rows(name, plan[name]))
-        result = {"model": args.model, "parameters": config.num_params,
-                 "from_hf": measured("from-hf", str(theirs), str(ours))}  # fmt: skip
+        result = {
+            "model": args.model,
+            "parameters": config.num_params,
+            "from_hf": measured("from-hf", str(theirs), str(ours)),
+        }
         shutil.rmtree(theirs)
         result["stored_bytes"] = sum(f.stat().st_size for f in ours.rglob("*") if f.is_file())
         result["to_hf"] = measured("to-hf", str(ours), str(back), "--dtype=float16")

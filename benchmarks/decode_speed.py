@@ -94,11 +94,15 @@ def main() -> None:
     medians = {name: statistics.median(r) for name, r in rates.items()}
     result = {
         "what": "measured on simulated CPU devices of one machine: greedy tokens a second behind a prompt, medians",
-        "command": "python benchmarks/decode_speed.py", "date": datetime.date.today().isoformat(),
-        "model": "configs/quickstart.py", "context": CONTEXT, "dtype": config.compute_dtype, "jax": jax.__version__,
+        "command": "python benchmarks/decode_speed.py",
+        "date": datetime.date.today().isoformat(),
+        "model": "configs/quickstart.py",
+        "context": CONTEXT,
+        "dtype": config.compute_dtype,
+        "jax": jax.__version__,
         "tokens_per_second": {name: round(x, 1) for name, x in medians.items()},
         "times_no_cache": {name: round(medians[name] / medians["no cache"], 1) for name in MESHES},
-    }  # fmt: skip
+    }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 

@@ -64,10 +64,20 @@ def parity(size: str) -> list[dict]:
                 given = None if segments == 1 else ids
                 op = partial(ring_attention, axis_name=None, segment_ids=given, kernel=kernel)
                 ours = _with_gradients(op, *(x.astype(dtype) for x in (q, k, v, do)))
-                errors = [float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
-                          for a, b in zip(ours, expected, strict=True)]  # fmt: skip
-                rows.append({"heads": heads, "key_heads": key_heads, "segments": segments, "dtype": dtype,
-                             "kernel": kernel, **dict(zip(("o", "dq", "dk", "dv"), errors, strict=True))})  # fmt: skip
+                errors = [
+                    float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
+                    for a, b in zip(ours, expected, strict=True)
+                ]
+                rows.append(
+                    {
+                        "heads": heads,
+                        "key_heads": key_heads,
+                        "segments": segments,
+                        "dtype": dtype,
+                        "kernel": kernel,
+                        **dict(zip(("o", "dq", "dk", "dv"), errors, strict=True)),
+                    }
+                )
     return rows
 
 
@@ -90,12 +100,22 @@ def attention(size: str) -> list[dict]:
         runs |= {"cuDNN's calls": (_call, _calls)} if _on_gpu() else {}
         pairs = heads * T * T / 2
         for name, (forward, both) in runs.items():
-            seconds = [_median_seconds(partial(jax.jit(run), *arrays))
-                       for run, arrays in ((forward, (q, k, v)), (both, (q, k, v, do)))]  # fmt: skip
+            seconds = [
+                _median_seconds(partial(jax.jit(run), *arrays))
+                for run, arrays in ((forward, (q, k, v)), (both, (q, k, v, do)))
+            ]
             flops = PAIR_FORWARD, PAIR_FORWARD + PAIR_BACKWARD + PAIR_LOGITS_AGAIN
             tflops = [n * 128 * pairs / s / 1e12 for n, s in zip(flops, seconds, strict=True)]
-            rows.append({"kernel": name, "T": T, "heads": heads, "key_heads": key_heads,
-                         "forward_tflops": tflops[0], "both_tflops": tflops[1]})  # fmt: skip
+            rows.append(
+                {
+                    "kernel": name,
+                    "T": T,
+                    "heads": heads,
+                    "key_heads": key_heads,
+                    "forward_tflops": tflops[0],
+                    "both_tflops": tflops[1],
+                }
+            )
     return rows
 
 
@@ -159,8 +179,15 @@ def step(size: str, index: int) -> dict:
     median, chip = statistics.median(seconds[2:]), chip_of(device.device_kind)
     flops = model_flops_per_token(model, T) * T
     held = (device.memory_stats() or {}).get("peak_bytes_in_use")
-    return {"model": name, "tokens": T, **settings, "loss": loss, "step_seconds": median,
-            "mfu": flops / median / chip.bf16_flops if chip else None, "peak_bytes_allocator": held}  # fmt: skip
+    return {
+        "model": name,
+        "tokens": T,
+        **settings,
+        "loss": loss,
+        "step_seconds": median,
+        "mfu": flops / median / chip.bf16_flops if chip else None,
+        "peak_bytes_allocator": held,
+    }
 
 
 def predicted(size: str, index: int, target: str) -> dict:
@@ -231,9 +258,13 @@ def main() -> None:
             find_target(args.target)
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    results = {"what": "measured on one device, but for peak_bytes_estimate (compiled without it)",
-               "command": "python " + " ".join(sys.argv), "date": datetime.date.today().isoformat(),
-               "jax": version("jax"), "device": _part("device", size)}  # fmt: skip
+    results = {
+        "what": "measured on one device, but for peak_bytes_estimate (compiled without it)",
+        "command": "python " + " ".join(sys.argv),
+        "date": datetime.date.today().isoformat(),
+        "jax": version("jax"),
+        "device": _part("device", size),
+    }
     for name in ("parity", "attention"):
         results[name] = _part(name, size)
     results["steps"] = []

@@ -23,18 +23,43 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
 MILLION = 2**20
-AT_A_MILLION = {f"llama_7b/{target}/{dtype}": ("llama_7b", target, dtype) for target, dtype in (
-    ("v5e-256", "bfloat16"), ("v4-256", "bfloat16"), ("v4-256", "float32"), ("8xH100", "bfloat16"),
-    ("8xA100-80", "bfloat16"))}  # fmt: skip
-LONGEST = {f"{model}/{target}": (model, target, "bfloat16") for model in ("llama_7b", "llama_13b", "llama3_8b")
-           for target in ("v5e-32", "8xH100", "v4-1024")}  # fmt: skip
+AT_A_MILLION = {
+    f"llama_7b/{target}/{dtype}": ("llama_7b", target, dtype)
+    for target, dtype in (
+        ("v5e-256", "bfloat16"),
+        ("v4-256", "bfloat16"),
+        ("v4-256", "float32"),
+        ("8xH100", "bfloat16"),
+        ("8xA100-80", "bfloat16"),
+    )
+}
+LONGEST = {
+    f"{model}/{target}": (model, target, "bfloat16")
+    for model in ("llama_7b", "llama_13b", "llama3_8b")
+    for target in ("v5e-32", "8xH100", "v4-1024")
+}
 SAID = {
-    PREFILL: ("prefill_seconds_model", "prefill_exposed_seconds", "tokens_per_second_model",
-              "first_chunk_seconds_model", "last_chunk_seconds_model"),
+    PREFILL: (
+        "prefill_seconds_model",
+        "prefill_exposed_seconds",
+        "tokens_per_second_model",
+        "first_chunk_seconds_model",
+        "last_chunk_seconds_model",
+    ),
     DECODE: ("decode_seconds_model", "floor_seconds", "exposed_seconds"),
-}  # fmt: skip
-OF_BOTH = ("fits", "peak_bytes", "headroom_bytes", "argument_bytes", "temp_bytes", "seconds_source", "host_waits",
-           "collectives_executed", "exposed_permute_bytes", "exposed_gather_bytes")  # fmt: skip
+}
+OF_BOTH = (
+    "fits",
+    "peak_bytes",
+    "headroom_bytes",
+    "argument_bytes",
+    "temp_bytes",
+    "seconds_source",
+    "host_waits",
+    "collectives_executed",
+    "exposed_permute_bytes",
+    "exposed_gather_bytes",
+)
 MARKS = {kind: f"<!-- {kind}: results/inference.json -->" for kind in ("at_a_million", "longest")}
 END = "<!-- end of inference -->"
 
@@ -86,8 +111,10 @@ def _workload(model: str, target: str, dtype: str, seq_len: int) -> InferenceWor
 
 def tables(results: dict) -> dict[str, str]:
     """The page's tables by the mark before each."""
-    head = ("| model | target | context | mesh | chunk | weights + cache, GiB a device | prefill, decode peak, of GiB "
-            "| prefill | decode, floor |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    head = (
+        "| model | target | context | mesh | chunk | weights + cache, GiB a device | prefill, decode peak, of GiB "
+        "| prefill | decode, floor |\n|---|---|---|---|---|---|---|---|---|"
+    )
     return {kind: "\n".join([head, *map(_row, results[kind].values())]) for kind in MARKS}
 
 
@@ -97,8 +124,10 @@ def _row(e: dict) -> str:
     chunk = "whole" if e["chunks"] == 1 else f"{e['prefill_chunk']:,}"
     held = f"{e['weight_bytes'] / GiB:.2f} + {e['cache_bytes'] / GiB:.2f}"
     peaks = f"{prefill['peak_bytes'] / GiB:.2f}, {decode['peak_bytes'] / GiB:.2f} of {e['hbm_bytes'] / GiB:.2f}"
-    times = (f"{prefill['prefill_seconds_model']:,.0f} s | {decode['decode_seconds_model'] * 1e3:.1f}, "
-             f"{decode['floor_seconds'] * 1e3:.1f} ms")  # fmt: skip
+    times = (
+        f"{prefill['prefill_seconds_model']:,.0f} s | {decode['decode_seconds_model'] * 1e3:.1f}, "
+        f"{decode['floor_seconds'] * 1e3:.1f} ms"
+    )
     return f"| {model} | {e['target']} | {e['seq_len']:,} | {e['mesh_dim']} | {chunk} | {held} | {peaks} | {times} |"
 
 
@@ -125,8 +154,12 @@ def main() -> None:
             said = find(*case)
             known = json.loads(args.out.read_text()) if args.out.exists() else {}
             about = "compiled to the schedule; seconds modelled from HBM bytes and FLOPs at stated shares of the peak"
-            content = {"what": about, "command": "python benchmarks/inference_contexts.py", "at_a_million": {},
-                       "longest": {}} | known  # fmt: skip
+            content = {
+                "what": about,
+                "command": "python benchmarks/inference_contexts.py",
+                "at_a_million": {},
+                "longest": {},
+            } | known
             content[kind][name] = said
             args.out.write_text(json.dumps(content, indent=1) + "\n")
             print(f"{name}: {said['seq_len']:,} tokens, fits: {said['fits']}", flush=True)

@@ -93,8 +93,12 @@ def count_xla(generation: str, kind: Kind, pair: Pair) -> Counts:
     with dumped(command) as (folder, text):
         program = Program.parse(text)
         slots = ProgramSlots(program, folder, generation)
-        loops = [i for name in program.executed for i in program.computations[name].values()
-                 if i.opcode == "while" and "_trips" in i.op_name]  # fmt: skip
+        loops = [
+            i
+            for name in program.executed
+            for i in program.computations[name].values()
+            if i.opcode == "while" and "_trips" in i.op_name
+        ]
         assert len(loops) == 2, "one of pairs without a mask, one of pairs with"
         uses = [of_one_head(slots.of_computation(loop.called[0]), generation) for loop in loops]
         return dict(zip(("whole", "masked"), uses, strict=True))
@@ -128,9 +132,11 @@ def compile_splash(generation: str, causal: bool, pair: Pair) -> None:
     k_block = dict.fromkeys(("block_kv", "block_kv_compute", "block_kv_dkv", "block_kv_dkv_compute"), pair.k_chunk)
     mask = splash.CausalMask((TOKENS, TOKENS)) if causal else splash.FullMask((TOKENS, TOKENS))
     kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([mask] * SPLASH_HEADS), head_shards=1, q_seq_shards=1,
+        splash.MultiHeadMask([mask] * SPLASH_HEADS),
+        head_shards=1,
+        q_seq_shards=1,
         block_sizes=splash.BlockSizes(**q_block, **k_block, use_fused_bwd_kernel=True),
-    )  # fmt: skip
+    )
     array = _arrays(generation)
     q = array(jnp.bfloat16, SPLASH_HEADS, TOKENS, pair.head_dim)
     k = array(jnp.bfloat16, SPLASH_HEADS // pair.heads, TOKENS, pair.head_dim)
@@ -176,8 +182,10 @@ def compile_xla(generation: str, kind: Kind, pair: Pair) -> None:
 RINGS = {"v5e": "v5e-8", "v5p": "v5p-16"}
 """Slices of eight devices."""
 RING_RANKS, RING_TOKENS = 8, 8192
-RING_KERNELS = {"pallas": dict(head_groups=1, q_chunk=2048, k_chunk=2048),
-                "xla": dict(head_groups=4, q_chunk=1024, k_chunk=1024)}  # fmt: skip
+RING_KERNELS = {
+    "pallas": dict(head_groups=1, q_chunk=2048, k_chunk=2048),
+    "xla": dict(head_groups=4, q_chunk=1024, k_chunk=1024),
+}
 """XLA's with eight heads at a time, whose logits stay on the chip of v5e."""
 
 
@@ -200,10 +208,17 @@ def judge_ring(generation: str, kernel: str) -> dict:
     tokens = RING_RANKS * RING_TOKENS
     kinds = (Pair(tokens, tokens, heads=workload.model.num_heads).ideal_cycles(generation, kind) for kind in KINDS)
     ideal = sum(kinds) * (tokens + 1) / (2 * tokens) / RING_RANKS / chip.tensor_cores.count / rates.cycles
-    return {"kernel": kernel, **RING_KERNELS[kernel], "seconds": seconds.overlapped, "ideal_seconds": ideal,
-            "cycle_seconds": seconds.busy, "hbm_seconds": seconds.memory,
-            "counted": seconds.counted / seconds.overlapped,
-            "share_of_cycles": ideal / seconds.busy, "share_of_ideal": ideal / seconds.overlapped}  # fmt: skip
+    return {
+        "kernel": kernel,
+        **RING_KERNELS[kernel],
+        "seconds": seconds.overlapped,
+        "ideal_seconds": ideal,
+        "cycle_seconds": seconds.busy,
+        "hbm_seconds": seconds.memory,
+        "counted": seconds.counted / seconds.overlapped,
+        "share_of_cycles": ideal / seconds.busy,
+        "share_of_ideal": ideal / seconds.overlapped,
+    }
 
 
 def _arrays(generation: str) -> Callable:
@@ -222,11 +237,16 @@ def judge(generation: str, kernel: str, kind: Kind, pair: Pair) -> dict:
     counts = COUNT[kernel](generation, kind, pair)
     whole, ideal = counts["whole"], pair.ideal_cycles(generation, kind)
     return {
-        "kernel": kernel, "kind": kind, **asdict(pair), "step_cycles": whole.cycles,
+        "kernel": kernel,
+        "kind": kind,
+        **asdict(pair),
+        "step_cycles": whole.cycles,
         "masked_step_cycles": counts["masked"].cycles if "masked" in counts else None,
-        "ideal_cycles": ideal, "share_of_ideal": ideal / whole.cycles,
-        "hbm_cycles": whole.hbm_bytes / hbm_bytes_per_cycle(generation), **whole._asdict(),
-    }  # fmt: skip
+        "ideal_cycles": ideal,
+        "share_of_ideal": ideal / whole.cycles,
+        "hbm_cycles": whole.hbm_bytes / hbm_bytes_per_cycle(generation),
+        **whole._asdict(),
+    }
 
 
 def rows(generation: str, kernels: list[str]) -> list[dict]:
@@ -250,9 +270,11 @@ def rings(generation: str, kernels: list[str]) -> list[dict]:
     for kernel in kernels:
         found.append(judge_ring(generation, kernel))
         cycles, all_of_it, counted = (found[-1][name] for name in ("share_of_cycles", "share_of_ideal", "counted"))
-        print(f"{generation} ring of {RING_RANKS} ranks, {RING_TOKENS} tokens each, {kernel}: {cycles:.1%} of the "
-              f"matrix units by cycles, {all_of_it:.1%} with bytes that take longer; {counted:.0%} counted",
-              flush=True)  # fmt: skip
+        print(
+            f"{generation} ring of {RING_RANKS} ranks, {RING_TOKENS} tokens each, {kernel}: {cycles:.1%} of the "
+            f"matrix units by cycles, {all_of_it:.1%} with bytes that take longer; {counted:.0%} counted",
+            flush=True,
+        )
     return found
 
 
@@ -276,8 +298,9 @@ def find_kernels(kernel: str | None, ring: bool) -> list[str]:
     """Those that are counted. Raises ValueError if the one that was asked for cannot be."""
     known = KERNELS_OF_RINGS if ring else KERNELS
     if kernel is not None and kernel not in known:
-        raise ValueError(f"--kernel={kernel}: of a ring {' and '.join(known)} are counted; name one of these, or leave "
-                         "--ring out")  # fmt: skip
+        raise ValueError(
+            f"--kernel={kernel}: of a ring {' and '.join(known)} are counted; name one of these, or leave --ring out"
+        )
     return list(known) if kernel is None else [kernel]
 
 
@@ -287,8 +310,9 @@ def find_generations(target: str | None, ring: bool) -> list[str]:
         return list(RINGS if ring else TARGETS)
     generation = find_generation(target)
     if ring and generation not in RINGS:
-        raise ValueError(f"--target={target}: rings are counted on {' and '.join(RINGS)}; name one of these, or leave "
-                         "--ring out")  # fmt: skip
+        raise ValueError(
+            f"--target={target}: rings are counted on {' and '.join(RINGS)}; name one of these, or leave --ring out"
+        )
     return [generation]
 
 
@@ -297,8 +321,10 @@ def find_page(out: Path, docs: Path | None) -> Path | None:
     was asked for from another file."""
     if out.resolve() != OUT.resolve():
         if docs:
-            raise ValueError(f"--docs={docs} would be written from {out}; a page is written from {OUT} alone: leave "
-                             "--docs or --out out")  # fmt: skip
+            raise ValueError(
+                f"--docs={docs} would be written from {out}; a page is written from {OUT} alone: leave "
+                "--docs or --out out"
+            )
         return None
     page = docs or DOCS
     if not page.is_file():
@@ -338,11 +364,15 @@ def main() -> None:
         others = [row for row in known.get(generation, {}).get(what, ()) if row["kernel"] not in kernels]
         found = [*others, *count(generation, kernels)]
         said = {what: sorted(found, key=lambda row: KERNELS.index(row["kernel"]))}
-        about = {"compiled_by": compiled_by(find_target(TARGETS[generation])),
-                 "date": datetime.date.today().isoformat()}  # fmt: skip
-        content = {"what": "compiled: cycles of attention kernels, of a grid step and of a ring; nothing was run",
-                   "command": "python benchmarks/kernel_cycles.py [--ring]",
-                   "targets": known | {generation: known.get(generation, {}) | said | about}}  # fmt: skip
+        about = {
+            "compiled_by": compiled_by(find_target(TARGETS[generation])),
+            "date": datetime.date.today().isoformat(),
+        }
+        content = {
+            "what": "compiled: cycles of attention kernels, of a grid step and of a ring; nothing was run",
+            "command": "python benchmarks/kernel_cycles.py [--ring]",
+            "targets": known | {generation: known.get(generation, {}) | said | about},
+        }
         out.write_text(json.dumps(content, indent=1) + "\n")
         if page:
             write_tables(page, content["targets"])

@@ -114,9 +114,14 @@ def try_cell(cell: Cell) -> dict:
     pair = Pair(cell.q_chunk, cell.k_chunk, cell.head_dim, cell.heads, int(cell.masks != "none"))
     try:
         compile_kernel(
-            find_target(TARGETS[cell.generation]), cell.kind, pair, tokens=cell.tokens, key_heads=cell.key_heads,
-            biased="bias" in cell.masks, continued=cell.continued,
-        )  # fmt: skip
+            find_target(TARGETS[cell.generation]),
+            cell.kind,
+            pair,
+            tokens=cell.tokens,
+            key_heads=cell.key_heads,
+            biased="bias" in cell.masks,
+            continued=cell.continued,
+        )
         why = ""
     except Exception as error:
         why = " ".join(str(error).split())[:400] or type(error).__name__
@@ -149,9 +154,10 @@ def write(path: Path, known: dict[Cell, dict]) -> None:
     today = [cell for generation in TARGETS for cell in cells(generation)]
     content = {
         "what": "compiled: TPU kernels alone, to machine code, in the chunks that auto chooses; nothing was run",
-        "command": "python benchmarks/kernel_matrix.py", "kernel_code": kernel_code(),
+        "command": "python benchmarks/kernel_matrix.py",
+        "kernel_code": kernel_code(),
         "cells": [known[cell] for cell in today if cell in known],
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -32,10 +32,21 @@ STEPS = {
 """The flags of `ringformer estimate`."""
 
 SAID = (
-    "fits", "reasons_against", "step_seconds_model", "seconds_source", "mfu_causal_model", "mfu_palm_model",
-    "peak_bytes", "hbm_bytes", "host_bytes", "exposed_in_ring_loops_bytes", "hidden_permute_bytes",
-    "exposed_permute_bytes", "max_link_hops", "versions",
-)  # fmt: skip
+    "fits",
+    "reasons_against",
+    "step_seconds_model",
+    "seconds_source",
+    "mfu_causal_model",
+    "mfu_palm_model",
+    "peak_bytes",
+    "hbm_bytes",
+    "host_bytes",
+    "exposed_in_ring_loops_bytes",
+    "hidden_permute_bytes",
+    "exposed_permute_bytes",
+    "max_link_hops",
+    "versions",
+)
 
 
 def main() -> None:

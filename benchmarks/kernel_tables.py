@@ -18,8 +18,11 @@ def table(targets: dict[str, dict]) -> str:
     cells: dict[tuple, dict[str, str]] = {}
     for target, said in targets.items():
         for row in said.get("rows", ()):
-            what = {"packed": "segment ids", "heads": f"{row['heads']} query heads a key head",
-                    "head_dim": f"d = {row['head_dim']}"}  # fmt: skip
+            what = {
+                "packed": "segment ids",
+                "heads": f"{row['heads']} query heads a key head",
+                "head_dim": f"d = {row['head_dim']}",
+            }
             unusual = [words for name, words in what.items() if row[name] != getattr(Pair(), name)]
             shape = ", ".join([f"{row['kind']} {row['q_chunk']} x {row['k_chunk']}", *unusual])
             masked = f" ({row['masked_step_cycles'] / row['step_cycles']:.2f})" if row["masked_step_cycles"] else ""
@@ -64,6 +67,7 @@ def read_targets(path: Path) -> dict[str, dict]:
         targets = json.loads(path.read_text())["targets"]
         table(targets), ring_table(targets)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
-        raise ValueError(f"{path} is no file of kernels' cycles ({error!r}); delete it, or restore it: "
-                         f"git checkout {path}") from error  # fmt: skip
+        raise ValueError(
+            f"{path} is no file of kernels' cycles ({error!r}); delete it, or restore it: git checkout {path}"
+        ) from error
     return targets

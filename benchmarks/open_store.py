@@ -51,8 +51,11 @@ def measure(folder: Path) -> dict[str, float]:
     store.check.wait()
     verified = time.perf_counter() - start
     size = sum(path.stat().st_size for path in folder.iterdir())
-    return {"open_seconds": round(opened, 4), "verified_seconds": round(verified, 3),
-            "megabytes_per_second": round(size / 1e6 / verified)}  # fmt: skip
+    return {
+        "open_seconds": round(opened, 4),
+        "verified_seconds": round(verified, 3),
+        "megabytes_per_second": round(size / 1e6 / verified),
+    }
 
 
 class Timed(CheckedArray):

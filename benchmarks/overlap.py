@@ -41,8 +41,12 @@ def compile_rows(lengths: tuple[int, ...]) -> list[dict]:
             hops = [
                 t for t in estimate.schedule.transfers if t.in_ring_loop and t.dtype != "s32"
             ]  # not the segment ids
-            row = {"target": name, "local": local, "max_link_hops": int(estimate.max_link_hops),
-                   "asynchronous": all(t.asynchronous for t in hops)}  # fmt: skip
+            row = {
+                "target": name,
+                "local": local,
+                "max_link_hops": int(estimate.max_link_hops),
+                "asynchronous": all(t.asynchronous for t in hops),
+            }
             # Gradients (f32) travel with the backward's keys; the other two loops carry keys alone.
             gradients = [t.cover / t.seconds for t in hops if t.dtype == "f32"]
             keys = sorted(t.cover / t.seconds for t in hops if t.dtype == "bf16")
@@ -61,12 +65,19 @@ def main() -> None:
     args = parser.parse_args()
     rows = compile_rows(args.lengths)
     what = "compiled: computation between start and end of a hop over its time on the link, both at peak rates"
-    result = {"what": what, "command": "python benchmarks/overlap.py",
-              "date": datetime.date.today().isoformat(),
-              "versions": {p: version(p) for p in ("jax", "libtpu")}, "rows": rows}  # fmt: skip
+    result = {
+        "what": what,
+        "command": "python benchmarks/overlap.py",
+        "date": datetime.date.today().isoformat(),
+        "versions": {p: version(p) for p in ("jax", "libtpu")},
+        "rows": rows,
+    }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
-    smallest = {(name, p): smallest_local_length(MODEL, find_target(name).chip, backward=p == "backward")
-                for name in TARGETS for p in ("forward", "backward")}  # fmt: skip
+    smallest = {
+        (name, p): smallest_local_length(MODEL, find_target(name).chip, backward=p == "backward")
+        for name in TARGETS
+        for p in ("forward", "backward")
+    }
     draw_overlap(rows, smallest, path=args.figure)
 
 

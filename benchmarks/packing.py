@@ -47,9 +47,11 @@ def rows(name, lengths, capacity, mode):
         random = as_packed[:in_batches].reshape(-1, size)
         work = attention_work(lengths, traded, mode)[order][:in_batches].reshape(-1, size)
         s = spread(work)
-        yield (f"| {name} | {capacity // 1024}K | {lengths.sum() / (count * capacity):.1%} | {size} "
-               f"| {np.median(spread(random)):.0%} | {np.median(s):.1%} | {(s > 0.1).sum()} of {len(s)} "
-               f"| {waiting(random):.0%} | {waiting(work):.1%} |")  # fmt: skip
+        yield (
+            f"| {name} | {capacity // 1024}K | {lengths.sum() / (count * capacity):.1%} | {size} "
+            f"| {np.median(spread(random)):.0%} | {np.median(s):.1%} | {(s > 0.1).sum()} of {len(s)} "
+            f"| {waiting(random):.0%} | {waiting(work):.1%} |"
+        )
 
 
 def waiting(work):
@@ -68,8 +70,10 @@ if __name__ == "__main__":
     parser.add_argument("--million", action="store_true")
     parser.add_argument("--packed_attention", choices=["document", "sequence"], default="document")
     asked = parser.parse_args()
-    print("| documents | context | filled | batch | median spread, random batches | median spread | batches over 10% "
-          "| waiting, random batches | waiting |")  # fmt: skip
+    print(
+        "| documents | context | filled | batch | median spread, random batches | median spread | batches over 10% "
+        "| waiting, random batches | waiting |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for corpus in corpora():
         for line in rows(*corpus, asked.packed_attention):

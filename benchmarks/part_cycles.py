@@ -45,8 +45,15 @@ def products(scheduled: str, generated: str, cycles: dict[str, float]) -> list[d
     for name, instruction, key in KernelKeys(program).kernels():
         flops = program.instruction_flops(name, instruction)
         if flops and key in cycles and instruction.name in estimated:
-            row = found.setdefault(key, {"instruction": instruction.name, "purpose": purpose(instruction),
-                                         "chunk_pair": of_chunk_pairs(instruction), "executed": 0.0})  # fmt: skip
+            row = found.setdefault(
+                key,
+                {
+                    "instruction": instruction.name,
+                    "purpose": purpose(instruction),
+                    "chunk_pair": of_chunk_pairs(instruction),
+                    "executed": 0.0,
+                },
+            )
             row["executed"] += program.executed[name]
             row |= {"flops": flops, "cycles": cycles[key], "xla_estimated_cycles": int(estimated[instruction.name])}
     return sorted(found.values(), key=lambda row: -row["executed"] * row["cycles"])
@@ -80,11 +87,17 @@ def judge(cell: tuple) -> dict:
         row["share_of_peak"] = row["flops"] / (cores.count * cores.matrix_flops_per_cycle) / row["cycles"]
         row["of_xla_estimate"] = row["cycles"] / row["xla_estimated_cycles"]
     return {
-        "target": target, "model": model, "seq_len": seq_len, "head_groups": groups,
-        "by_parts": seconds(workload, part), "by_whole": seconds(workload, whole),
-        "assumed": seconds(workload, scheduled), "products": rows,
-        "compiled_by": compiled_by(workload.target), "date": datetime.date.today().isoformat(),
-    }  # fmt: skip
+        "target": target,
+        "model": model,
+        "seq_len": seq_len,
+        "head_groups": groups,
+        "by_parts": seconds(workload, part),
+        "by_whole": seconds(workload, whole),
+        "assumed": seconds(workload, scheduled),
+        "products": rows,
+        "compiled_by": compiled_by(workload.target),
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 def main() -> None:
@@ -101,8 +114,10 @@ def main() -> None:
             args.out.write_text(json.dumps(content, indent=1) + "\n")
             parts, whole = (said[k]["seconds"] for k in ("by_parts", "by_whole"))
             off = [r for r in said["products"] if not 1 / 1.4 <= r["of_xla_estimate"] <= 1.4]
-            print(f"{name}: {parts:.1f} s by parts, {whole:.1f} s by the whole step's code ({parts / whole - 1:+.1%}); "
-                  f"{len(off)} of {len(said['products'])} products over 40% off XLA's estimate")  # fmt: skip
+            print(
+                f"{name}: {parts:.1f} s by parts, {whole:.1f} s by the whole step's code ({parts / whole - 1:+.1%}); "
+                f"{len(off)} of {len(said['products'])} products over 40% off XLA's estimate"
+            )
 
 
 if __name__ == "__main__":

@@ -54,8 +54,10 @@ def main() -> None:
         print(text, flush=True)
         assert planned.chosen and planned.run, "some length fits"
         said = {"text": text.splitlines(), "seq_len": planned.seq_len, "chosen": str(planned.chosen)}
-        said |= {"seconds": step_seconds(planned.chosen, compiler.timed(planned.chosen.workload)),
-                 "seconds_nearby": seconds_nearby(planned.chosen, compiler)}  # fmt: skip
+        said |= {
+            "seconds": step_seconds(planned.chosen, compiler.timed(planned.chosen.workload)),
+            "seconds_nearby": seconds_nearby(planned.chosen, compiler),
+        }
         said |= programs_json(planned.run)
         said |= {"compiled_by": compiled_by(target), "date": datetime.date.today().isoformat()}
         about = "compiled: the longest plan, its programs to machine code; seconds modelled from it"

@@ -49,8 +49,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--flips", type=int, default=100)
     parser.add_argument("--out", type=output_argument, default=str(ROOT / "results" / "reliability.json"))
-    parser.add_argument("--again", type=Path, metavar="FILE", help="a record whose failed tests are tried again, "
-                        "alone, and whose missing ones are tried")  # fmt: skip
+    parser.add_argument(
+        "--again",
+        type=Path,
+        metavar="FILE",
+        help="a record whose failed tests are tried again, alone, and whose missing ones are tried",
+    )
     args = parser.parse_args()
     if args.again:
         told = json.loads(args.again.read_text())

@@ -51,8 +51,11 @@ def compile_stage(workload: Workload, command: str) -> dict:
     row = stage_json(workload, with_machine_code(workload, compile_apart(workload), print))
     for listed in ("hops_model", "collectives", "collective_groups", "largest_buffers"):
         del row[listed]
-    return row | {"command": command, "date": datetime.date.today().isoformat(),
-                  "compiled_by": compiled_by(workload.target)}  # fmt: skip
+    return row | {
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "compiled_by": compiled_by(workload.target),
+    }
 
 
 def read(path: Path) -> dict[str, dict]:
@@ -60,9 +63,12 @@ def read(path: Path) -> dict[str, dict]:
 
 
 def write(path: Path, rows: dict[str, dict]) -> None:
-    content = {"what": "compiled: the train step of every stage; bytes of one device; seconds, days and device-hours "
-               "are modelled from the compiled schedule", "command": "python benchmarks/stages.py",
-               "stages": dict(sorted(rows.items()))}  # fmt: skip
+    content = {
+        "what": "compiled: the train step of every stage; bytes of one device; seconds, days and device-hours "
+        "are modelled from the compiled schedule",
+        "command": "python benchmarks/stages.py",
+        "stages": dict(sorted(rows.items())),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
@@ -71,8 +77,11 @@ def write(path: Path, rows: dict[str, dict]) -> None:
 
 def table(rows: dict[str, dict]) -> str:
     """The rows in markdown, those that are not compiled yet left empty."""
-    lines = ["| config, stage | context | sequences | mesh | tokens | peak GiB | of | host GiB | s/step | days | "
-             "device-hours | compiled |", "|---|" + "---|" * 11]  # fmt: skip
+    lines = [
+        "| config, stage | context | sequences | mesh | tokens | peak GiB | of | host GiB | s/step | days | "
+        "device-hours | compiled |",
+        "|---|" + "---|" * 11,
+    ]
     for name in stages():
         r = rows.get(name)
         if r is None:

@@ -41,14 +41,19 @@ def compile_case(model: str, target_name: str, mesh_dim: str) -> dict:
     workload = Workload(config, target, mesh_dim, seq_len=2 * target.num_devices)  # of which a beginning knows nothing
     init, first = compile_apart(workload, INIT), compile_apart(workload, FIRST_STATE)
     return {
-        "model": model, "target": target_name, "mesh_dim": mesh_dim,
+        "model": model,
+        "target": target_name,
+        "mesh_dim": mesh_dim,
         "padded_weights": sum(w.shape != w.padded_shape for w in jax.tree.leaves(weights)),
-        "state_bytes": init.state_bytes, "two_layers_bytes": 2 * layer, "largest_array_bytes": largest,
+        "state_bytes": init.state_bytes,
+        "two_layers_bytes": 2 * layer,
+        "largest_array_bytes": largest,
         "allowed_bytes": init.state_bytes + max(2 * layer, largest),
-        "init_peak_bytes": init.peak_bytes, "first_state_peak_bytes": first.peak_bytes,
+        "init_peak_bytes": init.peak_bytes,
+        "first_state_peak_bytes": first.peak_bytes,
         "compiled_by": compiled_by(target),
         "date": str(datetime.date.today()),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

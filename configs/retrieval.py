@@ -53,9 +53,23 @@ def get_config():
         # Words are shared here, so that adjectives are learned. Lengths are mixed from here on, as many of each order
         # of magnitude: of the longest alone nothing is found, and what was found is lost.
         short | falling | {"steps": 700, "batch_size": 4, "data.min_length": 341, "data.max_length": 1024},
-        ring | {"seq_len": 4096, "batch_size": 2, "steps": 60, "model.rope_theta": 4e6, "data.min_length": 1025,
-                "data.max_length": 4096},
-        ring | {"seq_len": 8192, "batch_size": 1, "steps": 60, "model.rope_theta": 1.6e7, "data.min_length": 4097,
-                "data.max_length": 8192},
-    )  # fmt: skip
+        ring
+        | {
+            "seq_len": 4096,
+            "batch_size": 2,
+            "steps": 60,
+            "model.rope_theta": 4e6,
+            "data.min_length": 1025,
+            "data.max_length": 4096,
+        },
+        ring
+        | {
+            "seq_len": 8192,
+            "batch_size": 1,
+            "steps": 60,
+            "model.rope_theta": 1.6e7,
+            "data.min_length": 4097,
+            "data.max_length": 8192,
+        },
+    )
     return config

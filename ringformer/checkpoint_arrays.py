@@ -96,8 +96,12 @@ def location(info: ocp.type_handlers.ParamInfo) -> dict[str, Any]:
     if info.is_ocdbt_checkpoint:
         base = {"driver": "file", "path": f"{info.parent_dir}/"}
         files = {"driver": "ocdbt", "base": base, "path": f"{info.name}/"}
-    return {"driver": "zarr3" if info.use_zarr3 else "zarr", "kvstore": files, "recheck_cached_data": False,
-            "fill_missing_data_reads": False}  # fmt: skip
+    return {
+        "driver": "zarr3" if info.use_zarr3 else "zarr",
+        "kvstore": files,
+        "recheck_cached_data": False,
+        "fill_missing_data_reads": False,
+    }
 
 
 def array_metadata(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
@@ -199,8 +203,10 @@ async def _read(info, arg: Restored) -> jax.Array:
     array, shape = arg.array, arg.logical_shape
     store = await ts.open(location(info), open=True)
     if store.shape != shape:
-        raise ValueError(f"{info.name} is {list(store.shape)} in the checkpoint {info.parent_dir}, this model's is "
-                         f"{list(shape)}: it is a checkpoint of another model")  # fmt: skip
+        raise ValueError(
+            f"{info.name} is {list(store.shape)} in the checkpoint {info.parent_dir}, this model's is "
+            f"{list(shape)}: it is a checkpoint of another model"
+        )
     store = ts.cast(store, array.dtype)
     local = array.sharding.shard_shape(array.shape)
 
@@ -210,8 +216,10 @@ async def _read(info, arg: Restored) -> jax.Array:
     try:
         parts = {index: await read for index, read in reads.items()}
     except Exception as error:  # tensorstore has no type of its own for what it cannot read
-        raise OSError(f"{info.name} cannot be read in {info.parent_dir} ({error}): this checkpoint is damaged; delete "
-                      f"{info.parent_dir.parent} to go on from the one before") from error  # fmt: skip
+        raise OSError(
+            f"{info.name} cannot be read in {info.parent_dir} ({error}): this checkpoint is damaged; delete "
+            f"{info.parent_dir.parent} to go on from the one before"
+        ) from error
     shards = {index: _padded(parts.get(index), local, array.dtype) for index in places}
     return jax.make_array_from_callback(array.shape, array.sharding, lambda index: shards[str(index)])
 

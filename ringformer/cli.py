@@ -94,8 +94,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        print(f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
+            file=sys.stderr,
+        )
         return 2
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)
@@ -104,8 +106,11 @@ def main(argv: list[str] | None = None) -> int:
     except RuntimeError as error:
         if not (why := str(error)).startswith(OUT_OF_MEMORY):
             raise
-        print(f"{said}: the memory of the devices does not hold it: {why.splitlines()[0]}; `ringformer estimate` says "
-              "what fits", file=sys.stderr)  # fmt: skip
+        print(
+            f"{said}: the memory of the devices does not hold it: {why.splitlines()[0]}; `ringformer estimate` says "
+            "what fits",
+            file=sys.stderr,
+        )
         return 1
 
 

@@ -42,8 +42,10 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
         return _as_array([grid[p] for piece in pieces for p in piece[::2] + piece[1::2][::-1]], shape)
     tiles = tuple(n // b for n, b in zip(grid.shape, box, strict=True))
     corners = _corners(tiles, group)
-    rings = [[grid[tuple(c * b + o for c, b, o in zip(corner, box, offset, strict=True))] for offset in ring]
-             for corner in corners]  # fmt: skip
+    rings = [
+        [grid[tuple(c * b + o for c, b, o in zip(corner, box, offset, strict=True))] for offset in ring]
+        for corner in corners
+    ]
     return _as_array([x for r in rings for x in r], shape)
 
 
@@ -133,8 +135,11 @@ def _grid(devices) -> np.ndarray | None:
 def _corners(tiles: tuple[int, ...], group: tuple[int, ...]) -> list[tuple[int, ...]]:
     """All places of a grid of rings, one group after the other, neighbours in a group next to each other."""
     outer = itertools.product(*(range(n // g) for n, g in zip(tiles, group, strict=True)))
-    return [tuple(o * g + i for o, g, i in zip(corner, group, inner, strict=True))
-            for corner in outer for inner in _snake(group)]  # fmt: skip
+    return [
+        tuple(o * g + i for o, g, i in zip(corner, group, inner, strict=True))
+        for corner in outer
+        for inner in _snake(group)
+    ]
 
 
 def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:

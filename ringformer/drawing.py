@@ -13,12 +13,24 @@ from typing import Any
 INK, FAINT, RULE = "#24292f", "#6e7781", "#d8dee4"
 
 STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "ringformer", "font.family": "sans-serif", "font.size": 10,
-    "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"], "figure.facecolor": "white",
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": RULE, "xtick.color": FAINT, "ytick.color": FAINT,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11, "axes.titlelocation": "left",
-    "axes.axisbelow": True, "text.parse_math": False,  # a name with a $ is no formula
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ringformer",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"],
+    "figure.facecolor": "white",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": RULE,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "text.parse_math": False,  # a name with a $ is no formula
+}
 
 
 def check_matplotlib() -> None:

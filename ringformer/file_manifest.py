@@ -96,15 +96,19 @@ def find_faults(
         found_hashes = _hash_all(folder, ours)
     except OSError as error:  # the disk cannot give a file back
         return [*faults, f"{error.filename or folder} cannot be read: {error.strerror}"]
-    return faults + [f"{folder / name} is not what was written: its hash differs" for name in ours
-                     if found_hashes[name] != hashes[name]]  # fmt: skip
+    return faults + [
+        f"{folder / name} is not what was written: its hash differs"
+        for name in ours
+        if found_hashes[name] != hashes[name]
+    ]
 
 
 def check_named(folder: Path) -> None:
     """Raise DamagedFiles if a file that the folder's manifest names is not as it was written; without one, pass."""
     if faults := find_faults(folder, read_manifest(folder) or {}):
-        raise DamagedFiles(f"{'; '.join(faults[:3])}. Write the folder anew; if you changed it on purpose, delete "
-                           f"{folder / MANIFEST}")  # fmt: skip
+        raise DamagedFiles(
+            f"{'; '.join(faults[:3])}. Write the folder anew; if you changed it on purpose, delete {folder / MANIFEST}"
+        )
 
 
 def hash_of(path: Path) -> tuple[int, str]:

@@ -103,5 +103,7 @@ def _spec(url: str) -> dict[str, str]:
         return {"driver": "gcs", "bucket": bucket, "path": f"{path}/" if path else ""}
     if scheme == "file" and place.startswith("/"):
         return {"driver": "file", "path": f"{place}/"}
-    raise ValueError(f"{url!r} names no object store that is known: gs://BUCKET/PATH, or file:///PATH for a folder; "
-                     "mount others, and name the folder")  # fmt: skip
+    raise ValueError(
+        f"{url!r} names no object store that is known: gs://BUCKET/PATH, or file:///PATH for a folder; "
+        "mount others, and name the folder"
+    )

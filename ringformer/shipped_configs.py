@@ -100,8 +100,12 @@ def add_copy(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     """`ringformer configs copy NAME [DESTINATION]`."""
     parser.description = "Copy a config, to change it, or a launch script with what it sources."
     parser.add_argument("name", help="a name of `ringformer configs list`")
-    parser.add_argument("destination", nargs="?", type=Path,
-                        help="a folder, or a new file's name (default: configs/, for a script scripts/)")  # fmt: skip
+    parser.add_argument(
+        "destination",
+        nargs="?",
+        type=Path,
+        help="a folder, or a new file's name (default: configs/, for a script scripts/)",
+    )
 
     def run(args: argparse.Namespace) -> None:
         for path in copy(args.name, args.destination):

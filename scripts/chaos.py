@@ -64,8 +64,14 @@ class Runs:
         self._undisturbed = self._outcome("undisturbed")
 
     def start(self, name: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "ringformer.cli", "train", f"--config={self._folder}/config.py",
-                   f"--config.run_dir={self._folder / name}"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "ringformer.cli",
+            "train",
+            f"--config={self._folder}/config.py",
+            f"--config.run_dir={self._folder / name}",
+        ]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def wait(self, process: subprocess.Popen) -> tuple[int, str]:
@@ -219,8 +225,7 @@ def main() -> int:
     rng, rows = random.Random(args.seed), []
     print(f"in {folder}: an undisturbed run of {STEPS} steps, to compare with", flush=True)
     runs = Runs(folder)
-    for trial in (kills(runs, args.kills, rng), signals(runs, rng),
-                  flips(runs, folder, args.flips, rng)):  # fmt: skip
+    for trial in (kills(runs, args.kills, rng), signals(runs, rng), flips(runs, folder, args.flips, rng)):
         for what, verdict in trial:
             rows.append({"what": what, "verdict": verdict})
             print(f"{what:<90} {verdict}", flush=True)
@@ -231,9 +236,12 @@ def main() -> int:
             "python": platform.python_version(),
             **{name: version(name) for name in ("jax", "orbax-checkpoint")},
         }
-        about = {"what": "measured on a CPU: real processes of ringformer train, killed, signalled and damaged",
-                 "command": " ".join(["python scripts/chaos.py", *sys.argv[1:]]), "versions": versions,
-                 "date": f"{datetime.now(UTC):%Y-%m-%d}"}  # fmt: skip
+        about = {
+            "what": "measured on a CPU: real processes of ringformer train, killed, signalled and damaged",
+            "command": " ".join(["python scripts/chaos.py", *sys.argv[1:]]),
+            "versions": versions,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        }
         args.results.write_text(json.dumps(about | {"trials": rows}, indent=1) + "\n")
     return int(wrong > 0)
 

@@ -19,9 +19,28 @@ TEMPLATE = (
     "{{ message['content'] }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-MODULES = ("collections", "datetime", "functools", "heapq", "itertools", "json", "logging", "math", "os", "pathlib",
-           "random", "re", "shutil", "statistics", "string", "subprocess", "textwrap", "threading", "time",
-           "zipfile")  # fmt: skip
+MODULES = (
+    "collections",
+    "datetime",
+    "functools",
+    "heapq",
+    "itertools",
+    "json",
+    "logging",
+    "math",
+    "os",
+    "pathlib",
+    "random",
+    "re",
+    "shutil",
+    "statistics",
+    "string",
+    "subprocess",
+    "textwrap",
+    "threading",
+    "time",
+    "zipfile",
+)
 
 
 def make(folder: Path, chats: Path, count: int) -> None:
@@ -67,13 +86,23 @@ def _write_tokenizer(folder: Path, texts: list[str]) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    ))  # fmt: skip
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=list(SPECIAL),
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
-    content = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>",
-               "eos_token": "<|eot_id|>", "chat_template": TEMPLATE, "clean_up_tokenization_spaces": False}  # fmt: skip
+    content = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|eot_id|>",
+        "chat_template": TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(content, indent=1))
 
 
@@ -83,12 +112,27 @@ def _write_model(folder: Path) -> None:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, rms_norm_eps=1e-5, initializer_range=0.09, max_position_embeddings=256,
-        bos_token_id=0, eos_token_id=4,
-        rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0,
-                         "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        rms_norm_eps=1e-5,
+        initializer_range=0.09,
+        max_position_embeddings=256,
+        bos_token_id=0,
+        eos_token_id=4,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
@@ -104,8 +148,14 @@ def generate(folder: Path, run_dir: Path) -> None:
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     inputs = torch.tensor([prompt])
-    out = theirs.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=64, do_sample=False,
-                          eos_token_id=None, pad_token_id=4)  # fmt: skip
+    out = theirs.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=64,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=4,
+    )
     theirs = out[0, len(prompt) :].tolist()
     model = Generator.load(run_dir, max_length=len(prompt) + 64, compute_dtype="float32")
     (ours,) = model.generate([prompt], max_new_tokens=64)

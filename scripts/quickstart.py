@@ -40,8 +40,14 @@ LONGEST = 240  # tokens of the continuation
 def short_context(config: Config) -> Config:
     """The stage before the main one: as many tokens a step, in sequences an eighth as long."""
     optimizer = replace(config.optimizer, learning_rate=6e-3)
-    return replace(config, run_dir=f"{config.run_dir}/short_context", seq_len=config.seq_len // 8,
-                   batch_size=config.batch_size * 8, steps=2 * config.steps, optimizer=optimizer)  # fmt: skip
+    return replace(
+        config,
+        run_dir=f"{config.run_dir}/short_context",
+        seq_len=config.seq_len // 8,
+        batch_size=config.batch_size * 8,
+        steps=2 * config.steps,
+        optimizer=optimizer,
+    )
 
 
 def compare_attention(run: Run) -> float:
@@ -68,8 +74,10 @@ def compare_attention(run: Run) -> float:
     for kind in ("ring", "blockwise"):
         errors = abs(results[kind][0] / loss - 1), np.linalg.norm(results[kind][1] - logits) / np.linalg.norm(logits)
         worst[kind] = float(max(errors))
-        print(f"  {kind:9s} loss {results[kind][0]:.6f} (vanilla {loss:.6f})  relative error of loss {errors[0]:.1e}, "
-              f"of logits {errors[1]:.1e}")  # fmt: skip
+        print(
+            f"  {kind:9s} loss {results[kind][0]:.6f} (vanilla {loss:.6f})  relative error of loss {errors[0]:.1e}, "
+            f"of logits {errors[1]:.1e}"
+        )
     return worst["ring"]
 
 
@@ -92,10 +100,21 @@ def plot(stages: list[Run], path: Path) -> None:
         rows = metrics(run)
         train_rows = [r for r in rows if "loss" in r]
         eval_rows = [r for r in rows if "eval_loss" in r]
-        axes.plot([seen + r["step"] * per_step for r in train_rows], [r["loss"] * to_bits for r in train_rows],
-                  linewidth=1, alpha=0.7, color=f"C{i}", label=f"training, context {c.seq_len}")  # fmt: skip
-        axes.plot([seen + r["step"] * per_step for r in eval_rows], [r["eval_bits_per_byte"] for r in eval_rows],
-                  "o", color=f"C{i}", label=f"held out, context {c.seq_len}")  # fmt: skip
+        axes.plot(
+            [seen + r["step"] * per_step for r in train_rows],
+            [r["loss"] * to_bits for r in train_rows],
+            linewidth=1,
+            alpha=0.7,
+            color=f"C{i}",
+            label=f"training, context {c.seq_len}",
+        )
+        axes.plot(
+            [seen + r["step"] * per_step for r in eval_rows],
+            [r["eval_bits_per_byte"] for r in eval_rows],
+            "o",
+            color=f"C{i}",
+            label=f"held out, context {c.seq_len}",
+        )
         seen += c.steps * per_step
     title = f"{c.model.num_params / 1e6:.1f}M parameters, ring of {run.mesh.shape['sp']} CPU devices"
     axes.set(xlabel="tokens seen (millions)", ylabel="bits per byte", ylim=(0, None), title=title)
@@ -116,8 +135,9 @@ def metrics(run: Run) -> list[dict]:
 def main() -> None:
     start = time.perf_counter()
     sys.stdout.reconfigure(line_buffering=True)  # what is printed comes in order with stderr's lines, in a file too
-    parser = argparse.ArgumentParser(description=__doc__, epilog="Other arguments, such as --config.steps=50, override "
-                                     "configs/quickstart.py.")  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog="Other arguments, such as --config.steps=50, override configs/quickstart.py."
+    )
     _, overrides = parser.parse_known_args()
     config = parse(load_config("configs/quickstart.py", ["--config.run_dir=runs/quickstart", *overrides]))
     simulate_cpu_devices(config.cpu_devices)

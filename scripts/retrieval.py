@@ -260,11 +260,12 @@ def report(
     with path.with_name(f"{path.stem}_cases.jsonl").open("a" if add else "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in cases)
     content = {
-        "measured_on": measured_on, "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "measured_on": measured_on,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commands": [*before["commands"], *commands],
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "flax", "optax")}},
         "runs": list(runs.values()),
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 

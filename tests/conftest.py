@@ -16,7 +16,9 @@ import pytest
 from tests.signatures import check
 
 # The shapes and dtypes in the signatures of these modules hold in every test; for users nothing checks them.
-jaxtyping.install_import_hook(["ringformer.ops", "ringformer.models.llama"], f"{check.__module__}.{check.__name__}")
+jaxtyping.install_import_hook(
+    ["ringformer.ops", "ringformer.models.llama", "ringformer.models.rms_norm"], f"{check.__module__}.{check.__name__}"
+)
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

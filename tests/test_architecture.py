@@ -113,8 +113,12 @@ def test_every_file_has_its_floor():
 def test_no_hint_names_a_package_that_no_index_has():
     """ringformer is installed from a clone: `pip install -e .`."""
     house = ROOT.parent
-    files = [p for d in (ROOT, *(house / d for d in ("benchmarks", "configs", "docs", "notebooks", "scripts"))) for p in
-             d.rglob("*") if p.suffix in (".py", ".md", ".sh", ".ipynb")]  # fmt: skip
+    files = [
+        p
+        for d in (ROOT, *(house / d for d in ("benchmarks", "configs", "docs", "notebooks", "scripts")))
+        for p in d.rglob("*")
+        if p.suffix in (".py", ".md", ".sh", ".ipynb")
+    ]
     files += [*house.glob("*.md"), house / "setup.py"]
     hint = re.compile(r"pip install (--?\w+ )*['\"]?ringformer\b(?!/)")
     assert len(files) > 80 and hint.search("pip install -U 'ringformer[tpu]'")

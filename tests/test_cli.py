@@ -111,14 +111,22 @@ def test_who_reads_no_further_sees_no_traceback():
         assert "Traceback" not in process.stderr.read() and process.wait() == 141
 
 
-@pytest.mark.parametrize(("typed", "offered"), [
-    ("ringformer tr", {"train "}), ("ringformer data i", {"inspect "}), ("ringformer train --st", {"--stage"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("ringformer tr", {"train "}),
+        ("ringformer data i", {"inspect "}),
+        ("ringformer train --st", {"--stage"}),
+    ],
+)
 def test_completion(typed, offered, tmp_path):
     environment = os.environ | {
-        "_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out"), "_ARGCOMPLETE_IFS": "\n",
-        "COMP_LINE": typed, "COMP_POINT": str(len(typed)),
-    }  # fmt: skip
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out"),
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": typed,
+        "COMP_POINT": str(len(typed)),
+    }
     subprocess.run([sys.executable, "-m", "ringformer"], env=environment, check=True)
     assert {word.strip() for word in (tmp_path / "out").read_text().split("\n")} == {word.strip() for word in offered}
 

@@ -43,11 +43,19 @@ def test_lwm_has_its_published_stages():
     assert [r.seq_len for r in runs] == [2**15, 2**17, 2**18, 2**19, 2**20]
     assert [r.model.rope_theta for r in runs] == [1e6, 1e7, 1e7, 2.5e7, 5e7]
     assert [(r.steps, r.optimizer.warmup_steps) for r in runs] == [
-        (1200, 100), (3000, 200), (3000, 200), (720, 50), (450, 25),
-    ]  # fmt: skip
+        (1200, 100),
+        (3000, 200),
+        (3000, 200),
+        (720, 50),
+        (450, 25),
+    ]
     assert [(r.data.min_length, r.data.max_length) for r in runs] == [
-        (10_000, 100_000), (100_000, 200_000), (200_000, 500_000), (500_000, 1_000_000), (1_000_000, 0),
-    ]  # fmt: skip
+        (10_000, 100_000),
+        (100_000, 200_000),
+        (200_000, 500_000),
+        (500_000, 1_000_000),
+        (1_000_000, 0),
+    ]
     assert all(r.batch_size * r.seq_len == 2**22 and r.optimizer.learning_rate == 4e-5 for r in runs)
 
 

@@ -253,8 +253,11 @@ def check_options_of_a_file(words: list[str]) -> None:
     path = ROOT / words[0]
     assert path.is_file(), f"there is no {path}"
     named = {word.split("=")[0] for word in words[1:] if word.startswith("-")}
-    declared = {node.value for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Constant) and str(node.value).startswith("--")}  # fmt: skip
+    declared = {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and str(node.value).startswith("--")
+    }
     assert named <= declared, f"{path} has no option {named - declared}"
 
 
@@ -266,8 +269,11 @@ def test_what_a_page_names_is_there(page):
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
     dead = [link for link in links if not (page.parent / link).exists() and not any(g in link for g in generated)]
     assert not dead
-    files = ["/" + str(path.relative_to(ROOT)) for folder in ("ringformer", "tests", "scripts", "benchmarks", "configs")
-             for path in (ROOT / folder).rglob("*.*")]  # fmt: skip
+    files = [
+        "/" + str(path.relative_to(ROOT))
+        for folder in ("ringformer", "tests", "scripts", "benchmarks", "configs")
+        for path in (ROOT / folder).rglob("*.*")
+    ]
     paths = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|sh))`", text) + re.findall(r"`(tests/[\w/]+/?)`", text)
     missing = [path for path in paths if not any(f.endswith("/" + path) or f.startswith(f"/{path}") for f in files)]
     assert not missing

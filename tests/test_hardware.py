@@ -14,11 +14,19 @@ from tests.hlo import on_tpu
 @pytest.mark.parametrize(
     ("device_kind", "name"),
     [
-        ("TPU v3", "v3"), ("TPU v4", "v4"), ("TPU v5 lite", "v5e"), ("TPU v5", "v5p"), ("TPU v5p", "v5p"),
-        ("TPU v6 lite", "v6e"), ("NVIDIA A100-SXM4-80GB", "A100-80"), ("NVIDIA A100-SXM4-40GB", "A100-80"),
-        ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA B200", "B200"),
+        ("TPU v3", "v3"),
+        ("TPU v4", "v4"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5", "v5p"),
+        ("TPU v5p", "v5p"),
+        ("TPU v6 lite", "v6e"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-80"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA B200", "B200"),
     ],
-)  # fmt: skip
+)
 def test_a_device_is_known_by_its_kind(device_kind, name):
     assert chip_of(device_kind) is CHIPS[name]
 

@@ -108,9 +108,16 @@ def test_what_is_refused_before_it_counts(arguments, message, clone, counted, mo
 
 @pytest.mark.parametrize(
     "content",
-    ["garbage", "[]", '{"a": 1}', '{"targets": []}', '{"targets": {"v5e": 1}}', '{"targets": {"v5e": {"rows": [{}]}}}',
-     '{"targets": {"v5e": {"rings": []}}}'],
-)  # fmt: skip
+    [
+        "garbage",
+        "[]",
+        '{"a": 1}',
+        '{"targets": []}',
+        '{"targets": {"v5e": 1}}',
+        '{"targets": {"v5e": {"rows": [{}]}}}',
+        '{"targets": {"v5e": {"rings": []}}}',
+    ],
+)
 def test_a_damaged_file_is_named_before_it_counts(content, clone, counted, monkeypatch, capsys):
     (clone / OUT).write_text(content)
     assert run(monkeypatch, "--target=v5e") == 2

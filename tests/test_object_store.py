@@ -42,16 +42,21 @@ def test_a_store_that_refuses_is_one_line(status, monkeypatch):
         monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
         store = ObjectStore("gs://bucket/x")
         emulator.refuse = lambda method, name: status
-        for done, call in (("written", lambda: store.write("a", b"b")), ("read", lambda: store.read("a")),
-                           ("written", store.check), ("deleted", lambda: store.delete("a"))):  # fmt: skip
+        for done, call in (
+            ("written", lambda: store.write("a", b"b")),
+            ("read", lambda: store.read("a")),
+            ("written", store.check),
+            ("deleted", lambda: store.delete("a")),
+        ):
             with pytest.raises(
                 OSError, match=f"^gs://bucket/x/(a|probe-of-ringformer) cannot be {done}: .*{status}.*$"
             ):
                 call()
 
 
-@pytest.mark.parametrize(("status", "said"), [(403, "storage.objects.list"), (404, "storage.objects.list"),
-                                              (503, "cannot be listed: .*503")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "said"), [(403, "storage.objects.list"), (404, "storage.objects.list"), (503, "cannot be listed: .*503")]
+)
 def test_a_listing_that_is_forbidden_is_not_taken_for_an_empty_one(status, said, monkeypatch):
     """By tensorstore it is."""
     monkeypatch.setattr(object_store, "RETRIES", {"max_retries": 1, "initial_delay": "1ms", "max_delay": "1ms"})

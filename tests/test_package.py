@@ -50,9 +50,16 @@ def requirements(extra, *, base=True):
 
 def pins(lock, python):
     """The versions that pip would take from a lock file on linux x86_64."""
-    machine = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux",
-               "platform_machine": "x86_64", "platform_system": "Linux", "os_name": "posix",
-               "implementation_name": "cpython", "platform_python_implementation": "CPython"}  # fmt: skip
+    machine = {
+        "python_version": python,
+        "python_full_version": f"{python}.1",
+        "sys_platform": "linux",
+        "platform_machine": "x86_64",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
     found = {}
     for line in (ROOT / f"requirements/{lock}.txt").read_text().splitlines():
         if line[:1].isalnum():

@@ -65,8 +65,11 @@ def test_a_copy_is_laid_out_as_in_the_repository(layout, capsys):
     call(add_copy, "gpu_node.sh")
     call(add_copy, "slurm.sh")
     assert capsys.readouterr().out.splitlines() == [
-        "configs/quickstart.py", "scripts/gpu_node.sh", "scripts/launch_options.sh", "scripts/slurm.sh",
-    ]  # fmt: skip
+        "configs/quickstart.py",
+        "scripts/gpu_node.sh",
+        "scripts/launch_options.sh",
+        "scripts/slurm.sh",
+    ]
     common = ["--config=configs/quickstart.py", "--run_dir=runs/x", "--dry-run"]
     for command in (["gpu_node.sh", "--skip-estimate"], ["slurm.sh", "--target=8xH100"]):
         done = subprocess.run(["bash", f"scripts/{command[0]}", *command[1:], *common], capture_output=True, text=True)
@@ -103,9 +106,13 @@ def test_nothing_is_overwritten(layout):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("quickstar", "did you mean 'quickstart'"), ("setup_venv.sh", "there is no config or launch script"),
-     ("zzz", "there are: demo_finetune, "), ("tpu_pod.sh", "there is no config or launch script")],
-)  # fmt: skip
+    [
+        ("quickstar", "did you mean 'quickstart'"),
+        ("setup_venv.sh", "there is no config or launch script"),
+        ("zzz", "there are: demo_finetune, "),
+        ("tpu_pod.sh", "there is no config or launch script"),
+    ],
+)
 def test_an_unknown_name_is_told(layout, name, message):
     with pytest.raises(ValueError, match=message):
         call(add_copy, name)

@@ -97,9 +97,13 @@ def test_snapshots_that_are_no_cache(tmp_path):
 
 @pytest.mark.parametrize(
     ("named", "name"),
-    [("", "tokenizer.json"), ("", "tokenizer_config.json"), ("tokenizer.json", "tokenizer_config.json"),
-     ("tokenizer.json", "chat_template.jinja")],
-)  # fmt: skip
+    [
+        ("", "tokenizer.json"),
+        ("", "tokenizer_config.json"),
+        ("tokenizer.json", "tokenizer_config.json"),
+        ("tokenizer.json", "chat_template.jinja"),
+    ],
+)
 def test_a_tokenizer_s_files_are_its_folder_s(tmp_path, secret, named, name):
     """But a file that the user names may be a link: it is the user's word, and must be a tokenizer."""
     folder = llama3(tmp_path / "t")

@@ -23,8 +23,10 @@ def _from_hf(args: argparse.Namespace) -> None:
     from ringformer.convert.import_hf import from_hf
 
     config = from_hf(args.path, args.out, args.dtype)
-    print(f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, "
-          f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}")  # fmt: skip
+    print(
+        f"{args.out}: {config.num_params / 1e6:,.1f}M parameters in {args.dtype}, "
+        f"rope theta {config.rope_theta:g}, scaling {config.rope_scaling.kind}"
+    )
 
 
 def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
@@ -50,8 +52,10 @@ def _to_hf(args: argparse.Namespace) -> None:
     register_models(args.config)
     exported = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
     choice = "" if args.dtype else "; --dtype chooses another"
-    print(f"{args.out}: {exported.config.num_params / 1e6:,.1f}M parameters in {exported.dtype}, "
-          f"{exported.dtype_origin}{choice}")  # fmt: skip
+    print(
+        f"{args.out}: {exported.config.num_params / 1e6:,.1f}M parameters in {exported.dtype}, "
+        f"{exported.dtype_origin}{choice}"
+    )
 
 
 def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:

@@ -24,8 +24,13 @@ REQUIRED_VALUES = {
 }
 """Keys of a config.json whose other values mean another model than `ringformer.models.llama`."""
 
-NUMBERS = ("rms_norm_eps", "initializer_range", "rope_theta", "max_position_embeddings",
-           "original_max_position_embeddings")  # fmt: skip
+NUMBERS = (
+    "rms_norm_eps",
+    "initializer_range",
+    "rope_theta",
+    "max_position_embeddings",
+    "original_max_position_embeddings",
+)
 
 OPTIONAL = ("rope_theta", "original_max_position_embeddings")
 """The keys of NUMBERS for which null means absent."""

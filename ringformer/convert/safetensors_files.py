@@ -126,9 +126,12 @@ def cast(block: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
         converted = np.ascontiguousarray(block, dtype)
     if not np.isfinite(converted).all():
         if not np.isfinite(block).all():
-            raise ValueError(f"{name} has numbers that are not finite (NaN or infinity): take an earlier checkpoint, "
-                             "or download it again")  # fmt: skip
+            raise ValueError(
+                f"{name} has numbers that are not finite (NaN or infinity): take an earlier checkpoint, "
+                "or download it again"
+            )
         others = "bfloat16 or float32" if dtype == np.float16 else "float32"
-        raise ValueError(f"{name} has numbers beyond {dtype.name}'s {float(ml_dtypes.finfo(dtype).max):g}: choose "
-                         f"--dtype={others}")  # fmt: skip
+        raise ValueError(
+            f"{name} has numbers beyond {dtype.name}'s {float(ml_dtypes.finfo(dtype).max):g}: choose --dtype={others}"
+        )
     return converted

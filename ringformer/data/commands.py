@@ -30,8 +30,10 @@ def _prepare(args: argparse.Namespace) -> None:
     for store in open_or_build(directory, options, load_tokenizer(options.tokenizer)):
         if store is not None:
             store.check.wait(print)
-            print(f"{store.path}: {store.meta['documents']:,} documents, {store.meta['tokens']:,} tokens, "
-                  f"fingerprint {store.meta['fingerprint']}")  # fmt: skip
+            print(
+                f"{store.path}: {store.meta['documents']:,} documents, {store.meta['tokens']:,} tokens, "
+                f"fingerprint {store.meta['fingerprint']}"
+            )
     print(format_report(json.loads((directory / "report.json").read_text())))
 
 

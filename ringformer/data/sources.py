@@ -93,8 +93,10 @@ def check_size(name: str, texts: Iterable[str], max_bytes: int | None) -> None:
 
 def _check_bytes(name: str, size: int, max_bytes: int | None) -> None:
     if max_bytes is not None and size > max_bytes:
-        raise ValueError(f"{name} has {size:,} bytes of text, more than max_document_bytes={max_bytes:,}: split it, or "
-                         "raise the limit")  # fmt: skip
+        raise ValueError(
+            f"{name} has {size:,} bytes of text, more than max_document_bytes={max_bytes:,}: split it, or "
+            "raise the limit"
+        )
 
 
 def read_documents(

@@ -43,8 +43,10 @@ class Candidate(NamedTuple):
         """Why no compiler need be asked; empty if one must be."""
         target, host = self.workload.target, self.host + state_bytes(self.workload)
         if host > target.chip.host_bytes:
-            return (f"needs {host / GiB:.0f} GiB of host memory a device, a usual host has "
-                    f"{target.chip.host_bytes / GiB:.0f}")  # fmt: skip
+            return (
+                f"needs {host / GiB:.0f} GiB of host memory a device, a usual host has "
+                f"{target.chip.host_bytes / GiB:.0f}"
+            )
         return known_failure(self.workload)
 
     @property
@@ -59,8 +61,10 @@ class Candidate(NamedTuple):
         w, m = self.workload, self.workload.model
         chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
         remat = "" if m.remat == "full" else f" remat {m.remat}"
-        return (f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{chunk}{remat} head_groups {m.head_groups} "
-                f"remat_group {m.remat_group}{' offload' if m.offload else ''}")  # fmt: skip
+        return (
+            f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{chunk}{remat} head_groups {m.head_groups} "
+            f"remat_group {m.remat_group}{' offload' if m.offload else ''}"
+        )
 
 
 def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> list[Candidate]:
@@ -78,8 +82,15 @@ def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> 
             usual = default_chunk(seq_len // sp)
             for layout, remat, offload, chunk in product(VISIBLE, OFFLOADABLE, (False, True), (None, usual // 2)):
                 # For the longest contexts: what is fetched ahead would take memory.
-                config = replace(shape, layout=layout, remat=remat, offload=offload, fetch_ahead=not offload,
-                                 q_chunk=chunk, k_chunk=chunk)  # fmt: skip
+                config = replace(
+                    shape,
+                    layout=layout,
+                    remat=remat,
+                    offload=offload,
+                    fetch_ahead=not offload,
+                    q_chunk=chunk,
+                    k_chunk=chunk,
+                )
                 workload = Workload(config, target, f"1,{rings},{tp},{sp}", seq_len, batch_size=rings, name=model)
                 ranked += [
                     _counted(workload.with_settings(settings))
@@ -116,9 +127,15 @@ def neighbours(candidate: Candidate) -> Iterator[Candidate]:
     _, _, tp, sp = workload.mesh_shape
     local = workload.seq_len // sp
     chunk = m.q_chunk or default_chunk(local)
-    options = [replace(workload.settings, head_groups=g) for g in (m.head_groups * 2, m.head_groups // 2)
-               if g in possible_head_groups(m) and (m.num_kv_heads // tp) % g == 0]  # fmt: skip
-    options += [replace(workload.settings, remat_group=g) for g in (m.remat_group * 2, m.remat_group // 2)
-                if 0 < g < m.num_layers]  # fmt: skip
+    options = [
+        replace(workload.settings, head_groups=g)
+        for g in (m.head_groups * 2, m.head_groups // 2)
+        if g in possible_head_groups(m) and (m.num_kv_heads // tp) % g == 0
+    ]
+    options += [
+        replace(workload.settings, remat_group=g)
+        for g in (m.remat_group * 2, m.remat_group // 2)
+        if 0 < g < m.num_layers
+    ]
     options += [replace(workload.settings, q_chunk=c, k_chunk=c) for c in (chunk * 2, chunk // 2) if 128 <= c <= local]
     yield from map(_counted, map(workload.with_settings, options))

@@ -80,10 +80,15 @@ def step_time(schedule: Schedule, tokens: int) -> StepTime:
     """The time of a compiled step, from its program and its schedule."""
     seconds = schedule.seconds
     return StepTime(
-        seconds.overlapped, schedule.exposed_seconds, tokens, floor=seconds.floor, serial=seconds.busy + seconds.memory,
-        counted=seconds.counted / max(seconds.overlapped, 1e-30), assumed=schedule.rates.efficiency,
+        seconds.overlapped,
+        schedule.exposed_seconds,
+        tokens,
+        floor=seconds.floor,
+        serial=seconds.busy + seconds.memory,
+        counted=seconds.counted / max(seconds.overlapped, 1e-30),
+        assumed=schedule.rates.efficiency,
         has_machine_code=schedule.rates.cycles > 0,
-    )  # fmt: skip
+    )
 
 
 def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = None) -> float:
@@ -172,10 +177,11 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
     if workload.model.attention != "ring" or sp == 1:
         return {}
     return {
-        name: hop(workload.model, workload.target, workload.seq_len // sp, ranks=sp * tp, tp=tp,
-                  backward=name == "backward")
+        name: hop(
+            workload.model, workload.target, workload.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward"
+        )
         for name in ("forward", "backward")
-    }  # fmt: skip
+    }
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:

@@ -72,19 +72,25 @@ def grouped(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purp
         members[purpose(t), t.kind].append(t)
     groups = [
         Group(
-            what, kind, sum(t.count for t in all_), sum(t.count for t in all_ if not t.asynchronous),
-            sum(t.count * t.bytes for t in all_ if t.hidden), sum(t.count * t.bytes for t in all_ if not t.hidden),
+            what,
+            kind,
+            sum(t.count for t in all_),
+            sum(t.count for t in all_ if not t.asynchronous),
+            sum(t.count * t.bytes for t in all_ if t.hidden),
+            sum(t.count * t.bytes for t in all_ if not t.hidden),
             max(all_, key=lambda t: (t.bytes, t.seconds)),
         )
         for (what, kind), all_ in members.items()
-    ]  # fmt: skip
+    ]
     return sorted(groups, key=lambda g: (PURPOSES.index(g.purpose), -g.bytes))
 
 
 def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[str]:
     """The lines of a table of the groups; none for a step without collectives."""
-    lines = [f"{'transfers':26}{'kind':20}{'executed':>10}{'synchronous':>13}{'hidden GiB':>12}{'exposed GiB':>13}"
-             "  longest single one"]  # fmt: skip
+    lines = [
+        f"{'transfers':26}{'kind':20}{'executed':>10}{'synchronous':>13}{'hidden GiB':>12}{'exposed GiB':>13}"
+        "  longest single one"
+    ]
     for g in grouped(transfers, purpose):
         t = g.longest
         single = f"{t.dtype}{list(t.shape)}, {t.bytes / 2**20:,.1f} MiB, through after {t.seconds * 1e3:,.2f} ms"

@@ -15,8 +15,19 @@ if TYPE_CHECKING:
     from ringformer.estimate.targets import Target
     from ringformer.estimate.workload import Workload
 
-MODEL_FLAGS = ("attention", "layout", "compute_dtype", "remat", "remat_group", "head_groups", "q_chunk", "k_chunk",
-               "offload", "fetch_ahead", "kernel")  # fmt: skip
+MODEL_FLAGS = (
+    "attention",
+    "layout",
+    "compute_dtype",
+    "remat",
+    "remat_group",
+    "head_groups",
+    "q_chunk",
+    "k_chunk",
+    "offload",
+    "fetch_ahead",
+    "kernel",
+)
 """The fields of `LlamaConfig` that are flags of an estimate."""
 
 BROKE_DOWN = "the compiler broke down, which says nothing of whether it fits: "
@@ -31,17 +42,28 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "a preset's are chosen so that it fits."
     )
     parser.set_defaults(overrides=[])
-    parser.add_argument("--mode", choices=("train", "prefill", "decode"), default="train", help="a run of training; a "
-                        "context taken into its cache; one token more against a full cache")  # fmt: skip
+    parser.add_argument(
+        "--mode",
+        choices=("train", "prefill", "decode"),
+        default="train",
+        help="a run of training; a context taken into its cache; one token more against a full cache",
+    )
     parser.add_argument("--model", help="a preset (ringformer/models/llama_presets.py); without: llama_7b")
     parser.add_argument("--config", metavar="FILE", help="a config file instead of a preset")
     parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
     parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
-    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; a preset needs it. Of inference: the "
-                        "context, prompt and continuation together; without, the longest that fits")  # fmt: skip
-    parser.add_argument("--prefill_chunk", type=int, help="of inference: tokens of a row that are taken in at once; "
-                        "without, the best that fit")  # fmt: skip
+    parser.add_argument(
+        "--seq_len",
+        type=int,
+        help="tokens of a sequence; a preset needs it. Of inference: the "
+        "context, prompt and continuation together; without, the longest that fits",
+    )
+    parser.add_argument(
+        "--prefill_chunk",
+        type=int,
+        help="of inference: tokens of a row that are taken in at once; without, the best that fit",
+    )
     parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
     parser.add_argument("--accumulate", type=int, help="microbatches that they are computed in (a preset: 1)")
     from ringformer.dataclass_flags import add_flags
@@ -53,11 +75,19 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     parser.add_argument(
         "--require_fit", action="store_true", help=f"exit with code {DOES_NOT_FIT} if something does not fit"
     )
-    parser.add_argument("--generate_code", action="store_true", help="compile on from the schedule to machine code: "
-                        "ten times as long on TPU, and proof that all programs of a run compile")  # fmt: skip
+    parser.add_argument(
+        "--generate_code",
+        action="store_true",
+        help="compile on from the schedule to machine code: "
+        "ten times as long on TPU, and proof that all programs of a run compile",
+    )
     parser.add_argument("--closed_form", action="store_true", help="ask no compiler: what can be counted, in a second")
-    parser.add_argument("--quick", action="store_true", help="seconds by bytes and FLOPs at stated shares of the peak; "
-                        "without, on TPU, by the machine code of a layer's attention: a minute, once")  # fmt: skip
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="seconds by bytes and FLOPs at stated shares of the peak; "
+        "without, on TPU, by the machine code of a layer's attention: a minute, once",
+    )
     return _estimate
 
 
@@ -157,8 +187,10 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
             raise ValueError(f"there is no stage {args.stage}: the config has {stages}")
         workloads = workloads[args.stage - 1 : args.stage]
     elif stages > 1 and args.tokens is not None:
-        raise ValueError(f"--tokens={args.tokens:g}: each of the {stages} stages has its own; give a --stage, "
-                         "or change --config.stages")  # fmt: skip
+        raise ValueError(
+            f"--tokens={args.tokens:g}: each of the {stages} stages has its own; give a --stage, "
+            "or change --config.stages"
+        )
     names = ("mesh_dim", "seq_len", "batch_size", "accumulate", "tokens")
     fields: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
     settings = {name: value for name in MODEL_FLAGS if (value := getattr(args, name)) is not None}
@@ -225,8 +257,10 @@ def _report(
     from ringformer.estimate.programs_report import save_closed_form
     from ringformer.estimate.report import closed_form_json, closed_form_text, estimate_json, estimate_text, stage_json
 
-    title = (f"{args.config or args.model}, {workload.batch_size} x {workload.seq_len:,} tokens, "
-             f"mesh {workload.mesh_dim}, {args.target}")  # fmt: skip
+    title = (
+        f"{args.config or args.model}, {workload.batch_size} x {workload.seq_len:,} tokens, "
+        f"mesh {workload.mesh_dim}, {args.target}"
+    )
     if estimate is None:
         report = stage_json(workload, None) if staged else closed_form_json(workload)
         return report, f"{closed_form_text(title, workload)}\n{save_closed_form(workload)}"

@@ -19,8 +19,10 @@ LAST = {"tpu": PROGRAM["tpu"], "gpu": "*.debug_options"}
 """The file that is written when the program and the buffer assignment are there."""
 
 AS_COMPILED_PROGRAMS_PRINT = {
-    "xla_dump_hlo_as_text": True, "xla_dump_compact_gte": False, "xla_syntax_sugar_async_ops": True,
-}  # fmt: skip
+    "xla_dump_hlo_as_text": True,
+    "xla_dump_compact_gte": False,
+    "xla_syntax_sugar_async_ops": True,
+}
 """How a dump writes the same text as `jax.stages.Compiled.as_text`, of a compiler that knows these options."""
 
 HOST = "5"
@@ -109,8 +111,15 @@ def read_memory(assignment: str) -> Memory:
         if color == HOST and "preallocated-temp" in use:
             sizes["host"] += int(size)
         elif not color:
-            kind = ("arguments" if use.startswith("parameter ") else "temporaries" if "preallocated-temp" in use else
-                    "outputs" if "maybe-live-out" in use else None)  # fmt: skip
+            kind = (
+                "arguments"
+                if use.startswith("parameter ")
+                else "temporaries"
+                if "preallocated-temp" in use
+                else "outputs"
+                if "maybe-live-out" in use
+                else None
+            )
             if kind:
                 sizes[kind] += int(size)
     return Memory(**sizes)

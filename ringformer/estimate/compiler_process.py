@@ -57,9 +57,12 @@ LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
 
 
 def compile_apart(
-    workload: Workload, program: str = TRAIN_STEP, *, generate_code: bool = False,
+    workload: Workload,
+    program: str = TRAIN_STEP,
+    *,
+    generate_code: bool = False,
     environment: Mapping[str, str] | None = None,
-) -> Estimate:  # fmt: skip
+) -> Estimate:
     """What one of `PROGRAMS`, or of `INFERENCE`, takes, compiled in a process of its own until it is scheduled and its
     buffers are placed: on TPU after a tenth of the compiler's work. Then the process is ended; what a compiler does
     after its schedule changes nothing.
@@ -121,9 +124,12 @@ def _start(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen:
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "ringformer.estimate.compiler_process", str(folder), str(os.getpid())],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
             env={**os.environ, "PYTHONPATH": path, **environment},
-        )  # fmt: skip
+        )
 
 
 def wait_for_schedule(

@@ -16,8 +16,19 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
 PROGRAM = {"prefill": PREFILL, "decode": DECODE}
-OF_TRAINING = ("config", "stage", "accumulate", "tokens", "attention", "remat", "remat_group", "head_groups", "offload",
-               "generate_code", "closed_form")  # fmt: skip
+OF_TRAINING = (
+    "config",
+    "stage",
+    "accumulate",
+    "tokens",
+    "attention",
+    "remat",
+    "remat_group",
+    "head_groups",
+    "offload",
+    "generate_code",
+    "closed_form",
+)
 """Flags that mean nothing without a train step, or that no program of inference has an answer for."""
 MODEL_FLAGS = ("layout", "compute_dtype", "q_chunk", "k_chunk", "kernel")
 
@@ -32,9 +43,14 @@ def estimate_inference(args: argparse.Namespace) -> int:
     settings = {name: value for name in MODEL_FLAGS if (value := getattr(args, name)) is not None}
     model = LlamaConfig(**preset(args.model or "llama_7b") | settings)
     workload = InferenceWorkload(
-        model, target, args.mesh_dim or "1,1,1,-1", args.seq_len or 0, args.batch_size or 1,
-        name=args.model or "llama_7b", prefill_chunk=args.prefill_chunk,
-    )  # fmt: skip
+        model,
+        target,
+        args.mesh_dim or "1,1,1,-1",
+        args.seq_len or 0,
+        args.batch_size or 1,
+        name=args.model or "llama_7b",
+        prefill_chunk=args.prefill_chunk,
+    )
     program = PROGRAM[args.mode]
     reasons: list[str] = []
     open_ = {"mesh": args.mesh_dim is None, "chunk": args.prefill_chunk is None}
@@ -58,8 +74,10 @@ def estimate_inference(args: argparse.Namespace) -> int:
             of["why_not_longer"] = reasons
         print(json.dumps(of | inference_json(workload, program, estimates)), flush=True)
     else:
-        title = (f"{workload.name}, {workload.batch_size} x {workload.seq_len:,} tokens, mesh {workload.mesh_dim}, "
-                 f"{args.target}, kernel {workload.model.kernel}")  # fmt: skip
+        title = (
+            f"{workload.name}, {workload.batch_size} x {workload.seq_len:,} tokens, mesh {workload.mesh_dim}, "
+            f"{args.target}, kernel {workload.model.kernel}"
+        )
         if args.seq_len is None:
             untried = any(e.untried_kernels for e in estimates.values())
             fits = f"should fit, {NOT_TRIED}" if untried else "fits"
@@ -84,8 +102,9 @@ def _with_seconds(found: Accepted, program: str, quick: bool) -> Accepted:
 def _check(args: argparse.Namespace) -> None:
     for name in OF_TRAINING:
         if getattr(args, name) not in (None, False):
-            raise ValueError(f"--{name} means nothing with --mode={args.mode}: leave it out, or estimate training with "
-                             "--mode=train")  # fmt: skip
+            raise ValueError(
+                f"--{name} means nothing with --mode={args.mode}: leave it out, or estimate training with --mode=train"
+            )
     if args.overrides:
         raise ValueError(f"unexpected arguments: {' '.join(args.overrides)}")
     for name in ("seq_len", "batch_size", "prefill_chunk", "q_chunk", "k_chunk"):

@@ -43,8 +43,13 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
     came to say no such thing."""
     e = estimates[program]
     s, time, loading = e.schedule, _step(workload, e), estimates.get(LOADING)
-    shape = {"mesh_dim": workload.mesh_dim, "seq_len": workload.seq_len, "batch_size": workload.batch_size,
-             "kernel": workload.model.kernel, "compute_dtype": workload.model.compute_dtype}  # fmt: skip
+    shape = {
+        "mesh_dim": workload.mesh_dim,
+        "seq_len": workload.seq_len,
+        "batch_size": workload.batch_size,
+        "kernel": workload.model.kernel,
+        "compute_dtype": workload.model.compute_dtype,
+    }
     numbers = {
         "program": e.program,
         "fits": all(e.fits for e in estimates.values()),
@@ -135,8 +140,10 @@ def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
     if time is None:
         return []
     several = f" in {workload.chunks:,} chunks of {workload.chunk:,} tokens" if workload.chunks > 1 else ""
-    lines = [f"  modelled {figures(time.seconds)} s for the whole context{several}, of that {time.exposed:,.3g} s of "
-             f"communication left exposed; {figures(workload.step_tokens / time.seconds)} tokens a second"]  # fmt: skip
+    lines = [
+        f"  modelled {figures(time.seconds)} s for the whole context{several}, of that {time.exposed:,.3g} s of "
+        f"communication left exposed; {figures(workload.step_tokens / time.seconds)} tokens a second"
+    ]
     if workload.chunks > 1:
         lines.append(
             f"    the first chunk {figures(time.first)} s, the last {figures(time.last)} s, which is what follows"

@@ -62,8 +62,10 @@ def likely(workload: InferenceWorkload, *, mesh: bool, chunk: bool) -> list[Infe
     options = list(candidates(workload, mesh, chunk))
     if not options:
         workload.check()
-        raise ValueError(f"no mesh of {workload.target.name} takes a context of {workload.seq_len} tokens: give a "
-                         "--mesh_dim, or a power of two")  # fmt: skip
+        raise ValueError(
+            f"no mesh of {workload.target.name} takes a context of {workload.seq_len} tokens: give a "
+            "--mesh_dim, or a power of two"
+        )
     fitting = sorted((o for o in options if prefill_peak(o) <= workload.target.budget), key=prefill_seconds)
     return list(dict.fromkeys([*_spread(fitting), min(options, key=prefill_peak)]))[:ATTEMPTS]
 
@@ -85,8 +87,10 @@ def first_accepted(options: list[InferenceWorkload], program: str, log: Callable
     """The first of the workloads of which the compiler lets a program fit, else the last. Raises as `compile_apart`."""
     for option in options:
         chunk = f" in chunks of {option.chunk:,}" if option.chunks > 1 and program == PREFILL else ""
-        log(f"compiling the {program} for {option.target.topology}: {option.seq_len:,} tokens, mesh {option.mesh_dim}"
-            f"{chunk}")  # fmt: skip
+        log(
+            f"compiling the {program} for {option.target.topology}: {option.seq_len:,} tokens, mesh {option.mesh_dim}"
+            f"{chunk}"
+        )
         accepted = Accepted(option, {program: compile_apart(option, program)})
         if accepted.fits:
             break
@@ -133,8 +137,11 @@ def longest(
             accepted = whole(likely(sized, mesh=mesh, chunk=chunk), log)
             if accepted.fits:
                 return accepted, reasons
-            reasons += [f"{length:,} tokens: the {name} needs {e.peak_bytes / GiB:.2f} of {e.budget / GiB:.2f} GiB"
-                        for name, e in accepted.estimates.items() if not e.fits]  # fmt: skip
+            reasons += [
+                f"{length:,} tokens: the {name} needs {e.peak_bytes / GiB:.2f} of {e.budget / GiB:.2f} GiB"
+                for name, e in accepted.estimates.items()
+                if not e.fits
+            ]
             if LOADING in accepted.estimates:  # the last that was asked for, and the same at every length
                 break
         length //= 2

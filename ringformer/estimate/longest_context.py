@@ -29,9 +29,13 @@ def attempt(
     a run, with `generate_code` to machine code. Raises CompilerFailure if a compiler broke down.
     """
     workload, estimate = compile_first_accepted(
-        workload, likely_settings(workload), lambda e: e.fits and e.fits_host, lambda w: log(estimate_command(w)),
-        generate_code, prefers=lambda e: e.schedule is None or e.schedule.exposed_in_ring_loops == 0,
-    )  # fmt: skip
+        workload,
+        likely_settings(workload),
+        lambda e: e.fits and e.fits_host,
+        lambda w: log(estimate_command(w)),
+        generate_code,
+        prefers=lambda e: e.schedule is None or e.schedule.exposed_in_ring_loops == 0,
+    )
     others = compile_others(workload, generate_code=generate_code) if whole_run and estimate.fits else ()
     run = RunEstimate((estimate, *others))
     return brief_json(workload, estimate) | programs_json(run) | {"fits": not run.reasons_against}

@@ -51,9 +51,15 @@ def longest_plan_within(
 
 
 def _tried(
-    model: str, target: Target, seq_len: int, compute_dtype: str, compiler: RunCompiler, excess: float, *,
+    model: str,
+    target: Target,
+    seq_len: int,
+    compute_dtype: str,
+    compiler: RunCompiler,
+    excess: float,
+    *,
     max_step_seconds: float = math.inf,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The plan of a length; of one that the compiler breaks down on, that is said, and nothing is chosen."""
     try:
         return plan(model, target, seq_len, compute_dtype, compiler, excess=excess, max_step_seconds=max_step_seconds)

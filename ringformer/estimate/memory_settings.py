@@ -14,8 +14,9 @@ def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
     """The settings worth a try: groups of heads cost latency and save memory, two-level remat a forward."""
     groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
     # Layers that make no group cost a second loop in the program: only if they save much.
-    fewest = min(range(1, model.num_layers), default=1,
-                 key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0))  # fmt: skip
+    fewest = min(
+        range(1, model.num_layers), default=1, key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0)
+    )
     for remat_group in dict.fromkeys((1, fewest)):
         for g in groups:
             yield MemorySettings(g, remat_group, model.q_chunk, model.k_chunk)

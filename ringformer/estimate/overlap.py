@@ -108,8 +108,13 @@ def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = 
     """The schedule of a compiled program's text, with the cycles of known machine code by `KernelKeys.key`."""
     program = Program.parse(text)
     seconds = ProgramSeconds(program, rates, cycles or {})
-    loops = {body: loop.text for instructions in program.computations.values() for loop in instructions.values()
-             if loop.opcode == "while" for body in loop.called}  # fmt: skip
+    loops = {
+        body: loop.text
+        for instructions in program.computations.values()
+        for loop in instructions.values()
+        if loop.opcode == "while"
+        for body in loop.called
+    }
     transfers = []
     for name, count in program.executed.items():
         transfers += _of_computation(seconds, name, count, loops.get(name))
@@ -149,10 +154,8 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     def transfer(span: _Span, on_its_way: float, cover: float, wait: float) -> Transfer:
         waits[span.last + 1] += wait
         in_loop = _in_ring_loop(span.text, loop)
-        return Transfer(
-            span.kind, *span.array, count, span.bytes, span.end is not None, on_its_way, cover, wait, in_loop, name,
-            _op_name(span.text),
-        )  # fmt: skip
+        sent = span.kind, *span.array, count, span.bytes, span.end is not None
+        return Transfer(*sent, on_its_way, cover, wait, in_loop, name, _op_name(span.text))
 
     def on_one_link(kind: str, passed: list[float], rate: float) -> list[Transfer]:
         link = _share_link(of_kind[kind], passed, rate)

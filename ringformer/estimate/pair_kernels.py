@@ -93,9 +93,12 @@ def dumped(command: list[str]) -> Iterator[tuple[Path, str]]:
         flags = f"{os.environ.get(LIBTPU_FLAGS, '')} {detailed_dump_flags(Path(name))}"
         path = os.pathsep.join(path for path in sys.path if path)
         done = subprocess.run(
-            [sys.executable, *command], env=os.environ | {LIBTPU_FLAGS: flags, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, *command],
+            env=os.environ | {LIBTPU_FLAGS: flags, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             said = re.findall(r"^\S*Error: .*$", done.stderr, re.MULTILINE) or ["it said nothing"]
             raise (TooLarge if _NO_VMEM.search(done.stderr) else CompilerFailure)(said[-1][:300])
@@ -117,9 +120,15 @@ def count_kernel(generation: str, kind: Kind, pair: Pair) -> dict[str, SlotUse]:
 
 
 def compile_kernel(
-    target: Target, kind: Kind, pair: Pair, *, tokens: int = TOKENS, key_heads: int = KEY_HEADS, biased: bool = False,
+    target: Target,
+    kind: Kind,
+    pair: Pair,
+    *,
+    tokens: int = TOKENS,
+    key_heads: int = KEY_HEADS,
+    biased: bool = False,
     continued: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compile a kernel of a shard for a device of a target.
 
     Args:

@@ -80,8 +80,9 @@ def peak_buffers(assignment: str, live_ranges: str, program: str, count: int = 1
       live_ranges: the text of its live ranges.
       program: the text of the scheduled program, with the source of its instructions.
     """
-    ranges = {name: (int(start), int(end)) for name, start, end in
-              re.findall(r"^    (\S+):(\d+)-(\d+)$", live_ranges, re.M)}  # fmt: skip
+    ranges = {
+        name: (int(start), int(end)) for name, start, end in re.findall(r"^    (\S+):(\d+)-(\d+)$", live_ranges, re.M)
+    }
     always, temporary = _values(assignment)
     alive = _at_peak([v for v in temporary if v.name in ranges], ranges) | _by_place(always)
     sizes = {place: max(v.size for v in values) for place, values in alive.items()}
@@ -238,8 +239,10 @@ def _frames(program: str) -> dict[int, str]:
     for name in ("FileNames", "FileLocations", "StackFrames"):
         section = re.search(rf"^{name}\n((?:\d+ .*\n)*)", program, re.M)
         tables[name] = {int(n): row for n, row in re.findall(r"^(\d+) (.*)$", section[1], re.M)} if section else {}
-    frames, locations = ({n: {key: int(x) for key, x in re.findall(r"(\w+)=(\d+)", row)}
-                          for n, row in tables[name].items()} for name in ("StackFrames", "FileLocations"))  # fmt: skip
+    frames, locations = (
+        {n: {key: int(x) for key, x in re.findall(r"(\w+)=(\d+)", row)} for n, row in tables[name].items()}
+        for name in ("StackFrames", "FileLocations")
+    )
     # XLA prints the number of a frame's parent plus one: the outermost of a stack seems to be its own, or to have a
     # sibling for a parent.
     plus = 1 if any(frame.get("parent_frame_id") == n for n, frame in frames.items()) else 0

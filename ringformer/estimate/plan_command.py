@@ -17,14 +17,20 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     parser.add_argument("--model", required=True, help="a preset (ringformer/models/llama_presets.py)")
     parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
     parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
-    parser.add_argument("--max_step_seconds", type=float, help="of the longest context: plan also the longest whose "
-                        "step takes no more, modelled; 3600 if not given")  # fmt: skip
+    parser.add_argument(
+        "--max_step_seconds",
+        type=float,
+        help="of the longest context: plan also the longest whose step takes no more, modelled; 3600 if not given",
+    )
     from ringformer.dataclass_flags import add_flags
     from ringformer.models.llama_config import LlamaConfig
 
     add_flags(parser, LlamaConfig, ["compute_dtype"])
-    parser.add_argument("--no_generate_code", action="store_true", help="end with the schedule of the winner's "
-                        "programs, a minute; without, with their machine code, minutes")  # fmt: skip
+    parser.add_argument(
+        "--no_generate_code",
+        action="store_true",
+        help="end with the schedule of the winner's programs, a minute; without, with their machine code, minutes",
+    )
     return _plan
 
 
@@ -41,8 +47,10 @@ def _plan(args: argparse.Namespace) -> int:
     if not limit > 0:
         raise ValueError(f"--max_step_seconds={limit:g} must be positive: how long one step may take, e.g. 3600")
     if args.seq_len is not None and args.max_step_seconds is not None:
-        raise ValueError(f"--max_step_seconds={limit:g} is for the longest context, and --seq_len={args.seq_len} says "
-                         "which: leave one of them out")  # fmt: skip
+        raise ValueError(
+            f"--max_step_seconds={limit:g} is for the longest context, and --seq_len={args.seq_len} says "
+            "which: leave one of them out"
+        )
     only_compilers()
     target = find_target(args.target)
     compiler = RunCompiler(log, generate_code=not args.no_generate_code)

@@ -131,8 +131,19 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
     needed, available = int(float(used[1]) * units[used[2]]), int(float(used[3]) * units[used[4]])
     allocations = message.partition("Largest program allocations in hbm:")[2]
     return Estimate(
-        fits=False, peak_bytes=needed + around.alive, hbm_bytes=available, budget=target.budget,
-        host_bytes=0, usual_host_bytes=target.chip.host_bytes, argument_bytes=0, temp_bytes=needed, schedule=None,
-        max_link_hops=around.max_link_hops, compile_seconds=seconds, program=around.program, alive_bytes=around.alive,
-        state_bytes=around.state, largest=allocations.strip(),
-    )  # fmt: skip
+        fits=False,
+        peak_bytes=needed + around.alive,
+        hbm_bytes=available,
+        budget=target.budget,
+        host_bytes=0,
+        usual_host_bytes=target.chip.host_bytes,
+        argument_bytes=0,
+        temp_bytes=needed,
+        schedule=None,
+        max_link_hops=around.max_link_hops,
+        compile_seconds=seconds,
+        program=around.program,
+        alive_bytes=around.alive,
+        state_bytes=around.state,
+        largest=allocations.strip(),
+    )

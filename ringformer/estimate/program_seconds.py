@@ -23,9 +23,12 @@ from ringformer.ops.ring_attention import LOOP
 ATTENTION, COPIES, OTHER = "attention", "copies and layout changes", "other"
 CACHED = "attention to the cache"
 SCOPES = {
-    "attention": "projections", "feed_forward": "feed-forward", "loss": "loss", "embedding": "embedding",
+    "attention": "projections",
+    "feed_forward": "feed-forward",
+    "loss": "loss",
+    "embedding": "embedding",
     "optimizer": "optimizer",
-}  # fmt: skip
+}
 """What a `jax.named_scope` of the model or of the train step is called in a report; of attention, all but the pairs."""
 
 
@@ -47,8 +50,12 @@ class Efficiency(NamedTuple):
 USUAL = Efficiency()
 """What the machine code of v5e says; for all generations whose own was not read in whole."""
 
-_EFFICIENCY = {"v4": Efficiency(0.27, 0.70), "v5p": Efficiency(0.55, 0.82), "v6e": Efficiency(0.12, 0.63),
-               "tpu7x": Efficiency(0.12, 0.63)}  # fmt: skip
+_EFFICIENCY = {
+    "v4": Efficiency(0.27, 0.70),
+    "v5p": Efficiency(0.55, 0.82),
+    "v6e": Efficiency(0.12, 0.63),
+    "tpu7x": Efficiency(0.12, 0.63),
+}
 """What the machine code of whole 7B steps says (results/part_cycles.json); of tpu7x that of their attention alone,
 the rest v6e's, whose matrix units are of the same size."""
 

@@ -19,19 +19,26 @@ def one_after_the_other(uses: Iterable[SlotUse]) -> SlotUse:
     total = NOTHING
     for use in uses:
         cycles = total.cycles + use.cycles
-        units = {unit: (total.cycles * total.units.get(unit, 0.0) + use.cycles * use.units.get(unit, 0.0)) / cycles
-                 for unit in {**total.units, **use.units}}  # fmt: skip
+        units = {
+            unit: (total.cycles * total.units.get(unit, 0.0) + use.cycles * use.units.get(unit, 0.0)) / cycles
+            for unit in {**total.units, **use.units}
+        }
         total = SlotUse(
-            cycles, units, total.fills + use.fills, total.spills + use.spills, total.hbm_bytes + use.hbm_bytes,
+            cycles,
+            units,
+            total.fills + use.fills,
+            total.spills + use.spills,
+            total.hbm_bytes + use.hbm_bytes,
             max(total.vmem_bytes, use.vmem_bytes),
-        )  # fmt: skip
+        )
     return total
 
 
 def times(use: SlotUse, count: float) -> SlotUse:
     """A use so often, or a share of it."""
-    return use._replace(cycles=use.cycles * count, fills=use.fills * count, spills=use.spills * count,
-                        hbm_bytes=use.hbm_bytes * count)  # fmt: skip
+    return use._replace(
+        cycles=use.cycles * count, fills=use.fills * count, spills=use.spills * count, hbm_bytes=use.hbm_bytes * count
+    )
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,20 @@ def programs_json(run: RunEstimate) -> dict:
         "save_host_bytes": run.step.save_host_bytes,
         "programs": [
             {
-                "program": p.program, "fits": run.fits(p), "peak_bytes": run.peak_bytes(p),
-                "argument_bytes": p.argument_bytes, "temp_bytes": p.temp_bytes, "alive_bytes": p.alive_bytes,
-                "generated_code": p.generated_code, "untried_kernels": p.untried_kernels, "code_bytes": p.code_bytes,
+                "program": p.program,
+                "fits": run.fits(p),
+                "peak_bytes": run.peak_bytes(p),
+                "argument_bytes": p.argument_bytes,
+                "temp_bytes": p.temp_bytes,
+                "alive_bytes": p.alive_bytes,
+                "generated_code": p.generated_code,
+                "untried_kernels": p.untried_kernels,
+                "code_bytes": p.code_bytes,
                 "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
             }
             for p in run.programs
         ],
-    }  # fmt: skip
+    }
 
 
 def programs_text(run: RunEstimate) -> str:
@@ -62,8 +68,10 @@ def how_far(run: RunEstimate) -> str:
 def save_line(step: Estimate) -> str:
     """What saving and restoring take: no program, but host memory."""
     beside = f" beside {step.host_bytes / GiB:.2f} GiB of offloaded activations" if step.host_bytes else ""
-    return (f"save, restore and init_from run no program; a save copies {step.state_bytes / GiB:.2f} GiB a device to "
-            f"its host{beside}, of {step.usual_host_bytes / GiB:.0f} GiB that a usual one has")  # fmt: skip
+    return (
+        f"save, restore and init_from run no program; a save copies {step.state_bytes / GiB:.2f} GiB a device to "
+        f"its host{beside}, of {step.usual_host_bytes / GiB:.0f} GiB that a usual one has"
+    )
 
 
 def _program_line(run: RunEstimate, p: Estimate) -> str:

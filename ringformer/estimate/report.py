@@ -39,14 +39,25 @@ def closed_form_json(workload: Workload) -> dict:
     """The answer without a compiler: what only a compiler can say is null."""
     target, peak = workload.target, sum(memory(workload).values())
     counted = Estimate(
-        fits=peak <= target.budget, peak_bytes=round(peak), hbm_bytes=target.chip.hbm_bytes,
-        budget=target.budget, state_bytes=round(state_bytes(workload)), host_bytes=round(host_bytes(workload)),
-        usual_host_bytes=target.chip.host_bytes, argument_bytes=None,
-        temp_bytes=None, schedule=None, max_link_hops=None, compile_seconds=None,
-    )  # fmt: skip
+        fits=peak <= target.budget,
+        peak_bytes=round(peak),
+        hbm_bytes=target.chip.hbm_bytes,
+        budget=target.budget,
+        state_bytes=round(state_bytes(workload)),
+        host_bytes=round(host_bytes(workload)),
+        usual_host_bytes=target.chip.host_bytes,
+        argument_bytes=None,
+        temp_bytes=None,
+        schedule=None,
+        max_link_hops=None,
+        compile_seconds=None,
+    )
     time = computation_time(workload)
-    seconds = {"step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second,
-               "seconds_source": time.source}  # fmt: skip
+    seconds = {
+        "step_seconds_model": time.step,
+        "tokens_per_second_model": time.tokens_per_second,
+        "seconds_source": time.source,
+    }
     return {"closed_form": True} | _numbers(workload, counted, time=None) | seconds | cost_json(workload, time)
 
 
@@ -145,8 +156,10 @@ def closed_form_text(title: str, workload: Workload) -> str:
 
 def stages_table(stages: list[dict]) -> str:
     """A table of `stage_json`s for a person, and what its seconds are of."""
-    lines = [f"{'stage':9}{'context':>10}{'batch':>6}  {'mesh':13}{'peak GiB':>16}{'host GiB':>9}{'s/step':>9}"
-             f"{'days':>8}{'device-hours':>14}"]  # fmt: skip
+    lines = [
+        f"{'stage':9}{'context':>10}{'batch':>6}  {'mesh':13}{'peak GiB':>16}{'host GiB':>9}{'s/step':>9}"
+        f"{'days':>8}{'device-hours':>14}"
+    ]
     for stage in stages:
         fits = "should fit" if stage["closed_form"] or stage["untried_kernels"] else "fits"
         verdict = "DOES NOT FIT" if not stage["fits"] else fits if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
@@ -160,8 +173,10 @@ def stages_table(stages: list[dict]) -> str:
             f"{stage['stage']:9}{stage['seq_len']:>10,}{stage['batch_size']:>6}  {stage['mesh_dim']:13}{gigabytes:>16}"
             f"{stage['host_bytes'] / GiB:>9.1f}{seconds:>9}{days:>8}{hours:>14}  {verdict} ({how})"
         )
-    lines.append("s/step: of one optimizer step, from the batch on the devices to the updated state; days and "
-                 "device-hours: of the stage's tokens")  # fmt: skip
+    lines.append(
+        "s/step: of one optimizer step, from the batch on the devices to the updated state; days and "
+        "device-hours: of the stage's tokens"
+    )
     return "\n".join(lines)
 
 
@@ -217,7 +232,14 @@ def by_bytes(transfers: list[Transfer]) -> list[Transfer]:
 def transfer_json(t: Transfer) -> dict:
     """A collective as a JSON object."""
     return {
-        "kind": t.kind, "dtype": t.dtype, "shape": list(t.shape), "executed": t.count, "bytes": t.bytes,
-        "link_seconds": t.seconds, "compute_seconds_meanwhile": t.cover, "asynchronous": t.asynchronous,
-        "in_ring_loop": t.in_ring_loop, "hidden": t.hidden,
-    }  # fmt: skip
+        "kind": t.kind,
+        "dtype": t.dtype,
+        "shape": list(t.shape),
+        "executed": t.count,
+        "bytes": t.bytes,
+        "link_seconds": t.seconds,
+        "compute_seconds_meanwhile": t.cover,
+        "asynchronous": t.asynchronous,
+        "in_ring_loop": t.in_ring_loop,
+        "hidden": t.hidden,
+    }

@@ -43,8 +43,10 @@ class RunEstimate:
         for p in self.programs:
             if not self.fits(p):
                 need = self.peak_bytes(p)
-                reasons.append(f"{p.program} needs {need / GiB:.2f} of {p.budget / GiB:.2f} GiB on each device, "
-                               f"{(need - p.budget) / GiB:.2f} too much")  # fmt: skip
+                reasons.append(
+                    f"{p.program} needs {need / GiB:.2f} of {p.budget / GiB:.2f} GiB on each device, "
+                    f"{(need - p.budget) / GiB:.2f} too much"
+                )
         if not self.step.fits_host:
             host, usual = self.step.save_host_bytes / GiB, self.step.usual_host_bytes / GiB
             what = "offloaded activations and a save" if self.step.host_bytes else "a save"

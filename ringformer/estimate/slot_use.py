@@ -14,8 +14,14 @@ from jaxtyping import Float
 
 from ringformer.estimate.machine_code import DUMP, Grid, bundle_runs, dump_flags
 
-UNITS = {"MATMUL": "matrix", "VALU": "vector", "EUP": "transcendental", "XLU": "cross_lane", "VLOAD": "load",
-         "VSTORE": "store"}  # fmt: skip
+UNITS = {
+    "MATMUL": "matrix",
+    "VALU": "vector",
+    "EUP": "transcendental",
+    "XLU": "cross_lane",
+    "VLOAD": "load",
+    "VSTORE": "store",
+}
 """The units by what the compiler calls their slots."""
 _FILLS, _SPILLS = "VLOAD:FILL", "VSTORE:SPILL"
 
@@ -59,10 +65,13 @@ def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = 
     times = {unit: float(runs @ column) for unit, column in used.items()}
     shares = {name: times[unit] / (capacity[unit] * max(cycles, 1.0)) for unit, name in UNITS.items()}
     return SlotUse(
-        cycles, shares, times[_FILLS], times[_SPILLS],
+        cycles,
+        shares,
+        times[_FILLS],
+        times[_SPILLS],
         hbm_bytes=float(runs @ _copied(text, len(runs))) * _GRANULE_BYTES.get(generation, 32),
         vmem_bytes=_vmem_bytes(_only(folder, f"*-{_VMEM}.html").read_text(), name),
-    )  # fmt: skip
+    )
 
 
 def _only(folder: Path, pattern: str) -> Path:

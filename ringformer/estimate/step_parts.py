@@ -27,9 +27,13 @@ def lower_attention(workload: Workload) -> LoweredProgram:
     dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")
     ring = model.attention == "ring"  # else the keys are all at hand, as in the model
     attend = partial(
-        ring_attention, axis_name="sp" if ring else None, layout=model.layout if ring else "contiguous",
-        q_chunk=model.q_chunk, k_chunk=model.k_chunk, kernel=model.kernel,
-    )  # fmt: skip
+        ring_attention,
+        axis_name="sp" if ring else None,
+        layout=model.layout if ring else "contiguous",
+        q_chunk=model.q_chunk,
+        k_chunk=model.k_chunk,
+        kernel=model.kernel,
+    )
 
     def array(heads):
         shape = workload.batch_size // workload.accumulate, workload.seq_len, heads, model.head_dim

@@ -131,11 +131,15 @@ def find_target(name: str) -> Target:
             return Target(name, generation, f"{generation}:{shape}")
         if generation in SLICES:
             sizes = ", ".join(f"{generation}-{n}" for n in SLICES[generation])
-            raise ValueError(f"unknown slice {name!r}; known: {sizes}, or any by its shape, e.g. {generation}:"
-                             f"{next(iter(SLICES[generation].values()))}")  # fmt: skip
+            raise ValueError(
+                f"unknown slice {name!r}; known: {sizes}, or any by its shape, e.g. {generation}:"
+                f"{next(iter(SLICES[generation].values()))}"
+            )
     known = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["8xA100-80", "8xH100", "8xH200", "8xB200"]
-    raise ValueError(f"unknown target {name!r}; known: {', '.join(known)}, other sizes of these, "
-                     "or a TPU slice by its shape, e.g. v5e:4x8")  # fmt: skip
+    raise ValueError(
+        f"unknown target {name!r}; known: {', '.join(known)}, other sizes of these, "
+        "or a TPU slice by its shape, e.g. v5e:4x8"
+    )
 
 
 def _check_shape(name: str) -> None:

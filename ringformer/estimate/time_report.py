@@ -10,8 +10,12 @@ from ringformer.models.flops import model_flops_per_token
 
 def seconds_text(workload: Workload, estimate: Estimate, schedule: Schedule, time: StepTime) -> list[str]:
     """The lines of a report on a compiled step's seconds."""
-    return [*_time(workload, time), *_held_against_parts(workload, estimate, time), *where_text(schedule),
-            *host_waits_text(schedule)]  # fmt: skip
+    return [
+        *_time(workload, time),
+        *_held_against_parts(workload, estimate, time),
+        *where_text(schedule),
+        *host_waits_text(schedule),
+    ]
 
 
 def figures(x: float) -> str:
@@ -40,8 +44,10 @@ def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
         return {}
     target = workload.target
     rate = time.tokens_per_second / (target.num_devices * target.chip.flops(workload.model.compute_dtype))
-    return {name: rate * model_flops_per_token(workload.model, workload.seq_len, causal=causal)
-            for name, causal in (("causal", True), ("palm", False))}  # fmt: skip
+    return {
+        name: rate * model_flops_per_token(workload.model, workload.seq_len, causal=causal)
+        for name, causal in (("causal", True), ("palm", False))
+    }
 
 
 def cost_json(workload: Workload, time: StepTime | None) -> dict:
@@ -70,9 +76,13 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
         f"    no less than {figures(time.floor + time.exposed)} s by bytes and FLOPs at the peak, no more than "
         f"{figures(time.serial + time.exposed)} s if no data moves while an instruction computes",
         f"  {figures(time.tokens_per_second)} tokens a second"
-        + (f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} with all of it "
-           "(PaLM's convention)" if used else ""),
-    ]  # fmt: skip
+        + (
+            f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} with all of it "
+            "(PaLM's convention)"
+            if used
+            else ""
+        ),
+    ]
     return lines + _cost(workload, time)
 
 
@@ -80,8 +90,7 @@ def closed_form_seconds(workload: Workload) -> list[str]:
     """The lines on the seconds of a step that was not compiled."""
     time = computation_time(workload)
     speed = f"{figures(time.tokens_per_second)} tokens a second"
-    return [f"  modelled {figures(time.step)} s a step ({time.source}), {speed}",
-            *_cost(workload, time)]  # fmt: skip
+    return [f"  modelled {figures(time.step)} s a step ({time.source}), {speed}", *_cost(workload, time)]
 
 
 def _cost(workload: Workload, time: StepTime) -> list[str]:
@@ -89,8 +98,10 @@ def _cost(workload: Workload, time: StepTime) -> list[str]:
     if not workload.tokens:
         return []
     hours, days, device_hours = cost_json(workload, time).values()
-    return [f"  {workload.tokens:.3g} tokens: {figures(hours)} hours ({days:,.3g} days), {figures(device_hours)} "
-            "device-hours, modelled"]  # fmt: skip
+    return [
+        f"  {workload.tokens:.3g} tokens: {figures(hours)} hours ({days:,.3g} days), {figures(device_hours)} "
+        "device-hours, modelled"
+    ]
 
 
 def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
@@ -98,8 +109,10 @@ def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) 
     if estimate.by_parts is None:
         return []
     parts = step_time(estimate.by_parts, workload.step_tokens).step
-    return [f"  held against the machine code of a layer's attention, compiled alone: {figures(parts)} s "
-            f"({parts / time.step - 1:+.1%})"]  # fmt: skip
+    return [
+        f"  held against the machine code of a layer's attention, compiled alone: {figures(parts)} s "
+        f"({parts / time.step - 1:+.1%})"
+    ]
 
 
 def where_text(schedule: Schedule) -> list[str]:
@@ -120,5 +133,7 @@ def host_waits_text(schedule: Schedule) -> list[str]:
     if not waits:
         return []
     named = ", ".join(f"{count:,.0f} in {name}" for name, count in sorted(waits.items(), key=lambda item: -item[1]))
-    return [f"  loops that wait for the host, at most {sum(waits.values()):,.0f} times, which is in none of the "
-            f"seconds above: {named}"]  # fmt: skip
+    return [
+        f"  loops that wait for the host, at most {sum(waits.values()):,.0f} times, which is in none of the "
+        f"seconds above: {named}"
+    ]

@@ -52,10 +52,15 @@ def _tune(args: argparse.Namespace) -> int:
             return 1
         best = best_of(candidates)
         print(f"{generation}, heads of {head_dim}: the best are {best.q_chunk} x {best.k_chunk}", flush=True)
-        sizes.append({
-            "head_dim": head_dim, "q_chunk": best.q_chunk, "k_chunk": best.k_chunk,
-            "share_of_ideal": best.share_of_ideal, "candidates": [candidate._asdict() for candidate in candidates],
-        })  # fmt: skip
+        sizes.append(
+            {
+                "head_dim": head_dim,
+                "q_chunk": best.q_chunk,
+                "k_chunk": best.k_chunk,
+                "share_of_ideal": best.share_of_ideal,
+                "candidates": [candidate._asdict() for candidate in candidates],
+            }
+        )
     out.write_text(json.dumps(table | {"sizes": sizes}, indent=1) + "\n")
     print(f"written to {out}")
     return 0

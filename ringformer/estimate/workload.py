@@ -100,11 +100,18 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
     """What the runs of `parse_stages` train on a target, each with all of its steps' tokens."""
     return [
         Workload(
-            c.model, target, c.mesh_dim, c.seq_len, c.batch_size, c.accumulate, c.steps * c.batch_size * c.seq_len,
-            f"stage {n}" if len(configs) > 1 else "run", c.data.has_segments,
+            c.model,
+            target,
+            c.mesh_dim,
+            c.seq_len,
+            c.batch_size,
+            c.accumulate,
+            c.steps * c.batch_size * c.seq_len,
+            f"stage {n}" if len(configs) > 1 else "run",
+            c.data.has_segments,
         )
         for n, c in enumerate(configs, 1)
-    ]  # fmt: skip
+    ]
 
 
 def estimate_command(workload: Workload) -> str:
@@ -113,14 +120,24 @@ def estimate_command(workload: Workload) -> str:
     flags = {"attention": model.attention, "compute_dtype": model.compute_dtype}
     shape = {"mesh_dim": workload.mesh_dim, "batch_size": workload.batch_size}
     shape |= {"accumulate": workload.accumulate} if workload.accumulate != 1 else {}
-    layout = {name: getattr(model, name) for name in ("layout", "kernel", "remat")
-              if getattr(model, name) != getattr(LlamaConfig, name)}  # fmt: skip
+    layout = {
+        name: getattr(model, name)
+        for name in ("layout", "kernel", "remat")
+        if getattr(model, name) != getattr(LlamaConfig, name)
+    }
     switches = {name: getattr(model, name) for name in ("offload", "fetch_ahead")}
     named = LlamaConfig(**preset(workload.name) | flags | layout | settings | switches)
     if named != model:
         raise ValueError(f"no flags of `ringformer estimate` make {model} of {workload.name!r}; write a config file")
-    options = {"model": workload.name, "target": workload.target.name, **flags, **shape, **layout,
-               "seq_len": workload.seq_len, **settings}  # fmt: skip
+    options = {
+        "model": workload.name,
+        "target": workload.target.name,
+        **flags,
+        **shape,
+        **layout,
+        "seq_len": workload.seq_len,
+        **settings,
+    }
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
     words += [f"--{'' if on else 'no-'}{name}" for name, on in switches.items() if on != getattr(LlamaConfig, name)]
     return " ".join(["ringformer estimate", *words, "--json"])

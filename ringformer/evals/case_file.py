@@ -96,8 +96,10 @@ class CaseFile:
     def check(self, row: Row) -> None:
         """Raise ValueError if the file has another row of this key: somebody changed it."""
         if self.rows[row["key"]] != json.loads(json.dumps(row)):
-            raise ValueError(f"{self.path}: the case {row['key']} is not as it was written: delete its line, and it is "
-                             "evaluated again")  # fmt: skip
+            raise ValueError(
+                f"{self.path}: the case {row['key']} is not as it was written: delete its line, and it is "
+                "evaluated again"
+            )
 
     def add(self, row: Row) -> None:
         """Write a case, on the disk when this returns; `key` and `prompt_hash` are among its fields."""

@@ -28,12 +28,14 @@ def add_lines(parser: argparse.ArgumentParser) -> Run:
     )
     add_model_options(parser)
     add_lengths(parser, required=False)
-    parser.add_argument("--num_lines", type=_numbers, metavar="LINES,...",
-                        help="instead: so many lines, however many tokens they have")  # fmt: skip
+    parser.add_argument(
+        "--num_lines", type=_numbers, metavar="LINES,...", help="instead: so many lines, however many tokens they have"
+    )
     parser.add_argument("--cases", metavar="FILE", help="instead: the rows of a JSONL file of LongEval, as they are")
     parser.add_argument("--min_value", type=int, default=Numbers().smallest, help="the smallest number of a line")
-    parser.add_argument("--max_value", type=int, default=LARGEST,
-                        help="the largest one; another is another task, and called so")  # fmt: skip
+    parser.add_argument(
+        "--max_value", type=int, default=LARGEST, help="the largest one; another is another task, and called so"
+    )
     add_case_options(parser, None, f"length; default: {CASES}, of a file all")
     return _lines
 
@@ -66,8 +68,19 @@ def _lines(args: argparse.Namespace) -> None:
     settings = {"form": source, "contexts": given[0] if given else "--lengths"}
     if args.cases:
         settings["cases_hash"] = _hash(Path(args.cases).read_bytes())
-    _evaluate(args, Evaluation("lines", f"line retrieval ({source})", settings, groups, lines.score, lines_table,
-                               draw_accuracy, fixed=bool(given)))  # fmt: skip
+    _evaluate(
+        args,
+        Evaluation(
+            "lines",
+            f"line retrieval ({source})",
+            settings,
+            groups,
+            lines.score,
+            lines_table,
+            draw_accuracy,
+            fixed=bool(given),
+        ),
+    )
 
 
 def _by_lines(cases: "Sequence[Case]") -> list[list["Case"]]:
@@ -83,13 +96,20 @@ def add_needle(parser: argparse.ArgumentParser) -> Run:
     )
     add_model_options(parser)
     add_lengths(parser, required=True)
-    parser.add_argument("--depths", type=_depths, default=_depths("0,10,20,30,40,50,60,70,80,90,100"),
-                        metavar="PERCENT,...", help="depths of the first needle that is asked for; default: 0 to 100 "
-                        "in steps of 10")  # fmt: skip
+    parser.add_argument(
+        "--depths",
+        type=_depths,
+        default=_depths("0,10,20,30,40,50,60,70,80,90,100"),
+        metavar="PERCENT,...",
+        help="depths of the first needle that is asked for; default: 0 to 100 in steps of 10",
+    )
     parser.add_argument("--needles", type=int, default=1, help="how many are hidden, those asked for among them")
     parser.add_argument("--asked", type=int, default=1, help="how many are asked for")
-    parser.add_argument("--haystack", metavar="FILE", help="a text in UTF-8, repeated if it is too short; default: a "
-                        "neutral one of ringformer's, repeated")  # fmt: skip
+    parser.add_argument(
+        "--haystack",
+        metavar="FILE",
+        help="a text in UTF-8, repeated if it is too short; default: a neutral one of ringformer's, repeated",
+    )
     add_case_options(parser, 3, "length and depth")
     return _needle
 
@@ -103,16 +123,30 @@ def _needle(args: argparse.Namespace) -> None:
     needle.check(needles, args.depths)
 
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
-        return (list(needle.cases_of_length(n, args.depths, args.num_cases, args.seed, needles, haystack, tokens))
-                for n in lengths)  # fmt: skip
+        return (
+            list(needle.cases_of_length(n, args.depths, args.num_cases, args.seed, needles, haystack, tokens))
+            for n in lengths
+        )
 
-    settings = {"haystack": haystack.name, "haystack_hash": _hash("".join(haystack.pieces).encode()),
-                "needles": args.needles, "asked": args.asked}  # fmt: skip
+    settings = {
+        "haystack": haystack.name,
+        "haystack_hash": _hash("".join(haystack.pieces).encode()),
+        "needles": args.needles,
+        "asked": args.asked,
+    }
     what = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
-    _evaluate(args, Evaluation(
-        "needle", f"{what} in a haystack ({haystack.name})", settings, groups, needle.score,
-        lambda rows: cross_table(rows, "depth", "depth", "{:g}%"), draw_heat_map,
-    ))  # fmt: skip
+    _evaluate(
+        args,
+        Evaluation(
+            "needle",
+            f"{what} in a haystack ({haystack.name})",
+            settings,
+            groups,
+            needle.score,
+            lambda rows: cross_table(rows, "depth", "depth", "{:g}%"),
+            draw_heat_map,
+        ),
+    )
 
 
 def add_ruler(parser: argparse.ArgumentParser) -> Run:
@@ -128,8 +162,12 @@ def add_ruler(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("--essays", metavar="FILE", help=f"{essays}PaulGrahamEssays.json, or a text")
     parser.add_argument("--squad", metavar="FILE", help="for qa_1: dev-v2.0.json of SQuAD")
     parser.add_argument("--hotpotqa", metavar="FILE", help="for qa_2: hotpot_dev_distractor_v1.json")
-    parser.add_argument("--words", metavar="DIR", help="the folder of adjectivelist.txt, nounlist.txt and verblist.txt "
-                        "of the package wonderwords, the original's words; default: ringformer's own")  # fmt: skip
+    parser.add_argument(
+        "--words",
+        metavar="DIR",
+        help="the folder of adjectivelist.txt, nounlist.txt and verblist.txt "
+        "of the package wonderwords, the original's words; default: ringformer's own",
+    )
     add_case_options(parser, CASES, "length and task; the original has 500")
     return _ruler
 
@@ -147,11 +185,24 @@ def _ruler(args: argparse.Namespace) -> None:
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
         for length in lengths:  # what does not fit is said first; cwe's example is longer from 4,096 tokens on
             list(ruler.cases_of_length(length, tasks, 1, args.seed, tokens, data))
-        return (list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens, data))
-                for n in lengths for task in tasks)  # fmt: skip
+        return (
+            list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens, data))
+            for n in lengths
+            for task in tasks
+        )
 
-    _evaluate(args, Evaluation("ruler", "tasks of RULER", settings, groups, ruler.score,
-                               lambda rows: cross_table(rows, "task", "task"), draw_tasks))  # fmt: skip
+    _evaluate(
+        args,
+        Evaluation(
+            "ruler",
+            "tasks of RULER",
+            settings,
+            groups,
+            ruler.score,
+            lambda rows: cross_table(rows, "task", "task"),
+            draw_tasks,
+        ),
+    )
 
 
 class Evaluation(NamedTuple):

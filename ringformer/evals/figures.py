@@ -25,11 +25,23 @@ def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
     intervals = [wilson(share, len(found)) for share, found in zip(accuracy, groups, strict=True)]
     errors = np.array([(y - low, high - y) for y, (low, high) in zip(accuracy, intervals, strict=True)]).T
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
-    axes.errorbar(tokens, accuracy, errors.clip(0), color=COLOR, linewidth=2, marker="o", markersize=6, elinewidth=1,
-                  capsize=2, clip_on=False, zorder=3)  # fmt: skip
+    axes.errorbar(
+        tokens,
+        accuracy,
+        errors.clip(0),
+        color=COLOR,
+        linewidth=2,
+        marker="o",
+        markersize=6,
+        elinewidth=1,
+        capsize=2,
+        clip_on=False,
+        zorder=3,
+    )
     for x, y in zip(tokens, accuracy, strict=True):
-        axes.annotate(f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), textcoords="offset points", fontsize=9,
-                      color=COLOR)  # fmt: skip
+        axes.annotate(
+            f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), textcoords="offset points", fontsize=9, color=COLOR
+        )
     _context_axis(axes, tokens)
     _percent_axis(axes)
     axes.set(xlabel="tokens of the prompt", ylabel="accuracy, 95% interval", title=title)
@@ -70,8 +82,17 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
     looks = product(TASK_LINES, TASK_COLORS)
     for (task, found), (line, color) in zip(grouped(rows, "task").items(), looks, strict=False):
         by_length = grouped(found, "length")
-        axes.plot(list(by_length), [mean(cases) for cases in by_length.values()], line, color=color, linewidth=2,
-                  markersize=5, label=task, clip_on=False, zorder=3)  # fmt: skip
+        axes.plot(
+            list(by_length),
+            [mean(cases) for cases in by_length.values()],
+            line,
+            color=color,
+            linewidth=2,
+            markersize=5,
+            label=task,
+            clip_on=False,
+            zorder=3,
+        )
     _context_axis(axes, list(grouped(rows, "length")))
     _percent_axis(axes)
     axes.set(xlabel="tokens of the context", ylabel="recall of the references", title=title)
@@ -86,8 +107,14 @@ def draw_losses(plt, by_context: Mapping[int, Loss], by_position: Mapping[int, L
     names = ("tokens of the context, the same last ones predicted", "tokens before the predicted one")
     for axes, losses, name in zip(both, (by_context, by_position), names, strict=True):
         if losses:
-            axes.plot(list(losses), [loss.nats for loss in losses.values()], color=COLOR, linewidth=2, marker="o",
-                      markersize=5)  # fmt: skip
+            axes.plot(
+                list(losses),
+                [loss.nats for loss in losses.values()],
+                color=COLOR,
+                linewidth=2,
+                marker="o",
+                markersize=5,
+            )
             _context_axis(axes, list(losses))
         axes.grid(axis="y", color=RULE, linewidth=0.6)
         axes.tick_params(length=0)

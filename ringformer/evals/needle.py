@@ -96,16 +96,22 @@ def prompt(text: str, needles: Sequence[tuple[str, int, float]], asked: Sequence
 def check(needles: Needles, depths: Sequence[float]) -> None:
     """Raise ValueError for needles or depths, in percent, that cannot be."""
     if not 1 <= needles.asked <= needles.hidden <= len(CITIES):
-        raise ValueError(f"{needles.asked} of {needles.hidden} needles: hide 1 to {len(CITIES)} and ask for as many "
-                         "or fewer")  # fmt: skip
+        raise ValueError(
+            f"{needles.asked} of {needles.hidden} needles: hide 1 to {len(CITIES)} and ask for as many or fewer"
+        )
     if wrong := [depth for depth in depths if not 0 <= depth <= 100]:
         raise ValueError(f"--depths: {wrong[0]:g} is no percentage from 0 to 100")
 
 
 def cases_of_length(
-    length: int, depths: Sequence[float], count: int, seed: int, needles: Needles, haystack: Haystack,
+    length: int,
+    depths: Sequence[float],
+    count: int,
+    seed: int,
+    needles: Needles,
+    haystack: Haystack,
     tokens: CountTokens,
-) -> Iterator[Case]:  # fmt: skip
+) -> Iterator[Case]:
     """`count` cases at each depth, in percent, of the first needle that is asked for; the others stand anywhere.
 
     The text is as long as leaves room for the answer in `length` tokens.

@@ -18,31 +18,49 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The model, its mesh, the lengths and the folder of the outputs."""
-    parser.add_argument("--run", metavar="DIR", required=True,
-                        help="the folder of a run, of a stage of one, of a converted model, or of a Hugging Face "
-                        "checkpoint, which is converted for the while")  # fmt: skip
+    parser.add_argument(
+        "--run",
+        metavar="DIR",
+        required=True,
+        help="the folder of a run, of a stage of one, of a converted model, or of a Hugging Face "
+        "checkpoint, which is converted for the while",
+    )
     parser.add_argument(
         "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
     )
-    parser.add_argument("--out", metavar="DIR", help="the folder of cases.jsonl, table.txt and the PNG; cases that it "
-                        "has are not evaluated again; default: evals/NAME in the run's")  # fmt: skip
-    parser.add_argument("--allow_longer", action="store_true",
-                        help="go beyond the context that the model was configured for")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="the folder of cases.jsonl, table.txt and the PNG; cases that it "
+        "has are not evaluated again; default: evals/NAME in the run's",
+    )
+    parser.add_argument(
+        "--allow_longer", action="store_true", help="go beyond the context that the model was configured for"
+    )
     parser.add_argument("--batch_size", type=int, default=1, help="cases of a length that are evaluated at once")
     parser.add_argument("--mesh_dim", default="1,1,1,1", help="sizes of dp,fsdp,tp,sp; -1 is the rest")
-    parser.add_argument("--cpu_devices", type=int, default=0,
-                        help="simulate so many devices on the CPU; default: the machine's own")  # fmt: skip
-    parser.add_argument("--prefill_chunk", type=int, metavar="TOKENS",
-                        help="read prompts in chunks of so many tokens; default: at once")  # fmt: skip
+    parser.add_argument(
+        "--cpu_devices", type=int, default=0, help="simulate so many devices on the CPU; default: the machine's own"
+    )
+    parser.add_argument(
+        "--prefill_chunk", type=int, metavar="TOKENS", help="read prompts in chunks of so many tokens; default: at once"
+    )
     parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
-    parser.add_argument("--tokenizer", help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with "
-                        "one of them; default: the run's")  # fmt: skip
+    parser.add_argument(
+        "--tokenizer",
+        help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the run's",
+    )
 
 
 def add_lengths(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Contexts in tokens."""
-    parser.add_argument("--lengths", type=parse_lengths, required=required, metavar="TOKENS,...",
-                        help="contexts in tokens, of prompt and answer together, e.g. 4096,8192 or 4K,8K")  # fmt: skip
+    parser.add_argument(
+        "--lengths",
+        type=parse_lengths,
+        required=required,
+        metavar="TOKENS,...",
+        help="contexts in tokens, of prompt and answer together, e.g. 4096,8192 or 4K,8K",
+    )
 
 
 def add_case_options(parser: argparse.ArgumentParser, num_cases: int | None, said: str) -> None:
@@ -52,8 +70,11 @@ def add_case_options(parser: argparse.ArgumentParser, num_cases: int | None, sai
     parser.add_argument("--num_cases", type=int, default=num_cases, help=f"cases of each {said}")
     parser.add_argument("--seed", type=int, default=0, help="of the cases (default: 0)")
     parser.add_argument("--chat", action="store_true", help="give prompts through the model's chat template")
-    parser.add_argument("--template", choices=get_args(TemplateName), help="the chat template; default: that of the "
-                        "run's conversations, else the tokenizer's own")  # fmt: skip
+    parser.add_argument(
+        "--template",
+        choices=get_args(TemplateName),
+        help="the chat template; default: that of the run's conversations, else the tokenizer's own",
+    )
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -85,9 +106,12 @@ class Opened(NamedTuple):
         from ringformer.inference.text_generator import TextGenerator
 
         generator = Generator.load(
-            self.folder, mesh_dim=self.args.mesh_dim, max_length=max_length, prefill_chunk=self.args.prefill_chunk,
+            self.folder,
+            mesh_dim=self.args.mesh_dim,
+            max_length=max_length,
+            prefill_chunk=self.args.prefill_chunk,
             compute_dtype=self.args.compute_dtype,
-        )  # fmt: skip
+        )
         if identity(self.args.run) != self.identity:
             raise ValueError(f"{self.args.run} wrote a checkpoint while it was read: start again")
         return TextGenerator(generator, self.text)

@@ -93,11 +93,15 @@ def measure(stretch: Stretch, losses: np.ndarray, last: int) -> Row:
     counted = stretch.counted[1:]
     bins = np.log2(np.arange(1, stretch.length)).astype(int)  # of the token behind i others
     return {
-        "key": stretch.key, "prompt_hash": stretch.tokens_hash, "length": stretch.length,
-        "document": stretch.document, "last_nats": float(nats[-last:].sum()),
-        "last_tokens": int(counted[-last:].sum()), "bin_nats": np.bincount(bins, nats).tolist(),
+        "key": stretch.key,
+        "prompt_hash": stretch.tokens_hash,
+        "length": stretch.length,
+        "document": stretch.document,
+        "last_nats": float(nats[-last:].sum()),
+        "last_tokens": int(counted[-last:].sum()),
+        "bin_nats": np.bincount(bins, nats).tolist(),
         "bin_tokens": np.bincount(bins, counted).astype(int).tolist(),
-    }  # fmt: skip
+    }
 
 
 def check_row(row: Row) -> None:
@@ -112,9 +116,16 @@ def check_row(row: Row) -> None:
 
 
 def measure_store(
-    model: LossModel, store: TokenStore, lengths: Sequence[int], *, documents: int, last: int, batch_size: int,
-    file: CaseFile, say: Callable[[str], None],
-) -> list[Row]:  # fmt: skip
+    model: LossModel,
+    store: TokenStore,
+    lengths: Sequence[int],
+    *,
+    documents: int,
+    last: int,
+    batch_size: int,
+    file: CaseFile,
+    say: Callable[[str], None],
+) -> list[Row]:
     """The rows of every document and length, of which those that the file has are not measured again."""
     longest = max(lengths)
     chosen, rows = choose_documents(store, longest, documents), []

@@ -18,8 +18,12 @@ def add_perplexity(parser: argparse.ArgumentParser) -> Run:
     add_lengths(parser, required=True)
     parser.add_argument("--store", required=True, help="a token store; of a folder of stores eval/ if it has one")
     parser.add_argument("--documents", type=int, default=32, help="how many, of at least the longest of --lengths")
-    parser.add_argument("--last", type=int, metavar="TOKENS",
-                        help="the last tokens that are compared; default: half of the shortest context")  # fmt: skip
+    parser.add_argument(
+        "--last",
+        type=int,
+        metavar="TOKENS",
+        help="the last tokens that are compared; default: half of the shortest context",
+    )
     return _perplexity
 
 
@@ -40,13 +44,25 @@ def _perplexity(args: argparse.Namespace) -> None:
         if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
             raise ValueError(f"{store.path} was made with tokenizer {store.meta['tokenizer']}, the model has {name}")
         perplexity.check(store, args.lengths, last)
-        settings = model.settings | {"store": store.meta["fingerprint"], "documents": args.documents, "last": last,
-                                     "ends_at": max(args.lengths)}  # fmt: skip
+        settings = model.settings | {
+            "store": store.meta["fingerprint"],
+            "documents": args.documents,
+            "last": last,
+            "ends_at": max(args.lengths),
+        }
         with out_folder(args, "perplexity") as folder:
             file = CaseFile(folder / "cases.jsonl", "perplexity", settings, perplexity.check_row)
             generator = model.load(max(args.lengths)).generator
-            perplexity.measure_store(generator, store, args.lengths, last=last, documents=args.documents,
-                                     batch_size=args.batch_size, file=file, say=say)  # fmt: skip
+            perplexity.measure_store(
+                generator,
+                store,
+                args.lengths,
+                last=last,
+                documents=args.documents,
+                batch_size=args.batch_size,
+                file=file,
+                say=say,
+            )
             store.check.wait(say)
             rows = list(file.rows.values())
             bytes_per_token = store.meta["utf8_bytes"] / store.meta["trained_tokens"]

@@ -284,11 +284,11 @@ def cases_of_length(
             parts = most
             while tokens(*(case := built(index, index, parts)).prompt) > room:
                 if parts == plan.least:
-                    raise ValueError(f"{too_short}the shortest prompt of case {index} does not fit: ask for a longer "
-                                     "context, or name other --tasks")  # fmt: skip
+                    shortest = f"the shortest prompt of case {index} does not fit"
+                    raise ValueError(f"{too_short}{shortest}: ask for a longer context, or name other --tasks")
                 parts = max(plan.least, parts - plan.step)
-            yield Case(length, index, case.prompt.question, case.expected, task.max_new_tokens, {"task": name},
-                       case.prompt.prefix)  # fmt: skip
+            (question, prefix), most_new = case.prompt, task.max_new_tokens
+            yield Case(length, index, question, case.expected, most_new, {"task": name}, prefix)
 
 
 def score(case: Case, answer: str) -> float:

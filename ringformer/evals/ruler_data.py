@@ -97,8 +97,9 @@ def read_squad(path: str | Path) -> Questions:
                 related = tuple(i for i in beside if i != own)
                 questions += [
                     Question(asked["question"], tuple(answer["text"] for answer in asked["answers"]), (own,), related)
-                    for asked in paragraph["qas"] if not asked["is_impossible"]
-                ]  # fmt: skip
+                    for asked in paragraph["qas"]
+                    if not asked["is_impossible"]
+                ]
         return Questions(tuple(questions), documents)
 
     return _checked(path, _text(path), read, "SQuAD 2.0, as dev-v2.0.json")
@@ -129,9 +130,12 @@ class Data:
     """
 
     def __init__(
-        self, words: str | None = None, essays: str | None = None, squad: str | None = None,
+        self,
+        words: str | None = None,
+        essays: str | None = None,
+        squad: str | None = None,
         hotpotqa: str | None = None,
-    ):  # fmt: skip
+    ):
         self.paths = {"words": words, "essays": essays, "squad": squad, "hotpotqa": hotpotqa}
 
     @cached_property

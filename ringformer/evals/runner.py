@@ -105,6 +105,13 @@ FIELDS = frozenset(("key", "prompt_hash", "length", "index", "prompt_tokens", "e
 
 def _row(case: Case, answer: str, score: float, prompt_tokens: int) -> Row:
     return {
-        "key": case.key, "prompt_hash": case.prompt_hash, "length": case.length, "index": case.index, **case.labels,
-        "prompt_tokens": prompt_tokens, "expected": list(case.expected), "answer": answer, "score": score,
-    }  # fmt: skip
+        "key": case.key,
+        "prompt_hash": case.prompt_hash,
+        "length": case.length,
+        "index": case.index,
+        **case.labels,
+        "prompt_tokens": prompt_tokens,
+        "expected": list(case.expected),
+        "answer": answer,
+        "score": score,
+    }

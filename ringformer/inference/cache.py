@@ -57,9 +57,12 @@ def layer_of(x: Float[Array, "L B K S d"], layer: Int32[Array, ""], slots: int) 
 
 
 def write_chunk(
-    cache: Cache, k: Float[Array, "L B T K d"], v: Float[Array, "L B T K d"], positions: Int32[Array, "B T"],
+    cache: Cache,
+    k: Float[Array, "L B T K d"],
+    v: Float[Array, "L B T K d"],
+    positions: Int32[Array, "B T"],
     slot: Int32[Array, ""],
-) -> Cache:  # fmt: skip
+) -> Cache:
     """The device's cache with T tokens from `slot` on."""
     k, v = (x.swapaxes(2, 3) for x in (k, v))
     return Cache(
@@ -70,9 +73,13 @@ def write_chunk(
 
 
 def write_token(
-    cache: Cache, k: Float[Array, "L B K d"], v: Float[Array, "L B K d"], positions: Int32[Array, " B"],
-    slot: Int32[Array, ""], mine: Bool[Array, ""],
-) -> Cache:  # fmt: skip
+    cache: Cache,
+    k: Float[Array, "L B K d"],
+    v: Float[Array, "L B K d"],
+    positions: Int32[Array, " B"],
+    slot: Int32[Array, ""],
+    mine: Bool[Array, ""],
+) -> Cache:
     """The device's cache with a token of each row in `slot`, if this rank is the one that takes it."""
 
     def write(old, new, axis):

@@ -30,9 +30,14 @@ def cheaper_to_move(config: LlamaConfig, new: int, cached: int) -> Travels:
 
 @partial(jax.named_call, name=ATTEND_TOKEN)
 def attend_token(
-    q: Float[Array, "B K G d"], k: Float[Array, "B K d"], v: Float[Array, "B K d"], cached_k: Float[Array, "B K S d"],
-    cached_v: Float[Array, "B K S d"], valid: Bool[Array, "B S"], ring: str,
-) -> Float32[Array, "B K G d"]:  # fmt: skip
+    q: Float[Array, "B K G d"],
+    k: Float[Array, "B K d"],
+    v: Float[Array, "B K d"],
+    cached_k: Float[Array, "B K S d"],
+    cached_v: Float[Array, "B K S d"],
+    valid: Bool[Array, "B S"],
+    ring: str,
+) -> Float32[Array, "B K G d"]:
     """One query a row, the same on all ranks, to the rank's share of the keys and to its own k and v: the whole result.
 
     What travels is one maximum and one sum, 4 B K G (d + 2) bytes, whatever the context.
@@ -57,9 +62,14 @@ def attend_token(
 
 
 def attend_cached(
-    q: Float[Array, "B T H d"], cached_k: Float[Array, "B K S d"], cached_v: Float[Array, "B K S d"],
-    valid: Bool[Array, "B S"], travels: Travels, ring: str, **options,
-) -> tuple[Float32[Array, "B T H d"], Float32[Array, "B H T"]]:  # fmt: skip
+    q: Float[Array, "B T H d"],
+    cached_k: Float[Array, "B K S d"],
+    cached_v: Float[Array, "B K S d"],
+    valid: Bool[Array, "B S"],
+    travels: Travels,
+    ring: str,
+    **options,
+) -> tuple[Float32[Array, "B T H d"], Float32[Array, "B H T"]]:
     """(o, lse) of this rank's queries to the valid keys of all ranks' shares; `options` are `ring_attention`'s."""
     k, v = (rearrange(x, "b k s d -> b s k d") for x in (cached_k, cached_v))
     keys = jnp.where(valid, 0, 1)  # segments: the queries are of segment 0

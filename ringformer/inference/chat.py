@@ -56,9 +56,14 @@ class Chat:
         return answer
 
     def _answer(
-        self, session: Session, prompt: ChatPrompt, known: int, max_new_tokens: int, sampling: Sampling,
+        self,
+        session: Session,
+        prompt: ChatPrompt,
+        known: int,
+        max_new_tokens: int,
+        sampling: Sampling,
         stop: Sequence[str],
-    ) -> Answer:  # fmt: skip
+    ) -> Answer:
         """The answer to a prompt of which the session has the first `known` tokens."""
         new_ids = prompt.ids[known:]
         session.append([new_ids])

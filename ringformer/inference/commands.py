@@ -29,8 +29,13 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "the other; a chat keeps what it has read and said. Ctrl-C ends an answer, Ctrl-D a conversation. Several "
         "processes, --distributed, share a prompt that all are given; process 0 says the answer."
     )
-    parser.add_argument("--run", dest="run_dir", metavar="DIR", required=True,
-                        help="the folder of a run, of a stage of one, or of a converted model")  # fmt: skip
+    parser.add_argument(
+        "--run",
+        dest="run_dir",
+        metavar="DIR",
+        required=True,
+        help="the folder of a run, of a stage of one, or of a converted model",
+    )
     parser.add_argument(
         "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
     )
@@ -39,26 +44,46 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     parser.add_argument("--chat", action="store_true", help="answer, by the run's chat template")
     parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; without: the template's own")
     parser.add_argument("--max_new_tokens", type=int, default=256, help="the longest continuation")
-    parser.add_argument("--stop", metavar="TEXT", action="append", default=[],
-                        help="end the text before this one; may be given several times")  # fmt: skip
+    parser.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end the text before this one; may be given several times",
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest token (default: 0)")
     parser.add_argument("--top_k", type=int, help="sample among so many likeliest tokens")
     parser.add_argument("--top_p", type=float, help="sample among the likeliest tokens that have this probability")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
-    parser.add_argument("--max_length", type=int, metavar="TOKENS",
-                        help="of prompt and continuation, or a chat; default: the context of the run")  # fmt: skip
-    parser.add_argument("--allow_longer", action="store_true",
-                        help="go beyond the context that the model was trained at")  # fmt: skip
+    parser.add_argument(
+        "--max_length",
+        type=int,
+        metavar="TOKENS",
+        help="of prompt and continuation, or a chat; default: the context of the run",
+    )
+    parser.add_argument(
+        "--allow_longer", action="store_true", help="go beyond the context that the model was trained at"
+    )
     parser.add_argument("--mesh_dim", default="1,1,1,1", help="sizes of dp,fsdp,tp,sp; -1 is the rest")
-    parser.add_argument("--cpu_devices", type=int, default=0,
-                        help="simulate so many devices on the CPU; default: the machine's own")  # fmt: skip
-    parser.add_argument("--prefill_chunk", type=int, metavar="TOKENS",
-                        help="read the prompt in chunks of so many tokens; default: at once")  # fmt: skip
+    parser.add_argument(
+        "--cpu_devices", type=int, default=0, help="simulate so many devices on the CPU; default: the machine's own"
+    )
+    parser.add_argument(
+        "--prefill_chunk",
+        type=int,
+        metavar="TOKENS",
+        help="read the prompt in chunks of so many tokens; default: at once",
+    )
     parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
-    parser.add_argument("--tokenizer", help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with "
-                        "one of them; default: the run's")  # fmt: skip
-    parser.add_argument("--template", choices=get_args(TemplateName), help="the chat template; default: that of the "
-                        "run's conversations, else the tokenizer's own")  # fmt: skip
+    parser.add_argument(
+        "--tokenizer",
+        help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the run's",
+    )
+    parser.add_argument(
+        "--template",
+        choices=get_args(TemplateName),
+        help="the chat template; default: that of the run's conversations, else the tokenizer's own",
+    )
     add_distributed_flags(parser)
     return _generate
 
@@ -71,8 +96,10 @@ def _generate(args: argparse.Namespace) -> int:
     if args.system is not None and not args.chat:
         raise ValueError("--system is the system message of a --chat")
     if (dp := args.mesh_dim.split(",")[0].strip()) != "1" and dp.lstrip("-").isdigit():
-        raise ValueError(f"--mesh_dim={args.mesh_dim}: dp={dp} shares rows out, and a prompt is one: dp=1, and the "
-                         "devices to fsdp, tp or sp")  # fmt: skip
+        raise ValueError(
+            f"--mesh_dim={args.mesh_dim}: dp={dp} shares rows out, and a prompt is one: dp=1, and the "
+            "devices to fsdp, tp or sp"
+        )
     simulate_cpu_devices(args.cpu_devices)
     member = member_of(args, MEET_SECONDS)
     prompt = _prompt(args)
@@ -99,9 +126,12 @@ def _generate(args: argparse.Namespace) -> int:
     if member is not None:
         _join(member, args, prompt)
     generator = Generator.load(
-        args.run_dir, mesh_dim=args.mesh_dim, max_length=limit, prefill_chunk=args.prefill_chunk,
+        args.run_dir,
+        mesh_dim=args.mesh_dim,
+        max_length=limit,
+        prefill_chunk=args.prefill_chunk,
         compute_dtype=args.compute_dtype,
-    )  # fmt: skip
+    )
     model = TextGenerator(generator, text)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # models say what is not UTF-8
@@ -138,8 +168,9 @@ def _prompt(args: argparse.Namespace) -> str | None:
     if args.prompt is not None:
         return args.prompt
     if args.distributed and args.prompt_file is None:
-        raise ValueError("several processes need the same prompt, and stdin is one's alone: give --prompt or "
-                         "--prompt_file")  # fmt: skip
+        raise ValueError(
+            "several processes need the same prompt, and stdin is one's alone: give --prompt or --prompt_file"
+        )
     if args.prompt_file is None and sys.stdin.isatty():
         return None
     name = args.prompt_file or "stdin"
@@ -150,8 +181,9 @@ def _prompt(args: argparse.Namespace) -> str | None:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not text in UTF-8: byte {error.object[error.start]:#04x} at {error.start:,} of "
-                         f"{len(content):,}") from None  # fmt: skip
+        raise ValueError(
+            f"{name} is not text in UTF-8: byte {error.object[error.start]:#04x} at {error.start:,} of {len(content):,}"
+        ) from None
 
 
 def _messages(args: argparse.Namespace, question: str):
@@ -169,8 +201,10 @@ def _limit(args: argparse.Namespace, context: int | None) -> int | None:
     if args.max_length < 2:
         raise ValueError(f"--max_length={args.max_length} leaves no room for a prompt and a token")
     if longest is not None and args.max_length > longest:
-        raise ValueError(f"--max_length={args.max_length} is beyond the context of {longest:,} tokens that "
-                         f"{args.run_dir} was trained at; --allow_longer goes there nevertheless")  # fmt: skip
+        raise ValueError(
+            f"--max_length={args.max_length} is beyond the context of {longest:,} tokens that "
+            f"{args.run_dir} was trained at; --allow_longer goes there nevertheless"
+        )
     return args.max_length
 
 
@@ -207,8 +241,10 @@ def _interactive(ask) -> int:
 def _say(answer) -> int:
     """Print an answer as it comes, and its speed; the exit code."""
     if answer.began_anew:
-        print("(the conversation so far was read again: the cache had other tokens, or no room behind them)",
-              file=sys.stderr)  # fmt: skip
+        print(
+            "(the conversation so far was read again: the cache had other tokens, or no room behind them)",
+            file=sys.stderr,
+        )
     code = 0
     try:
         _print(answer)
@@ -216,8 +252,11 @@ def _say(answer) -> int:
         code = 130
     print(flush=True)
     times = answer.session.timings
-    print(f"prompt of {answer.prompt_tokens:,} tokens; prefill {times.prefill_tokens_per_second:,.1f} tokens/s, "
-          f"decode {times.decode_tokens_per_second:,.1f} tokens/s", file=sys.stderr)  # fmt: skip
+    print(
+        f"prompt of {answer.prompt_tokens:,} tokens; prefill {times.prefill_tokens_per_second:,.1f} tokens/s, "
+        f"decode {times.decode_tokens_per_second:,.1f} tokens/s",
+        file=sys.stderr,
+    )
     return code
 
 

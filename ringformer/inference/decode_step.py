@@ -14,15 +14,19 @@ from jaxtyping import Array, Float, Float32, Int32
 from ringformer.inference.cache import Cache, layer_of
 from ringformer.inference.cached_attention import attend_token
 from ringformer.inference.weight_shares import ALL, REST
-from ringformer.models.llama import rms_norm
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.rms_norm import rms_norm
 from ringformer.ops import rope
 
 
 def decode_hidden(
-    config: LlamaConfig, weights: dict, cache: Cache, tokens: Int32[Array, " B"], positions: Int32[Array, " B"],
+    config: LlamaConfig,
+    weights: dict,
+    cache: Cache,
+    tokens: Int32[Array, " B"],
+    positions: Int32[Array, " B"],
     slots: int,
-) -> tuple[Float[Array, "B D"], Float[Array, "L B K d"], Float[Array, "L B K d"]]:  # fmt: skip
+) -> tuple[Float[Array, "B D"], Float[Array, "L B K d"], Float[Array, "L B K d"]]:
     """The normed output of the last layer, and every layer's rotated key and value.
 
     Args:

@@ -49,9 +49,15 @@ class Generator:
 
     @classmethod
     def load(
-        cls, run: str | Path, *, mesh_dim: str = "1,1,1,1", max_length: int, prefill_chunk: int | None = None,
-        compute_dtype: str | None = None, devices: list | None = None,
-    ) -> "Generator":  # fmt: skip
+        cls,
+        run: str | Path,
+        *,
+        mesh_dim: str = "1,1,1,1",
+        max_length: int,
+        prefill_chunk: int | None = None,
+        compute_dtype: str | None = None,
+        devices: list | None = None,
+    ) -> "Generator":
         """The model of a run's latest checkpoint, or of a converted one.
 
         Args:
@@ -78,9 +84,13 @@ class Generator:
         return Session(self._programs, self._weights, rows, self.max_length, self.prefill_chunk)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, sampling: Sampling = Sampling(),
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling = Sampling(),
         end_tokens: Collection[int] = (),
-    ) -> list[list[int]]:  # fmt: skip
+    ) -> list[list[int]]:
         """The ids that follow each prompt, an end token included where one came.
 
         Raises ValueError, before anything is computed: what `Session.append` and `decode` refuse.

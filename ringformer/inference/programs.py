@@ -119,10 +119,12 @@ class Programs:
           cached: how many slots of a rank the chunk attends to; 0: nothing came before it.
           travels: the keys in those slots, or the chunk's queries.
         """
-        chunk = Chunk(*(
-            self._array(shape, jnp.int32, spec)
-            for shape, spec in zip([(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],)], CHUNK, strict=True)
-        ))  # fmt: skip
+        chunk = Chunk(
+            *(
+                self._array(shape, jnp.int32, spec)
+                for shape, spec in zip([(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],)], CHUNK, strict=True)
+            )
+        )
 
         def prefill(weights, state, chunk):
             return self._prefill(weights, state, chunk, cached, travels)
@@ -202,9 +204,13 @@ class Programs:
             return join(ring(return_lse=True), before).astype(q.dtype), (k, v)
 
         x, (k, v) = self._model(weights).attended(
-            chunk.tokens, jnp.maximum(chunk.positions, 0), axes=self._axes, gather=self._gather, attend=attend,
+            chunk.tokens,
+            jnp.maximum(chunk.positions, 0),
+            axes=self._axes,
+            gather=self._gather,
+            attend=attend,
             given=jnp.arange(c.num_layers),
-        )  # fmt: skip
+        )
         here = (chunk.positions == chunk.last[:, None]) & (chunk.last >= 0)[:, None]
         x = lax.psum(jnp.where(here[..., None], x, 0).sum(axis=1), ("sp", "tp"))
         logits = jnp.where((chunk.last >= 0)[:, None], next_logits(c, weights, x), state.logits)

@@ -78,8 +78,9 @@ class RunText:
         ValueError for a template that changes how an answer begins.
         """
         _check_not_empty(messages[-1].content)
-        rendered = [_begun(*self._render([*messages, Message("assistant", prefix + probe)]), prefix)
-                    for probe in PROBES]  # fmt: skip
+        rendered = [
+            _begun(*self._render([*messages, Message("assistant", prefix + probe)]), prefix) for probe in PROBES
+        ]
         with _utf8_for(self.tokenizer):
             encoded = self.tokenizer.encode_chats([segments for segments, _ in rendered])
         segments, start = rendered[0]
@@ -131,8 +132,10 @@ class RunText:
     @cached_property
     def _template(self):
         if self.template_name is None:
-            raise ValueError(f"{self._run} was not trained on conversations, and its tokenizer has no chat template: "
-                             f"name one, --template={'|'.join(get_args(TemplateName))}")  # fmt: skip
+            raise ValueError(
+                f"{self._run} was not trained on conversations, and its tokenizer has no chat template: "
+                f"name one, --template={'|'.join(get_args(TemplateName))}"
+            )
         return load_template(self.template_name, self.tokenizer)
 
 
@@ -188,8 +191,10 @@ def _tokenizer_of(run: Path, saved: dict[str, Any]) -> str:
     kind = Path(named).suffix if named.endswith((".json", ".model")) else ""
     present = [path for name, path in files.items() if name.endswith(kind) and path.is_file()]
     if not present:
-        raise FileNotFoundError(f"{run} holds no tokenizer: name the model's with --tokenizer=bytes, or the path of a "
-                                "*.model file, a tokenizer.json or a folder with one of them")  # fmt: skip
+        raise FileNotFoundError(
+            f"{run} holds no tokenizer: name the model's with --tokenizer=bytes, or the path of a "
+            "*.model file, a tokenizer.json or a folder with one of them"
+        )
     return str(present[0])
 
 

@@ -28,8 +28,10 @@ class Sampling(NamedTuple):
     def check(self) -> None:
         """Raise ValueError for values that cannot be, or that contradict one another."""
         if not 0 <= self.temperature <= HOTTEST:  # nor NaN
-            raise ValueError(f"temperature={self.temperature} must be 0, for the likeliest token, or above, up to the "
-                             f"{HOTTEST:.1e} of float32")  # fmt: skip
+            raise ValueError(
+                f"temperature={self.temperature} must be 0, for the likeliest token, or above, up to the "
+                f"{HOTTEST:.1e} of float32"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} must be at least 1, or unset")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -53,9 +55,13 @@ class Kind(NamedTuple):
 
 
 def sample(
-    logits: Float32[Array, "B V"], keys: jax.Array, temperature: Float32[Array, ""], top_k: Int32[Array, ""],
-    top_p: Float32[Array, ""], kind: Kind,
-) -> Int32[Array, " B"]:  # fmt: skip
+    logits: Float32[Array, "B V"],
+    keys: jax.Array,
+    temperature: Float32[Array, ""],
+    top_k: Int32[Array, ""],
+    top_p: Float32[Array, ""],
+    kind: Kind,
+) -> Int32[Array, " B"]:
     """A token of each row, drawn with the row's key, or `NOT_FINITE`. Top-k comes before top-p, both after the
     temperature."""
     likeliest = logits.max(axis=-1, keepdims=True)  # NaN if any logit is

@@ -101,8 +101,10 @@ class Session:
             raise ValueError("there is nothing to continue: append a prompt first")
         room = self._max_length - max(self.lengths)
         if max_new_tokens > room:
-            raise ValueError(f"{max(self.lengths)} tokens and {max_new_tokens} new ones exceed max_length="
-                             f"{self._max_length}: at most {room} new ones fit")  # fmt: skip
+            raise ValueError(
+                f"{max(self.lengths)} tokens and {max_new_tokens} new ones exceed max_length="
+                f"{self._max_length}: at most {room} new ones fit"
+            )
         if max_new_tokens > self._slots.free:
             raise ValueError(
                 f"turns of unequal length have left room for {self._slots.free} new tokens: decode fewer, or give each "
@@ -193,8 +195,10 @@ def check_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
         if not len(row):
             raise ValueError(f"prompt {number} is empty: a prompt needs at least one token")
         if outside := [int(token) for token in row if not 0 <= token < vocab_size]:
-            raise ValueError(f"prompt {number} has the id {outside[0]}, which is outside of the vocabulary: ids lie in "
-                             f"[0, {vocab_size})")  # fmt: skip
+            raise ValueError(
+                f"prompt {number} has the id {outside[0]}, which is outside of the vocabulary: ids lie in "
+                f"[0, {vocab_size})"
+            )
 
 
 def _empty_state(abstract: State) -> State:

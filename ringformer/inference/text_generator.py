@@ -28,19 +28,30 @@ class TextGenerator:
 
     @classmethod
     def load(
-        cls, run: str | Path, *, mesh_dim: str = "1,1,1,1", max_length: int, prefill_chunk: int | None = None,
-        compute_dtype: str | None = None, devices=None, tokenizer: str | None = None,
+        cls,
+        run: str | Path,
+        *,
+        mesh_dim: str = "1,1,1,1",
+        max_length: int,
+        prefill_chunk: int | None = None,
+        compute_dtype: str | None = None,
+        devices=None,
+        tokenizer: str | None = None,
         template: TemplateName | None = None,
-    ) -> "TextGenerator":  # fmt: skip
+    ) -> "TextGenerator":
         """The model of a run's latest checkpoint, or a converted one, with its tokenizer.
 
         Args: as `Generator.load`, and `tokenizer` and `template` as `RunText`.
         """
         text = RunText(run, tokenizer=tokenizer, template=template)  # first: it is checked in no time
         generator = Generator.load(
-            run, mesh_dim=mesh_dim, max_length=max_length, prefill_chunk=prefill_chunk, compute_dtype=compute_dtype,
+            run,
+            mesh_dim=mesh_dim,
+            max_length=max_length,
+            prefill_chunk=prefill_chunk,
+            compute_dtype=compute_dtype,
             devices=devices,
-        )  # fmt: skip
+        )
         return cls(generator, text)
 
     @property
@@ -57,9 +68,15 @@ class TextGenerator:
         return self._prompt(prompt, chat, prefix).ids
 
     def complete(
-        self, prompts: Sequence[str], *, max_new_tokens: int, sampling: Sampling = Sampling(),
-        stop: Sequence[str] = (), chat: bool = False, prefixes: Sequence[str] = (),
-    ) -> list[str]:  # fmt: skip
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling = Sampling(),
+        stop: Sequence[str] = (),
+        chat: bool = False,
+        prefixes: Sequence[str] = (),
+    ) -> list[str]:
         """What follows each prompt, as one batch: its text up to an end token, a stop string or `max_new_tokens`.
 
         Args:
@@ -92,9 +109,14 @@ class TextGenerator:
         return [text + answer.close() for text, answer in zip(texts, answers, strict=True)]
 
     def stream(
-        self, prompt: str, *, max_new_tokens: int, sampling: Sampling = Sampling(), stop: Sequence[str] = (),
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling = Sampling(),
+        stop: Sequence[str] = (),
         chat: bool = False,
-    ) -> Answer:  # fmt: skip
+    ) -> Answer:
         """`complete` of one prompt, in pieces, each of whole characters, as they come. Raises ValueError as it does."""
         asked = self._prompt(prompt, chat)
         self.check([asked], max_new_tokens, sampling, stop)
@@ -103,9 +125,15 @@ class TextGenerator:
         return self.answer(session, asked, len(asked.ids), max_new_tokens, sampling, stop, self._ends(chat))
 
     def answer(
-        self, session: Session, prompt: ChatPrompt, prompt_tokens: int, max_new_tokens: int, sampling: Sampling,
-        stop: Sequence[str], ends: frozenset[int],
-    ) -> Answer:  # fmt: skip
+        self,
+        session: Session,
+        prompt: ChatPrompt,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop: Sequence[str],
+        ends: frozenset[int],
+    ) -> Answer:
         """What follows a prompt that a session of one row has taken in; `prompt_tokens` of it were new to it."""
         steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=ends)
         return Answer(session, steps, RowText(self.tokenizer, prompt, ends, stop), prompt_tokens)
@@ -135,6 +163,8 @@ def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None
     if prompt_tokens + max_new_tokens > max_length:
         room = max_length - prompt_tokens
         fits = f"at most {room:,} new tokens fit behind this prompt" if room > 0 else "the prompt alone fills it"
-        raise ValueError(f"a prompt of {prompt_tokens:,} tokens and {max_new_tokens:,} new ones are more than the "
-                         f"limit of {max_length:,} tokens: {fits}; before so many new ones, a prompt of at most "
-                         f"{max(max_length - max_new_tokens, 0):,}")  # fmt: skip
+        raise ValueError(
+            f"a prompt of {prompt_tokens:,} tokens and {max_new_tokens:,} new ones are more than the "
+            f"limit of {max_length:,} tokens: {fits}; before so many new ones, a prompt of at most "
+            f"{max(max_length - max_new_tokens, 0):,}"
+        )

@@ -117,5 +117,6 @@ def check_stops(stops: Sequence[str], tokenizer: Tokenizer) -> None:
         except UnicodeEncodeError:
             spelled = False
         if not spelled:
-            raise ValueError(f"the stop string {stop!r} can never come: tokenizer {tokenizer.name} has no tokens that "
-                             "spell it")  # fmt: skip
+            raise ValueError(
+                f"the stop string {stop!r} can never come: tokenizer {tokenizer.name} has no tokens that spell it"
+            )

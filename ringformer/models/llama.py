@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Float32, Int
 from ringformer.models.interface import Axes
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.offloaded_scan import offloaded_scan
+from ringformer.models.rms_norm import RMSNorm, rms_norm
 from ringformer.ops import layouts, rope
 from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
@@ -43,24 +44,6 @@ Rotation = tuple[Float32[Array, "#B T half"], Float32[Array, "#B T half"]]
 """(cos, sin) of the pairs of features of a head, at each token."""
 
 
-class RMSNorm(nnx.Module):
-    """`rms_norm` with a learnt scale (Zhang & Sennrich)."""
-
-    def __init__(self, config: LlamaConfig):
-        self.eps = config.norm_eps
-        self.scale = nnx.Param(jnp.ones(config.hidden_size, jnp.float32), letters="D")
-
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return rms_norm(x, self.scale[...], self.eps)
-
-
-def rms_norm(x: Float[Array, "*rows D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
-    """x over the root of its mean square, times the scale; float32 inside, x's dtype out."""
-    wide = x.astype(jnp.float32)
-    wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype)
-
-
 class Attention(nnx.Module):
     """Causal self-attention with rotary positions and grouped key heads, normed before.
 
@@ -77,9 +60,14 @@ class Attention(nnx.Module):
         self.wo = _normal(config, rngs, "HdD")
 
     def __call__(
-        self, x: Float[Array, "B t D"], norm: RMSNorm, rotation: Rotation, segment_ids: Int[AnyArray, "B T"] | None,
-        axes: Axes, attend: Callable | None = None,
-    ) -> tuple[Float[Array, "B t D"], Any]:  # fmt: skip
+        self,
+        x: Float[Array, "B t D"],
+        norm: RMSNorm,
+        rotation: Rotation,
+        segment_ids: Int[AnyArray, "B T"] | None,
+        axes: Axes,
+        attend: Callable | None = None,
+    ) -> tuple[Float[Array, "B t D"], Any]:
         c, x = self.config, _enter_tp(x, axes)
         wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
         K = max(1, wq.shape[1] * c.num_kv_heads // c.num_heads)  # key heads that the queries here read
@@ -111,11 +99,18 @@ class Attention(nnx.Module):
         if c.attention == "vanilla":
             return dense_attention(q, k, v, segment_ids=segment_ids), None
         ring = c.attention == "ring" and axes.sp is not None
-        return ring_attention(
-            q, k, v, axis_name=axes.sp if ring else None, layout=c.layout if ring else "contiguous",
-            segment_ids=segment_ids, q_chunk=c.q_chunk, k_chunk=c.k_chunk,
+        o = ring_attention(
+            q,
+            k,
+            v,
+            axis_name=axes.sp if ring else None,
+            layout=c.layout if ring else "contiguous",
+            segment_ids=segment_ids,
+            q_chunk=c.q_chunk,
+            k_chunk=c.k_chunk,
             kernel="xla" if c.kernel == "auto" else c.kernel,
-        ), None  # fmt: skip
+        )
+        return o, None
 
 
 class FeedForward(nnx.Module):
@@ -145,15 +140,19 @@ class Layer(nnx.Module):
     """Attention and feed-forward, each added to the residual stream; and what `attend` kept."""
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(config)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = Attention(config, rngs)
-        self.feedforward_norm = RMSNorm(config)
+        self.feedforward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feedforward = FeedForward(config, rngs)
 
     def __call__(
-        self, x: Float[Array, "B t D"], rotation: Rotation, segment_ids: Int[AnyArray, "B T"] | None, axes: Axes,
+        self,
+        x: Float[Array, "B t D"],
+        rotation: Rotation,
+        segment_ids: Int[AnyArray, "B T"] | None,
+        axes: Axes,
         attend: Callable | None = None,
-    ) -> tuple[Float[Array, "B t D"], Any]:  # fmt: skip
+    ) -> tuple[Float[Array, "B t D"], Any]:
         with jax.named_scope("attention"):
             y, kept = self.attention(x, self.attention_norm, rotation, segment_ids, axes, attend)
             x = x + y
@@ -177,14 +176,19 @@ class Llama(nnx.Module):
         keys = jax.random.split(rngs.params(), config.num_layers)
         stacked = jax.vmap(lambda key: nnx.as_pure(nnx.state(Layer(config, nnx.Rngs(key)))))(keys)
         self.layers = nnx.merge(definition, stacked)
-        self.norm = RMSNorm(config)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         if not config.tie_embeddings:
             self.head = _normal(config, rngs, "DV")
 
     def __call__(
-        self, tokens: Int[AnyArray, "B T"], positions: Int[AnyArray, "#B T"] | None = None,
-        segment_ids: Int[AnyArray, "B T"] | None = None, *, axes: Axes = Axes(), gather: Callable | None = None,
-    ) -> Float32[Array, "B T V"]:  # fmt: skip
+        self,
+        tokens: Int[AnyArray, "B T"],
+        positions: Int[AnyArray, "#B T"] | None = None,
+        segment_ids: Int[AnyArray, "B T"] | None = None,
+        *,
+        axes: Axes = Axes(),
+        gather: Callable | None = None,
+    ) -> Float32[Array, "B T V"]:
         """The logits of the next token.
 
         Positions default to each token's place in the sequence, on a ring in the config's layout; without segment_ids
@@ -205,16 +209,20 @@ class Llama(nnx.Module):
         return token_cross_entropy(x, self._head(x.dtype, gather), batch.targets, self.config.loss_chunk)
 
     def hidden(
-        self, tokens: Int[AnyArray, "B T"], positions: Int[AnyArray, "#B T"] | None = None,
-        segment_ids: Int[AnyArray, "B T"] | None = None, *, axes: Axes = Axes(), gather: Callable | None = None,
-    ) -> Float[Array, "B T D"]:  # fmt: skip
+        self,
+        tokens: Int[AnyArray, "B T"],
+        positions: Int[AnyArray, "#B T"] | None = None,
+        segment_ids: Int[AnyArray, "B T"] | None = None,
+        *,
+        axes: Axes = Axes(),
+        gather: Callable | None = None,
+    ) -> Float[Array, "B T D"]:
         """The normed output of the last layer, in the compute dtype; arguments as in `__call__`."""
         return self.attended(tokens, positions, segment_ids, axes=axes, gather=gather)[0]
 
     def attended(
-        self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather=None, attend: Callable | None = None,
-        given: Any = None,
-    ) -> tuple[Float[Array, "B T D"], Any]:  # fmt: skip
+        self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather=None, attend=None, given=None
+    ) -> tuple[Float[Array, "B T D"], Any]:
         """`hidden`, and what is kept of each layer, stacked [L, ...]: `attend(given, q, k, v) -> (o, kept)`, with
         rotated q and k, takes the place of the config's attention; `given` is stacked too. No remat group keeps any."""
         c = self.config

@@ -89,21 +89,42 @@ class LlamaConfig:
     """Tokens whose logits exist at once."""
 
     ARCHITECTURE: ClassVar[tuple[str, ...]] = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_layers",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
         "tie_embeddings",
-    )  # fmt: skip
+    )
     CONTEXT: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
     INHERITED: ClassVar[tuple[str, ...]] = (*CONTEXT, "norm_eps")
     EXECUTION: ClassVar[tuple[str, ...]] = (
-        "attention", "layout", "remat", "remat_group", "offload", "fetch_ahead", "head_groups", "q_chunk", "k_chunk",
-        "kernel", "ffn_chunk", "loss_chunk",
-    )  # fmt: skip
+        "attention",
+        "layout",
+        "remat",
+        "remat_group",
+        "offload",
+        "fetch_ahead",
+        "head_groups",
+        "q_chunk",
+        "k_chunk",
+        "kernel",
+        "ffn_chunk",
+        "loss_chunk",
+    )
 
     def __post_init__(self):
         if isinstance(self.rope_scaling, Mapping):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        choices = {"attention": ATTENTION, "layout": tuple(VISIBLE), "remat": get_args(Remat),
-                   "compute_dtype": ("float32", "bfloat16"), "kernel": ("auto", *get_args(Kernel))}  # fmt: skip
+        choices = {
+            "attention": ATTENTION,
+            "layout": tuple(VISIBLE),
+            "remat": get_args(Remat),
+            "compute_dtype": ("float32", "bfloat16"),
+            "kernel": ("auto", *get_args(Kernel)),
+        }
         for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise ValueError(f"unknown {field} {getattr(self, field)!r}; known: {', '.join(known)}")
@@ -115,8 +136,16 @@ class LlamaConfig:
             raise ValueError(f"rope_theta={self.rope_theta} must be above 1, 10000 for example")
         if not 0 < self.norm_eps < 1:
             raise ValueError(f"norm_eps={self.norm_eps} must be above 0 and below 1, 1e-6 for example")
-        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "ffn_chunk", "loss_chunk",
-                      "remat_group", "head_groups"):  # fmt: skip
+        for field in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "ffn_chunk",
+            "loss_chunk",
+            "remat_group",
+            "head_groups",
+        ):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
         for field in ("q_chunk", "k_chunk"):
@@ -140,8 +169,15 @@ class LlamaConfig:
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each shape letter of the parameters."""
-        return {"V": self.vocab_size, "D": self.hidden_size, "F": self.intermediate_size, "L": self.num_layers,
-                "H": self.num_heads, "K": self.num_kv_heads, "d": self.head_dim}  # fmt: skip
+        return {
+            "V": self.vocab_size,
+            "D": self.hidden_size,
+            "F": self.intermediate_size,
+            "L": self.num_layers,
+            "H": self.num_heads,
+            "K": self.num_kv_heads,
+            "d": self.head_dim,
+        }
 
     @property
     def num_params(self) -> int:
@@ -176,8 +212,9 @@ class LlamaConfig:
         if K % tp and tp % K:
             raise ValueError(f"tp={tp} neither divides num_kv_heads={K} nor is a multiple of it")
         if max(1, K // tp) % self.head_groups:
-            raise ValueError(f"head_groups={self.head_groups} does not divide the {max(1, K // tp)} key heads of a tp "
-                             "rank")  # fmt: skip
+            raise ValueError(
+                f"head_groups={self.head_groups} does not divide the {max(1, K // tp)} key heads of a tp rank"
+            )
         if sp > 1 and self.attention != "ring":
             raise ValueError(f"attention {self.attention!r} needs sp=1; mesh has sp={sp}: use attention='ring'")
 

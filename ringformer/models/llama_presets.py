@@ -13,8 +13,18 @@ def _llama_3_scaled(factor: float) -> dict[str, Any]:
 
 
 def _shape(D, L, H, K, F, V=32000, d=None, **more) -> dict[str, Any]:
-    return dict(hidden_size=D, num_layers=L, num_heads=H, num_kv_heads=K, intermediate_size=F, vocab_size=V,
-                head_dim=d or D // H) | more  # fmt: skip
+    return (
+        dict(
+            hidden_size=D,
+            num_layers=L,
+            num_heads=H,
+            num_kv_heads=K,
+            intermediate_size=F,
+            vocab_size=V,
+            head_dim=d or D // H,
+        )
+        | more
+    )
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -30,10 +30,19 @@ class Family(NamedTuple):
 
 FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS, model_flops_per_token, tensor_parallel=True)}
 ASKED = {
-    "config": ("ARCHITECTURE", "CONTEXT", "INHERITED", "vocab_size", "layout", "compute_dtype", "num_params",
-               "check_mesh", "check_stage"),
+    "config": (
+        "ARCHITECTURE",
+        "CONTEXT",
+        "INHERITED",
+        "vocab_size",
+        "layout",
+        "compute_dtype",
+        "num_params",
+        "check_mesh",
+        "check_stage",
+    ),
     "model": ("loss", "token_losses"),
-}  # fmt: skip
+}
 """What the trainer asks of the two classes of a family (`interface.py`)."""
 
 

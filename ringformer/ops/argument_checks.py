@@ -83,8 +83,10 @@ def as_bias(bias: AnyArray | None) -> Float32[AnyArray, "B S"] | None:
     if bias is None:
         return None
     if not jnp.issubdtype(bias.dtype, jnp.floating):
-        raise ValueError(f"bias is added to the logits and must be float; got {bias.dtype}: make a mask "
-                         "jnp.where(mask, 0.0, -jnp.inf)")  # fmt: skip
+        raise ValueError(
+            f"bias is added to the logits and must be float; got {bias.dtype}: make a mask "
+            "jnp.where(mask, 0.0, -jnp.inf)"
+        )
     if bias.dtype == np.float64:
         xp, limit = np if isinstance(bias, np.ndarray) else jnp, np.finfo(np.float32)
         bias = xp.where(xp.isinf(bias), bias, xp.clip(bias, float(limit.min), float(limit.max)))

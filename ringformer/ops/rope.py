@@ -20,10 +20,18 @@ from ringformer.ops.argument_checks import AnyArray
 OPTIONS = {
     "none": (),
     "linear": ("factor",),
-    "yarn": ("factor", "original_max_position", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
-             "mscale_all_dim"),
+    "yarn": (
+        "factor",
+        "original_max_position",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+    ),
     "llama3": ("factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
-}  # fmt: skip
+}
 """The kinds of scaling, and the fields of `RopeScaling` that each reads."""
 
 REQUIRED = ("factor", "original_max_position")
@@ -75,8 +83,10 @@ class RopeScaling:
             where = "; ".join(
                 f"{name} belongs to {', '.join(k for k, names in OPTIONS.items() if name in names)}" for name in foreign
             )
-            raise ValueError(f"rope_scaling of kind {self.kind} does not read {', '.join(foreign)} ({where}): choose "
-                             "the kind, or leave the field out")  # fmt: skip
+            raise ValueError(
+                f"rope_scaling of kind {self.kind} does not read {', '.join(foreign)} ({where}): choose "
+                "the kind, or leave the field out"
+            )
         for name in REQUIRED:
             if name in OPTIONS[self.kind] and name not in given:
                 raise ValueError(f"rope_scaling of kind {self.kind} needs {name}")
@@ -106,8 +116,13 @@ class RopeScaling:
 
     def option(self, name: str) -> Any:
         """The value of a field, or its kind's default. (None is left to fields of other kinds.)"""
-        defaults = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_slow": 1.0, "beta_fast": 32.0,
-                    "truncate": True}  # fmt: skip
+        defaults = {
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "beta_slow": 1.0,
+            "beta_fast": 32.0,
+            "truncate": True,
+        }
         value = getattr(self, name)
         return defaults.get(name) if value is None else value
 

@@ -40,8 +40,12 @@ def paper(kind: str, model: LlamaConfig, c: int) -> int:
     For vanilla the paper's total prints 2 b h s^2; its attention column, 2 b n s^2 with n heads, is what it means.
     """
     h = model.hidden_size
-    return {"vanilla": 2 * model.num_heads * c * c, "memory_efficient": 8 * c * h, "blockwise": 2 * c * h,
-            "ring": 6 * c * h}[kind]  # fmt: skip
+    return {
+        "vanilla": 2 * model.num_heads * c * c,
+        "memory_efficient": 8 * c * h,
+        "blockwise": 2 * c * h,
+        "ring": 6 * c * h,
+    }[kind]
 
 
 def grows_by(kind: str, temporaries: list[int]) -> float:
@@ -67,13 +71,23 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
             train.append(_temporaries(workload, TRAIN_STEP))
         c = local_length(kind)
         known[kind] = {
-            "local_tokens": c, "paper_bytes": paper(kind, model, c), "forward_bytes": grows_by(kind, forward),
-            "backward_bytes": grows_by(kind, train) - 2 * LAYERS * c * model.hidden_size, "lengths": LENGTHS[kind],
-            "forward_temp_bytes": forward, "train_temp_bytes": train, "compiled_by": compiled_by(target),
+            "local_tokens": c,
+            "paper_bytes": paper(kind, model, c),
+            "forward_bytes": grows_by(kind, forward),
+            "backward_bytes": grows_by(kind, train) - 2 * LAYERS * c * model.hidden_size,
+            "lengths": LENGTHS[kind],
+            "forward_temp_bytes": forward,
+            "train_temp_bytes": train,
+            "compiled_by": compiled_by(target),
             "date": date.today().isoformat(),
-        }  # fmt: skip
-        content = {"what": "compiled: activations of a layer of 7B, paper's Table 1", "target": TARGET,
-                   "layers": LAYERS, "command": "ringformer tables --only=table1", "kinds": known}  # fmt: skip
+        }
+        content = {
+            "what": "compiled: activations of a layer of 7B, paper's Table 1",
+            "target": TARGET,
+            "layers": LAYERS,
+            "command": "ringformer tables --only=table1",
+            "kinds": known,
+        }
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 

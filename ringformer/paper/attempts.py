@@ -19,8 +19,17 @@ TRIED: dict[str, Any] = {
     "date": str,
 }
 """What every attempt says, with its type."""
-FITTING = dict.fromkeys(("peak_bytes", "host_bytes", "step_seconds_model", "hidden_permute_bytes",
-                         "exposed_permute_bytes", "exposed_in_ring_loops_bytes"), NUMBER)  # fmt: skip
+FITTING = dict.fromkeys(
+    (
+        "peak_bytes",
+        "host_bytes",
+        "step_seconds_model",
+        "hidden_permute_bytes",
+        "exposed_permute_bytes",
+        "exposed_in_ring_loops_bytes",
+    ),
+    NUMBER,
+)
 """What one that fits says, too."""
 RUN = {"peak_bytes": NUMBER, "mesh_dim": str, "batch_size": int, "accumulate": int, "seconds_by_purpose": dict | None}
 RUN |= dict.fromkeys(("step_seconds_model", "mfu_palm_model", "mfu_causal_model"), NUMBER | None)
@@ -117,6 +126,8 @@ def other_compilers(before: Mapping[str, set[str]]) -> list[str]:
         with suppress(MissingCompiler):
             now = compiled_by(find_target(name))
             if others := compilers - {now}:
-                lines.append(f"{name}: attempts of {'; '.join(sorted(others))} stand in the file, the compiler here is "
-                             f"{now}: bytes and seconds may differ a little")  # fmt: skip
+                lines.append(
+                    f"{name}: attempts of {'; '.join(sorted(others))} stand in the file, the compiler here is "
+                    f"{now}: bytes and seconds may differ a little"
+                )
     return lines

@@ -14,13 +14,19 @@ def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
         "it. Each attempt is kept; run it again to go on."
     )
     parser.add_argument("--row", help="one row, e.g. v5e-256/7b; without: all")
-    parser.add_argument("--again", action="store_true", help="of a --row: compile it anew beside what is in the file, "
-                        "and change no file")  # fmt: skip
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="of a --row: compile it anew beside what is in the file, and change no file",
+    )
     parser.add_argument("--out", default="results/max_context.json", help="the file of the attempts")
     parser.add_argument("--docs", metavar="DIR", help="write tables.md and its pictures to this folder")
     parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
-    parser.add_argument("--only", default="", help="cells with this in their name, e.g. ring/bfloat16 of Table 3, "
-                        "table4 or table4/v4-1024; or table1")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        default="",
+        help="cells with this in their name, e.g. ring/bfloat16 of Table 3, table4 or table4/v4-1024; or table1",
+    )
     parser.add_argument("--whole_runs", action="store_true", help="compile every program of the runs at the maxima")
     parser.add_argument("--generate_code", action="store_true", help="the same, to machine code: minutes each on TPU")
     return _tables

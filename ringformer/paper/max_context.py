@@ -103,14 +103,12 @@ class Cell(NamedTuple):
         """What is trained at a length, with the fastest memory settings."""
         n, m = self.row.devices, self.sequences
         ring = self.attention == "ring"
-        model = LlamaConfig(**preset(self.row.model) | dict(
-            attention=self.attention, compute_dtype=self.regime.compute_dtype, offload=self.regime.offload,
-            fetch_ahead=not self.regime.offload, kernel=self.regime.kernel,
-        ))  # fmt: skip
-        workload = Workload(
-            model, find_target(self.row.target), f"1,{m},1,{n // m}" if ring else f"1,{n},1,1", seq_len,
-            batch_size=m if ring else n, name=self.row.model,
-        )  # fmt: skip
+        _, dtype, offload, kernel = self.regime
+        options = dict(attention=self.attention, compute_dtype=dtype, offload=offload, kernel=kernel)
+        model = LlamaConfig(**preset(self.row.model) | options | {"fetch_ahead": not offload})
+        mesh_dim, batch_size = (f"1,{m},1,{n // m}", m) if ring else (f"1,{n},1,1", n)
+        target = find_target(self.row.target)
+        workload = Workload(model, target, mesh_dim, seq_len, batch_size=batch_size, name=self.row.model)
         return workload.with_kernel()[0]
 
     @property
@@ -146,8 +144,12 @@ def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
     rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in papers]
     single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in papers if row.sequences > 1]
     baselines = [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[2::-1] for row in papers]
-    kernels = [cell._replace(regime=regime) for regime in KERNEL_REGIMES for cell in rings + single
-               if cell.regime == REGIMES[1] and cell.has_kernel]  # fmt: skip
+    kernels = [
+        cell._replace(regime=regime)
+        for regime in KERNEL_REGIMES
+        for cell in rings + single
+        if cell.regime == REGIMES[1] and cell.has_kernel
+    ]
     return rings + single + baselines + scaling + kernels
 
 
@@ -181,8 +183,10 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
                 log(f"  the compiler broke down: {error}")
                 continue
             host = "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of a usual host,"
-            log(f"  {'fits' if answer['fits'] else 'does not fit'}:{host} {answer['peak_bytes'] / GiB:.2f} of "
-                f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s")  # fmt: skip
+            log(
+                f"  {'fits' if answer['fits'] else 'does not fit'}:{host} {answer['peak_bytes'] / GiB:.2f} of "
+                f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s"
+            )
             write(path, cell, answer)
             learned = True
         done += 1
@@ -244,8 +248,11 @@ def renew_counted(path: Path) -> int:
             if (a.get("seconds_source") or "").startswith(CLOSED_FORM):
                 settings = MemorySettings(a["head_groups"], a["remat_group"], a.get("q_chunk"), a.get("k_chunk"))
                 time = computation_time(cell.workload(a["seq_len"]).with_settings(settings))
-                renewed = {"step_seconds_model": time.step, "tokens_per_second_model": time.tokens_per_second,
-                           "seconds_source": time.source}  # fmt: skip
+                renewed = {
+                    "step_seconds_model": time.step,
+                    "tokens_per_second_model": time.tokens_per_second,
+                    "seconds_source": time.source,
+                }
                 changed += a | renewed != a
                 a |= renewed
     if changed:

@@ -49,15 +49,19 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
         axes.spines["left"].set_visible(False)
     both[0].axvspan(*paper, color="#f0d9a8", alpha=0.6, linewidth=0, zorder=0)
     both[0].annotate("paper", (sum(paper) / 2, -0.75), ha="center", va="center", fontsize=8.5, color=FAINT)
-    labels = [row.configuration if y == 0 or row.configuration != rows[y - 1].configuration else ""
-              for y, row in enumerate(rows)]  # fmt: skip
+    labels = [
+        row.configuration if y == 0 or row.configuration != rows[y - 1].configuration else ""
+        for y, row in enumerate(rows)
+    ]
     both[0].set_yticks(range(len(rows)), labels, color=INK, fontsize=9)
     both[0].set_ylim(len(rows) - 0.4, -1.2)
     for i, (variant, color) in enumerate(COLORS.items()):
-        both[1].annotate(variant, (0.26 * i, -0.75), ha="left", va="center", fontsize=7.8, color=color,
-                         annotation_clip=False)  # fmt: skip
-    figure.supxlabel("model FLOPs utilisation, modelled   (open: blockwise, line: what it lets expect, filled: ring)",
-                     fontsize=9.5)  # fmt: skip
+        both[1].annotate(
+            variant, (0.26 * i, -0.75), ha="left", va="center", fontsize=7.8, color=color, annotation_clip=False
+        )
+    figure.supxlabel(
+        "model FLOPs utilisation, modelled   (open: blockwise, line: what it lets expect, filled: ring)", fontsize=9.5
+    )
     return figure
 
 
@@ -70,6 +74,13 @@ def _row(axes, y: int, shares: Shares, color: str) -> None:
         axes.plot(shares.ring, y, "o", markersize=7, color=color, zorder=3)
         ours = [share for share in (shares.ring, shares.expected) if share is not None]
         right = shares.blockwise is None or shares.ring > shares.blockwise  # the side where nothing else stands
-        axes.annotate(f"{shares.ring:.0%}", (max(ours) if right else min(ours), y), (7 if right else -7, 0),
-                      textcoords="offset points", va="center", ha="left" if right else "right", fontsize=8,
-                      color=color)  # fmt: skip
+        axes.annotate(
+            f"{shares.ring:.0%}",
+            (max(ours) if right else min(ours), y),
+            (7 if right else -7, 0),
+            textcoords="offset points",
+            va="center",
+            ha="left" if right else "right",
+            fontsize=8,
+            color=color,
+        )

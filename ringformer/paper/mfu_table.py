@@ -44,8 +44,14 @@ def bars(known: dict) -> list[Bar]:
         if runs := known.get(cell.name):
             c, (dtype, kernel) = cell.configuration, cell.variant
             contexts = f"{c.blockwise}K → {c.ring:,}K"
-            rows.append(Bar(f"{c.target}  {_size(cell)}  {contexts}", f"{DTYPES[dtype]}, {KERNELS[kernel]}",
-                            shares(cell, runs, causal=False), shares(cell, runs, causal=True)))  # fmt: skip
+            rows.append(
+                Bar(
+                    f"{c.target}  {_size(cell)}  {contexts}",
+                    f"{DTYPES[dtype]}, {KERNELS[kernel]}",
+                    shares(cell, runs, causal=False),
+                    shares(cell, runs, causal=True),
+                )
+            )
     return rows
 
 
@@ -64,8 +70,11 @@ def _mfu(runs: dict[str, dict], run: str, causal: bool) -> float | None:
 
 def _used(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Utilisation | None:
     """How well the baselines use the peak; None without two that fit."""
-    found = {runs[run]["seq_len"]: Measured(mfu, _attention(runs[run])) for run in (BLOCKWISE, SHORTER)
-             if (mfu := _mfu(runs, run, causal)) is not None}  # fmt: skip
+    found = {
+        runs[run]["seq_len"]: Measured(mfu, _attention(runs[run]))
+        for run in (BLOCKWISE, SHORTER)
+        if (mfu := _mfu(runs, run, causal)) is not None
+    }
     return utilisation(cell.workload(BLOCKWISE).model, found, causal=causal) if len(found) == 2 else None
 
 
@@ -85,8 +94,10 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
             if run in runs and not runs[run]["fits"]:
                 columns[column] = "does not fit"
     columns.insert(3, "{:.0%} to {:.0%}".format(*PAPER_MFU))
-    return (f"| {c.target} | {_size(cell)} | {KERNELS[cell.variant.kernel]} | {c.blockwise}K → {c.ring:,}K | "
-            f"{' | '.join(columns)} |")  # fmt: skip
+    return (
+        f"| {c.target} | {_size(cell)} | {KERNELS[cell.variant.kernel]} | {c.blockwise}K → {c.ring:,}K | "
+        f"{' | '.join(columns)} |"
+    )
 
 
 def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
@@ -97,9 +108,11 @@ def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
         exposed = a["seconds_by_purpose"]["exposed communication"] / seconds
         time = f"{seconds:,.1f} | {exposed:.1%} | {a['seconds_source'].partition(',')[0]}"
     fitted = f"{used.products:.0%} / {used.attention:.0%}" if used and run == BLOCKWISE else ""
-    return (f"| {cell.name} | {run} | {a['mesh_dim']} | {a['batch_size']} x {a['seq_len']:,} | {a['accumulate']} | "
-            f"{a['peak_bytes'] / GiB:.2f} of {hbm / GiB:.2f} | {a['head_groups']} | {a['remat_group']} | {time} | "
-            f"{fitted} | {a['compiled_by']}, {a['date']} |")  # fmt: skip
+    return (
+        f"| {cell.name} | {run} | {a['mesh_dim']} | {a['batch_size']} x {a['seq_len']:,} | {a['accumulate']} | "
+        f"{a['peak_bytes'] / GiB:.2f} of {hbm / GiB:.2f} | {a['head_groups']} | {a['remat_group']} | {time} | "
+        f"{fitted} | {a['compiled_by']}, {a['date']} |"
+    )
 
 
 def _size(cell: Cell) -> str:

@@ -60,9 +60,17 @@ def write_tables(results: Results, folder: Path) -> list[str]:
     draw_training_cost(path=pictures / "training_cost.svg")
     draw_training_mfu(bars(trained), PAPER_MFU, path=pictures / "training_mfu.svg")
     sections = [
-        HEAD + provenance(attempts), table3(attempts), kernels(attempts), baselines(attempts), details(attempts),
-        scaling(attempts), table4(trained), table1(activation_memory.read(results.activations)), table2(), FIGURES,
-    ]  # fmt: skip
+        HEAD + provenance(attempts),
+        table3(attempts),
+        kernels(attempts),
+        baselines(attempts),
+        details(attempts),
+        scaling(attempts),
+        table4(trained),
+        table1(activation_memory.read(results.activations)),
+        table2(),
+        FIGURES,
+    ]
     (folder / "tables.md").write_text("\n".join(sections))
     names = ("longest_contexts", "training_cost", "training_mfu")
     return [f"{folder}/tables.md", *(f"figures/{name}.svg" for name in names)]
@@ -78,9 +86,11 @@ def provenance(attempts: dict) -> str:
     tried = [a for cell in attempts.values() for a in cell]
     compilers = sorted({a["compiled_by"] for a in tried})
     seconds = sorted({re.sub(r"^\d+%", "a part", a["seconds_source"]) for a in tried if a["fits"]})
-    return (f"\nSeconds are **modelled**: {'; '.join(seconds)}, and what communication the schedule leaves exposed.\n"
-            "Compilers: " + ";\n".join(compilers) + ".\nAnother one may place a buffer differently: where it is "
-            "installed, `ringformer tables` says so.\n")  # fmt: skip
+    return (
+        f"\nSeconds are **modelled**: {'; '.join(seconds)}, and what communication the schedule leaves exposed.\n"
+        "Compilers: " + ";\n".join(compilers) + ".\nAnother one may place a buffer differently: where it is "
+        "installed, `ringformer tables` says so.\n"
+    )
 
 
 def _longest_text(attempts: list[dict], paper: int | None = None) -> str:
@@ -171,8 +181,10 @@ def baselines(attempts: dict) -> str:
             columns.append(f"{_longest_text(tried)} ({cell.paper // K}K)")
             best = longest(tried)
             if best and best["seq_len"] < cell.paper:
-                shorter.append(f"{kind.replace('_', ' ')} of {row.target} {_size(row)} ({best['seq_len'] // K}K of "
-                               f"{cell.paper // K}K)")  # fmt: skip
+                shorter.append(
+                    f"{kind.replace('_', ' ')} of {row.target} {_size(row)} ({best['seq_len'] // K}K of "
+                    f"{cell.paper // K}K)"
+                )
         lines.append(f"| {row.target} | {_size(row)} | " + " | ".join(columns) + " |")
     said = f"Shorter than the paper's: {', '.join(shorter)}.\n{BLOCKWISE}" if shorter else ""
     return "\n".join(lines) + f"\n\n{said}\n"

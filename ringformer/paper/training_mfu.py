@@ -71,8 +71,11 @@ class Variant(NamedTuple):
 
 
 VARIANTS = (
-    Variant("float32", "xla"), Variant("bfloat16", "xla"), Variant("bfloat16", "pallas"), Variant("bfloat16", "cudnn"),
-)  # fmt: skip
+    Variant("float32", "xla"),
+    Variant("bfloat16", "xla"),
+    Variant("bfloat16", "pallas"),
+    Variant("bfloat16", "cudnn"),
+)
 """float32 is the paper's: float32 arrays, whose products are bf16 passes on TPU and TF32 on GPU."""
 
 
@@ -97,13 +100,20 @@ class Cell(NamedTuple):
         sp = c.ring // c.blockwise if run == RING else 1
         seq_len = K * {RING: c.ring, BLOCKWISE: c.blockwise, SHORTER: c.blockwise // 2}[run]
         q_chunk, k_chunk = USUAL if self.variant.kernel == "pallas" else (default_chunk(c.blockwise * K),) * 2
-        model = LlamaConfig(**preset(c.model) | self.variant._asdict() | dict(
-            attention="ring" if run == RING else "blockwise", q_chunk=q_chunk, k_chunk=k_chunk
-        ))  # fmt: skip
+        model = LlamaConfig(
+            **preset(c.model)
+            | self.variant._asdict()
+            | dict(attention="ring" if run == RING else "blockwise", q_chunk=q_chunk, k_chunk=k_chunk)
+        )
         return Workload(
-            model, target, f"1,{ranks // sp},{c.tp},{sp}", seq_len, batch_size=c.step_tokens // seq_len,
-            accumulate=c.step_tokens // (ranks * c.blockwise * K), name=c.model,
-        )  # fmt: skip
+            model,
+            target,
+            f"1,{ranks // sp},{c.tp},{sp}",
+            seq_len,
+            batch_size=c.step_tokens // seq_len,
+            accumulate=c.step_tokens // (ranks * c.blockwise * K),
+            name=c.model,
+        )
 
 
 def cells() -> list[Cell]:
@@ -156,8 +166,12 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
             log(f"  {'fits' if answer['fits'] else 'does not fit'}" + (f", MFU {mfu:.1%}" if mfu else ""))
             known = read_runs(path)
             known[cell.name] = known.get(cell.name, {}) | {run: answer | stamp(workload.target)}
-            write_cells(path, "compiled: train steps of the paper's Table 4; modelled: their seconds and MFU",
-                        f"ringformer tables --only={TABLE}", known)  # fmt: skip
+            write_cells(
+                path,
+                "compiled: train steps of the paper's Table 4; modelled: their seconds and MFU",
+                f"ringformer tables --only={TABLE}",
+                known,
+            )
 
 
 def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[str], None]) -> dict:

@@ -126,8 +126,9 @@ def _copy(args: argparse.Namespace) -> int:
     from ringformer.train.checkpoint_copies import parts_of, receive, send
 
     if is_url(args.source) == is_url(args.target):
-        raise ValueError(f"one of FROM and TO is a folder, the other a URL as gs://BUCKET/PATH: {args.source!r}, "
-                         f"{args.target!r}")  # fmt: skip
+        raise ValueError(
+            f"one of FROM and TO is a folder, the other a URL as gs://BUCKET/PATH: {args.source!r}, {args.target!r}"
+        )
     url, folder = (args.source, args.target) if is_url(args.source) else (args.target, args.source)
     url, whole = url.rstrip("/"), True
     parts = parts_of(ObjectStore(url) if is_url(args.source) else Path(folder))

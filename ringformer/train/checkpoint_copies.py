@@ -164,8 +164,8 @@ def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
             raise ValueError(refused)
         there, own = copied_steps(store), saved_steps(run_dir)
         if own and own[-1] > there[-1]:
-            raise ValueError(f"{run_dir} has checkpoints up to step {own[-1]}, {store.url} up to step {there[-1]}: "
-                             "nothing is brought back over later ones")  # fmt: skip
+            both = f"{run_dir} has checkpoints up to step {own[-1]}, {store.url} up to step {there[-1]}"
+            raise ValueError(f"{both}: nothing is brought back over later ones")
         if own and not Copies(run_dir, store.url).same_run(set(there) & set(own)):
             raise ValueError(f"{run_dir} is another run than {store.url} has checkpoints of: name another folder")
         yield from _missing(there, own, run_dir, lambda step: fetch_step(store, step, run_dir))
@@ -212,8 +212,10 @@ class Copies:
             return ""
         if not own or copied[-1] > own[-1]:
             here = f"up to step {own[-1]}" if own else "none"
-            return (f"{url} has checkpoints up to step {copied[-1]}, {self._run_dir} has {here}: bring them back by "
-                    f"`ringformer checkpoint copy {url} {self._run_dir}`, or choose another copy_to")  # fmt: skip
+            return (
+                f"{url} has checkpoints up to step {copied[-1]}, {self._run_dir} has {here}: bring them back by "
+                f"`ringformer checkpoint copy {url} {self._run_dir}`, or choose another copy_to"
+            )
         if not self.same_run(set(copied) & set(own)):
             return f"{url} has the checkpoints of another run than {self._run_dir}: choose another copy_to"
         self._sent = settled_steps(self._store)

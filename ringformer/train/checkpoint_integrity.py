@@ -82,8 +82,10 @@ def newest_whole(run_dir: str | Path) -> tuple[int | None, list[str]]:
         return None, []
     for broken, fault in damaged.items():
         aside = _set_aside(Path(run_dir), broken)
-        said.append(f"the checkpoint of step {broken} is damaged ({fault}): it is in {aside} now, and the run goes on "
-                    f"from step {step}")  # fmt: skip
+        said.append(
+            f"the checkpoint of step {broken} is damaged ({fault}): it is in {aside} now, and the run goes on "
+            f"from step {step}"
+        )
     if faults is None:
         said.append(f"the checkpoint of step {step} {UNVERIFIED}")
     return step, said
@@ -97,8 +99,11 @@ def check_checkpoint(run_dir: str | Path, step: int, wanted: Callable[[str], boo
         return f"the checkpoint of step {step} in {run_dir} {UNVERIFIED}"
     if faults:
         older = [other for other in saved_steps(run_dir) if other < step]
-        way = f"move {tree_folder(run_dir, step).parent} away to take that of step {older[-1]}" if older else \
-            "bring it back from a copy"  # fmt: skip
+        way = (
+            f"move {tree_folder(run_dir, step).parent} away to take that of step {older[-1]}"
+            if older
+            else "bring it back from a copy"
+        )
         raise DamagedFiles(f"the checkpoint of step {step} is damaged ({summary(faults)}): {way}")
     return ""
 

@@ -28,8 +28,15 @@ from ringformer.train.state import TrainState, abstract_params, abstract_state
 HF_CONFIG = "hf_config.json"
 """Beside a model that came from Hugging Face: its config.json there."""
 
-CARRIED = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-           "added_tokens.json", "chat_template.jinja", "generation_config.json")  # fmt: skip
+CARRIED = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 """Files of a Hugging Face checkpoint that stay beside the model, so that it can be exported as it came."""
 
 
@@ -45,9 +52,14 @@ class Checkpoints:
     """
 
     def __init__(
-        self, run_dir: Path, shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh, keep: Keep,
+        self,
+        run_dir: Path,
+        shardings: TrainState,
+        optimizer: optax.GradientTransformation,
+        mesh: Mesh,
+        keep: Keep,
         copies: Copies | None = None,
-    ):  # fmt: skip
+    ):
         self._run_dir, self._shardings = Path(run_dir), shardings
         self._target = abstract_state(shardings, optimizer, mesh)
         self._unchecked: int | None = None
@@ -155,8 +167,10 @@ class Checkpoints:
             self._failed = True
             others = [step for step in saved_steps(self._run_dir) if step != self._unchecked]
             left = f"the run can go on from step {others[-1]}" if others else "there is no checkpoint before it"
-            raise OSError(f"the checkpoint of step {self._unchecked} cannot be saved in {self._run_dir}/checkpoints "
-                          f"({cause(error)}); {left}") from error  # fmt: skip
+            raise OSError(
+                f"the checkpoint of step {self._unchecked} cannot be saved in {self._run_dir}/checkpoints "
+                f"({cause(error)}); {left}"
+            ) from error
 
 
 def _check(run_dir: Path, step: int, target: TrainState, shardings: TrainState) -> None:

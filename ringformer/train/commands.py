@@ -126,8 +126,13 @@ def _config_keys() -> str:
     from ringformer.ops.rope import RopeScaling
     from ringformer.train.config import Config, DataConfig, OptimizerConfig
 
-    parts = {"": Config, "optimizer.": OptimizerConfig, "data.": DataConfig, "model.": LlamaConfig,
-             "model.rope_scaling.": RopeScaling}  # fmt: skip
+    parts = {
+        "": Config,
+        "optimizer.": OptimizerConfig,
+        "data.": DataConfig,
+        "model.": LlamaConfig,
+        "model.rope_scaling.": RopeScaling,
+    }
     nested = ("model", "data", "optimizer", "rope_scaling")
     said = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
     return "\n".join([EXIT_CODES, "", "config keys, with the defaults of what neither config nor preset says:", *said])

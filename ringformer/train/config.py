@@ -35,8 +35,10 @@ class DataConfig(StoreOptions, PackingOptions):
         if not self.store and not self.mixture:
             raise ValueError("data.store is empty: name the token store's folder, e.g. --config.data.store=runs/data")
         if self.store and self.mixture:
-            raise ValueError(f"data.store={self.store!r} and data.mixture={self.mixture!r} are both set; name the "
-                             "store in the mixture, with a weight, or leave the mixture out")  # fmt: skip
+            raise ValueError(
+                f"data.store={self.store!r} and data.mixture={self.mixture!r} are both set; name the "
+                "store in the mixture, with a weight, or leave the mixture out"
+            )
         if self.mixture:
             parse_mixture(self.mixture)
         PackingOptions.__post_init__(self)
@@ -176,8 +178,10 @@ class Config:
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
         if self.keep_best and not (self.eval_every and self.checkpoint_every and self.data.held_out):
-            raise ValueError(f"keep_best={self.keep_best} needs evaluations of steps that are saved: set eval_every, "
-                             "checkpoint_every and data.held_out")  # fmt: skip
+            raise ValueError(
+                f"keep_best={self.keep_best} needs evaluations of steps that are saved: set eval_every, "
+                "checkpoint_every and data.held_out"
+            )
         if not 0 <= self.checkpoint_minutes < math.inf:
             raise ValueError(f"checkpoint_minutes={self.checkpoint_minutes} must be at least 0, and finite")
         for field in ("handshake_seconds", "startup_minutes", "compile_minutes", "step_minutes"):
@@ -188,14 +192,18 @@ class Config:
         if self.copy_to:
             check_url(self.copy_to)
             if self.keep_checkpoints < 2:
-                raise ValueError(f"keep_checkpoints={self.keep_checkpoints} with copy_to must be at least 2: a "
-                                 "checkpoint is copied while the next one is saved")  # fmt: skip
+                raise ValueError(
+                    f"keep_checkpoints={self.keep_checkpoints} with copy_to must be at least 2: a "
+                    "checkpoint is copied while the next one is saved"
+                )
 
 
 def _check_local(field: str, path: str) -> None:
     if "://" in path:
-        raise ValueError(f"{field}={path!r} is no folder of this machine: a run reads and writes mounted file systems "
-                         "(gcsfuse or NFS for a bucket); copy_to copies its checkpoints to a bucket")  # fmt: skip
+        raise ValueError(
+            f"{field}={path!r} is no folder of this machine: a run reads and writes mounted file systems "
+            "(gcsfuse or NFS for a bucket); copy_to copies its checkpoints to a bucket"
+        )
 
 
 def base_config(model: str) -> ConfigDict:

@@ -99,8 +99,10 @@ def _run_file(path: Path) -> ConfigDict:
         said = f"{type(error).__name__}: {error}".replace("\n", " ") + (f" (line {lines[-1]})" if lines else "")
         raise ValueError(f"{path} cannot be read: {said}") from error
     if not isinstance(config, ConfigDict) or "preset" not in config:
-        raise ValueError(f"get_config() of {path} returns {type(config).__name__}; it must return a `base_config(...)` "
-                         "of ringformer.train.config, with what differs written in it")  # fmt: skip
+        raise ValueError(
+            f"get_config() of {path} returns {type(config).__name__}; it must return a `base_config(...)` "
+            "of ringformer.train.config, with what differs written in it"
+        )
     return config
 
 
@@ -244,8 +246,16 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
     """Set dotted keys of a config. Raises ValueError for one that is not there or that all stages share."""
     model = family_of(values.preset).config
     lasting = set(model.ARCHITECTURE + model.INHERITED) - set(model.CONTEXT)
-    shared = {"stages", "run_dir", "copy_to", "init_from", "cpu_devices", "preset", "data.tokenizer",
-              *(f"model.{name}" for name in lasting)}  # fmt: skip
+    shared = {
+        "stages",
+        "run_dir",
+        "copy_to",
+        "init_from",
+        "cpu_devices",
+        "preset",
+        "data.tokenizer",
+        *(f"model.{name}" for name in lasting),
+    }
     known = _dotted(values)
     for key, value in overrides.items():
         if key in shared:

@@ -129,8 +129,10 @@ def _other_beginnings(configs: list[Config]) -> dict[int, str]:
         elif step < before.steps:
             others[number] = f"stage {number - 1}, which it began with, is to go on from step {step} to {before.steps}"
         elif "checkpoint" in began and contents(began) != contents(now):
-            others[number] = f"it began with stage {number - 1} at step {began['step']} (checkpoint " \
-                f"{began['checkpoint']}), which is now at step {step} ({now['checkpoint']})"  # fmt: skip
+            others[number] = (
+                f"it began with stage {number - 1} at step {began['step']} (checkpoint "
+                f"{began['checkpoint']}), which is now at step {step} ({now['checkpoint']})"
+            )
     return others
 
 
@@ -155,8 +157,10 @@ def record_table(record: list[dict]) -> str:
     for row in record:
         first, last = row["eval_loss_first"], row["eval_loss_last"]
         losses = f"{first:.4f} -> {last:.4f}" if first is not None else "-"
-        lines.append(f"{row['stage']:>5} {row['seq_len']:>10,} {row.get('rope_theta', nan):>9.3g} {row['steps']:>7,} "
-                     f"{row['tokens']:>15,} {losses:>18}  {row['state']}")  # fmt: skip
+        lines.append(
+            f"{row['stage']:>5} {row['seq_len']:>10,} {row.get('rope_theta', nan):>9.3g} {row['steps']:>7,} "
+            f"{row['tokens']:>15,} {losses:>18}  {row['state']}"
+        )
     return "\n".join(lines)
 
 

@@ -33,8 +33,10 @@ def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict
     if bad:
         causes = [f"parameters are not finite before it: {', '.join(bad)}"]
     elif not causes:
-        causes = ["computed once more every operation gives finite numbers, so the fault does not repeat itself: "
-                  "suspect the hardware"]  # fmt: skip
+        causes = [
+            "computed once more every operation gives finite numbers, so the fault does not repeat itself: "
+            "suspect the hardware"
+        ]
     raise FloatingPointError(f"step {step}: loss {loss}, gradient's norm {norm}. First: {'; then: '.join(causes)}")
 
 

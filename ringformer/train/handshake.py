@@ -76,9 +76,14 @@ def start_jax(member: Membership, seconds: float) -> None:
 
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     jax.distributed.initialize(
-        member.address, member.count, member.index, member.local_devices, cluster_detection_method="deactivate",
-        initialization_timeout=max(60, round(seconds)), shutdown_timeout_seconds=60,
-    )  # fmt: skip
+        member.address,
+        member.count,
+        member.index,
+        member.local_devices,
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(60, round(seconds)),
+        shutdown_timeout_seconds=60,
+    )
 
 
 def meet(member: Membership, seconds: float, places: Callable[[], Mapping[int, str]] = dict) -> None:
@@ -138,8 +143,10 @@ def _refusal(member: Membership, said: "_Said", came: Mapping[int, str]) -> str:
     if said.count != member.count:
         return f"a process on {said.place} says that they are {said.count}, process 0 on {_here()} says {member.count}"
     if differs := _differences(member.asked, said.asked):
-        return (f"process {said.index} on {said.place} was started with another config than process 0 on {_here()}: "
-                f"{differs}; start all with the same")  # fmt: skip
+        return (
+            f"process {said.index} on {said.place} was started with another config than process 0 on {_here()}: "
+            f"{differs}; start all with the same"
+        )
     if said.index == 0 or said.index in came:
         other = came.get(said.index, _here())
         return f"two processes say that they are process {said.index}, on {other} and on {said.place}"
@@ -164,8 +171,9 @@ def _come(member: Membership, seconds: float) -> None:
         except OSError as error:
             why = str(error)
         time.sleep(0.2)
-    raise ProcessesMissing(f"process 0 at {member.address} did not answer process {member.index} on {_here()} within "
-                           f"{seconds:g} s ({why})")  # fmt: skip
+    raise ProcessesMissing(
+        f"process 0 at {member.address} did not answer process {member.index} on {_here()} within {seconds:g} s ({why})"
+    )
 
 
 def _raise(wrong: str, refused: bool) -> None:
@@ -237,8 +245,10 @@ def _missing(missing: list[int], member: Membership, seconds: float, places: Map
     shown = ", ".join(named[:16]) + (f" and {len(named) - 16} more" if len(named) > 16 else "")
     plural = "es" if len(missing) > 1 else ""
     hosts = ", ".join(sorted({_here(), *came}))
-    return (f"process{plural} {shown} of {member.count} did not come to {member.address} within {seconds:g} s; those "
-            f"on {hosts} did")  # fmt: skip
+    return (
+        f"process{plural} {shown} of {member.count} did not come to {member.address} within {seconds:g} s; those "
+        f"on {hosts} did"
+    )
 
 
 def known_places(environment: Mapping[str, str] = os.environ) -> dict[int, str]:

@@ -79,8 +79,10 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
         record()
     reporter = Reporter(run.run_dir, start, config)
     shape = dict(zip(run.mesh.axis_names, run.mesh.devices.shape, strict=True))
-    reporter.say(f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
-                 f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}")  # fmt: skip
+    reporter.say(
+        f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
+        f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}"
+    )
     for line in (*damage, *reporter.gaps):
         reporter.say(line)
     if changes:
@@ -98,10 +100,14 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     for warning in filter(None, (too_short(lengths), too_often(passes))):
         reporter.say(f"warning: {warning}")
     step_fn = make_train_step(
-        run.model, run.optimizer, run.shardings, run.mesh,
-        clip_norm=config.optimizer.clip_norm, accumulate=config.accumulate,
+        run.model,
+        run.optimizer,
+        run.shardings,
+        run.mesh,
+        clip_norm=config.optimizer.clip_norm,
+        accumulate=config.accumulate,
         skip_spikes=config.optimizer.skip_spikes > 0,
-    )  # fmt: skip
+    )
     evaluation = make_evaluation(
         dataclasses.replace(config, model=run.model), run.eval_data, run.shardings.params, run.mesh
     )
@@ -111,9 +117,11 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
 
     # Stopping outlives the checkpoints: no signal may end the process while the last one is being written.
     with (
-        closing(reporter), stopping, closing(checkpoints),
+        closing(reporter),
+        stopping,
+        closing(checkpoints),
         closing(run.train_data.iterate(start, run.batch_sharding)) as batches,
-    ):  # fmt: skip
+    ):
         check_state_finite(state, _origin(run, start))
         if copies is not None and start:
             copies.begin(start, keep)
@@ -155,8 +163,10 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
                 for store in run.stores:
                     store.check.wait(reporter.say)
             except DamagedStore as error:
-                raise ValueError(f"{error}. Steps from {start + 1} on may be trained on it, and none of them is saved: "
-                                 f"{_way_on(run, start)}") from None  # fmt: skip
+                raise ValueError(
+                    f"{error}. Steps from {start + 1} on may be trained on it, and none of them is saved: "
+                    f"{_way_on(run, start)}"
+                ) from None
 
         @contextmanager
         def reading(done):

@@ -28,11 +28,13 @@ OF_LIBRARIES = ("/flax/", "/jaxtyping/", "/einops/", "/optax/")
 NAN, INFINITY = KINDS = "NaN", "an infinity"
 INFINITE_BY_DESIGN = "log", "log1p"
 """The logarithm of a softmax's sum that is empty."""
-MOVES = {
-    "all_gather", "all_gather_invariant", "broadcast_in_dim", "concatenate", "copy", "copy_p", "device_put",
-    "dynamic_slice", "dynamic_update_slice", "expand_dims", "name", "neg", "optimization_barrier", "pad", "pcast",
-    "ppermute", "pvary", "reshape", "rev", "select_n", "slice", "split", "squeeze", "stop_gradient", "transpose",
-}  # fmt: skip
+MOVES = set(
+    """
+    all_gather all_gather_invariant broadcast_in_dim concatenate copy copy_p device_put dynamic_slice
+    dynamic_update_slice expand_dims name neg optimization_barrier pad pcast ppermute pvary reshape rev select_n
+    slice split squeeze stop_gradient transpose
+    """.split()  # noqa: SIM905
+)
 """Operations that compute nothing: what they give, they were given."""
 
 

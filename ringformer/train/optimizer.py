@@ -23,9 +23,13 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def make_optimizer(config: OptimizerConfig, steps: int, decayed) -> optax.GradientTransformation:
     """AdamW on shards (it is elementwise); `decayed` is a tree of bool like the parameters."""
     return optax.adamw(
-        schedule(config, steps), b1=config.b1, b2=config.b2, eps=config.eps,
-        weight_decay=config.weight_decay, mask=decayed,
-    )  # fmt: skip
+        schedule(config, steps),
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decayed,
+    )
 
 
 def global_norm(tree) -> jax.Array:

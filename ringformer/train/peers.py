@@ -44,9 +44,14 @@ class Peers:
     """The other processes of a run. Calls `judged(verdict)` and `signalled(number)`, each once, in a thread."""
 
     def __init__(
-        self, client: Any, index: int, count: int, watchdog: Watchdog, judged: Callable[[Verdict], None],
+        self,
+        client: Any,
+        index: int,
+        count: int,
+        watchdog: Watchdog,
+        judged: Callable[[Verdict], None],
         signalled: Callable[[int], None],
-    ):  # fmt: skip
+    ):
         self._client, self._index, self._count, self._watchdog = client, index, count, watchdog
         self._judged, self._signalled = judged, signalled
         self._request: int | None = None
@@ -123,8 +128,12 @@ class Peers:
             if (text := str(state)) != self._seen.get(i, ("", 0.0))[0]:
                 self._seen[i] = text, now
             elif (silence := now - self._seen[i][1]) > limits[i]:
-                return Verdict(f"process {i} ({state[3]}) is lost: no word from it for {silence:.0f} s, since "
-                               f"{state[1]}; it died, is stopped or cut off", LOST, by_itself=False)  # fmt: skip
+                return Verdict(
+                    f"process {i} ({state[3]}) is lost: no word from it for {silence:.0f} s, since "
+                    f"{state[1]}; it died, is stopped or cut off",
+                    LOST,
+                    by_itself=False,
+                )
         if any(state[4] for state in states.values()):
             self._stalled_since = now if self._stalled_since is None else self._stalled_since
             if now - self._stalled_since > _GATHER_SECONDS:  # the others may have been on their way

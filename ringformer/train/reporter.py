@@ -60,9 +60,14 @@ class Reporter:
             self._boards.append(TensorBoard(run_dir))
         self._console = Console(stderr=True)
         self._bar = Progress(
-            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False),
-            TimeRemainingColumn(), console=self._console, disable=not (self._active and sys.stderr.isatty()),
-        )  # fmt: skip
+            TextColumn("step"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not (self._active and sys.stderr.isatty()),
+        )
         self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
         path = Path(run_dir) / "metrics.jsonl"
@@ -92,8 +97,10 @@ class Reporter:
         """Report what `evaluation.make_evaluation` found."""
         self._write(step, values)
         if not values["eval_tokens"]:
-            self.say(f"step {step}  no token of the held-out batches is trained on: raise eval_batches, or look at the "
-                     "store with `ringformer data inspect`")  # fmt: skip
+            self.say(
+                f"step {step}  no token of the held-out batches is trained on: raise eval_batches, or look at the "
+                "store with `ringformer data inspect`"
+            )
             return
         numbers = {name: value for name, value in values.items() if isinstance(value, float)}
         self.say(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
@@ -167,9 +174,13 @@ class WeightsAndBiases:
         if not kept.is_file():
             write_whole(kept, uuid.uuid4().hex)
         self._run = wandb.init(
-            project=project, name=Path(run_dir).name, dir=str(run_dir), config=settings, id=kept.read_text(),
+            project=project,
+            name=Path(run_dir).name,
+            dir=str(run_dir),
+            config=settings,
+            id=kept.read_text(),
             resume="allow",
-        )  # fmt: skip
+        )
 
     def write(self, step, values):
         self._run.log(values, step=step)

@@ -86,8 +86,9 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     eval_data = _loader(eval_store, config, mesh, seed=0) if eval_store else None
     local_tokens, masks = config.seq_len // mesh.shape["sp"], config.data.has_segments
     model, kernel = with_kernel(config.model, device.platform, chip, local_tokens, masks)
-    run = Run(config, run_dir, mesh, tokenizer, train_data, eval_data, optimizer, shardings, model, kernel,
-              frozenset(allow))  # fmt: skip
+    run = Run(
+        config, run_dir, mesh, tokenizer, train_data, eval_data, optimizer, shardings, model, kernel, frozenset(allow)
+    )
     if not anew:
         check_run(run_dir, config, tokenizer.name, allow)  # with the stores
     check_same_on_all(run_identity(config, tokenizer.name))
@@ -99,9 +100,14 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
 
 def _loader(store: TokenStore | Parts, config: Config, mesh: Mesh, seed: int) -> Loader:
     return Loader(
-        store, batch_size=config.batch_size, seq_len=config.seq_len, seed=seed, layout=config.model.layout,
-        ring_size=mesh.shape["sp"], packing=config.data,
-    )  # fmt: skip
+        store,
+        batch_size=config.batch_size,
+        seq_len=config.seq_len,
+        seed=seed,
+        layout=config.model.layout,
+        ring_size=mesh.shape["sp"],
+        packing=config.data,
+    )
 
 
 def _new_run_dir() -> str:

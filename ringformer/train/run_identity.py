@@ -29,36 +29,85 @@ Identity = dict[str, Any]
 SAID_BYTES = 2**14
 """What a process tells the others of its identity: a digest for each of some sixty keys."""
 
-DEFINES = frozenset({
-    "seq_len", "batch_size", "seed",
-    "data.packing", "data.packed_attention", "data.min_length", "data.max_length",
-    "optimizer.learning_rate", "optimizer.schedule", "optimizer.b1", "optimizer.b2", "optimizer.eps",
-    "optimizer.weight_decay", "optimizer.clip_norm", "optimizer.skip_spikes",
-})  # fmt: skip
+DEFINES = frozenset(
+    {
+        "seq_len",
+        "batch_size",
+        "seed",
+        "data.packing",
+        "data.packed_attention",
+        "data.min_length",
+        "data.max_length",
+        "optimizer.learning_rate",
+        "optimizer.schedule",
+        "optimizer.b1",
+        "optimizer.b2",
+        "optimizer.eps",
+        "optimizer.weight_decay",
+        "optimizer.clip_norm",
+        "optimizer.skip_spikes",
+    }
+)
 """Keys whose values are compared as they are."""
 
-RESOLVED = frozenset({
-    "steps", "optimizer.warmup_steps", "optimizer.final_fraction",  # what the schedule makes of them
-    "init_from", "data.tokenizer", "data.store", "data.mixture",  # what is there
-})  # fmt: skip
+RESOLVED = frozenset(
+    {
+        "steps",
+        "optimizer.warmup_steps",
+        "optimizer.final_fraction",  # what the schedule makes of them
+        "init_from",
+        "data.tokenizer",
+        "data.store",
+        "data.mixture",  # what is there
+    }
+)
 """Keys that define a run by what they come to; `data.store` is of a mixture, too."""
 
-IN_STORE = frozenset({
-    "data.source", "data.field", "data.split", "data.skip_empty", "data.held_out", "data.format", "data.template",
-    "data.chat_length", "data.chat_date", "data.clean", "data.skip_malformed", "data.max_document_bytes",
-})  # fmt: skip
+IN_STORE = frozenset(
+    {
+        "data.source",
+        "data.field",
+        "data.split",
+        "data.skip_empty",
+        "data.held_out",
+        "data.format",
+        "data.template",
+        "data.chat_length",
+        "data.chat_date",
+        "data.clean",
+        "data.skip_malformed",
+        "data.max_document_bytes",
+    }
+)
 """Keys that the token stores were built by: compared with what these record when they are opened, and part of what
 `data.store` comes to."""
 
-HARMLESS = frozenset({
-    "run_dir", "preset", "stages",  # where it is; what the values came from
-    "mesh_dim", "cpu_devices", "accumulate",  # how it is computed: the numbers differ by rounding alone
-    "eval_every", "eval_batches", "tensorboard", "wandb",  # what is said of it
-    "checkpoint_every", "checkpoint_minutes",  # when it is saved
-    "keep_checkpoints", "keep_every", "keep_best", "copy_to",  # what is kept of it, and where
-    "max_skipped_in_a_row", "debug_nans",  # when it stops
-    "handshake_seconds", "startup_minutes", "compile_minutes", "step_minutes",  # when it is given up
-})  # fmt: skip
+HARMLESS = frozenset(
+    {
+        "run_dir",
+        "preset",
+        "stages",  # where it is; what the values came from
+        "mesh_dim",
+        "cpu_devices",
+        "accumulate",  # how it is computed: the numbers differ by rounding alone
+        "eval_every",
+        "eval_batches",
+        "tensorboard",
+        "wandb",  # what is said of it
+        "checkpoint_every",
+        "checkpoint_minutes",  # when it is saved
+        "keep_checkpoints",
+        "keep_every",
+        "keep_best",
+        "copy_to",  # what is kept of it, and where
+        "max_skipped_in_a_row",
+        "debug_nans",  # when it stops
+        "handshake_seconds",
+        "startup_minutes",
+        "compile_minutes",
+        "step_minutes",  # when it is given up
+    }
+)
 """Keys that do not change a run."""
 
 

@@ -49,8 +49,11 @@ class RunLock:
         self._run_dir, self._folder = run_dir, run_dir / "lock"
         self._number = 0
         self._holder: dict[str, Any] = {
-            "host": socket.gethostname(), "pid": os.getpid(), "machine": machine(), "began": began(os.getpid()),
-        }  # fmt: skip
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "machine": machine(),
+            "began": began(os.getpid()),
+        }
         self._beats = 0
         self._ended = threading.Event()
         self._lost = ""
@@ -129,8 +132,10 @@ class RunLock:
                 return True
             if not told and (holder or time.monotonic() - since > BEAT):  # it may just be being written
                 who = _name(holder) if holder else f"somebody whom {path} does not name"
-                print(f"{self._run_dir} was being trained by {who}: waiting {PATIENCE:.0f} s for a sign of life",
-                      file=sys.stderr)  # fmt: skip
+                print(
+                    f"{self._run_dir} was being trained by {who}: waiting {PATIENCE:.0f} s for a sign of life",
+                    file=sys.stderr,
+                )
                 told = True
             first = text if holder else first
             time.sleep(POLL)

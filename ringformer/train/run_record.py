@@ -77,11 +77,15 @@ def recorded(run_dir: str | Path, tokenizer: str = "") -> Identity:
     if (run_dir / IDENTITY).is_file():
         return {**defaults(), **_read(run_dir)["identity"]}
     if not (run_dir / "config.json").is_file():
-        raise ValueError(f"{run_dir} has checkpoints, but neither {IDENTITY} nor config.json, which say of what run: "
-                         "restore one of them, or choose another run_dir")  # fmt: skip
+        raise ValueError(
+            f"{run_dir} has checkpoints, but neither {IDENTITY} nor config.json, which say of what run: "
+            "restore one of them, or choose another run_dir"
+        )
     saved = read_object(run_dir, "config.json")
-    parts = {"data": DataConfig(**_known(DataConfig, saved["data"])),
-             "optimizer": OptimizerConfig(**_known(OptimizerConfig, saved["optimizer"]))}  # fmt: skip
+    parts = {
+        "data": DataConfig(**_known(DataConfig, saved["data"])),
+        "optimizer": OptimizerConfig(**_known(OptimizerConfig, saved["optimizer"])),
+    }
     return run_identity(Config(**_known(Config, saved) | parts | {"model": model_of(run_dir)}), tokenizer)
 
 

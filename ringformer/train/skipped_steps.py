@@ -66,8 +66,11 @@ class SkippedSteps:
         if not metrics["skipped"]:
             return {}
         self.steps.append(step)
-        why = [f"its {of} is {metrics[name]}" for name, of in (("loss", "loss"), ("grad_norm", "gradient's norm"))
-               if not math.isfinite(metrics[name])]  # fmt: skip
+        why = [
+            f"its {of} is {metrics[name]}"
+            for name, of in (("loss", "loss"), ("grad_norm", "gradient's norm"))
+            if not math.isfinite(metrics[name])
+        ]
         if not why:
             why = [f"its gradient's norm {metrics['grad_norm']:.4g} is a spike: over {self.largest_norm(step):.4g}"]
         contents = self._data.contents(step - 1)

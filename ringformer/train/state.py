@@ -38,8 +38,10 @@ def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict, dict]:
 def _letters(parameter: nnx.Variable) -> str:
     letters = parameter.get_metadata().get("letters", "")
     if not 1 <= len(letters) <= len(parameter.shape):
-        raise ValueError(f"a parameter of shape {parameter.shape} has letters={letters!r}: nnx.Param(..., letters=...) "
-                         "needs a letter for each of its last dimensions")  # fmt: skip
+        raise ValueError(
+            f"a parameter of shape {parameter.shape} has letters={letters!r}: nnx.Param(..., letters=...) "
+            "needs a letter for each of its last dimensions"
+        )
     return letters
 
 
@@ -58,9 +60,12 @@ def state_shardings(weights: dict, optimizer: optax.GradientTransformation) -> T
     """A `WeightSharding` for each array of the state: moments lie where their parameters do."""
     shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32), weights)
     opt_state = optax.tree.map_params(
-        optimizer, lambda _, w: w, jax.eval_shape(optimizer.init, shapes), weights,
+        optimizer,
+        lambda _, w: w,
+        jax.eval_shape(optimizer.init, shapes),
+        weights,
         transform_non_params=lambda _: REPLICATED,
-    )  # fmt: skip
+    )
     return TrainState(REPLICATED, weights, opt_state)
 
 
@@ -122,8 +127,9 @@ def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformatio
     params = abstract_params(shardings.params, mesh)
     opt_state = jax.tree.map(
         lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, w.spec)),
-        jax.eval_shape(optimizer.init, params), shardings.opt_state,
-    )  # fmt: skip
+        jax.eval_shape(optimizer.init, params),
+        shardings.opt_state,
+    )
     return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P())), params, opt_state)
 
 

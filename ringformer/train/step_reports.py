@@ -76,10 +76,14 @@ class StepReports:
 
     def _report(self, step, metrics):
         seconds, self._last = time.perf_counter() - self._last, time.perf_counter()
-        values = {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"],
-                  "learning_rate": float(self._rate(self._skipped.updates_before(step))),
-                  "trained_tokens": int(metrics["tokens"]), "masked_tokens": int(metrics["masked"]),
-                  "tokens_per_second": self._tokens / seconds}  # fmt: skip
+        values = {
+            "loss": metrics["loss"],
+            "grad_norm": metrics["grad_norm"],
+            "learning_rate": float(self._rate(self._skipped.updates_before(step))),
+            "trained_tokens": int(metrics["tokens"]),
+            "masked_tokens": int(metrics["masked"]),
+            "tokens_per_second": self._tokens / seconds,
+        }
         if self._mfu_per_rate:
             values["mfu"] = self._mfu_per_rate * values["tokens_per_second"]
         said = self._watch.see(step, values)

@@ -203,8 +203,11 @@ class Supervision(Stopping):
         folder = self.run_dir or Path()
         self._log = self._log or folder / "logs" / "process-0.txt"
         self._dump(f"stalled in {doing.what}")
-        self._end(f"stalled: {doing.what} takes longer than {doing.limit}_minutes allows; what every thread is doing "
-                  f"is in {self._log}", LOST)  # fmt: skip
+        self._end(
+            f"stalled: {doing.what} takes longer than {doing.limit}_minutes allows; what every thread is doing "
+            f"is in {self._log}",
+            LOST,
+        )
 
     def _watch_peers(self) -> None:
         """Whether process 0, which holds the store, still answers."""
@@ -212,8 +215,14 @@ class Supervision(Stopping):
         while (peers := self._peers) is not None:
             silence = self._watchdog.clock - peers.heard
             if silence > silent_limit(self._watchdog.doing.limit) + 2 * _LAST_WORDS:
-                self._judged(Verdict(f"process 0 at {self._member.address} is lost: no word from it for {silence:.0f} "
-                                     "s; it died, is stopped or cut off", LOST, by_itself=False))  # fmt: skip
+                self._judged(
+                    Verdict(
+                        f"process 0 at {self._member.address} is lost: no word from it for {silence:.0f} "
+                        "s; it died, is stopped or cut off",
+                        LOST,
+                        by_itself=False,
+                    )
+                )
             time.sleep(1)
 
     # Ends

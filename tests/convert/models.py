@@ -16,8 +16,10 @@ LLAMA_3 = dict(num_key_value_heads=2, rms_norm_eps=1e-5, vocab_size=301)
 def _rope(kind="default", theta=1e4, **more):
     if kind in ("llama3", "yarn"):
         more["original_max_position_embeddings"] = CONTEXT
-    return dict(rope_parameters=dict(rope_type=kind, rope_theta=theta, **more),
-                max_position_embeddings=int(CONTEXT * more.get("factor", 1)))  # fmt: skip
+    return dict(
+        rope_parameters=dict(rope_type=kind, rope_theta=theta, **more),
+        max_position_embeddings=int(CONTEXT * more.get("factor", 1)),
+    )
 
 
 _LLAMA_3_1 = dict(low_freq_factor=1.0, high_freq_factor=4.0)
@@ -30,15 +32,24 @@ FAMILIES = {
     "llama_3.2": LLAMA_3 | dict(tie_word_embeddings=True) | _rope("llama3", 5e5, factor=32.0, **_LLAMA_3_1),
     "linear": _rope("linear", factor=4.0),
     "yarn": LLAMA_3 | _rope("yarn", factor=4.0),
-    "yarn_changed": _rope("yarn", 1e6, factor=8.0, beta_fast=16.0, beta_slow=2.0, mscale=0.7, mscale_all_dim=1.3,
-                          truncate=False),
-}  # fmt: skip
+    "yarn_changed": _rope(
+        "yarn", 1e6, factor=8.0, beta_fast=16.0, beta_slow=2.0, mscale=0.7, mscale_all_dim=1.3, truncate=False
+    ),
+}
 
 
 def save_model(folder: Path, family: str, *, dtype: str = "float32", max_shard_size: str = "5GB", **changes) -> Path:
     """A model with weights large enough for attention to matter; random norms, too."""
-    settings = dict(vocab_size=257, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
-                    initializer_range=0.15, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    settings = dict(
+        vocab_size=257,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        initializer_range=0.15,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     torch.manual_seed(len(family))
     model = LlamaForCausalLM(LlamaConfig(**settings | FAMILIES[family] | changes))
     with torch.no_grad():

@@ -37,9 +37,14 @@ def test_from_transformers_through_a_run_to_transformers(corpus, tmp_path):
         model=dataclasses.replace(model, compute_dtype="float32", ffn_chunk=64, loss_chunk=64),
         data=DataConfig(store=str(tmp_path / "store"), source=f"text:{corpus}/*.txt", held_out=0.3),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=1),
-        run_dir=str(tmp_path / "run"), init_from=str(tmp_path / "ours"), mesh_dim="1,2,1,4", seq_len=1024,
-        batch_size=2, steps=2, eval_batches=1,
-    )  # fmt: skip
+        run_dir=str(tmp_path / "run"),
+        init_from=str(tmp_path / "ours"),
+        mesh_dim="1,2,1,4",
+        seq_len=1024,
+        batch_size=2,
+        steps=2,
+        eval_batches=1,
+    )
     with pytest.raises(ValueError, match="is a converted model: name it with init_from"):
         prepare(dataclasses.replace(config, run_dir=config.init_from))
     run = prepare(config)
@@ -70,9 +75,13 @@ def test_a_run_with_a_tokenizer_of_its_own_names_its_end_of_a_document(corpus, t
     config = Config(
         model=dataclasses.replace(model, compute_dtype="float32"),
         data=DataConfig(store=str(tmp_path / "store"), source=f"text:{corpus}/*.txt", held_out=0.0),
-        optimizer=OptimizerConfig(warmup_steps=0), run_dir=str(tmp_path / "run"), mesh_dim="1,8,1,1", seq_len=64,
-        batch_size=8, steps=1,
-    )  # fmt: skip
+        optimizer=OptimizerConfig(warmup_steps=0),
+        run_dir=str(tmp_path / "run"),
+        mesh_dim="1,8,1,1",
+        seq_len=64,
+        batch_size=8,
+        steps=1,
+    )
     train(prepare(config))
     to_hf(config.run_dir, tmp_path / "back")
     described = json.loads(Path(tmp_path / "back" / "config.json").read_text())

@@ -15,8 +15,15 @@ from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops.rope import RopeScaling
 from tests.convert.models import save_model
 
-HF = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=32000, hidden_size=4096,
-          intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32)  # fmt: skip
+HF = dict(
+    architectures=["LlamaForCausalLM"],
+    model_type="llama",
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -12,8 +12,9 @@ from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import ShardWriter
 from ringformer.models.llama_config import LlamaConfig
 
-CONFIG = LlamaConfig(vocab_size=16384, hidden_size=1024, intermediate_size=4096, num_layers=7, num_heads=16,
-                     num_kv_heads=16, head_dim=64)  # fmt: skip
+CONFIG = LlamaConfig(
+    vocab_size=16384, hidden_size=1024, intermediate_size=4096, num_layers=7, num_heads=16, num_kv_heads=16, head_dim=64
+)
 
 PROGRAM = """
 import resource, sys

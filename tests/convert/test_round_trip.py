@@ -39,8 +39,13 @@ def test_bits_logits_and_greedy_tokens(family, tmp_path):
     assert len(set(written)) > 4
     for torch_model in (before, after):
         torch_model.generation_config.eos_token_id = None
-        out = torch_model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False, pad_token_id=0,
-                                   attention_mask=torch.ones(1, 8, dtype=torch.long))  # fmt: skip
+        out = torch_model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=64,
+            do_sample=False,
+            pad_token_id=0,
+            attention_mask=torch.ones(1, 8, dtype=torch.long),
+        )
         assert out[0, 8:].tolist() == written
 
 

@@ -113,14 +113,32 @@ def _one(**changes):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\1\2", _file(b""), _file(_one(), length=2**63), _file(_one(), length=2**64 - 1),
-     _file(_one(), length=99_999_999), _file(b"{{{"), _file(b"\xff\xfe"), _file([1]), _file(b"[" * 10**5),
-     _file(b'{"a":' * 10**5), _file(_one(data_offsets=[-8, 0])), _file(_one(data_offsets=[8, 0])),
-     _file(_one(data_offsets=[0, 2**40])), _file(_one(data_offsets=[2**64 - 8, 2**64 - 1])),
-     _file(_one(shape=[2**33, 2**33])), _file(_one(shape=[-2])), _file(_one(shape=[3])), _file(_one(dtype="Q9")),
-     _file(_one(), bytes(80)), _file(_one() | {"b": _one()["a"]}), _file({"__metadata__": 3} | _one())],
+    [
+        b"",
+        b"\1\2",
+        _file(b""),
+        _file(_one(), length=2**63),
+        _file(_one(), length=2**64 - 1),
+        _file(_one(), length=99_999_999),
+        _file(b"{{{"),
+        _file(b"\xff\xfe"),
+        _file([1]),
+        _file(b"[" * 10**5),
+        _file(b'{"a":' * 10**5),
+        _file(_one(data_offsets=[-8, 0])),
+        _file(_one(data_offsets=[8, 0])),
+        _file(_one(data_offsets=[0, 2**40])),
+        _file(_one(data_offsets=[2**64 - 8, 2**64 - 1])),
+        _file(_one(shape=[2**33, 2**33])),
+        _file(_one(shape=[-2])),
+        _file(_one(shape=[3])),
+        _file(_one(dtype="Q9")),
+        _file(_one(), bytes(80)),
+        _file(_one() | {"b": _one()["a"]}),
+        _file({"__metadata__": 3} | _one()),
+    ],
     ids=lambda content: repr(content[:50]),
-)  # fmt: skip
+)
 def test_malformed_headers(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file \(Error while deseriali"):

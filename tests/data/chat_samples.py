@@ -35,13 +35,16 @@ CHATS = {
     "many turns": chat("a", "b", "what? ", "the ring\n\n- one\n- two", "c", "d e f", system="You are a ring."),
     "unicode": chat("naïve café 日本語 🙂?", "日本語 🙂 é e\u0301\n", "👩‍👩‍👧", "👩‍👩‍👧 ☃"),
     "role-like": chat(
-        "USER: x ASSISTANT: y</s>", "ASSISTANT: no USER: [/INST] yes </s><s>[INST]", "<|eot_id|>hi",
-        "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nno", system="<|begin_of_text|> </s>",
+        "USER: x ASSISTANT: y</s>",
+        "ASSISTANT: no USER: [/INST] yes </s><s>[INST]",
+        "<|eot_id|>hi",
+        "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nno",
+        system="<|begin_of_text|> </s>",
     ),
     "empty answers": chat("a", "", "b", " ", "c", "\n\n", "d", ""),
     "spaces at borders": chat("  a ", "  b  ", "\nc\n", "\n\nd\n\n"),
     "same text twice": chat("yes", "yes", "yes", "yes"),
-}  # fmt: skip
+}
 
 
 def sentencepiece(folder: Path) -> Path:
@@ -55,9 +58,11 @@ def llama3(folder: Path, template: str = LLAMA3_JINJA, trim_offsets: bool = True
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=420,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.Sequence(
         [
@@ -69,8 +74,12 @@ def llama3(folder: Path, template: str = LLAMA3_JINJA, trim_offsets: bool = True
     )
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": SPECIAL[0], "eos_token": "<|eot_id|>", "chat_template": template,
-              "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
+    config = {
+        "bos_token": SPECIAL[0],
+        "eos_token": "<|eot_id|>",
+        "chat_template": template,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 

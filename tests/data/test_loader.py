@@ -22,8 +22,15 @@ def store(request, tmp_path_factory):
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
 def test_a_batch_is_the_same_on_any_ring(store, layout, ring_size, packed_attention):
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
-                    packing=PackingOptions(packed_attention=packed_attention))  # fmt: skip
+    loader = Loader(
+        store,
+        batch_size=4,
+        seq_len=64,
+        seed=SEED,
+        layout=layout,
+        ring_size=ring_size,
+        packing=PackingOptions(packed_attention=packed_attention),
+    )
     order = permutation(layout, 64, ring_size)
     sequences = [s for epoch in (0, 1) for s in stream_reference(store, 64, epoch, packed_attention=packed_attention)]
     for step in (0, 1, 2):  # an epoch is 7 sequences: step 1 straddles two
@@ -35,8 +42,15 @@ def test_a_batch_is_the_same_on_any_ring(store, layout, ring_size, packed_attent
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
 def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, packed_attention):
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
-                    packing=PackingOptions(packed_attention=packed_attention))  # fmt: skip
+    loader = Loader(
+        store,
+        batch_size=4,
+        seq_len=64,
+        seed=SEED,
+        layout=layout,
+        ring_size=ring_size,
+        packing=PackingOptions(packed_attention=packed_attention),
+    )
     whole = loader.read(5)
     for rows, columns in itertools.product((slice(1, 3), slice(None)), (slice(0, 16), slice(48, 64), slice(5, 38))):
         assert_equal(loader.read(5, rows, columns), at(whole, (rows, columns)))
@@ -66,8 +80,15 @@ SPECS = [("dp", "sp"), (("dp", "tp"), None), (None, ("sp", "tp")), (), (None, "s
 def test_a_sharded_batch_equals_the_plain_one(store, spec, layout, ring_size, packed_attention):
     mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "sp"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
-                    packing=PackingOptions(packed_attention=packed_attention))  # fmt: skip
+    loader = Loader(
+        store,
+        batch_size=4,
+        seq_len=64,
+        seed=SEED,
+        layout=layout,
+        ring_size=ring_size,
+        packing=PackingOptions(packed_attention=packed_attention),
+    )
     expected = loader.read(3)
     once = loader.sequences.bytes_read
     batch = loader.batch(3, sharding)
@@ -130,8 +151,15 @@ def test_what_a_batch_is_made_of(tmp_path, packing):
     stores = [build(tmp_path / name, LENGTHS) for name in ("a", "b")]
     for store in stores:
         store.tokens = Watched(np.repeat(np.arange(len(LENGTHS)), np.diff(store.offsets)).astype(np.uint16))
-    loader = Loader([(stores[0], 2), (stores[1], 1)], batch_size=4, seq_len=64, seed=SEED, layout="contiguous",
-                    ring_size=1, packing=PackingOptions(packing=packing))  # fmt: skip
+    loader = Loader(
+        [(stores[0], 2), (stores[1], 1)],
+        batch_size=4,
+        seq_len=64,
+        seed=SEED,
+        layout="contiguous",
+        ring_size=1,
+        packing=PackingOptions(packing=packing),
+    )
     met = set()
     for step in range(6):
         batch, contents = loader.read(step), loader.contents(step)

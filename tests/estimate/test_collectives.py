@@ -8,10 +8,23 @@ from ringformer.estimate.overlap import Transfer
 SCOPE = "jit(step)/shard_map/while/body/closed_call"
 
 
-def transfer(kind, count=1.0, *, size=2**20, shape=(512, 512), seconds=1.0, cover=2.0, asynchronous=True, ring=False,
-             op_name="") -> Transfer:  # fmt: skip
-    return Transfer(kind, "bf16", shape, count, size, asynchronous, seconds, cover, max(0.0, seconds - cover),
-                    ring, "body", f"{SCOPE}/{op_name}")  # fmt: skip
+def transfer(
+    kind, count=1.0, *, size=2**20, shape=(512, 512), seconds=1.0, cover=2.0, asynchronous=True, ring=False, op_name=""
+) -> Transfer:
+    return Transfer(
+        kind,
+        "bf16",
+        shape,
+        count,
+        size,
+        asynchronous,
+        seconds,
+        cover,
+        max(0.0, seconds - cover),
+        ring,
+        "body",
+        f"{SCOPE}/{op_name}",
+    )
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,19 @@ def test_json_says_what_it_is_of_and_what_made_it(compiled, capsys):
 
 
 def test_every_flag_reaches_the_workload(compiled, capsys):
-    flags = ["--batch_size=4", "--accumulate=2", "--mesh_dim=1,2,1,4", "--attention=ring", "--layout=striped",
-             "--remat=attention", "--compute_dtype=float32", "--remat_group=2", "--q_chunk=512", "--k_chunk=256",
-             "--offload"]  # fmt: skip
+    flags = [
+        "--batch_size=4",
+        "--accumulate=2",
+        "--mesh_dim=1,2,1,4",
+        "--attention=ring",
+        "--layout=striped",
+        "--remat=attention",
+        "--compute_dtype=float32",
+        "--remat_group=2",
+        "--q_chunk=512",
+        "--k_chunk=256",
+        "--offload",
+    ]
     assert estimate(*flags) == 0
     assert estimate("--head_groups=4", "--kernel=auto") == 0
     workload, other = compiled
@@ -128,8 +138,20 @@ def test_every_flag_reaches_the_workload(compiled, capsys):
 
 def test_a_config_is_a_file_with_overrides(compiled, capsys):
     """Its model is compiled as it is written, stage by stage; flags come last."""
-    assert run_verb(add_estimate, "--config", LLAMA3, "--target=8xH200", "--json", "--stage=2", "--batch_size=8",
-                    "--config.model.ffn_chunk=512", "--config.seed=1") == 0  # fmt: skip
+    assert (
+        run_verb(
+            add_estimate,
+            "--config",
+            LLAMA3,
+            "--target=8xH200",
+            "--json",
+            "--stage=2",
+            "--batch_size=8",
+            "--config.model.ffn_chunk=512",
+            "--config.seed=1",
+        )
+        == 0
+    )
     (workload,) = compiled
     assert (workload.name, workload.seq_len, workload.batch_size) == ("stage 2", 2**19, 8)
     assert workload.model.ffn_chunk == 512

@@ -29,5 +29,13 @@ def test_a_loop_of_unknown_length_waits_before_each_turn_and_a_branch_once():
 
 
 def test_a_program_of_known_lengths_never_waits():
-    assert host_waits(Program.parse(TEXT.replace("at_most_9_trips/while", "").replace(
-        "body=%pair,", 'body=%pair, known_trip_count={"n":"9"},').replace("conditional", "call"))) == {}  # fmt: skip
+    assert (
+        host_waits(
+            Program.parse(
+                TEXT.replace("at_most_9_trips/while", "")
+                .replace("body=%pair,", 'body=%pair, known_trip_count={"n":"9"},')
+                .replace("conditional", "call")
+            )
+        )
+        == {}
+    )

@@ -145,9 +145,22 @@ def estimate(*flags):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        *[(flag, f"{flag.partition('=')[0]} means nothing with --mode=prefill") for flag in (
-            "--remat=full", "--remat_group=2", "--head_groups=2", "--offload", "--accumulate=1", "--tokens=1e9",
-            "--stage=1", "--config=x.py", "--attention=ring", "--generate_code", "--closed_form")],
+        *[
+            (flag, f"{flag.partition('=')[0]} means nothing with --mode=prefill")
+            for flag in (
+                "--remat=full",
+                "--remat_group=2",
+                "--head_groups=2",
+                "--offload",
+                "--accumulate=1",
+                "--tokens=1e9",
+                "--stage=1",
+                "--config=x.py",
+                "--attention=ring",
+                "--generate_code",
+                "--closed_form",
+            )
+        ],
         ("--seq_len=0", "--seq_len=0 must be at least 1"),
         ("--prefill_chunk=0", "--prefill_chunk=0 must be at least 1"),
         ("--batch_size=-1", "--batch_size=-1 must be at least 1"),
@@ -155,7 +168,7 @@ def estimate(*flags):
         ("--target=v5e-3", "unknown slice 'v5e-3'"),
         ("--model=llama_9b", "unknown model 'llama_9b'"),
     ],
-)  # fmt: skip
+)
 def test_flags_that_mean_nothing(flag, message, monkeypatch):
     monkeypatch.setattr(compiler_process, "compile_apart", lambda *call, **kw: pytest.fail("nobody is asked"))
     with pytest.raises(ValueError, match=message):

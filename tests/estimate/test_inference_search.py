@@ -59,10 +59,13 @@ def test_what_is_given_is_not_searched():
     ("model", "target", "length"),
     [
         # 512 KiB a token and 12.6 GiB of weights in 32 x 15.75 GiB; 13B: 800 KiB; 8B, a quarter of the heads: 128 KiB
-        ("llama_7b", "v5e-32", 2**19), ("llama_13b", "v5e-32", 2**19), ("llama3_8b", "v5e-32", 2**21),
-        ("llama_7b", "v4-1024", 2**24), ("llama3_8b", "v4-1024", 2**26),
+        ("llama_7b", "v5e-32", 2**19),
+        ("llama_13b", "v5e-32", 2**19),
+        ("llama3_8b", "v5e-32", 2**21),
+        ("llama_7b", "v4-1024", 2**24),
+        ("llama3_8b", "v4-1024", 2**26),
     ],
-)  # fmt: skip
+)
 def test_the_longest_by_count_if_the_compiler_lets_all_fit(compiler, model, target, length):
     found, (reason,) = longest(inference(model, target, 1), mesh=True, chunk=True, log=say_nothing)
     assert found.workload.seq_len == length and set(found.estimates) == {PREFILL, DECODE, LOADING}

@@ -45,9 +45,11 @@ def test_the_part_has_the_instructions_of_the_step_and_their_seconds(monkeypatch
     w, said, assumed = workload(), [], scheduled()
     counted = with_machine_code(w, assumed, said.append)
     assert said == ["generating the machine code of a layer's attention, for its cycles; about a minute, once"]
-    before, after = (sum(s.counted for k, s in e.schedule.purposes.items() if k.startswith("attention"))
-                     / sum(s.overlapped for k, s in e.schedule.purposes.items() if k.startswith("attention"))
-                     for e in (assumed, counted))  # fmt: skip
+    before, after = (
+        sum(s.counted for k, s in e.schedule.purposes.items() if k.startswith("attention"))
+        / sum(s.overlapped for k, s in e.schedule.purposes.items() if k.startswith("attention"))
+        for e in (assumed, counted)
+    )
     assert before < 0.5 and after > 0.8
     assert replace(counted, schedule=assumed.schedule) == assumed
 

@@ -27,8 +27,11 @@ BEST = {  # of the largest chunks that fit
 def rows(chip, **wanted):
     """By kind and chunks; of the usual shape but for what is wanted."""
     usual = {"kernel": "pallas", "packed": 0, "heads": 1, "head_dim": 128} | wanted
-    return {(row["kind"], row["q_chunk"], row["k_chunk"]): row for row in TARGETS[chip]["rows"]
-            if all(row[name] == x for name, x in usual.items())}  # fmt: skip
+    return {
+        (row["kind"], row["q_chunk"], row["k_chunk"]): row
+        for row in TARGETS[chip]["rows"]
+        if all(row[name] == x for name, x in usual.items())
+    }
 
 
 def shares(chip, **wanted):

@@ -68,8 +68,13 @@ def test_mfu_is_that_of_its_seconds():
 
 def test_the_page_says_these_numbers():
     page = (ROOT / "docs" / "performance.md").read_text()
-    for name in ("7b/xla", "7b/pallas", "7b/pallas/attention kept", "7b/pallas/attention kept, longest",
-                 "7b on v4/attention kept, longest"):  # fmt: skip
+    for name in (
+        "7b/xla",
+        "7b/pallas",
+        "7b/pallas/attention kept",
+        "7b/pallas/attention kept, longest",
+        "7b on v4/attention kept, longest",
+    ):
         step = STEPS[name]
         assert f"| {seconds(name):,.0f} s | {step['mfu_causal_model']:.1%} | {step['peak_bytes'] / 2**30:.2f}" in page
     one, four = (f"{seconds(f'8b/{kernel}'):,.0f} s" for kernel in ("xla", "pallas"))

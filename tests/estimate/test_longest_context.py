@@ -26,11 +26,18 @@ from ringformer.paper.max_context import cells
 def estimate_of(workload: Workload, *, fits: bool, peak_bytes: int = 2**30, host_bytes: int = 0) -> Estimate:
     """An estimate by a compiler that is a formula; its step takes a second."""
     return Estimate(
-        fits=fits, peak_bytes=peak_bytes, hbm_bytes=workload.target.chip.hbm_bytes, budget=workload.target.budget,
-        host_bytes=host_bytes, usual_host_bytes=workload.target.chip.host_bytes, argument_bytes=0,
-        temp_bytes=peak_bytes, max_link_hops=1, compile_seconds=1.0,
+        fits=fits,
+        peak_bytes=peak_bytes,
+        hbm_bytes=workload.target.chip.hbm_bytes,
+        budget=workload.target.budget,
+        host_bytes=host_bytes,
+        usual_host_bytes=workload.target.chip.host_bytes,
+        argument_bytes=0,
+        temp_bytes=peak_bytes,
+        max_link_hops=1,
+        compile_seconds=1.0,
         schedule=Schedule([], 0.6, Rates(1.0, 1.0, 1.0, 1.0, 0.0), {OTHER: Seconds(overlapped=1.0)}),
-    )  # fmt: skip
+    )
 
 
 def tried(*results):
@@ -49,9 +56,10 @@ def test_next_length():
 def test_what_a_usual_host_cannot_hold_does_not_fit(monkeypatch):
     """16 KiB a token here: 42 GiB of a v5e's host end before the compiler's limit."""
     monkeypatch.setattr(
-        memory_settings, "compile_apart",
+        memory_settings,
+        "compile_apart",
         lambda w, generate_code: estimate_of(w, fits=True, host_bytes=w.seq_len * 2**14),
-    )  # fmt: skip
+    )
     (cell,) = (cell for cell in cells() if cell.name == "v5e-256/7b/ring/offload/m=1")
     said = []
     answers = [attempt(cell.workload(n), said.append) for n in (2**20, 2**21, 2**22)]
@@ -82,9 +90,10 @@ def test_an_attempt_says_which_programs_were_judged(monkeypatch):
     """The train step, or all of a run; then an evaluation that does not fit is a run that does not."""
     monkeypatch.setattr(memory_settings, "compile_apart", lambda w, generate_code: estimate_of(w, fits=True))
     monkeypatch.setattr(
-        run_estimate, "compile_apart",
+        run_estimate,
+        "compile_apart",
         lambda w, program, generate_code: replace(estimate_of(w, fits=program != EVALUATION), program=program),
-    )  # fmt: skip
+    )
     (cell,) = (cell for cell in cells() if cell.name == "v5e-256/7b/ring/offload/m=1")
     step, run = (attempt(cell.workload(2**20), lambda line: None, whole_run=whole) for whole in (False, True))
     assert step["fits"] and [p["program"] for p in step["programs"]] == [TRAIN_STEP]
@@ -93,8 +102,14 @@ def test_an_attempt_says_which_programs_were_judged(monkeypatch):
 
 @pytest.mark.parametrize("attention", ["ring", "blockwise"])
 def test_the_search_begins_at_the_longest_that_the_closed_form_lets_fit(attention):
-    (cell,) = (cell for cell in cells() if cell.row.name == "v5e-256/7b" and cell.attention == attention
-               and cell.regime.name == "float32" and cell.sequences != 1)  # fmt: skip
+    (cell,) = (
+        cell
+        for cell in cells()
+        if cell.row.name == "v5e-256/7b"
+        and cell.attention == attention
+        and cell.regime.name == "float32"
+        and cell.sequences != 1
+    )
     workload = cell.workload(1024)
     length = longest_start(workload)
     settings = list(possible_settings(workload.model)) if attention == "ring" else [workload.settings]

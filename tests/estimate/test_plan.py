@@ -179,9 +179,14 @@ def test_what_is_nearby_and_faster_is_taken(monkeypatch, refused, expected):
 
 def test_neighbours_halve_and_double():
     """Groups of heads that divide the heads of a tp rank, layers of a remat group, chunks: none of them twice."""
-    (middle,) = (c for c in candidates("llama_7b", GPUS, 2**17, "bfloat16") if c.workload.mesh_dim == "1,1,1,8"
-                 and c.workload.settings == MemorySettings(head_groups=8) and not c.workload.model.offload
-                 and (c.workload.model.layout, c.workload.model.remat) == ("zigzag", "full"))  # fmt: skip
+    (middle,) = (
+        c
+        for c in candidates("llama_7b", GPUS, 2**17, "bfloat16")
+        if c.workload.mesh_dim == "1,1,1,8"
+        and c.workload.settings == MemorySettings(head_groups=8)
+        and not c.workload.model.offload
+        and (c.workload.model.layout, c.workload.model.remat) == ("zigzag", "full")
+    )
     found = [c.workload.settings for c in neighbours(middle)]
     assert found == [MemorySettings(head_groups=g) for g in (16, 4)] + [MemorySettings(8, 2)] + [
         MemorySettings(8, q_chunk=c, k_chunk=c) for c in (2048, 512)
@@ -218,14 +223,16 @@ def test_a_neighbour_that_fails_as_machine_code_leaves_its_candidate(monkeypatch
             raise CompilerFailure("train step: the compiler died (SIGABRT)")
         e = estimate_of(w, fits=True)
         seconds = {OTHER: Seconds(overlapped=1.0 if fastest else 10.0)}
-        return replace(e, program=program, generated_code=generate_code,
-                       schedule=replace(e.schedule, purposes=seconds))  # fmt: skip
+        return replace(e, program=program, generated_code=generate_code, schedule=replace(e.schedule, purposes=seconds))
 
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
     first = candidates("llama_7b", GPUS, 2**17, "bfloat16")[0]
-    four = next(c for c in candidates("llama_7b", GPUS, 2**17, "bfloat16")
-                if c.workload == first.workload.with_settings(MemorySettings(head_groups=4)))  # fmt: skip
+    four = next(
+        c
+        for c in candidates("llama_7b", GPUS, 2**17, "bfloat16")
+        if c.workload == first.workload.with_settings(MemorySettings(head_groups=4))
+    )
     monkeypatch.setattr(planning, "neighbours", lambda c: [four])
     found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True), attempts=10)
     assert found.chosen == first and not found.run.reasons_against and died == [four.workload]
@@ -282,9 +289,14 @@ def test_logits_that_spill_cost_their_bytes():
     and is not the fastest. On v5p both spill."""
     for name, spills in (("v5e-256", False), ("v5p-128", True)):
         ranked = candidates("llama_7b", find_target(name), 2**22, "bfloat16")
-        seconds = {c.workload.model.head_groups: c.seconds_per_token for c in reversed(ranked)
-                   if c.workload.mesh_shape[3] == c.workload.target.num_devices and c.workload.model.layout == "zigzag"
-                   and c.workload.settings.remat_group == 1 and not c.workload.model.q_chunk}  # fmt: skip
+        seconds = {
+            c.workload.model.head_groups: c.seconds_per_token
+            for c in reversed(ranked)
+            if c.workload.mesh_shape[3] == c.workload.target.num_devices
+            and c.workload.model.layout == "zigzag"
+            and c.workload.settings.remat_group == 1
+            and not c.workload.model.q_chunk
+        }
         assert seconds[1] == pytest.approx(seconds[4], rel=0.05) if spills else seconds[1] > 2 * seconds[4]
 
 

@@ -54,8 +54,10 @@ def assert_same(with_code, without):
     """But for the time, the code itself, the seconds that it says, and what takes some KiB of another memory than the
     device's (init: 209)."""
     assert with_code.generated_code and not without.generated_code
-    memory = {"peak_bytes": pytest.approx(without.peak_bytes + with_code.code_bytes, abs=2**18),
-              "temp_bytes": pytest.approx(without.temp_bytes, abs=2**18)}  # fmt: skip
+    memory = {
+        "peak_bytes": pytest.approx(without.peak_bytes + with_code.code_bytes, abs=2**18),
+        "temp_bytes": pytest.approx(without.temp_bytes, abs=2**18),
+    }
     if with_code.own_machine_code:
         assumed = read_schedule(with_code.text, without.schedule.rates)
         with_code = replace(with_code, own_machine_code=False, schedule=assumed)
@@ -142,8 +144,10 @@ def test_what_does_not_fit(generate_code):
 
 
 @on_tpu
-@pytest.mark.parametrize(("name", "links"), [("v3:2x2", 4 / 2), ("tpu7x:2x2x2", 6 / 2), ("v3:1x1", 1 / 2),
-                                             ("v5e:4x2", 4), ("v4:2x2x1", 4), ("v5p:2x2x2", 6)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "links"),
+    [("v3:2x2", 4 / 2), ("tpu7x:2x2x2", 6 / 2), ("v3:1x1", 1 / 2), ("v5e:4x2", 4), ("v4:2x2x1", 4), ("v5p:2x2x2", 6)],
+)
 def test_the_cores_of_a_chip_share_its_links(name, links):
     """A gather spreads over both directions of each dimension; two devices of one chip have half of them each."""
     target = find_target(name)
@@ -184,9 +188,18 @@ def test_hops_are_hidden_from_the_length_that_the_closed_form_says():
 
 @on_tpu
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sp"), [("v4:2x2x2", 4), ("v4:2x2x2", 8), ("v5p:2x2x2", 4), ("v5p:2x2x2", 8),
-                                          ("v6e:4x2", 4), ("v6e:4x2", 8),
-                                          ("v5e-8", 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "sp"),
+    [
+        ("v4:2x2x2", 4),
+        ("v4:2x2x2", 8),
+        ("v5p:2x2x2", 4),
+        ("v5p:2x2x2", 8),
+        ("v6e:4x2", 4),
+        ("v6e:4x2", 8),
+        ("v5e-8", 4),
+    ],
+)
 def test_every_ring_is_hidden(name, sp):
     """From 32,768 local tokens, more than v6e's 24,480: one link a hop, exposed at most 1/sp of the ring's bytes."""
     e = compile_apart(Workload(MHA, find_target(name), f"1,{8 // sp},1,{sp}", sp * 32768, batch_size=8 // sp))
@@ -236,8 +249,19 @@ def test_a_gpu_target():
 def test_reports():
     e, w = estimate(LONG), workload(LONG)
     found = json.loads(json.dumps(estimate_json(w, e)))
-    keys = ("fits", "peak_bytes", "hbm_bytes", "host_bytes", "temp_bytes", "hidden_permute_bytes", "compile_seconds",
-            "exposed_permute_bytes", "exposed_gather_bytes", "max_link_hops", "step_seconds_model")  # fmt: skip
+    keys = (
+        "fits",
+        "peak_bytes",
+        "hbm_bytes",
+        "host_bytes",
+        "temp_bytes",
+        "hidden_permute_bytes",
+        "compile_seconds",
+        "exposed_permute_bytes",
+        "exposed_gather_bytes",
+        "max_link_hops",
+        "step_seconds_model",
+    )
     assert set(keys) <= found.keys() and found["step_seconds_model"] > 0
     text = estimate_text("a title", w, e)
     assert "FITS" in text and "longest hop 1 link" in text
@@ -340,8 +364,16 @@ def test_a_report_says_where_the_time_goes():
     assert sum(spent.values()) == pytest.approx(found["step_seconds_model"])
     least, most = found["step_seconds_bounds"]
     assert 0 < least <= found["step_seconds_model"] <= most
-    assert {"attention forward", "attention recomputed", "attention backward", "projections", "feed-forward", "loss",
-            "embedding", "optimizer"} <= set(spent)  # fmt: skip
+    assert {
+        "attention forward",
+        "attention recomputed",
+        "attention backward",
+        "projections",
+        "feed-forward",
+        "loss",
+        "embedding",
+        "optimizer",
+    } <= set(spent)
     assert spent["attention backward"] > spent["attention forward"] > spent["feed-forward"]
     assert found["seconds_source"] in text and f"{next(iter(spent))}" in text.partition("where the time goes:")[2]
 

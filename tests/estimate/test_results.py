@@ -44,8 +44,12 @@ def test_no_product_is_faster_than_the_matrix_units(chip):
 
 def test_products_that_xla_estimates_otherwise_are_listed():
     """Over 40% apart: each once in docs/estimating.md, by its chip and its name in the program."""
-    apart = {(chip, p["instruction"]) for chip, cell in CELLS.items() for p in cell["products"]
-             if not 1 / 1.4 <= p["of_xla_estimate"] <= 1.4}  # fmt: skip
+    apart = {
+        (chip, p["instruction"])
+        for chip, cell in CELLS.items()
+        for p in cell["products"]
+        if not 1 / 1.4 <= p["of_xla_estimate"] <= 1.4
+    }
     page = (ROOT / "docs" / "estimating.md").read_text()
     table = page.partition("<!-- products: results/part_cycles.json -->")[2].partition("<!-- end of products -->")[0]
     rows = [line.split("|")[1:5] for line in table.splitlines() if line.startswith("| v")]

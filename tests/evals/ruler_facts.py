@@ -8,17 +8,21 @@ NEEDLE = re.compile(r"One of the special magic \w+ for (\S[^\n:]*?) is: ([\w-]+)
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 BORDERS = (
-    ("afterwards.\n", "\nWhat "), ("following text.\n\n", "\nQuestion:"), ("most often.\n", "\nQuestion:"),
-    ("coded words. ", "\nQuestion:"), ("are given documents.\n\n", "\n\nAnswer the question based"),
-)  # fmt: skip
+    ("afterwards.\n", "\nWhat "),
+    ("following text.\n\n", "\nQuestion:"),
+    ("most often.\n", "\nQuestion:"),
+    ("coded words. ", "\nQuestion:"),
+    ("are given documents.\n\n", "\n\nAnswer the question based"),
+)
 """What stands before and behind the context of a task."""
 
 
 def borders(text):
     ((begin, end),) = [
         (text.index(before) + len(before), text.index(behind, text.index(before)))
-        for before, behind in BORDERS if before in text[:400] and behind in text
-    ][:1]  # fmt: skip
+        for before, behind in BORDERS
+        if before in text[:400] and behind in text
+    ][:1]
     return begin, end
 
 
@@ -50,11 +54,17 @@ def niah(question, prefix):
     haystack = "lines" if lines <= {"<needle>", NOISE} else "text"
     asked = re.split(", and |, ", keys)
     return (
-        frame(question, r"(?<= for ).*(?= mentioned)"), re.sub(r"(?<= for ).*(?= mentioned)", "<drawn>", prefix),
-        haystack, lines if haystack == "lines" else None, {(kind_of(key), kind_of(value)) for key, value in found},
-        len(found) if haystack == "text" else None, len({key for key, _ in found}) if haystack == "text" else None,
-        len(asked), keys.count(", and "), {sum(key == name for key, _ in found) for name in asked},
-    )  # fmt: skip
+        frame(question, r"(?<= for ).*(?= mentioned)"),
+        re.sub(r"(?<= for ).*(?= mentioned)", "<drawn>", prefix),
+        haystack,
+        lines if haystack == "lines" else None,
+        {(kind_of(key), kind_of(value)) for key, value in found},
+        len(found) if haystack == "text" else None,
+        len({key for key, _ in found}) if haystack == "text" else None,
+        len(asked),
+        keys.count(", and "),
+        {sum(key == name for key, _ in found) for name in asked},
+    )
 
 
 def vt(question, prefix):

@@ -32,8 +32,12 @@ def run(tmp_path):
     """The folder of a run in bytes that was trained at 4,096 tokens."""
     folder = tmp_path / "run"
     folder.mkdir()
-    saved = {"model": vars(MODEL) | {"rope_scaling": vars(MODEL.rope_scaling)}, "preset": "tiny", "seq_len": CONTEXT,
-             "data": {"tokenizer": "bytes"}}  # fmt: skip
+    saved = {
+        "model": vars(MODEL) | {"rope_scaling": vars(MODEL.rope_scaling)},
+        "preset": "tiny",
+        "seq_len": CONTEXT,
+        "data": {"tokenizer": "bytes"},
+    }
     (folder / "config.json").write_text(json.dumps(saved))
     return folder
 
@@ -94,8 +98,10 @@ def test_another_range_of_numbers_is_called_so_everywhere(run, answered_by, caps
 
 def test_official_rows(run, answered_by, capsys, tmp_path):
     prompts = [case.prompt for n in (5, 8) for case in lines.cases_of_lines(n, 2, 7, lines.Numbers())]
-    rows = [{"random_idx": ["x", 1], "expected_number": i, "num_lines": 5 + 3 * (i > 1), "prompt": prompt}
-            for i, prompt in enumerate(prompts)]  # fmt: skip
+    rows = [
+        {"random_idx": ["x", 1], "expected_number": i, "num_lines": 5 + 3 * (i > 1), "prompt": prompt}
+        for i, prompt in enumerate(prompts)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, loaded = answered_by(lambda prompt: "It is 3, no, <2>")
     assert evaluate("lines", run, f"--cases={tmp_path}/rows.jsonl") == 0
@@ -134,8 +140,10 @@ def test_needles_and_what_hides_them(run, answered_by, capsys, tmp_path):
     out = capsys.readouterr().out
     assert "2 of 3 needles in a haystack (built-in text, repeated)" in out
     assert [line.split() for line in out.splitlines()[2:]] == [
-        ["0%", "100.0", "100.0"], ["100%", "100.0", "100.0"], ["mean", "100.0", "100.0"],
-    ]  # fmt: skip
+        ["0%", "100.0", "100.0"],
+        ["100%", "100.0", "100.0"],
+        ["mean", "100.0", "100.0"],
+    ]
     assert (run / "evals" / "needle" / "needle.png").is_file()
     (tmp_path / "mine.txt").write_text("One. Two.")
     assert evaluate("needle", run, *options, f"--haystack={tmp_path}/mine.txt") == 2
@@ -147,8 +155,10 @@ def test_ruler(run, answered_by, capsys):
     assert evaluate("ruler", run, "--lengths=2K,4K", "--num_cases=1", "--tasks=vt,niah_multikey_3") == 0
     out = capsys.readouterr().out
     assert [line.split() for line in out.splitlines()[2:]] == [
-        ["niah_multikey_3", "100.0", "100.0"], ["vt", "100.0", "100.0"], ["mean", "100.0", "100.0"],
-    ]  # fmt: skip
+        ["niah_multikey_3", "100.0", "100.0"],
+        ["vt", "100.0", "100.0"],
+        ["mean", "100.0", "100.0"],
+    ]
 
 
 def test_ruler_with_essays_has_their_tasks_and_is_not_mixed_with_others(run, answered_by, capsys, tmp_path):
@@ -157,8 +167,9 @@ def test_ruler_with_essays_has_their_tasks_and_is_not_mixed_with_others(run, ans
     model, _ = answered_by(lambda prompt: prompt)
     assert evaluate("ruler", run, *options) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()[2:4]] == [
-        ["fwe", "100.0"], ["niah_multivalue", "100.0"],
-    ]  # fmt: skip
+        ["fwe", "100.0"],
+        ["niah_multivalue", "100.0"],
+    ]
     assert evaluate("ruler", run, *options) == 0 and len(model.batches) == 2, "all were there"
     (tmp_path / "essays.txt").write_text("It is another text of six words. So it is, and no more! " * 60)
     assert evaluate("ruler", run, *options) == 2
@@ -179,37 +190,49 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         assert begun.endswith(", they are: ") and asked.startswith("<chat>Memorize" if chat else "Memorize")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["lines"], "which contexts? give --lengths, --num_lines or --cases"),
-    (["lines", "--lengths=8192"], "8,192 tokens are more than the 4,096 that the model was configured for: --allow_"),
-    (["lines", "--lengths=1"], "--lengths: 1 tokens are no context"),
-    (["lines", "--lengths=x"], "'x' is no number of tokens; 4096 or 4K for example"),
-    (["lines", "--num_lines=200"], "prompts are never cut"),
-    (["lines", "--num_lines=3", "--cases=x"], "--num_lines and --cases: give one of them"),
-    (["lines", "--cases=none.jsonl"], "none.jsonl cannot be read as rows of LongEval: [Errno 2] No such file"),
-    (["lines", "--cases=tests"], "tests cannot be read as rows of LongEval: [Errno 21] Is a directory"),
-    (["lines", "--cases=docs/figures/retrieval_lines.png"], "retrieval_lines.png cannot be read as rows of LongEval"),
-    (["lines", "--num_lines=3", "--out=README.md"], "--out=README.md: there is a file of this name, or on the way"),
-    (["lines", "--num_lines=3", "--out=README.md/x/y"], "there is a file of this name, or on the way"),
-    (["lines", "--num_lines=3", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
-    (["lines", "--num_lines=0"], "--num_lines=0 must be at least 1"),
-    (["lines", "--num_lines=a"], "'a' is no whole number"),
-    (["lines", "--lengths=2K", "--num_cases=0"], "--num_cases=0 must be at least 1"),
-    (["lines", "--lengths=2K", "--batch_size=0"], "--batch_size=0 must be at least 1"),
-    (["lines", "--lengths=2K", "--chat"], "was not trained on conversations"),
-    (["lines", "--lengths=120"], "the shortest prompt has"),
-    (["needle", "--lengths=2K", "--asked=2"], "2 of 1 needles"),
-    (["needle", "--lengths=2K", "--depths=120"], "120 is no percentage"),
-    (["needle", "--lengths=2K", "--depths=nan"], "nan is no percentage"),
-    (["needle", "--lengths=2K", "--depths=x"], "'x' is no number"),
-    (["ruler", "--lengths=2K", "--tasks=vt,qa_3"], "unknown task 'qa_3'; known: niah_single_1"),
-    (["ruler", "--lengths=2K", "--tasks=vt,qa_1"], "qa_1 is made of data that ringformer has not: name the file, --sq"),
-    (["ruler", "--lengths=2K", "--squad=none.json"], "none.json cannot be read: [Errno 2] No such file"),
-    (["ruler", "--lengths=2K", "--hotpotqa=docs"], "docs cannot be read: [Errno 21] Is a directory"),
-    (["ruler", "--lengths=2K", "--words=docs"], "docs/adjectivelist.txt cannot be read: [Errno 2] No such file"),
-    (["ruler", "--lengths=1K", "--tasks=fwe,vt"], "vt in 1,024 tokens: the shortest prompt has"),
-    (["ruler", "--lengths=3K,4K", "--tasks=cwe"], "cwe in 4,096 tokens: the shortest prompt has"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lines"], "which contexts? give --lengths, --num_lines or --cases"),
+        (
+            ["lines", "--lengths=8192"],
+            "8,192 tokens are more than the 4,096 that the model was configured for: --allow_",
+        ),
+        (["lines", "--lengths=1"], "--lengths: 1 tokens are no context"),
+        (["lines", "--lengths=x"], "'x' is no number of tokens; 4096 or 4K for example"),
+        (["lines", "--num_lines=200"], "prompts are never cut"),
+        (["lines", "--num_lines=3", "--cases=x"], "--num_lines and --cases: give one of them"),
+        (["lines", "--cases=none.jsonl"], "none.jsonl cannot be read as rows of LongEval: [Errno 2] No such file"),
+        (["lines", "--cases=tests"], "tests cannot be read as rows of LongEval: [Errno 21] Is a directory"),
+        (
+            ["lines", "--cases=docs/figures/retrieval_lines.png"],
+            "retrieval_lines.png cannot be read as rows of LongEval",
+        ),
+        (["lines", "--num_lines=3", "--out=README.md"], "--out=README.md: there is a file of this name, or on the way"),
+        (["lines", "--num_lines=3", "--out=README.md/x/y"], "there is a file of this name, or on the way"),
+        (["lines", "--num_lines=3", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
+        (["lines", "--num_lines=0"], "--num_lines=0 must be at least 1"),
+        (["lines", "--num_lines=a"], "'a' is no whole number"),
+        (["lines", "--lengths=2K", "--num_cases=0"], "--num_cases=0 must be at least 1"),
+        (["lines", "--lengths=2K", "--batch_size=0"], "--batch_size=0 must be at least 1"),
+        (["lines", "--lengths=2K", "--chat"], "was not trained on conversations"),
+        (["lines", "--lengths=120"], "the shortest prompt has"),
+        (["needle", "--lengths=2K", "--asked=2"], "2 of 1 needles"),
+        (["needle", "--lengths=2K", "--depths=120"], "120 is no percentage"),
+        (["needle", "--lengths=2K", "--depths=nan"], "nan is no percentage"),
+        (["needle", "--lengths=2K", "--depths=x"], "'x' is no number"),
+        (["ruler", "--lengths=2K", "--tasks=vt,qa_3"], "unknown task 'qa_3'; known: niah_single_1"),
+        (
+            ["ruler", "--lengths=2K", "--tasks=vt,qa_1"],
+            "qa_1 is made of data that ringformer has not: name the file, --sq",
+        ),
+        (["ruler", "--lengths=2K", "--squad=none.json"], "none.json cannot be read: [Errno 2] No such file"),
+        (["ruler", "--lengths=2K", "--hotpotqa=docs"], "docs cannot be read: [Errno 21] Is a directory"),
+        (["ruler", "--lengths=2K", "--words=docs"], "docs/adjectivelist.txt cannot be read: [Errno 2] No such file"),
+        (["ruler", "--lengths=1K", "--tasks=fwe,vt"], "vt in 1,024 tokens: the shortest prompt has"),
+        (["ruler", "--lengths=3K,4K", "--tasks=cwe"], "cwe in 4,096 tokens: the shortest prompt has"),
+    ],
+)
 def test_what_is_refused_before_anything_is_computed(words, said, run, answered_by, capsys):
     answered_by(lambda prompt: pytest.fail("was asked"))
     assert evaluate(words[0], run, *words[1:]) == 2
@@ -362,8 +385,10 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
 def test_bits_per_byte_are_of_the_bytes_that_are_trained_on(run, tmp_path, monkeypatch, capsys):
     """Of answers, not of questions: a token of 1 nat each is as many bits as trained tokens, over trained bytes."""
     answers = ["ab" * 20, "é" * 25]
-    chats = [{"messages": [{"role": "user", "content": "?" * 30}, {"role": "assistant", "content": answer}]}
-             for answer in answers]  # fmt: skip
+    chats = [
+        {"messages": [{"role": "user", "content": "?" * 30}, {"role": "assistant", "content": answer}]}
+        for answer in answers
+    ]
     (tmp_path / "chats.json").write_text(json.dumps(chats))
     options = StoreOptions(source=f"json:{tmp_path}/chats.json", format="messages", held_out=0.0)
     open_or_build(tmp_path / "chats", options, ByteTokenizer())

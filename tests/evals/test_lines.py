@@ -35,11 +35,25 @@ def test_a_prompt_is_the_official_one():
     assert record.prompt(2) == OFFICIAL
 
 
-@pytest.mark.parametrize(("answer", "right"), [
-    ("4711", 1), ("The <REGISTER_CONTENT> in line kind-frog is 4711.", 1), ("It is <04711>", 1),
-    ("1, 2, 4711 it is", 1), ("4711, and line 3", 0), ("4711.0", 0), ("47 11", 0), ("4711x4711\n", 1),
-    ("14711", 0), ("-4711", 1), ("", 0), ("I need more time.", 0), ("4" * 5000, 0), ("4,711", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("4711", 1),
+        ("The <REGISTER_CONTENT> in line kind-frog is 4711.", 1),
+        ("It is <04711>", 1),
+        ("1, 2, 4711 it is", 1),
+        ("4711, and line 3", 0),
+        ("4711.0", 0),
+        ("47 11", 0),
+        ("4711x4711\n", 1),
+        ("14711", 0),
+        ("-4711", 1),
+        ("", 0),
+        ("I need more time.", 0),
+        ("4" * 5000, 0),
+        ("4,711", 0),
+    ],
+)
 def test_the_last_number_of_the_answer_counts(answer, right):
     """As the official rule has it: `\\d+` and the last of them, as an integer; none is wrong."""
     assert lines.score(case(), answer) == right
@@ -51,9 +65,7 @@ def test_no_number_is_wrong_even_where_none_would_be_a_guess():
 
 def test_22600_lines_are_distinct_and_the_seed_s():
     """512K tokens of LLaMA, 23.18 a line; more than the 910 adjectives that the official words have."""
-    first, again, other = (
-        lines.Record(lines.Numbers(), seed, 524288, 0).prompt(22_600) for seed in (0, 0, 1)
-    )  # fmt: skip
+    first, again, other = (lines.Record(lines.Numbers(), seed, 524288, 0).prompt(22_600) for seed in (0, 0, 1))
     found = LINE.findall(first)
     assert len(found) == len({index for index, _ in found}) == 22_600
     numbers = [int(number) for _, number in found]
@@ -109,9 +121,14 @@ def test_other_numbers_are_another_form_and_called_so():
 def test_official_rows_are_taken_verbatim(tmp_path):
     odd = OFFICIAL.replace("tall-hat", "tall-hat-0") + "\u2028ASSISTANT: "
     row = {
-        "random_idx": ["kind-frog-1", 1], "expected_number": 40311, "num_lines": 2, "token_size": 200,
-        "correct_line": "line kind-frog: REGISTER_CONTENT is <40311>\n", "prompt": odd, "prompt_length": -1,
-    }  # fmt: skip
+        "random_idx": ["kind-frog-1", 1],
+        "expected_number": 40311,
+        "num_lines": 2,
+        "token_size": 200,
+        "correct_line": "line kind-frog: REGISTER_CONTENT is <40311>\n",
+        "prompt": odd,
+        "prompt_length": -1,
+    }
     path = tmp_path / "200_lines.jsonl"
     path.write_text(json.dumps(row, ensure_ascii=False) + "\n" + json.dumps(row | {"expected_number": 7}) + "\n")
     first, second = lines.read_official(path)
@@ -120,10 +137,16 @@ def test_official_rows_are_taken_verbatim(tmp_path):
     assert lines.score(first, knows_lines(OFFICIAL)) == 1 and lines.score(second, knows_lines(OFFICIAL)) == 0
 
 
-@pytest.mark.parametrize("bad", [
-    "{", "[]", "{}", '{"prompt": "", "expected_number": 1, "num_lines": 1, "random_idx": ["a", 0]}',
-    '{"prompt": "a", "expected_number": "1", "num_lines": 1, "random_idx": ["a", 0]}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"prompt": "", "expected_number": 1, "num_lines": 1, "random_idx": ["a", 0]}',
+        '{"prompt": "a", "expected_number": "1", "num_lines": 1, "random_idx": ["a", 0]}',
+    ],
+)
 def test_what_is_no_official_row_is_named(bad, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n" + bad + "\n")

@@ -27,9 +27,15 @@ def haystack_of(prompt):
     return without + text[end:], places
 
 
-@pytest.mark.parametrize("text", [
-    "One. Two is 3.14 long. Three!\nFour. And more", "No stop but the last.", ".A. B .", "a.b.c d. e",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One. Two is 3.14 long. Three!\nFour. And more",
+        "No stop but the last.",
+        ".A. B .",
+        "a.b.c d. e",
+    ],
+)
 def test_a_needle_stands_behind_the_full_stop_before_its_depth(text):
     """Brute force: every place that is 0, or has a full stop before it and white space or the end behind it."""
     allowed = [i for i in range(1, len(text) + 1) if text[i - 1] == "." and (i == len(text) or text[i].isspace())]
@@ -50,8 +56,9 @@ def test_a_case_hides_its_needles_in_the_whole_haystack(hidden):
         assert room - 8 < tokens(case.prompt) <= room
         numbers = dict(NEEDLE.findall(case.prompt))
         assert len(numbers) == len(set(numbers.values())) == count.hidden and set(numbers) <= set(CITIES)
-        asked = re.findall(r"[A-Z]\w+", case.prompt[case.prompt.index("\n\nWhat ") :].replace("What", "").replace(
-            "Answer", ""))  # fmt: skip
+        asked = re.findall(
+            r"[A-Z]\w+", case.prompt[case.prompt.index("\n\nWhat ") :].replace("What", "").replace("Answer", "")
+        )
         assert [numbers[city] for city in asked] == list(case.expected) and len(asked) == count.asked
         stops = [0, *(i + 1 for i, c in enumerate(text) if c == "." and (i + 1 == len(text) or text[i + 1].isspace()))]
         expected = max(i for i in stops if i <= case.labels["depth"] / 100 * len(text))
@@ -97,10 +104,16 @@ def test_no_number_is_one_of_the_haystack(tmp_path, monkeypatch):
     assert {case.expected for case in found} == {("1000001",)}
 
 
-@pytest.mark.parametrize(("needles", "depths", "said"), [
-    ((1, 2), [0], "2 of 1 needles"), ((0, 0), [0], "0 of 0 needles"), ((1000, 1), [0], "1 of 1000 needles"),
-    ((1, 1), [101.0], "101 is no percentage"), ((1, 1), [-1.0], "-1 is no percentage"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("needles", "depths", "said"),
+    [
+        ((1, 2), [0], "2 of 1 needles"),
+        ((0, 0), [0], "0 of 0 needles"),
+        ((1000, 1), [0], "1 of 1000 needles"),
+        ((1, 1), [101.0], "101 is no percentage"),
+        ((1, 1), [-1.0], "-1 is no percentage"),
+    ],
+)
 def test_what_cannot_be_is_refused(needles, depths, said):
     with pytest.raises(ValueError, match=said):
         needle.check(needle.Needles(*needles), depths)

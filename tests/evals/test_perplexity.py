@@ -20,8 +20,9 @@ def make_store(mask=False):
     tokens = np.concatenate([1000 * i + np.arange(n) for i, n in enumerate(LENGTHS)])
     offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
     counted = np.concatenate([np.arange(n) % (i + 1) == 1 % (i + 1) for i, n in enumerate(LENGTHS)]).astype(np.uint8)
-    return SimpleNamespace(path="runs/store", tokens=tokens.astype(np.uint16), offsets=offsets,
-                           mask=counted if mask else None)  # fmt: skip
+    return SimpleNamespace(
+        path="runs/store", tokens=tokens.astype(np.uint16), offsets=offsets, mask=counted if mask else None
+    )
 
 
 class Known:
@@ -41,15 +42,26 @@ class Known:
 
 def evaluate(path, model, store, lengths=(8, 16, 40), documents=9, last=6, batch_size=2):
     file = CaseFile(path, "perplexity", {}, perplexity.check_row)
-    perplexity.measure_store(model, store, lengths, documents=documents, last=last, batch_size=batch_size, file=file,
-                             say=str)  # fmt: skip
+    perplexity.measure_store(
+        model, store, lengths, documents=documents, last=last, batch_size=batch_size, file=file, say=str
+    )
     return list(file.rows.values())
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("key", "[8, 2]"), ("length", 16), ("last_tokens", 9), ("last_nats", 1e6), ("last_nats", -1.0), ("document", 2),
-    ("bin_tokens", [1, 2]), ("bin_tokens", [9, 9, 9]), ("last_nats", math.nan),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("key", "[8, 2]"),
+        ("length", 16),
+        ("last_tokens", 9),
+        ("last_nats", 1e6),
+        ("last_nats", -1.0),
+        ("document", 2),
+        ("bin_tokens", [1, 2]),
+        ("bin_tokens", [9, 9, 9]),
+        ("last_nats", math.nan),
+    ],
+)
 def test_a_row_whose_numbers_cannot_be_is_refused(field, value, tmp_path):
     path = tmp_path / "cases.jsonl"
     evaluate(path, Known(), make_store(), lengths=(8,))
@@ -68,16 +80,21 @@ def test_losses_stand_where_the_tokens_do(masked, tmp_path):
     counted = {1000 * i + k: store.mask[store.offsets[i] + k] if masked else 1 for i in documents for k in range(40)}
     context = perplexity.by_context(rows, BYTES)
     for length in (8, 16, 40):
-        losses = [Known.loss(1000 * i + k, k - (40 - length)) for i in documents for k in range(34, 40)
-                  if counted[1000 * i + k]]  # fmt: skip
+        losses = [
+            Known.loss(1000 * i + k, k - (40 - length))
+            for i in documents
+            for k in range(34, 40)
+            if counted[1000 * i + k]
+        ]
         assert context[length].tokens == len(losses) and context[length].nats == pytest.approx(np.mean(losses))
         assert context[length].bits_per_byte == pytest.approx(np.mean(losses) / math.log(2) / BYTES)
         assert context[length].perplexity == pytest.approx(math.exp(np.mean(losses)))
     position = perplexity.by_position(rows, BYTES)
     assert list(position) == [1, 2, 4, 8, 16, 32]
     for k, loss in position.items():
-        losses = [Known.loss(1000 * i + n, n) for i in documents for n in range(k, min(2 * k, 40))
-                  if counted[1000 * i + n]]  # fmt: skip
+        losses = [
+            Known.loss(1000 * i + n, n) for i in documents for n in range(k, min(2 * k, 40)) if counted[1000 * i + n]
+        ]
         assert loss.tokens == len(losses) and loss.nats == pytest.approx(np.mean(losses))
     assert {len(row) for row in model.rows} == {8, 16, 40} and all(
         t // 1000 in documents for r in model.rows for t in r
@@ -90,8 +107,13 @@ def test_the_tables_say_it(tmp_path):
     assert "the same last 6 tokens" in text
     assert [line.split()[:2] for line in text.splitlines()[2:5]] == [["8", "24"], ["16", "24"], ["40", "24"]]
     assert [line.split()[:2] for line in text.splitlines()[8:]] == [
-        ["1", "4"], ["2", "8"], ["4", "16"], ["8", "32"], ["16", "64"], ["32", "32"],
-    ]  # fmt: skip
+        ["1", "4"],
+        ["2", "8"],
+        ["4", "16"],
+        ["8", "32"],
+        ["16", "64"],
+        ["32", "32"],
+    ]
 
 
 def test_it_goes_on_where_it_was(tmp_path):

@@ -84,8 +84,9 @@ def test_the_longest_record_that_was_trained_on_is_said():
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
     *_, kind = range(len(script.KINDS))
-    lengths = [script.record(kind, i, 99)["messages"][0]["content"].count("\nline ")
-               for i in range(script.KINDS[kind].count)]  # fmt: skip
+    lengths = [
+        script.record(kind, i, 99)["messages"][0]["content"].count("\nline ") for i in range(script.KINDS[kind].count)
+    ]
     assert max(lengths) == 958
     page = (ROOT / "docs" / "evaluation.md").read_text()
     assert "the longest record that was trained on has 958 lines" in " ".join(page.split())

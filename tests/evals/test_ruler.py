@@ -93,9 +93,13 @@ def rendered_vt(text, outputs, _data):
 
 def rendered_cwe(text, outputs, _data):
     shown, answer, asked = (
-        re.findall(r"\d+\. (.+?)(?= \d+\. |$)", part) for part in
-        (context_of(text), re.search(r"list are: (.*)\n", text)[1], context_of(text[text.rindex("Below is") :]))
-    )  # fmt: skip
+        re.findall(r"\d+\. (.+?)(?= \d+\. |$)", part)
+        for part in (
+            context_of(text),
+            re.search(r"list are: (.*)\n", text)[1],
+            context_of(text[text.rindex("Below is") :]),
+        )
+    )
     assert set(outputs) < set(asked)
     return ruler_prompts.list_behind_example(shown, answer, asked)
 
@@ -171,9 +175,11 @@ def test_a_question_is_about_its_documents(data):
     squad = OFFICIAL["data"]["squad"]
     asked = [
         (each["question"], [answer["text"] for answer in each["answers"]], paragraph["context"])
-        for article in squad["data"] for paragraph in article["paragraphs"] for each in paragraph["qas"]
+        for article in squad["data"]
+        for paragraph in article["paragraphs"]
+        for each in paragraph["qas"]
         if not each["is_impossible"]
-    ]  # fmt: skip
+    ]
     articles = [[paragraph["context"] for paragraph in article["paragraphs"]] for article in squad["data"]]
     for case, (question, answers, document) in zip(made(1024, "qa_1", 20, data), asked, strict=False):
         assert case.prompt.endswith(f"\n\nQuestion: {question}") and list(case.expected) == answers
@@ -208,11 +214,18 @@ def test_no_word_of_ours_is_a_part_of_another():
     assert len(words) > 900 and not [w for w in words if any(w in other for other in words if other != w)]
 
 
-@pytest.mark.parametrize(("task", "expected", "answer", "share"), [
-    ("vt", ("Lima",), "it is LIMA.", 1), ("cwe", ("a1", "b2", "c3", "d4"), "B2 and d4", 0.5),
-    ("fwe", ("a1", "b2", "c3"), "", 0), ("niah_multivalue", ("one", "two", "three"), "onetwo", 2 / 3),
-    ("qa_1", ("in Rome", "Rome"), "Rome, I think", 1), ("qa_2", ("yes",), "No.", 0), ("qa_1", ("a b", "c"), "a", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "expected", "answer", "share"),
+    [
+        ("vt", ("Lima",), "it is LIMA.", 1),
+        ("cwe", ("a1", "b2", "c3", "d4"), "B2 and d4", 0.5),
+        ("fwe", ("a1", "b2", "c3"), "", 0),
+        ("niah_multivalue", ("one", "two", "three"), "onetwo", 2 / 3),
+        ("qa_1", ("in Rome", "Rome"), "Rome, I think", 1),
+        ("qa_2", ("yes",), "No.", 0),
+        ("qa_1", ("a b", "c"), "a", 0),
+    ],
+)
 def test_the_metric_by_hand(task, expected, answer, share):
     assert ruler.score(Case(1, 0, "", expected, 1, {"task": task}), answer) == pytest.approx(share)
 
@@ -235,12 +248,17 @@ def test_what_does_not_fit_is_refused(data):
         made(600, "niah_single_2", 1, data)
 
 
-@pytest.mark.parametrize(("name", "content", "said"), [
-    ("essays", "{}", r'is not an object with a "text"'), ("essays", '{"text": " "}', "has no words"),
-    ("squad", "[1]", "is not SQuAD 2.0, as dev-v2.0.json"), ("squad", '{"data": []}', "there is none"),
-    ("hotpotqa", '[{"question": "a"}]', "is not HotpotQA, as hotpot_dev_distractor_v1.json"),
-    ("essays", b"\xff", "is not UTF-8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("essays", "{}", r'is not an object with a "text"'),
+        ("essays", '{"text": " "}', "has no words"),
+        ("squad", "[1]", "is not SQuAD 2.0, as dev-v2.0.json"),
+        ("squad", '{"data": []}', "there is none"),
+        ("hotpotqa", '[{"question": "a"}]', "is not HotpotQA, as hotpot_dev_distractor_v1.json"),
+        ("essays", b"\xff", "is not UTF-8"),
+    ],
+)
 def test_a_file_of_another_form_is_refused(name, content, said, tmp_path):
     path = tmp_path / "it.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

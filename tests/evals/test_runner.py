@@ -51,9 +51,16 @@ def test_a_model_of_known_reach_gets_its_score(within, tmp_path):
         assert [line[-1] for line in said] == ["83.9-100.0%"] * 2
 
 
-@pytest.mark.parametrize(("right", "count", "low", "high"), [
-    (50, 50, 0.9287, 1.0), (0, 50, 0.0, 0.0713), (45, 50, 0.7864, 0.9565), (1, 2, 0.0945, 0.9055), (0, 1, 0, 0.7935),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [
+        (50, 50, 0.9287, 1.0),
+        (0, 50, 0.0, 0.0713),
+        (45, 50, 0.7864, 0.9565),
+        (1, 2, 0.0945, 0.9055),
+        (0, 1, 0, 0.7935),
+    ],
+)
 def test_an_interval_is_wilson_s(right, count, low, high):
     """As its definition has it: the shares p with |right / count - p| = 1.96 * sqrt(p (1 - p) / count)."""
     found = wilson(right / count, count)
@@ -150,8 +157,10 @@ def test_a_line_that_is_no_case_is_named(tmp_path):
         CaseFile(path, "lines", SETTINGS, LINES)
 
 
-@pytest.mark.parametrize(("row", "field", "value"), [(1, "score", 0.0), (1, "expected", ["7"]), (1, "score", None),
-                                                     (2, "answer", None), (2, "num_lines", "many")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "field", "value"),
+    [(1, "score", 0.0), (1, "expected", ["7"]), (1, "score", None), (2, "answer", None), (2, "num_lines", "many")],
+)
 def test_what_was_written_by_hand_is_no_answer(row, field, value, tmp_path):
     """A score that the answer has not, a field that is gone (None) or of another kind."""
     path = tmp_path / "cases.jsonl"
@@ -164,18 +173,30 @@ def test_what_was_written_by_hand_is_no_answer(row, field, value, tmp_path):
         evaluate(Scripted(knows_lines), path, count=2)
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("score", 0.0), ("key", "[2048, 9, {}]"), ("index", 7), ("num_lines", 3), ("expected", []), ("expected", ["x"]),
-    ("score", None), ("prompt_tokens", None), ("position", None), ("answer", 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("score", 0.0),
+        ("key", "[2048, 9, {}]"),
+        ("index", 7),
+        ("num_lines", 3),
+        ("expected", []),
+        ("expected", ["x"]),
+        ("score", None),
+        ("prompt_tokens", None),
+        ("position", None),
+        ("answer", 3),
+    ],
+)
 def test_a_row_that_no_evaluation_wrote_is_refused_whatever_is_asked_for(field, value, tmp_path):
     """When the file is opened, of cases that are not asked for, too: the table counts them. None: it is gone."""
     path = tmp_path / "cases.jsonl"
     evaluate(Scripted(knows_lines), path, count=1)
     text = path.read_text().splitlines()
     row = json.loads(text[1]) | {field: value}
-    (path := tmp_path / "changed.jsonl").write_text("\n".join(
-        [text[0], json.dumps({name: x for name, x in row.items() if x is not None})]) + "\n")  # fmt: skip
+    (path := tmp_path / "changed.jsonl").write_text(
+        "\n".join([text[0], json.dumps({name: x for name, x in row.items() if x is not None})]) + "\n"
+    )
     with pytest.raises(ValueError, match=r"changed\.jsonl:2 is no case: .*; delete the line"):
         CaseFile(path, "lines", SETTINGS, LINES)
 
@@ -203,8 +224,11 @@ def test_a_prompt_that_does_not_fit_is_refused_before_any_is_answered(tmp_path):
     longer = [*cases, *lines.cases_of_lines(60, 1, 0, lines.Numbers())]
     file = CaseFile(tmp_path / "cases.jsonl", "lines", SETTINGS, LINES)
     answering = Answering(model, 1300, 1, chat=False)
-    with pytest.raises(ValueError, match=r"case 0 of 60 lines has 3,\d+ tokens and 100 are to follow, more than the "
-                                         "1,300 that fit: prompts are never cut"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r"case 0 of 60 lines has 3,\d+ tokens and 100 are to follow, more than the "
+        "1,300 that fit: prompts are never cut",
+    ):
         answer_cases([longer], answering, lines.score, file, str)
     assert not file.rows
 
@@ -231,8 +255,10 @@ def test_a_model_that_sees_the_end_alone_has_this_heat_map(tmp_path):
     model, hay = Scripted(answer), needle.Haystack.load(None)
     depths = [0.0, 25.0, 50.0, 75.0, 100.0]
     file = CaseFile(tmp_path / "cases.jsonl", "needle", SETTINGS, NEEDLE)
-    found = [list(needle.cases_of_length(n, depths, 2, 0, needle.Needles(), hay, lambda p: len(p.encode())))
-             for n in (2000, 4000, 8000)]  # fmt: skip
+    found = [
+        list(needle.cases_of_length(n, depths, 2, 0, needle.Needles(), hay, lambda p: len(p.encode())))
+        for n in (2000, 4000, 8000)
+    ]
     answer_cases(found, Answering(model, 8000, 4, chat=False), needle.score, file, str)
     table = cross_table(list(file.rows.values()), "depth", "depth", "{:g}%")
     cells = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in table.splitlines()[1:]}

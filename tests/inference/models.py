@@ -18,9 +18,19 @@ from tests.oracle import llama as oracle
 from tests.oracle.packing import Rows
 
 CONFIG = LlamaConfig(
-    vocab_size=61, hidden_size=32, intermediate_size=40, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-    init_std=0.25, compute_dtype="float32", q_chunk=8, k_chunk=8, ffn_chunk=16,
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=40,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    init_std=0.25,
+    compute_dtype="float32",
+    q_chunk=8,
+    k_chunk=8,
+    ffn_chunk=16,
+)
 
 
 @lru_cache
@@ -53,9 +63,13 @@ def log_probabilities(config: LlamaConfig, tokens: list[int]) -> np.ndarray:
     T, V = len(tokens), config.vocab_size
     shape = np.zeros((V, T), np.int64)
     everything = Rows(
-        tokens=shape + np.array(tokens), targets=shape + np.arange(V)[:, None], positions=shape + np.arange(T),
-        segment_ids=None, mask=shape == 0, ends=shape,
-    )  # fmt: skip
+        tokens=shape + np.array(tokens),
+        targets=shape + np.arange(V)[:, None],
+        positions=shape + np.arange(T),
+        segment_ids=None,
+        mask=shape == 0,
+        ends=shape,
+    )
     return -oracle.losses(_parameters(config), everything, oracle.Architecture(config.rope_theta, config.norm_eps)).T
 
 
@@ -64,9 +78,13 @@ def losses(config: LlamaConfig, tokens: list[int]) -> np.ndarray:
     row = np.array([tokens])
     shape = np.zeros((1, len(tokens) - 1), np.int64)
     rows = Rows(
-        tokens=row[:, :-1], targets=row[:, 1:], positions=shape + np.arange(len(tokens) - 1), segment_ids=None,
-        mask=shape == 0, ends=shape,
-    )  # fmt: skip
+        tokens=row[:, :-1],
+        targets=row[:, 1:],
+        positions=shape + np.arange(len(tokens) - 1),
+        segment_ids=None,
+        mask=shape == 0,
+        ends=shape,
+    )
     return oracle.losses(_parameters(config), rows, oracle.Architecture(config.rope_theta, config.norm_eps))[0]
 
 

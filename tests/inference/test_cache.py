@@ -38,13 +38,20 @@ def test_generated_tokens_are_striped_over_the_ring():
     assert [slots.take() for _ in range(6)] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1)]
 
 
-@pytest.mark.parametrize(("heads", "new", "cached", "expected"), [
-    ((32, 32), 1000, 1, "queries"), ((32, 8), 1000, 1000, "keys"), ((32, 8), 1000, 1001, "queries"),
-    ((8, 1), 1, 3, "keys"), ((8, 1), 1, 4, "queries"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("heads", "new", "cached", "expected"),
+    [
+        ((32, 32), 1000, 1, "queries"),
+        ((32, 8), 1000, 1000, "keys"),
+        ((32, 8), 1000, 1001, "queries"),
+        ((8, 1), 1, 3, "keys"),
+        ((8, 1), 1, 4, "queries"),
+    ],
+)
 def test_what_is_cheaper_to_move(heads, new, cached, expected):
     """Of [B, T, H, d] queries there and outputs back against [B, S, K, d] keys and values: new / all >= 2 K / H."""
     H, K = heads
-    config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=H, num_kv_heads=K,
-                         head_dim=2)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=H, num_kv_heads=K, head_dim=2
+    )
     assert cheaper_to_move(config, new, cached) == expected

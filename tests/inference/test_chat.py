@@ -11,16 +11,27 @@ from tests.data.chat_samples import llama3, sentencepiece
 from tests.inference.fake_generator import FakeGenerator
 from tests.inference.runs import llama2, run_folder
 
-CASES = [("bytes", "vicuna"), ("sp", "vicuna"), ("sp", "llama2"), ("llama2", "vicuna"), ("llama2", "llama2"),
-         ("llama3", "llama3"), ("llama3", "tokenizer")]  # fmt: skip
+CASES = [
+    ("bytes", "vicuna"),
+    ("sp", "vicuna"),
+    ("sp", "llama2"),
+    ("llama2", "vicuna"),
+    ("llama2", "llama2"),
+    ("llama3", "llama3"),
+    ("llama3", "tokenizer"),
+]
 TURNS = [("what is a ring?", "It carries keys."), ("and then?", "日本 - one\n- two"), ("  b ", "the end")]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chats")
-    tokenizers = {"bytes": "bytes", "sp": sentencepiece(folder), "llama2": llama2(folder / "2"),
-                  "llama3": llama3(folder / "3")}  # fmt: skip
+    tokenizers = {
+        "bytes": "bytes",
+        "sp": sentencepiece(folder),
+        "llama2": llama2(folder / "2"),
+        "llama3": llama3(folder / "3"),
+    }
     return {
         (kind, name): RunText(
             run_folder(folder / f"{kind}-{name}", str(tokenizers[kind]), format="messages", template=name)

@@ -58,8 +58,22 @@ def type_in(monkeypatch, *lines):
 
 def test_a_prompt_is_continued(run, loaded, capsys):
     loaded.script = [[spell(" carries 日本\n")]]
-    assert main(["generate", f"--run={run}", "--prompt=The ring", "--max_new_tokens=20", "--mesh_dim=1,1,1,2",
-                 "--prefill_chunk=8", "--compute_dtype=float32", "--temperature=0.5", "--seed=3"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "generate",
+                f"--run={run}",
+                "--prompt=The ring",
+                "--max_new_tokens=20",
+                "--mesh_dim=1,1,1,2",
+                "--prefill_chunk=8",
+                "--compute_dtype=float32",
+                "--temperature=0.5",
+                "--seed=3",
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     assert out == " carries 日本\n\n" and err == f"prompt of 8 tokens; {SPEED}"
     ((generator, options),) = loaded
@@ -216,9 +230,14 @@ def _without_bytes(folder):
 
     with (folder / "small.model").open("wb") as file:
         library.SentencePieceTrainer.train(
-            sentence_iterator=iter(["the ring carries keys"] * 9), model_writer=file, vocab_size=30, model_type="char",
-            minloglevel=2, hard_vocab_limit=False, add_dummy_prefix=False,
-        )  # fmt: skip
+            sentence_iterator=iter(["the ring carries keys"] * 9),
+            model_writer=file,
+            vocab_size=30,
+            model_type="char",
+            minloglevel=2,
+            hard_vocab_limit=False,
+            add_dummy_prefix=False,
+        )
     return folder / "small.model"
 
 
@@ -227,8 +246,11 @@ def test_folders_that_are_no_run(tmp_path, loaded, capsys):
     (tmp_path / "hf" / "config.json").write_text('{"model_type": "llama"}')
     spoiled = run_folder(tmp_path / "spoiled", str(sentencepiece(tmp_path)))
     (spoiled / "tokenizer.model").unlink()
-    for folder, said in (("none", "there is no folder"), ("hf", "ringformer convert from-hf"),
-                         ("spoiled", "holds no tokenizer: name the model's with --tokenizer=")):  # fmt: skip
+    for folder, said in (
+        ("none", "there is no folder"),
+        ("hf", "ringformer convert from-hf"),
+        ("spoiled", "holds no tokenizer: name the model's with --tokenizer="),
+    ):
         assert main(["generate", f"--run={tmp_path / folder}", "--prompt=a"]) == 2
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1

@@ -62,8 +62,16 @@ def test_two_processes_share_a_prompt(tmp_path):
 def test_the_verb_of_two_processes_says_an_answer_once(tmp_path):
     """The one that a single process gives; and processes that were given two prompts say so."""
     from_hf(save_model(tmp_path / "theirs", "llama_3"), tmp_path / "ours")
-    verb = [sys.executable, "-m", "ringformer.cli", "generate", f"--run={tmp_path}/ours", "--tokenizer=bytes",
-            "--max_new_tokens=8", "--compute_dtype=float32"]  # fmt: skip
+    verb = [
+        sys.executable,
+        "-m",
+        "ringformer.cli",
+        "generate",
+        f"--run={tmp_path}/ours",
+        "--tokenizer=bytes",
+        "--max_new_tokens=8",
+        "--compute_dtype=float32",
+    ]
     prompt = "--prompt=One ring to bind them"
     ((alone, _),), _ = ended([[*verb, prompt]])
     shared = [*verb, "--mesh_dim=1,1,1,8", "--cpu_devices=4", "--distributed", "--num_processes=2"]

@@ -31,11 +31,21 @@ def theirs(folders):
     ends = [2, tokenizer.eos_token_id]
 
     def answer(asked, most=NEW):
-        ids = tokenizer(asked)["input_ids"] if isinstance(asked, str) else tokenizer.apply_chat_template(
-            [message._asdict() for message in asked], add_generation_prompt=True, return_dict=False
-        )  # fmt: skip
-        out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=most,
-                             do_sample=False, eos_token_id=ends, pad_token_id=2)  # fmt: skip
+        ids = (
+            tokenizer(asked)["input_ids"]
+            if isinstance(asked, str)
+            else tokenizer.apply_chat_template(
+                [message._asdict() for message in asked], add_generation_prompt=True, return_dict=False
+            )
+        )
+        out = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids)),
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=2,
+        )
         new = out[0, len(ids) :].tolist()
         return ids, tokenizer.decode([i for i in new if i not in ends], skip_special_tokens=True)
 

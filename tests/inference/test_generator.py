@@ -18,8 +18,9 @@ from tests.inference.models import CONFIG, generator, greedy, log_probabilities
 PROMPT = [5, 9, 20, 3, 1]
 
 
-@pytest.mark.parametrize(("family", "mesh_dim"), [("llama_3.1", "1,1,1,1"), ("llama_3", "1,2,2,2"),
-                                                    ("yarn", "1,1,1,2")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "mesh_dim"), [("llama_3.1", "1,1,1,1"), ("llama_3", "1,2,2,2"), ("yarn", "1,1,1,2")]
+)
 def test_greedy_tokens_are_those_of_transformers(family, mesh_dim, tmp_path):
     """128 of them, with grouped heads and scaled positions, in float32."""
     theirs = save_model(tmp_path / "theirs", family)
@@ -31,8 +32,13 @@ def test_greedy_tokens_are_those_of_transformers(family, mesh_dim, tmp_path):
     model = load(theirs)
     model.generation_config.eos_token_id = None
     for prompt, row in zip(prompts, written, strict=True):
-        out = model.generate(torch.tensor([prompt]), max_new_tokens=128, do_sample=False, pad_token_id=0,
-                             attention_mask=torch.ones(1, 9, dtype=torch.long))  # fmt: skip
+        out = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=128,
+            do_sample=False,
+            pad_token_id=0,
+            attention_mask=torch.ones(1, 9, dtype=torch.long),
+        )
         assert out[0, 9:].tolist() == row
 
 
@@ -111,8 +117,9 @@ def test_rows_that_dp_does_not_divide():
         generator(CONFIG, "2,1,1,1").session(3)
 
 
-@pytest.mark.parametrize(("mesh_dim", "message"), [("1,1,8,1", "tp=8 does not divide num_heads=4"),
-                                                   ("1,1,1,64", "needs 64 devices")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mesh_dim", "message"), [("1,1,8,1", "tp=8 does not divide num_heads=4"), ("1,1,1,64", "needs 64 devices")]
+)
 def test_a_mesh_that_does_not_fit(mesh_dim, message, tmp_path):
     """Refused before a checkpoint is looked for."""
     (tmp_path / "config.json").write_text(json.dumps({"model": asdict(CONFIG)}))

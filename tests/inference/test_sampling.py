@@ -36,10 +36,19 @@ def distribution(sampling: Sampling) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(1.0), Sampling(0.5, seed=3), Sampling(2.0, top_k=3), Sampling(1.0, top_p=0.7), Sampling(1.0, top_p=0.01),
-     Sampling(1.5, top_k=4, top_p=0.85), Sampling(1.0, top_k=1), Sampling(1.0, top_p=1e-46), Sampling(3e38)],
+    [
+        Sampling(1.0),
+        Sampling(0.5, seed=3),
+        Sampling(2.0, top_k=3),
+        Sampling(1.0, top_p=0.7),
+        Sampling(1.0, top_p=0.01),
+        Sampling(1.5, top_k=4, top_p=0.85),
+        Sampling(1.0, top_k=1),
+        Sampling(1.0, top_p=1e-46),
+        Sampling(3e38),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_frequencies(sampling):
     """Of 20000 draws, within four standard deviations; what is cut off is never drawn."""
     expected, count = distribution(sampling), 20000

@@ -24,8 +24,7 @@ CASES = {
     "fsdp x tp x sp": ("1,2,2,2", {}, 8, {"queries"}),
     "fewer key heads than tp": ("1,1,4,2", {"layout": "striped"}, None, {"queries"}),
 }
-SLOW = ("ring of 2, in chunks", "ring of 3, striped", "keys travel, contiguous", "dp x sp",
-        "fewer key heads than tp")  # fmt: skip
+SLOW = ("ring of 2, in chunks", "ring of 3, striped", "keys travel, contiguous", "dp x sp", "fewer key heads than tp")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES])

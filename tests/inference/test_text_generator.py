@@ -19,8 +19,12 @@ KINDS = ("bytes", "sp", "llama2", "llama3")
 def texts(tmp_path_factory):
     """RunTexts of chat runs."""
     folder = tmp_path_factory.mktemp("texts")
-    tokenizers = {"bytes": "bytes", "sp": sentencepiece(folder), "llama2": llama2(folder / "2"),
-                  "llama3": llama3(folder / "3")}  # fmt: skip
+    tokenizers = {
+        "bytes": "bytes",
+        "sp": sentencepiece(folder),
+        "llama2": llama2(folder / "2"),
+        "llama3": llama3(folder / "3"),
+    }
     return {
         kind: RunText(run_folder(folder / f"run-{kind}", str(spec), format="messages", template="vicuna"))
         for kind, spec in tokenizers.items()

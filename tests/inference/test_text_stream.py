@@ -38,9 +38,15 @@ def _prefixed(folder):
     lines = iter(["the ring carries blocks of keys and values", "a chat between a user and an assistant"] * 20)
     with path.open("wb") as file:
         library.SentencePieceTrainer.train(
-            sentence_iterator=lines, model_writer=file, vocab_size=310, model_type="bpe", byte_fallback=True,
-            normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
-        )  # fmt: skip
+            sentence_iterator=lines,
+            model_writer=file,
+            vocab_size=310,
+            model_type="bpe",
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            minloglevel=2,
+        )
     return load_tokenizer(str(path))
 
 
@@ -146,8 +152,14 @@ def test_stop_strings_by_brute_force():
 def test_text_comes_as_soon_as_no_stop_string_can_hold_it():
     stream = StopStrings(["\nUSER:"])
     assert [stream.push(p) for p in ("yes", "\n", "US", "A\n", "USER", ":", "more")] == [
-        "yes", "", "", "\nUSA", "", "", "",
-    ]  # fmt: skip
+        "yes",
+        "",
+        "",
+        "\nUSA",
+        "",
+        "",
+        "",
+    ]
     assert stream.met and stream.close() == ""
 
 
@@ -167,9 +179,13 @@ def test_characters_that_no_token_spells(tmp_path):
 
     with (tmp_path / "small.model").open("wb") as file:
         library.SentencePieceTrainer.train(
-            sentence_iterator=iter(["the ring carries keys"] * 9), model_writer=file, vocab_size=30, model_type="bpe",
-            minloglevel=2, hard_vocab_limit=False,
-        )  # fmt: skip
+            sentence_iterator=iter(["the ring carries keys"] * 9),
+            model_writer=file,
+            vocab_size=30,
+            model_type="bpe",
+            minloglevel=2,
+            hard_vocab_limit=False,
+        )
     tokenizer = load_tokenizer(str(tmp_path / "small.model"))
     check_stops(["ring", " keys"], tokenizer)
     with pytest.raises(ValueError, match="the stop string '☃' can never come"):

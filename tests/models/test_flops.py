@@ -30,8 +30,14 @@ def test_what_a_step_executes():
     """6 a weight and token, and 14 d a visible pair and head; a second forward is 2 and 4 d more, of what is not
     kept."""
     weights, pairs = MODEL.num_params - 32000 * 4096, 32 * 32 * 128 * 4096**2 / 2
-    for remat, group, forward in (("none", 1, (2, 4)), ("full", 1, (4, 8)), ("full", 2, (6, 12)),
-                                  ("attention", 1, (4, 4)), ("attention", 2, (6, 8)), ("dots", 1, (2, 8))):  # fmt: skip
+    for remat, group, forward in (
+        ("none", 1, (2, 4)),
+        ("full", 1, (4, 8)),
+        ("full", 2, (6, 12)),
+        ("attention", 1, (4, 4)),
+        ("attention", 2, (6, 8)),
+        ("dots", 1, (2, 8)),
+    ):
         model = replace(MODEL, remat=remat, remat_group=group)
         expected = (4 + forward[0]) * weights * 4096 + (10 + forward[1]) * pairs
         assert executed_flops(model, 4096) == pytest.approx(expected), (remat, group)

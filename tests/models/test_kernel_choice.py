@@ -95,8 +95,10 @@ def test_narrow_heads_take_the_lanes_of_128():
 
 
 def test_float32_takes_twice_the_memory():
-    half, whole = (choose({"kernel": "pallas", "num_kv_heads": 8, "compute_dtype": d}, "tpu", "v4")[0]
-                   for d in ("bfloat16", "float32"))  # fmt: skip
+    half, whole = (
+        choose({"kernel": "pallas", "num_kv_heads": 8, "compute_dtype": d}, "tpu", "v4")[0]
+        for d in ("bfloat16", "float32")
+    )
     assert half == ("pallas", 512, 1024) and whole == ("pallas", 256, 1024)
 
 

@@ -21,9 +21,21 @@ from ringformer.ops.rope import RopeScaling
 from tests.helpers import relative_error
 
 CONFIG = LlamaConfig(
-    vocab_size=61, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-    init_std=0.2, compute_dtype="float32", attention="vanilla", ffn_chunk=24, loss_chunk=20, q_chunk=16, k_chunk=16,
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    init_std=0.2,
+    compute_dtype="float32",
+    attention="vanilla",
+    ffn_chunk=24,
+    loss_chunk=20,
+    q_chunk=16,
+    k_chunk=16,
+)
 
 
 def batch(B=2, T=56, edge=23):
@@ -117,14 +129,16 @@ def test_positions_default_to_the_places_in_the_sequence(layout, tp):
     model = Llama(config, rngs=nnx.Rngs(0))
     definition, state = nnx.split(model)
     over_tp = jax.tree.map(
-        lambda p: P(*(["tp" if x in "HKF" else None for x in ("L" * (p.ndim - len(p.letters))) + p.letters])), state,
+        lambda p: P(*(["tp" if x in "HKF" else None for x in ("L" * (p.ndim - len(p.letters))) + p.letters])),
+        state,
         is_leaf=lambda p: isinstance(p, nnx.Variable),
-    )  # fmt: skip
+    )
     run = jax.shard_map(
         lambda state, tokens: nnx.merge(definition, state)(tokens, axes=Axes("sp", "tp")),
         mesh=jax.make_mesh((n, tp), ("sp", "tp"), axis_types=(AxisType.Auto,) * 2),
-        in_specs=(over_tp, P(None, ("sp", "tp"))), out_specs=P(None, ("sp", "tp")),
-    )  # fmt: skip
+        in_specs=(over_tp, P(None, ("sp", "tp"))),
+        out_specs=P(None, ("sp", "tp")),
+    )
     tokens, order = batch(T=T).tokens, layouts.permutation(layout, T, n)
     assert relative_error(jax.jit(run)(state, tokens[:, order]), model(tokens)[:, order]) < 1e-5
 
@@ -145,9 +159,17 @@ def test_tied_embeddings_have_one_table():
     assert config.num_params == sum(x.size for x in jax.tree.leaves(nnx.state(model)))
 
 
-PARAMETERS = {"llama_3b": 3.426e9, "llama_7b": 6.738e9, "llama_13b": 13.016e9, "llama_30b": 32.529e9,
-              "llama_65b": 65.286e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9, "llama3.1_8b": 8.030e9,
-              "llama3.1_70b": 70.554e9}  # fmt: skip
+PARAMETERS = {
+    "llama_3b": 3.426e9,
+    "llama_7b": 6.738e9,
+    "llama_13b": 13.016e9,
+    "llama_30b": 32.529e9,
+    "llama_65b": 65.286e9,
+    "llama3_8b": 8.030e9,
+    "llama3_70b": 70.554e9,
+    "llama3.1_8b": 8.030e9,
+    "llama3.1_70b": 70.554e9,
+}
 
 
 @pytest.mark.parametrize("name", PRESETS)

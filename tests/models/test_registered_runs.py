@@ -48,8 +48,12 @@ def trained(tmp_path_factory):
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"{i} apples " * 40}) + "\n" for i in range(60)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "FAMILIES", dict(registry.FAMILIES))
-        overrides = [f"--config.run_dir={folder}/run", f"--config.data.store={folder}/store",
-                     f"--config.data.source=jsonl:{folder}/text.jsonl", "--config.data.held_out=0.2"]  # fmt: skip
+        overrides = [
+            f"--config.run_dir={folder}/run",
+            f"--config.data.store={folder}/store",
+            f"--config.data.source=jsonl:{folder}/text.jsonl",
+            "--config.data.held_out=0.2",
+        ]
         assert main(["train", f"--config={folder}/mine.py", *overrides]) == 0
     return folder
 

@@ -49,8 +49,11 @@ def try_tests(tests: list[str], folder: Path, mutation: Mutation | None = None) 
     begun = time.perf_counter()
     process = subprocess.run(
         [sys.executable, "-c", WITH_THE_COPY, str(folder), *arguments, *(f"tests/{test}" for test in tests)],
-        cwd=folder, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     seconds, text = time.perf_counter() - begun, process.stdout + process.stderr
     if not (folder / "junit.xml").exists():
         raise RuntimeError(f"the tests {tests} could not be run:\n{text}")
@@ -59,8 +62,13 @@ def try_tests(tests: list[str], folder: Path, mutation: Mutation | None = None) 
     failures = [failure.get("message", "") for failure in ElementTree.parse(folder / "junit.xml").iter("failure")]
     # A NameError is no verdict on the arithmetic: what a test asserts must have failed.
     asserted = all(message.startswith(("AssertionError", "assert ", "Failed: ")) for message in failures)
-    if (int(suite["errors"]) or int(suite["skipped"]) or ran != len(tests) or process.returncode != (failed > 0)
-            or not asserted):  # fmt: skip
+    if (
+        int(suite["errors"])
+        or int(suite["skipped"])
+        or ran != len(tests)
+        or process.returncode != (failed > 0)
+        or not asserted
+    ):
         raise RuntimeError(f"the tests {tests} could not be run:\n{text}")
     return Outcome(ran - failed, failed, seconds, text)
 
@@ -70,8 +78,10 @@ def apply(mutation: Mutation, folder: Path) -> None:
     path = folder / "ringformer" / mutation.file
     text = path.read_text()
     if text.count(mutation.old) != 1:
-        raise ValueError(f"mutation {mutation.name!r}: {mutation.old!r} occurs {text.count(mutation.old)} times in "
-                         f"ringformer/{mutation.file}, not once: mend the patch")  # fmt: skip
+        raise ValueError(
+            f"mutation {mutation.name!r}: {mutation.old!r} occurs {text.count(mutation.old)} times in "
+            f"ringformer/{mutation.file}, not once: mend the patch"
+        )
     path.write_text(text.replace(mutation.old, mutation.new))
 
 

@@ -70,6 +70,4 @@ def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, 
         check_vma=check_vma,
     )
     out = {name: np.asarray(x) for name, x in compile(run)(inputs, cotangents).items()}
-    return {
-        name: x[:, :, home[T]] if name == "lse" else x[:, home[x.shape[1]]] for name, x in out.items()
-    }  # fmt: skip
+    return {name: x[:, :, home[T]] if name == "lse" else x[:, home[x.shape[1]]] for name, x in out.items()}

@@ -43,9 +43,13 @@ def test_arrays_that_do_not_fit_are_refused_with_both_numbers(change, message, a
 
 @pytest.mark.parametrize(
     "argument, array",
-    [("bias", np.zeros((2, 7), np.float32)), ("bias", np.zeros((2, 8), np.int32)),
-     ("segment_ids", np.zeros((2, 8), np.float32)), ("k", np.zeros((2, 8, 2, 4), np.float32))],
-)  # fmt: skip
+    [
+        ("bias", np.zeros((2, 7), np.float32)),
+        ("bias", np.zeros((2, 8), np.int32)),
+        ("segment_ids", np.zeros((2, 8), np.float32)),
+        ("k", np.zeros((2, 8, 2, 4), np.float32)),
+    ],
+)
 def test_signatures_are_checked_in_tests(argument, array):
     """The shapes and dtypes that a signature names hold wherever a test calls, inside transformations too."""
     q, k = np.zeros((2, 8, 4, 8), np.float32), np.zeros((2, 8, 2, 8), np.float32)

@@ -66,9 +66,10 @@ def test_second_derivatives_equal_the_oracle(name):
 
 
 @pytest.mark.parametrize(
-    "f", [of_one(segment_ids=IDS), of_ring(2, "contiguous"), of_ring(2, "zigzag", segment_ids=IDS)],
+    "f",
+    [of_one(segment_ids=IDS), of_ring(2, "contiguous"), of_ring(2, "zigzag", segment_ids=IDS)],
     ids=["documents", "contiguous ring", "documents on a ring"],
-)  # fmt: skip
+)
 def test_reverse_over_reverse_through_loops_of_data_is_refused_with_the_way_out(f):
     x = jnp.asarray(normal(0, *SHAPE))
     with pytest.raises(NotImplementedError, match=r"reverse mode over reverse.*segment_ids.*jax.jvp\(jax.grad"):

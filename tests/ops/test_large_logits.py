@@ -67,8 +67,9 @@ def test_masks_by_a_large_bias(layout, n, causal, packed):
     """-1e4, -1e6, -1e9 and the least float32 on half of the keys, on all of them, on all that some rows see: outputs
     and gradients are those of the softmax of the logits as float32 holds them. A large positive bias, too."""
     inputs, cotangents, ids = masked_by_bias()
-    out = on_ring(n, layout, inputs, cotangents, ids if packed else None, causal=causal, scale=SCALE,
-                  q_chunk=4, k_chunk=4)  # fmt: skip
+    out = on_ring(
+        n, layout, inputs, cotangents, ids if packed else None, causal=causal, scale=SCALE, q_chunk=4, k_chunk=4
+    )
     assert_each_close(out, expected(causal, packed))
 
 

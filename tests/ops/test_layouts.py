@@ -65,8 +65,10 @@ def test_contiguous_moves_nothing():
     x = np.zeros((1, 4))
     run = jax.shard_map(
         lambda x: (layouts.enter(x, "contiguous", "sp"), layouts.leave(x, "contiguous", "sp")),
-        mesh=ring_mesh(2), in_specs=P(None, "sp"), out_specs=P(None, "sp"),
-    )  # fmt: skip
+        mesh=ring_mesh(2),
+        in_specs=P(None, "sp"),
+        out_specs=P(None, "sp"),
+    )
     assert "ppermute" not in str(jax.make_jaxpr(run)(x)) and "all_to_all" not in str(jax.make_jaxpr(run)(x))
 
 
@@ -89,9 +91,14 @@ def test_visible_tables_equal_the_mask_of_positions(layout, n):
 
 @pytest.mark.parametrize(
     "layout, length, n, numbers",
-    [("contiguous", 30, 8, ("30", "8", "24", "32")), ("striped", 9, 2, ("9", "2", "8", "10")),
-     ("zigzag", 24, 8, ("24", "16", "16", "32")), ("zigzag", 3, 4, ("3", "8")), ("contiguous", 0, 4, ("0", "4"))],
-)  # fmt: skip
+    [
+        ("contiguous", 30, 8, ("30", "8", "24", "32")),
+        ("striped", 9, 2, ("9", "2", "8", "10")),
+        ("zigzag", 24, 8, ("24", "16", "16", "32")),
+        ("zigzag", 3, 4, ("3", "8")),
+        ("contiguous", 0, 4, ("0", "4")),
+    ],
+)
 def test_bad_lengths_name_the_numbers_and_a_way_out(layout, length, n, numbers):
     """A length that does not fit raises ValueError with the length, what must divide it, and lengths that fit."""
     with pytest.raises(ValueError) as caught:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from ringformer.models.llama import rms_norm
+from ringformer.models.rms_norm import rms_norm
 from ringformer.ops import rope
 from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.cross_entropy import cross_entropy
@@ -88,13 +88,15 @@ def test_attention(layout, n, attention_oracle):
 PRODUCTS = {
     "attention": (
         lambda x: ring_attention(x, x, x, axis_name=None, q_chunk=4, k_chunk=4).sum(),
-        np.zeros((1, 8, 1, 8), jnp.bfloat16), 2 * (2 + 5) + 1,  # of whole and of masked pairs, and delta
+        np.zeros((1, 8, 1, 8), jnp.bfloat16),
+        2 * (2 + 5) + 1,  # of whole and of masked pairs, and delta
     ),
     "cross-entropy": (
         lambda x: cross_entropy(x, x[0].T, np.zeros((1, 8), np.int32), np.ones((1, 8), bool), 8),
-        np.zeros((1, 8, 8), jnp.bfloat16), 3,
+        np.zeros((1, 8, 8), jnp.bfloat16),
+        3,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -133,9 +135,10 @@ def test_rms_norm():
     r = (np.mean(x * x, axis=-1, keepdims=True) + 1e-6) ** -0.5
     g = dy * scale
     expected = dict(
-        y=x * r * scale, dx=r * (g - x * r**2 * np.mean(g * x, axis=-1, keepdims=True)),
+        y=x * r * scale,
+        dx=r * (g - x * r**2 * np.mean(g * x, axis=-1, keepdims=True)),
         dscale=(dy * x * r).sum(axis=(0, 1)),
-    )  # fmt: skip
+    )
     assert_within(dict(y=1.69e-3, dx=1.66e-3, dscale=1e-6), dict(y=y, dx=dx, dscale=dscale), expected)
 
 
@@ -173,8 +176,9 @@ def test_cross_entropy(chunk):
     log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     hit = np.eye(V)[targets]
     dlogits = (np.exp(log_p) - hit) * mask[..., None]
-    expected = dict(loss=-(log_p * hit * mask[..., None]).sum(), dx=dlogits @ head.T,
-                    dhead=np.einsum("btd,btv->dv", x, dlogits))  # fmt: skip
+    expected = dict(
+        loss=-(log_p * hit * mask[..., None]).sum(), dx=dlogits @ head.T, dhead=np.einsum("btd,btv->dv", x, dlogits)
+    )
     assert_within(dict(loss=1e-6, dx=2.0e-3, dhead=1.96e-3), dict(loss=loss, dx=dx, dhead=dhead), expected)
 
 
@@ -204,12 +208,19 @@ def test_feedforward(chunk):
     dh = dy @ down.T
     dg, du = dh * u * (sigmoid + g * sigmoid * (1 - sigmoid)), dh * g * sigmoid
     outer = lambda a, b: np.einsum("bti,btj->ij", a, b)  # noqa: E731
-    expected = dict(y=(g * sigmoid * u) @ down, dx=dg @ gate.T + du @ up.T,
-                    dgate=outer(x, dg), dup=outer(x, du), ddown=outer(g * sigmoid * u, dy))  # fmt: skip
+    expected = dict(
+        y=(g * sigmoid * u) @ down,
+        dx=dg @ gate.T + du @ up.T,
+        dgate=outer(x, dg),
+        dup=outer(x, du),
+        ddown=outer(g * sigmoid * u, dy),
+    )
     weights = dict(dgate=3.04e-3, dup=3.01e-3, ddown=3.03e-3)
     if jax.__version_info__ >= (0, 11):  # XLA's bfloat16 products on CPUs lose more of long sums than in 0.10.2
-        weights = {T: dict(dgate=7.36e-3, dup=7.57e-3, ddown=7.53e-3),
-                   8: dict(dgate=3.81e-3, dup=3.88e-3, ddown=3.79e-3)}[chunk]  # fmt: skip
+        weights = {
+            T: dict(dgate=7.36e-3, dup=7.57e-3, ddown=7.53e-3),
+            8: dict(dgate=3.81e-3, dup=3.88e-3, ddown=3.79e-3),
+        }[chunk]
     assert_within(dict(y=4.69e-3, dx=4.88e-3) | weights, found, expected)
 
 

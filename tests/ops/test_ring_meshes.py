@@ -17,9 +17,12 @@ from tests.ops.rings import HEADS, LSE, SPECS, B, arrays, dense, jit
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 ON_MESHES = [("zigzag", True, AUTO), ("striped", True, EXPLICIT), ("contiguous", False, EXPLICIT)]
 MORE_MESHES = [
-    ("zigzag", True, EXPLICIT), ("striped", True, AUTO), ("contiguous", True, AUTO), ("contiguous", True, EXPLICIT),
+    ("zigzag", True, EXPLICIT),
+    ("striped", True, AUTO),
+    ("contiguous", True, AUTO),
+    ("contiguous", True, EXPLICIT),
     ("contiguous", False, AUTO),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -32,16 +35,26 @@ def test_whole_arrays_on_a_mesh_with_batch_and_heads_sharded(layout, causal, kin
     inputs, cotangents = arrays(T, S, bias=True)
     ids = (packed_segments(1, B, T, 3), packed_segments(1 if causal else 2, B, S, 3))
     attention = partial(
-        sharded_ring_attention, mesh=mesh, batch_axes="dp", head_axis="tp", layout=layout, causal=causal,
-        segment_ids=ids, return_lse=True, q_chunk=4, k_chunk=4,
-    )  # fmt: skip
+        sharded_ring_attention,
+        mesh=mesh,
+        batch_axes="dp",
+        head_axis="tp",
+        layout=layout,
+        causal=causal,
+        segment_ids=ids,
+        return_lse=True,
+        q_chunk=4,
+        k_chunk=4,
+    )
     expected = dense(inputs, cotangents, causal=causal, segment_ids=ids)
     if kind == AxisType.Explicit:
         with jax.set_mesh(mesh):
             inputs, cotangents = jax.tree.map(jnp.asarray, (inputs, cotangents))
             placed = {"o": P("dp", "sp", "tp"), "lse": P("dp", "tp", "sp")}
-            cotangents = {"do": jax.sharding.reshard(cotangents["do"], placed["o"]),
-                          "dlse": jax.sharding.reshard(cotangents["dlse"], placed["lse"])}  # fmt: skip
+            cotangents = {
+                "do": jax.sharding.reshard(cotangents["do"], placed["o"]),
+                "dlse": jax.sharding.reshard(cotangents["dlse"], placed["lse"]),
+            }
             out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
     else:
         out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
@@ -78,7 +91,8 @@ def test_a_replicated_batch_is_summed_once():
     inputs, cotangents = arrays(2 * 8)
     run = jax.shard_map(
         partial(values_and_gradients, partial(ring_attention, axis_name="sp", return_lse=True)),
-        mesh=mesh, in_specs=(P(None, "sp"), dict(do=HEADS, dlse=LSE)),
+        mesh=mesh,
+        in_specs=(P(None, "sp"), dict(do=HEADS, dlse=LSE)),
         out_specs={name: SPECS[name] for name in ("o", "lse", "dq", "dk", "dv")},
-    )  # fmt: skip
+    )
     assert_close(dict(jit(run)(inputs, cotangents)), dense(inputs, cotangents))

@@ -42,8 +42,9 @@ def transformers_config(settings: dict, head_dim: int, theta: float) -> LlamaCon
         parameters = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} | parameters
     if "original_max_position" in parameters:
         parameters["original_max_position_embeddings"] = parameters.pop("original_max_position")
-    return LlamaConfig(hidden_size=2 * head_dim, num_attention_heads=2, max_position_embeddings=2**30,
-                       rope_parameters=parameters)  # fmt: skip
+    return LlamaConfig(
+        hidden_size=2 * head_dim, num_attention_heads=2, max_position_embeddings=2**30, rope_parameters=parameters
+    )
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

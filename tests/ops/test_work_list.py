@@ -7,9 +7,18 @@ from ringformer.ops.layouts import PARTS, VISIBLE
 from ringformer.ops.work_list import cut_axis, default_chunk, visible_pairs
 
 LENGTHS_AND_CHUNKS = [
-    (12, 4, 4), (12, 12, 12), (12, 1, 1), (10, 4, 4), (10, 3, 4), (14, 4, 5), (10, 5, 2), (2, 1, 1), (12, 7, 7),
-    (18, 4, 4), (10, 100, 3),
-]  # fmt: skip
+    (12, 4, 4),
+    (12, 12, 12),
+    (12, 1, 1),
+    (10, 4, 4),
+    (10, 3, 4),
+    (14, 4, 5),
+    (10, 5, 2),
+    (2, 1, 1),
+    (12, 7, 7),
+    (18, 4, 4),
+    (10, 100, 3),
+]
 
 
 def elements(unmasked_and_masked, q, k):

@@ -20,7 +20,13 @@ def test_the_page_is_written_where_it_is_told_and_nothing_elsewhere(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     run_verb(add_tables, f"--out={RESULTS}", "--passes=0", "--docs=page")
     assert sorted(p.name for p in tmp_path.rglob("*")) == [
-        "figures", "longest_contexts.svg", "page", "tables.md", "training_cost.svg", "training_mfu.svg"]  # fmt: skip
+        "figures",
+        "longest_contexts.svg",
+        "page",
+        "tables.md",
+        "training_cost.svg",
+        "training_mfu.svg",
+    ]
     assert capsys.readouterr().out.endswith(
         "page/tables.md, figures/longest_contexts.svg, figures/training_cost.svg, figures/training_mfu.svg\n"
     )

@@ -53,8 +53,9 @@ def test_cells_with_kernels_are_of_chips_that_have_one():
 
 
 def test_a_search_with_a_kernel_begins_where_the_one_without_ended(tmp_path, compiled):
-    plain, kernel = (next(c for c in cells() if c.name == f"v5e-256/7b/ring/{name}/m=1")
-                     for name in ("bfloat16", "bfloat16+kernel"))  # fmt: skip
+    plain, kernel = (
+        next(c for c in cells() if c.name == f"v5e-256/7b/ring/{name}/m=1") for name in ("bfloat16", "bfloat16+kernel")
+    )
     fill(tmp_path / "t.json", [plain], lambda line: None)
     fill(tmp_path / "t.json", [kernel], lambda line: None)
     found = read(tmp_path / "t.json")

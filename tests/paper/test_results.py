@@ -116,8 +116,10 @@ def test_what_the_readme_says_of_both_ends():
         hours[regime.name] = _range([round(b["step_seconds_model"] / 3600, 1) for b in best])
         within = [longest_within(ATTEMPTS[cell.name]) for cell in rings]
         shortest = [min(a["seq_len"] for a in ATTEMPTS[cell.name] if a["fits"]) for cell in rings]
-        lengths = [w["seq_len"] if w else counted_longest_within(cell.workload(n // 2))
-                   for w, n, cell in zip(within, shortest, rings, strict=True)]  # fmt: skip
+        lengths = [
+            w["seq_len"] if w else counted_longest_within(cell.workload(n // 2))
+            for w, n, cell in zip(within, shortest, rings, strict=True)
+        ]
         quick[regime.name] = _range([n / cell.paper for n, cell in zip(lengths, rings, strict=True)])
     assert f"(float32, no offload, the paper's number of sequences m) that is {times['float32']} times" in text
     assert f"with modelled steps of {hours['float32']} hours" in text

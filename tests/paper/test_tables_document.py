@@ -39,8 +39,12 @@ def test_the_other_end_is_the_longest_that_a_person_would_wait_for():
     """Of what was compiled; counted, and said so, where all that fits takes longer."""
     cell = Cell(ROWS[-1], "ring", REGIMES[1], 1)
     n = cell.paper
-    known = [attempt(n) | {"step_seconds_model": 12.0}, attempt(2 * n) | {"step_seconds_model": 3600.0},
-             attempt(4 * n) | {"step_seconds_model": 3601.0}, attempt(8 * n, fits=False)]  # fmt: skip
+    known = [
+        attempt(n) | {"step_seconds_model": 12.0},
+        attempt(2 * n) | {"step_seconds_model": 3600.0},
+        attempt(4 * n) | {"step_seconds_model": 3601.0},
+        attempt(8 * n, fits=False),
+    ]
     assert _within_text(cell, known) == "4,096K (2×) 3,600 s"
     assert _within_text(cell, known[2:3]) == "~ 4,096K (2×)"
     assert _within_text(cell, known[3:]) == ""

@@ -58,9 +58,12 @@ def test_the_configurations_are_the_papers():
     longer, and both runs the same tokens on a device."""
     rows = dict.fromkeys((c.configuration.name, c.configuration.blockwise, c.configuration.ring) for c in CELLS)
     assert list(rows) == [
-        ("8xa100-80/7b", 32, 256), ("8xa100-80/13b", 16, 128), ("32xa100-80/13b", 64, 2048),
-        ("v4-1024/30b", 16, 2048), ("v4-1024/65b", 8, 1024),
-    ]  # fmt: skip
+        ("8xa100-80/7b", 32, 256),
+        ("8xa100-80/13b", 16, 128),
+        ("32xa100-80/13b", 64, 2048),
+        ("v4-1024/30b", 16, 2048),
+        ("v4-1024/65b", 8, 1024),
+    ]
     for cell in CELLS:
         ring, blockwise, shorter = (cell.workload(run) for run in RUNS)
         for w in (ring, blockwise, shorter):

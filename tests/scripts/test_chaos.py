@@ -33,17 +33,26 @@ class FakeRuns(chaos.Runs):
 
 @pytest.mark.parametrize(
     ("code", "said", "outcome", "verdict"),
-    [(0, f"{FILE} is damaged", "as undisturbed", "ok"), (1, f"{FILE} is damaged", "nothing", "ok"),
-     (0, "finished", "as undisturbed", "no word of"), (0, f"{FILE} is damaged", "another", "are not those of"),
-     (1, "Traceback", "nothing", "no word of")],
-)  # fmt: skip
+    [
+        (0, f"{FILE} is damaged", "as undisturbed", "ok"),
+        (1, f"{FILE} is damaged", "nothing", "ok"),
+        (0, "finished", "as undisturbed", "no word of"),
+        (0, f"{FILE} is damaged", "another", "are not those of"),
+        (1, "Traceback", "nothing", "no word of"),
+    ],
+)
 def test_a_damaged_file_must_be_named_and_change_nothing(code, said, outcome, verdict):
     assert verdict in chaos._said(lambda: FakeRuns(code, said, outcome).damaged("run", FILE))
 
 
-@pytest.mark.parametrize(("outcome", "code", "verdict"), [
-    ("as undisturbed", 0, "ok"), ("another", 0, "are not those of"), ("as undisturbed", 1, "no word of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("outcome", "code", "verdict"),
+    [
+        ("as undisturbed", 0, "ok"),
+        ("another", 0, "are not those of"),
+        ("as undisturbed", 1, "no word of"),
+    ],
+)
 def test_what_nothing_depends_on_may_be_damaged_without_a_word_if_all_is_the_same(outcome, code, verdict):
     file = Path("checkpoints/20/commit_success.txt")
     assert verdict in chaos._said(lambda: FakeRuns(code, "finished", outcome).damaged("run", file))
@@ -71,9 +80,13 @@ def test_an_outcome_is_of_every_step_and_byte(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--kills=-1"], "-1 is no number of trials"), (["--results=nowhere/x.json"], "there is no folder nowhere"),
-     ([__file__], "is not an empty folder: name another one"), (["tests"], "is not an empty folder")],
-)  # fmt: skip
+    [
+        (["--kills=-1"], "-1 is no number of trials"),
+        (["--results=nowhere/x.json"], "there is no folder nowhere"),
+        ([__file__], "is not an empty folder: name another one"),
+        (["tests"], "is not an empty folder"),
+    ],
+)
 def test_mistakes_are_told(options, message):
     done = subprocess.run([sys.executable, "scripts/chaos.py", *options], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

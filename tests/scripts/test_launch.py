@@ -45,10 +45,13 @@ def test_one_command_on_a_host_with_gpus():
 
 EVERY_SCRIPT = pytest.mark.parametrize(
     "command",
-    [["slurm.sh", "--target=32xA100-80", A100], ["gpu_node.sh", "--target=8xH200", A100],
-     [*POD, "--accelerator=v5litepod-256"]],
+    [
+        ["slurm.sh", "--target=32xA100-80", A100],
+        ["gpu_node.sh", "--target=8xH200", A100],
+        [*POD, "--accelerator=v5litepod-256"],
+    ],
     ids=lambda command: command[0],
-)  # fmt: skip
+)
 
 
 def verbs_of(found):
@@ -135,8 +138,15 @@ def test_the_environment_is_used_whether_active_or_not(clone, tmp_path, named):
     fake_python(tmp_path / "bin" / "srun", SRUN)
     more = {"RINGFORMER_PYTHON": str(python)} if named else {}
     for command, distributed in ((LAUNCHES[0][0], ""), (SLURM, "--distributed ")):
-        done = launch(*command, cwd=clone, PATH=f"{tmp_path}/bin:/usr/bin:/bin", SLURM_JOB_ID="1", SLURM_NNODES="1",
-                      SLURM_SUBMIT_DIR=str(clone), **more)  # fmt: skip
+        done = launch(
+            *command,
+            cwd=clone,
+            PATH=f"{tmp_path}/bin:/usr/bin:/bin",
+            SLURM_JOB_ID="1",
+            SLURM_NNODES="1",
+            SLURM_SUBMIT_DIR=str(clone),
+            **more,
+        )
         assert done.returncode == 0, done.stderr
         last = (python.parent / "python.log").read_text().splitlines()[-1]
         assert last.startswith(f"-m ringformer.cli train {distributed}{A100}") and "--config.run_dir=/share/run" in last
@@ -177,8 +187,17 @@ def test_a_run_gets_the_environment_that_the_estimate_says(clone, tmp_path, scri
     estimate, train = f'echo "a title"; echo "{line}"', f'echo "$3 ${HOST_POOL} ${MEMORY_FRACTION}"'
     fake_python(clone / ".venv/bin/python", f'if [ "$3" = estimate ]; then {estimate}; else {train}; fi')
     fake_python(tmp_path / "bin" / "srun", SRUN)
-    done = launch(script, "--target=8xA100-80", A100, *PATHS, cwd=clone, PATH=f"{tmp_path}/bin:/usr/bin:/bin",
-                  SLURM_JOB_ID="1", SLURM_NNODES="1", SLURM_SUBMIT_DIR=str(clone))  # fmt: skip
+    done = launch(
+        script,
+        "--target=8xA100-80",
+        A100,
+        *PATHS,
+        cwd=clone,
+        PATH=f"{tmp_path}/bin:/usr/bin:/bin",
+        SLURM_JOB_ID="1",
+        SLURM_NNODES="1",
+        SLURM_SUBMIT_DIR=str(clone),
+    )
     assert done.returncode == 0, done.stderr
     *_, title, said, trained = done.stdout.splitlines()
     assert (title, said, trained) == ("a title", line, f"train 83 {GPU_FRACTION}")

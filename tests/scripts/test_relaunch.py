@@ -41,12 +41,25 @@ def launched(tmp_path, script, codes, **env):
             [[ "$code" != *+ ]] || mkdir -p "run/checkpoints/$(wc -l < runs)"
             exit "${{code%+}}" """,
     )
-    for name, text in {"srun": SRUN, "sleep": "exec /bin/sleep 0.01", "squeue": "echo ${STATE:-RUNNING}",
-                       "scontrol": f'echo "$@" >> {tmp_path}/scontrol.log'}.items():  # fmt: skip
+    for name, text in {
+        "srun": SRUN,
+        "sleep": "exec /bin/sleep 0.01",
+        "squeue": "echo ${STATE:-RUNNING}",
+        "scontrol": f'echo "$@" >> {tmp_path}/scontrol.log',
+    }.items():
         fake_python(tmp_path / "bin" / name, text)
-    done = launch(*script, A100, f"--run_dir={tmp_path}/run", "--skip-estimate", RINGFORMER_PYTHON=str(python),
-                  PATH=f"{tmp_path}/bin:/usr/bin:/bin", SLURM_JOB_ID="7", SLURM_NNODES="1", SLURM_SUBMIT_DIR=str(ROOT),
-                  **env)  # fmt: skip
+    done = launch(
+        *script,
+        A100,
+        f"--run_dir={tmp_path}/run",
+        "--skip-estimate",
+        RINGFORMER_PYTHON=str(python),
+        PATH=f"{tmp_path}/bin:/usr/bin:/bin",
+        SLURM_JOB_ID="7",
+        SLURM_NNODES="1",
+        SLURM_SUBMIT_DIR=str(ROOT),
+        **env,
+    )
     return done, len((tmp_path / "runs").read_text().splitlines())
 
 
@@ -69,7 +82,7 @@ NODE, JOB = ["gpu_node.sh"], ["slurm.sh", "--target=8xH200"]
         (JOB, [1], 1, 1),
         (JOB, [75], 75, 1),
     ],
-)  # fmt: skip
+)
 def test_a_run_is_started_again(tmp_path, script, codes, code, runs):
     """After a stop always, after a lost process three times without a new checkpoint, after an error never."""
     done, count = launched(tmp_path, script, codes)
@@ -79,9 +92,15 @@ def test_a_run_is_started_again(tmp_path, script, codes, code, runs):
 
 @pytest.mark.parametrize(
     ("codes", "state", "requeued"),
-    [([75], "RUNNING", True), ([75], "CANCELLED", False), ([75], "COMPLETING", False), ([76] * 4, "RUNNING", False),
-     ([2], "RUNNING", False), ([], "RUNNING", False)],
-)  # fmt: skip
+    [
+        ([75], "RUNNING", True),
+        ([75], "CANCELLED", False),
+        ([75], "COMPLETING", False),
+        ([76] * 4, "RUNNING", False),
+        ([2], "RUNNING", False),
+        ([], "RUNNING", False),
+    ],
+)
 def test_a_job_whose_time_is_up_is_queued_again(tmp_path, codes, state, requeued):
     """And one that was cancelled, or failed, is not."""
     launched(tmp_path, JOB, codes, STATE=state)

@@ -74,9 +74,12 @@ def test_every_answer_is_the_number_of_the_line_that_is_asked_for(kind):
 
 def test_a_drill_has_each_answer_as_often():
     """At a line's number the noun and the number: the one would drown the other."""
-    answers = [(DRILLED.search(question["content"]), answer["content"].isdigit()) for i in range(200)
-               for messages in [retrieval.record(0, i, 99)["messages"]]
-               for question, answer in zip(messages[::2], messages[1::2], strict=True)]  # fmt: skip
+    answers = [
+        (DRILLED.search(question["content"]), answer["content"].isdigit())
+        for i in range(200)
+        for messages in [retrieval.record(0, i, 99)["messages"]]
+        for question, answer in zip(messages[::2], messages[1::2], strict=True)
+    ]
     assert 0.45 < np.mean([line is not None for line, _ in answers]) < 0.55
     assert not any(number for line, number in answers if line is None or line[4] == "")
     assert 0.4 < np.mean([number for line, number in answers if line and line[4]]) < 0.6
@@ -117,10 +120,18 @@ def test_questions_repeat():
 
 def test_no_record_is_one_of_an_evaluation():
     """Whatever its whole-numbered seed: the first lines are others."""
-    trained = {LINE.search(retrieval.record(kind, i, 99)["messages"][0]["content"])[0] for kind in KINDS
-               if retrieval.KINDS[kind].drills < 1 for i in range(20)}  # fmt: skip
-    cases = [lines.Record(lines.Numbers(1, 99), seed, length, i) for seed in range(4) for length in (1024, 4096, 8192)
-             for i in range(20)]  # fmt: skip
+    trained = {
+        LINE.search(retrieval.record(kind, i, 99)["messages"][0]["content"])[0]
+        for kind in KINDS
+        if retrieval.KINDS[kind].drills < 1
+        for i in range(20)
+    }
+    cases = [
+        lines.Record(lines.Numbers(1, 99), seed, length, i)
+        for seed in range(4)
+        for length in (1024, 4096, 8192)
+        for i in range(20)
+    ]
     assert not trained & {LINE.search(case.prompt(5))[0] for case in cases}
 
 
@@ -176,10 +187,16 @@ def test_records_are_made_once(folder, capsys):
         retrieval.make(folder, 0.0, 50_000)
 
 
-@pytest.mark.parametrize(("largest", "share", "said"), [
-    (0, 1.0, "--largest=0 must lie between 1 and LongEval's 50,000"), (50_001, 1.0, "--largest=50001 must"),
-    (99, math.nan, "--share=nan must lie between 0"), (99, math.inf, "--share=inf"), (99, -1.0, "--share=-1.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("largest", "share", "said"),
+    [
+        (0, 1.0, "--largest=0 must lie between 1 and LongEval's 50,000"),
+        (50_001, 1.0, "--largest=50001 must"),
+        (99, math.nan, "--share=nan must lie between 0"),
+        (99, math.inf, "--share=inf"),
+        (99, -1.0, "--share=-1.0"),
+    ],
+)
 def test_records_that_cannot_be_are_refused(largest, share, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         retrieval.make(tmp_path / "out", share, largest)
@@ -187,8 +204,13 @@ def test_records_that_cannot_be_are_refused(largest, share, said, tmp_path):
 
 
 def script(*words):
-    done = subprocess.run([sys.executable, "scripts/retrieval.py", *map(str, words)], cwd=ROOT, capture_output=True,
-                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "scripts/retrieval.py", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     return done.returncode, done.stderr
 
 
@@ -246,15 +268,21 @@ def test_a_report_says_what_the_cases_say(finished, tmp_path):
         assert [(row["context"], row["accuracy"], row["cases"]) for row in run["accuracy"]] == [
             (context, sum(found) / 3, 3) for context, found in right.items()
         ]
-        assert all(row["interval"] == [pytest.approx(end, abs=1e-4) for end in INTERVALS[round(3 * row["accuracy"])]]
-                   for row in run["accuracy"])  # fmt: skip
+        assert all(
+            row["interval"] == [pytest.approx(end, abs=1e-4) for end in INTERVALS[round(3 * row["accuracy"])]]
+            for row in run["accuracy"]
+        )
         published = [json.loads(line) for line in (tmp_path / "r_cases.jsonl").read_text().splitlines()]
         mine = [row for row in published if row["seed"] == run["seed"]]
-        assert [row | {"seed": run["seed"], "cases_seed": run["seed"], "form": "of the test"}
-                for row in map(json.loads, rows)] == mine  # fmt: skip
+        assert [
+            row | {"seed": run["seed"], "cases_seed": run["seed"], "form": "of the test"}
+            for row in map(json.loads, rows)
+        ] == mine
         (stage,) = run["stages"]
-        assert stage["losses"] == [round(sum(1 / i for i in range(1, 21)) / 20, 4),
-                                   round(sum(1 / i for i in range(21, 31)) / 10, 4)]  # fmt: skip
+        assert stage["losses"] == [
+            round(sum(1 / i for i in range(1, 21)) / 20, 4),
+            round(sum(1 / i for i in range(21, 31)) / 10, 4),
+        ]
 
 
 INTERVALS = {0: (0, 0.5615), 1: (0.0615, 0.7923), 2: (0.2077, 0.9385), 3: (0.4385, 1)}
@@ -262,18 +290,29 @@ INTERVALS = {0: (0, 0.5615), 1: (0.0615, 0.7923), 2: (0.2077, 0.9385), 3: (0.438
 CASES, METRICS, STAGES = "stage-1-1024/evals/lines/cases.jsonl", "stage-1-1024/metrics.jsonl", "stages.json"
 
 
-@pytest.mark.parametrize(("name", "change", "said"), [
-    (CASES, lambda rows: rows[:-1], r"not as many cases of each context \(3 of 1,024, 2 of 4,096\)"),
-    (CASES, lambda rows: rows[:1], "holds no cases"),
-    (CASES, lambda rows: [*rows, rows[-1]], r"cases.jsonl:8 is a case that stands there before"),
-    (CASES, lambda rows: [*rows[:-1], re.sub(r'"score": \S+}', '"score": 0.5}', rows[-1])], "is no case"),
-    (CASES, lambda rows: [rows[0].replace('"checkpoint": "', '"checkpoint": "f'), *rows[1:]], "of another checkpoint"),
-    (CASES, lambda rows: [rows[0].replace('"form"', '"from"'), *rows[1:]], "a file of the run is damaged: KeyError"),
-    (STAGES, lambda rows: [rows[0].replace("finished", "running")], "stage 1 is not finished"),
-    (STAGES, lambda rows: [rows[0][:-9]], "a file of the run is damaged: JSONDecodeError"),
-    (STAGES, lambda rows: ["[]"], "a file of the run is damaged: IndexError"),
-    (METRICS, lambda rows: [], "metrics.jsonl has no losses"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (CASES, lambda rows: rows[:-1], r"not as many cases of each context \(3 of 1,024, 2 of 4,096\)"),
+        (CASES, lambda rows: rows[:1], "holds no cases"),
+        (CASES, lambda rows: [*rows, rows[-1]], r"cases.jsonl:8 is a case that stands there before"),
+        (CASES, lambda rows: [*rows[:-1], re.sub(r'"score": \S+}', '"score": 0.5}', rows[-1])], "is no case"),
+        (
+            CASES,
+            lambda rows: [rows[0].replace('"checkpoint": "', '"checkpoint": "f'), *rows[1:]],
+            "of another checkpoint",
+        ),
+        (
+            CASES,
+            lambda rows: [rows[0].replace('"form"', '"from"'), *rows[1:]],
+            "a file of the run is damaged: KeyError",
+        ),
+        (STAGES, lambda rows: [rows[0].replace("finished", "running")], "stage 1 is not finished"),
+        (STAGES, lambda rows: [rows[0][:-9]], "a file of the run is damaged: JSONDecodeError"),
+        (STAGES, lambda rows: ["[]"], "a file of the run is damaged: IndexError"),
+        (METRICS, lambda rows: [], "metrics.jsonl has no losses"),
+    ],
+)
 def test_a_report_of_what_was_changed_or_cut_is_refused(name, change, said, finished, tmp_path):
     path = finished() / "run" / name
     rows = path.read_text().splitlines()

@@ -113,7 +113,7 @@ ACTIVE = ("ACTIVE", "", 0)
         ([("CREATING", "", 0), ("", "ERROR: UNAVAILABLE", 1), ACTIVE], False, "gcloud cannot say"),
         ([("CREATING", "", 0), ("", "ERROR: UNAVAILABLE", 1)], False, "gcloud cannot say"),
     ],
-)  # fmt: skip
+)
 def test_each_answer_of_the_cloud_is_understood_or_refused(pod, answers, created, said):
     done, log = pod(answers)
     assert ("queued-resources create" in log) == created, log
@@ -150,8 +150,17 @@ def test_what_is_not_committed_does_not_go_to_hosts(pod, clone):
 
 def test_a_run_outlives_the_shell_that_started_it(clone, tmp_path):
     """What tpu_pod.sh sends to a host, executed there: the shell ends, the run goes on, is seen, and stopped."""
-    dry = launch("tpu_pod.sh", "--dry-run", "--name=pod", "--zone=z", V5E, "--run_dir=/share/a run", "--skip-estimate",
-                 "--accelerator=v5litepod-256", cwd=clone)  # fmt: skip
+    dry = launch(
+        "tpu_pod.sh",
+        "--dry-run",
+        "--name=pod",
+        "--zone=z",
+        V5E,
+        "--run_dir=/share/a run",
+        "--skip-estimate",
+        "--accelerator=v5litepod-256",
+        cwd=clone,
+    )
     (sent,) = [line for line in dry.stdout.splitlines() if line.startswith("[every host") and "setsid" in line]
     pid = tmp_path / "pid"
     sent = sent.partition("] ")[2].replace("/tmp/ringformer.pid", str(pid))

@@ -10,9 +10,15 @@ from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.state import init_state as real_init_state
 
 MODEL = LlamaConfig(
-    vocab_size=257, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=16,
+    vocab_size=257,
+    hidden_size=16,
+    intermediate_size=16,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=16,
     compute_dtype="float32",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -20,10 +26,16 @@ def config(tmp_path):
     for i in range(30):
         (tmp_path / f"{i}.txt").write_text(f"{i} ring block key " * 40)
     return Config(
-        model=MODEL, data=DataConfig(store=str(tmp_path / "store"), source=f"text:{tmp_path}/*.txt", held_out=0.2),
-        optimizer=OptimizerConfig(), run_dir=str(tmp_path / "run"), mesh_dim="1,1,1,8", seq_len=64, batch_size=1,
-        steps=6, eval_batches=1,
-    )  # fmt: skip
+        model=MODEL,
+        data=DataConfig(store=str(tmp_path / "store"), source=f"text:{tmp_path}/*.txt", held_out=0.2),
+        optimizer=OptimizerConfig(),
+        run_dir=str(tmp_path / "run"),
+        mesh_dim="1,1,1,8",
+        seq_len=64,
+        batch_size=1,
+        steps=6,
+        eval_batches=1,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -26,15 +26,34 @@ def golden_config(folder: Path, run: str = "run") -> Config:
         write_chats(folder / "chats.json", count=60)
     return Config(
         model=LlamaConfig(
-            vocab_size=257, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-            compute_dtype="float32", q_chunk=16, k_chunk=16, ffn_chunk=16, loss_chunk=16,
+            vocab_size=257,
+            hidden_size=32,
+            intermediate_size=48,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=8,
+            compute_dtype="float32",
+            q_chunk=16,
+            k_chunk=16,
+            ffn_chunk=16,
+            loss_chunk=16,
         ),
-        data=DataConfig(store=str(folder / "store"), source=f"json:{folder}/chats.json", format="messages",
-                        held_out=0.0),
-        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=3), run_dir=str(folder / run), mesh_dim="1,2,1,4",
-        seq_len=128, batch_size=8, accumulate=2, steps=STEPS, seed=3, checkpoint_every=4, checkpoint_minutes=0,
+        data=DataConfig(
+            store=str(folder / "store"), source=f"json:{folder}/chats.json", format="messages", held_out=0.0
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=3),
+        run_dir=str(folder / run),
+        mesh_dim="1,2,1,4",
+        seq_len=128,
+        batch_size=8,
+        accumulate=2,
+        steps=STEPS,
+        seed=3,
+        checkpoint_every=4,
+        checkpoint_minutes=0,
         cpu_devices=8,
-    )  # fmt: skip
+    )
 
 
 def numbers(run_dir: str | Path) -> dict[str, list[float]]:

@@ -10,9 +10,19 @@ import orbax.checkpoint as ocp
 from ringformer.models.llama_config import LlamaConfig
 
 MODEL = LlamaConfig(
-    vocab_size=257, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=8,
-    init_std=0.2, compute_dtype="float32", attention="vanilla", remat="none", loss_chunk=16,
-)  # fmt: skip
+    vocab_size=257,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=8,
+    init_std=0.2,
+    compute_dtype="float32",
+    attention="vanilla",
+    remat="none",
+    loss_chunk=16,
+)
 """Quickly compiled: attention and chunks have tests of their own."""
 
 

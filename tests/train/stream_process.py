@@ -18,9 +18,7 @@ BATCH_SIZE, SEED, FIELDS = 4, 11, ("tokens", "targets", "positions", "segment_id
 
 def loader(store: Path, seq_len: int) -> Loader:
     """For a ring of four in zigzag."""
-    return Loader(
-        TokenStore(store), batch_size=BATCH_SIZE, seq_len=seq_len, seed=SEED, layout="zigzag", ring_size=4
-    )  # fmt: skip
+    return Loader(TokenStore(store), batch_size=BATCH_SIZE, seq_len=seq_len, seed=SEED, layout="zigzag", ring_size=4)
 
 
 def read(store: Path, seq_len: int, steps: range, out: Path) -> None:

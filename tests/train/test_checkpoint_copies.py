@@ -177,9 +177,12 @@ def test_a_checkpoint_that_is_damaged_here_is_not_copied(bucket, tmp_path):
 def test_a_store_that_fails_ends_the_run_with_its_cause(bucket, tmp_path):
     """The checkpoint itself is whole; what ends the run says how to copy it."""
     bucket.refuse = lambda method, name: 403 if method == "POST" and "/checkpoints/" in name else None
-    with pytest.raises(OSError, match=r"^the checkpoint of step 10 is saved in \S+/run, but not copied \(gs://bucket/"
-                                      r"\S+ cannot be written: .*403.*\); `ringformer checkpoint copy \S+/run "
-                                      r"gs://bucket/runs/mine` copies it$"):  # fmt: skip
+    with pytest.raises(
+        OSError,
+        match=r"^the checkpoint of step 10 is saved in \S+/run, but not copied \(gs://bucket/"
+        r"\S+ cannot be written: .*403.*\); `ringformer checkpoint copy \S+/run "
+        r"gs://bucket/runs/mine` copies it$",
+    ):
         save(tmp_path / "run", 10)
     assert checkpoint_faults(tmp_path / "run", 10) == []
     bucket.refuse = lambda method, name: None
@@ -261,10 +264,16 @@ def test_a_copy_that_is_not_yet_replaced_is_sent_again(sent, bucket, tmp_path):
 
 
 OVERLAPS = {
-    "itself": "file://{run}", "a slash": "file://{run}/", "a link to it": "file://{link}", "above it": "file://{above}",
-    "above a link": "file://{above}/links", "in it": "file://{run}/copies", "its checkpoints": "file://{run}/checkpoints",
-    "where its checkpoints are": "file://{run}-disk", "a link in the copies": "file://{above}/linked",
-}  # fmt: skip
+    "itself": "file://{run}",
+    "a slash": "file://{run}/",
+    "a link to it": "file://{link}",
+    "above it": "file://{above}",
+    "above a link": "file://{above}/links",
+    "in it": "file://{run}/copies",
+    "its checkpoints": "file://{run}/checkpoints",
+    "where its checkpoints are": "file://{run}-disk",
+    "a link in the copies": "file://{above}/linked",
+}
 
 
 @pytest.mark.parametrize("url", OVERLAPS.values(), ids=OVERLAPS)
@@ -311,11 +320,16 @@ def test_copies_that_may_not_be_listed_are_not_none(bucket, tmp_path):
         Copies(tmp_path / "empty", URL).refusal()
 
 
-@pytest.mark.parametrize(("here", "there", "refused"), [
-    ([], [10], "has checkpoints up to step 10, .* has none: bring them back by `ringformer checkpoint copy"),
-    ([10], [10, 20], "has checkpoints up to step 20, .* has up to step 10: bring them back"),
-    ([10, 20], [10], ""), ([10, 20], [], ""), ([], [], ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("here", "there", "refused"),
+    [
+        ([], [10], "has checkpoints up to step 10, .* has none: bring them back by `ringformer checkpoint copy"),
+        ([10], [10, 20], "has checkpoints up to step 20, .* has up to step 10: bring them back"),
+        ([10, 20], [10], ""),
+        ([10, 20], [], ""),
+        ([], [], ""),
+    ],
+)
 def test_a_run_whose_copies_are_ahead_does_not_begin(here, there, refused, bucket, tmp_path):
     """It would train again what was trained, and remove what it knows nothing of."""
     save(tmp_path / "run", 10, 20)
@@ -385,12 +399,16 @@ def test_a_run_in_stages_is_copied_stage_by_stage(bucket, tmp_path, capsys):
         assert saved_arrays(tmp_path / "back" / name, 10) == saved_arrays(tmp_path / "run", 10)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["runs/a", "runs/b"], "one of FROM and TO is a folder, the other a URL as gs://BUCKET/PATH"),
-    (["gs://bucket/a", "gs://bucket/b"], "one of FROM and TO is a folder"),
-    (["runs/none", "gs://bucket/a"], "runs/none has no checkpoints"), (["gs://bucket/a", "x"], "has no checkpoints"),
-    (["s3://bucket/a", "x"], "names no object store that is known"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runs/a", "runs/b"], "one of FROM and TO is a folder, the other a URL as gs://BUCKET/PATH"),
+        (["gs://bucket/a", "gs://bucket/b"], "one of FROM and TO is a folder"),
+        (["runs/none", "gs://bucket/a"], "runs/none has no checkpoints"),
+        (["gs://bucket/a", "x"], "has no checkpoints"),
+        (["s3://bucket/a", "x"], "names no object store that is known"),
+    ],
+)
 def test_mistakes_of_the_verb(words, said, bucket, capsys):
     assert main(["checkpoint", "copy", *words]) == 2
     err = capsys.readouterr().err
@@ -405,9 +423,17 @@ def config(tmp_path):
         (tmp_path / "texts" / f"{i}.txt").write_text(" ".join(rng.choice(["ring", "key"], rng.integers(20, 200))))
     data = DataConfig(store=str(tmp_path / "store"), source=f"text:{tmp_path}/texts/*.txt", held_out=0.0)
     return Config(
-        model=MODEL, data=data, optimizer=OptimizerConfig(warmup_steps=1, learning_rate=1e-2), mesh_dim="2,4,1,1",
-        run_dir=str(tmp_path / "run"), seq_len=64, batch_size=8, steps=6, checkpoint_every=2, copy_to=URL,
-    )  # fmt: skip
+        model=MODEL,
+        data=data,
+        optimizer=OptimizerConfig(warmup_steps=1, learning_rate=1e-2),
+        mesh_dim="2,4,1,1",
+        run_dir=str(tmp_path / "run"),
+        seq_len=64,
+        batch_size=8,
+        steps=6,
+        checkpoint_every=2,
+        copy_to=URL,
+    )
 
 
 def test_a_run_whose_machine_is_gone_goes_on_elsewhere_to_the_same_bits(bucket, config, tmp_path, capsys):

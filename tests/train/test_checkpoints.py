@@ -191,9 +191,12 @@ def _shorten_an_array(folder):
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [(_lose_the_step, "latest checkpoint that can be found there is None"),
-     (_lose_an_array, "cannot be read.*mu.head"), (_shorten_an_array, r"does not hold what was: params\.head$")],
-)  # fmt: skip
+    [
+        (_lose_the_step, "latest checkpoint that can be found there is None"),
+        (_lose_an_array, "cannot be read.*mu.head"),
+        (_shorten_an_array, r"does not hold what was: params\.head$"),
+    ],
+)
 def test_what_a_restore_would_not_find_raises(tmp_path, damage, message):
     mesh, shardings = setup("1,2,1,4")
     saving = opened(tmp_path)

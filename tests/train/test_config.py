@@ -143,9 +143,17 @@ def test_a_config_that_is_no_run_s_is_told_from_one(tmp_path, content, message):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("model.rope_theta", "nan"), ("model.norm_eps", "nan"), ("model.norm_eps", "0"), ("checkpoint_every", "-1"),
-     ("optimizer.final_fraction", "5"), ("optimizer.learning_rate", "nan"), ("eval_every", "-2"), ("seed", "-1")],
-)  # fmt: skip
+    [
+        ("model.rope_theta", "nan"),
+        ("model.norm_eps", "nan"),
+        ("model.norm_eps", "0"),
+        ("checkpoint_every", "-1"),
+        ("optimizer.final_fraction", "5"),
+        ("optimizer.learning_rate", "nan"),
+        ("eval_every", "-2"),
+        ("seed", "-1"),
+    ],
+)
 def test_values_that_cannot_be(tmp_path, key, value):
     path = tmp_path / "config.py"
     path.write_text(

@@ -118,9 +118,11 @@ def overwrite(path: Path):
         file.write(bytes(path.stat().st_size))
 
 
-CHANGES = {"overwritten": (overwrite, "has changed since it was opened, between bytes 0 and"),
-           "cut": (lambda path: os.truncate(path, 100), "has changed since it was opened: it ends after"),
-           "a bit": (flip, "has changed since it was opened, between bytes")}  # fmt: skip
+CHANGES = {
+    "overwritten": (overwrite, "has changed since it was opened, between bytes 0 and"),
+    "cut": (lambda path: os.truncate(path, 100), "has changed since it was opened: it ends after"),
+    "a bit": (flip, "has changed since it was opened, between bytes"),
+}
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -54,8 +54,13 @@ def test_two_processes_train_as_one_does(tmp_path, stages):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    together = [f"--config.run_dir={tmp_path}/two", "--config.cpu_devices=4", "--distributed",
-                f"--coordinator_address={address}", "--num_processes=2"]  # fmt: skip
+    together = [
+        f"--config.run_dir={tmp_path}/two",
+        "--config.cpu_devices=4",
+        "--distributed",
+        f"--coordinator_address={address}",
+        "--num_processes=2",
+    ]
     command = [sys.executable, "-m", "ringformer.cli", *train, *together]
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": cpu_environment()}
     processes = [subprocess.Popen([*command, f"--process_id={i}"], **quiet) for i in range(2)]
@@ -84,18 +89,39 @@ def test_hosts_with_other_files_are_refused(tmp_path, resumed):
         config = CONFIG.format(folder=tmp_path / host, stages=()).replace(f'"{tmp_path / host}/store"', '"store"')
         config = config.replace(f"{tmp_path / host}/", "").replace("warmup_steps = 0", 'schedule = "constant"')
         (tmp_path / host / "config.py").write_text(config)
-        prepared = [sys.executable, "-m", "ringformer.cli", "train", "--config=config.py", "--config.cpu_devices=8",
-                    f"--config.run_dir={tmp_path}/{'run' if resumed and host == '0' else 'other' + host}"]  # fmt: skip
+        prepared = [
+            sys.executable,
+            "-m",
+            "ringformer.cli",
+            "train",
+            "--config=config.py",
+            "--config.cpu_devices=8",
+            f"--config.run_dir={tmp_path}/{'run' if resumed and host == '0' else 'other' + host}",
+        ]
         environment = cpu_environment(PYTHONPATH=str(ROOT))
         subprocess.run(prepared, cwd=tmp_path / host, env=environment, check=True, capture_output=True)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "ringformer.cli", "train", "--config=config.py", "--config.cpu_devices=4",
-               f"--config.run_dir={tmp_path}/run", "--config.steps=4",
-               "--distributed", f"--coordinator_address={address}", "--num_processes=2"]  # fmt: skip
-    processes = [subprocess.Popen([*command, f"--process_id={i}"], cwd=tmp_path / str(i), env=environment,
-                                  stderr=subprocess.PIPE, text=True) for i in range(2)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "ringformer.cli",
+        "train",
+        "--config=config.py",
+        "--config.cpu_devices=4",
+        f"--config.run_dir={tmp_path}/run",
+        "--config.steps=4",
+        "--distributed",
+        f"--coordinator_address={address}",
+        "--num_processes=2",
+    ]
+    processes = [
+        subprocess.Popen(
+            [*command, f"--process_id={i}"], cwd=tmp_path / str(i), env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for i in range(2)
+    ]
     said = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [2, 2], said
     assert all("data.store" in text and len(text.strip().splitlines()) == 1 for text in said), said
@@ -130,8 +156,15 @@ def test_processes_compare_config_stage_and_version(monkeypatch, capsys, tmp_pat
         raise ValueError(json.dumps(dict(member.asked)))
 
     monkeypatch.setattr("ringformer.train.supervision.Supervision.join", asked)
-    arguments = ["--distributed", "--coordinator_address=localhost:1", "--num_processes=2", "--process_id=1",
-                 f"--config.run_dir={tmp_path}", "--config.seed=7", "--allow=seed"]  # fmt: skip
+    arguments = [
+        "--distributed",
+        "--coordinator_address=localhost:1",
+        "--num_processes=2",
+        "--process_id=1",
+        f"--config.run_dir={tmp_path}",
+        "--config.seed=7",
+        "--allow=seed",
+    ]
     assert main(["train", "--config=configs/quickstart.py", *arguments]) == 2
     said = capsys.readouterr().err
     compared = json.loads(said[said.index("{") :].replace("\n", ""))

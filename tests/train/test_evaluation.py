@@ -21,9 +21,16 @@ from ringformer.train.step import make_eval_step, make_logits, position_bucket
 from tests.helpers import packed_segments
 
 MODEL = LlamaConfig(
-    vocab_size=31, hidden_size=20, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
-    compute_dtype="float32", loss_chunk=8,
-)  # fmt: skip
+    vocab_size=31,
+    hidden_size=20,
+    intermediate_size=24,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    compute_dtype="float32",
+    loss_chunk=8,
+)
 SEQ_LEN = 32
 
 
@@ -43,9 +50,13 @@ class HeldOut:
         ends = np.diff(segments, append=-1, axis=1) != 0
         mask = ~ends & (rng.random(shape) < (i + 1) / 5) & self._trained
         return Batch(
-            tokens=rng.integers(0, 31, shape, np.int32), targets=rng.integers(0, 31, shape, np.int32),
-            positions=(np.arange(SEQ_LEN) - starts).astype(np.int32), segment_ids=segments, mask=mask, ends=ends,
-        )  # fmt: skip
+            tokens=rng.integers(0, 31, shape, np.int32),
+            targets=rng.integers(0, 31, shape, np.int32),
+            positions=(np.arange(SEQ_LEN) - starts).astype(np.int32),
+            segment_ids=segments,
+            mask=mask,
+            ends=ends,
+        )
 
     def batch(self, i, sharding):
         order = permutation(MODEL.layout, SEQ_LEN, self._mesh.shape["sp"])
@@ -53,8 +64,15 @@ class HeldOut:
 
 
 def config(**changes):
-    return Config(model=MODEL, data=DataConfig(store="s"), optimizer=OptimizerConfig(), seq_len=SEQ_LEN, batch_size=4,
-                  eval_batches=3, **changes)  # fmt: skip
+    return Config(
+        model=MODEL,
+        data=DataConfig(store="s"),
+        optimizer=OptimizerConfig(),
+        seq_len=SEQ_LEN,
+        batch_size=4,
+        eval_batches=3,
+        **changes,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +174,12 @@ def test_microbatches_take_the_memory_of_one():
     batch = HeldOut(mesh, 16, 1).batch(0, jax.sharding.NamedSharding(mesh, evaluation.BATCH))
     at_once, in_turn = (
         make_eval_step(MODEL, weights, mesh, seq_len=SEQ_LEN, accumulate=n)
-        .lower(params, batch).compile().memory_analysis().temp_size_in_bytes
+        .lower(params, batch)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
         for n in (1, 16)
-    )  # fmt: skip
+    )
     assert in_turn < 0.25 * at_once
 
 

@@ -66,10 +66,12 @@ def test_the_losses_are_those_that_are_kept(whole):
     tolerance = 1e-4 if version == VERSION else 1e-2
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(
-            found[name], kept[name], rtol=tolerance,
+            found[name],
+            kept[name],
+            rtol=tolerance,
             err_msg=f"{name} of JAX {VERSION} against the file of {version}. There is no file for a new JAX until "
             "`python -m tests.train.golden` writes it; look at what changed before",
-        )  # fmt: skip
+        )
 
 
 def test_the_nearest_version():
@@ -90,8 +92,13 @@ train(prepare(golden_config(Path({folder!r}), {run!r})))
 
 def start(folder: Path, run: str) -> subprocess.Popen:
     environment = os.environ | {"XLA_FLAGS": ""}  # what this process has, conftest adds again
-    return subprocess.Popen([sys.executable, "-c", RUN.format(folder=str(folder), run=run)], cwd=ROOT, text=True,
-                            env=environment, stderr=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN.format(folder=str(folder), run=run)],
+        cwd=ROOT,
+        text=True,
+        env=environment,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.slow
@@ -183,7 +190,7 @@ def read_with(processes: int, store: Path, seq_len: int, steps: range, out: Path
     running = [
         subprocess.Popen([*command, str(i), *rest], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         for i in range(processes)
-    ]  # fmt: skip
+    ]
     said = [process.communicate(timeout=240)[1] for process in running]
     assert [process.returncode for process in running] == [0] * processes, said
 

@@ -151,9 +151,14 @@ def test_a_failed_close_is_raised_once(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.parametrize(
     ("keep", "left"),
-    [(Keep(), [*range(1, 10)]), (Keep(2), [8, 9]), (Keep(1, every=3), [3, 6, 9]), (Keep(1, best=2), [2, 5, 9]),
-     (Keep(2, 4, 1), [4, 5, 8, 9])],
-)  # fmt: skip
+    [
+        (Keep(), [*range(1, 10)]),
+        (Keep(2), [8, 9]),
+        (Keep(1, every=3), [3, 6, 9]),
+        (Keep(1, best=2), [2, 5, 9]),
+        (Keep(2, 4, 1), [4, 5, 8, 9]),
+    ],
+)
 def test_which_checkpoints_stay(keep, left):
     """Steps 2, 5 and 8 are evaluated after they are saved; 5 is the best, and 2 the next."""
     keep = dataclasses.replace(keep, losses={})

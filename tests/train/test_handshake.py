@@ -96,10 +96,12 @@ def test_a_process_that_comes_first_waits_for_process_0():
 
 @pytest.mark.parametrize(
     ("calls", "message"),
-    [(((0, 3), (1, 3), (1, 3)), "two processes say that they are process 1"),
-     (((0, 3), (0, 3)), "cannot listen at port"),
-     (((0, 3), (1, 2)), "says that they are 2, process 0 on .* says 3")],
-)  # fmt: skip
+    [
+        (((0, 3), (1, 3), (1, 3)), "two processes say that they are process 1"),
+        (((0, 3), (0, 3)), "cannot listen at port"),
+        (((0, 3), (1, 2)), "says that they are 2, process 0 on .* says 3"),
+    ],
+)
 def test_processes_that_do_not_belong_together(calls, message):
     errors = outcome(*calls, seconds=2.0)
     assert any(error and re.search(message, str(error)) for error in errors), errors
@@ -137,8 +139,14 @@ def test_names_that_cannot_be(named, message):
 
 
 def test_slurm_s_variables_are_jax_s_to_read(monkeypatch, tmp_path):
-    job = {"SLURM_JOB_ID": "4096", "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_NTASKS": "3", "SLURM_PROCID": "2",
-           "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
+    job = {
+        "SLURM_JOB_ID": "4096",
+        "SLURM_STEP_NODELIST": "node[3-4]",
+        "SLURM_NTASKS": "3",
+        "SLURM_PROCID": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    }
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     tool = tmp_path / "scontrol"
@@ -153,9 +161,18 @@ def test_slurm_s_variables_are_jax_s_to_read(monkeypatch, tmp_path):
 def test_the_command_ends_within_its_limit(tmp_path):
     """Two of four processes came: both name the others, with the exit code to start again on."""
     address = f"localhost:{free_port()}"
-    command = [sys.executable, "-m", "ringformer.cli", "train", "--config=configs/quickstart.py", "--distributed",
-               f"--coordinator_address={address}", "--num_processes=4", f"--config.run_dir={tmp_path}/run",
-               "--config.handshake_seconds=10"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "ringformer.cli",
+        "train",
+        "--config=configs/quickstart.py",
+        "--distributed",
+        f"--coordinator_address={address}",
+        "--num_processes=4",
+        f"--config.run_dir={tmp_path}/run",
+        "--config.handshake_seconds=10",
+    ]
     processes = [subprocess.Popen([*command, f"--process_id={i}"], stderr=subprocess.PIPE, text=True) for i in (0, 2)]
     said = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [76, 76]

@@ -171,10 +171,16 @@ def test_who_comes_back_keeps_no_more_than_others():
 def test_a_real_explosion(config):
     """Of a model that learned for 21 steps, and goes on at a learning rate of 3000: finite losses, then NaN."""
     config = dataclasses.replace(
-        config, model=MODEL, mesh_dim="2,4,1,1", batch_size=8, steps=21, checkpoint_every=3, keep_checkpoints=1,
+        config,
+        model=MODEL,
+        mesh_dim="2,4,1,1",
+        batch_size=8,
+        steps=21,
+        checkpoint_every=3,
+        keep_checkpoints=1,
         data=dataclasses.replace(config.data, held_out=0.0),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=1, schedule="constant"),
-    )  # fmt: skip
+    )
     train(prepare(config))
     wild = dataclasses.replace(config, steps=45, optimizer=dataclasses.replace(config.optimizer, learning_rate=3e3))
     with pytest.raises(FloatingPointError, match=r"steps in a row are skipped.* is step 21: .* move 24 out of"):

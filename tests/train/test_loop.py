@@ -19,9 +19,17 @@ from tests.data.chat_samples import llama3
 from tests.helpers import relative_error
 
 MODEL = LlamaConfig(
-    vocab_size=257, hidden_size=36, intermediate_size=40, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
-    compute_dtype="float32", ffn_chunk=64, loss_chunk=64,
-)  # fmt: skip
+    vocab_size=257,
+    hidden_size=36,
+    intermediate_size=40,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    compute_dtype="float32",
+    ffn_chunk=64,
+    loss_chunk=64,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +48,13 @@ def small_config(corpus, folder):
         model=MODEL,
         data=DataConfig(store=str(folder / "store"), source=f"text:{corpus}/*.txt", held_out=0.2),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
-        run_dir=str(folder / "run"), mesh_dim="1,1,1,8", seq_len=128, batch_size=4, steps=8, eval_batches=2,
-    )  # fmt: skip
+        run_dir=str(folder / "run"),
+        mesh_dim="1,1,1,8",
+        seq_len=128,
+        batch_size=4,
+        steps=8,
+        eval_batches=2,
+    )
 
 
 @pytest.fixture
@@ -192,9 +205,13 @@ def chats(config, tmp_path):
     ]
     (tmp_path / "chats.json").write_text(json.dumps(records))
     data = DataConfig(
-        store=str(tmp_path / "chats"), source=f"json:{tmp_path}/chats.json", format="messages", template="tokenizer",
-        tokenizer=str(llama3(tmp_path / "tokenizer")), held_out=0.2,
-    )  # fmt: skip
+        store=str(tmp_path / "chats"),
+        source=f"json:{tmp_path}/chats.json",
+        format="messages",
+        template="tokenizer",
+        tokenizer=str(llama3(tmp_path / "tokenizer")),
+        held_out=0.2,
+    )
     model = dataclasses.replace(MODEL, vocab_size=420)
     return dataclasses.replace(
         config, data=data, model=model, steps=6, seq_len=64, optimizer=OptimizerConfig(warmup_steps=1)

@@ -28,18 +28,37 @@ def config(folder: Path, schedule: str, seed: int, tied: bool) -> Config:
     write_chats(folder / "chats.json")
     return Config(
         model=dataclasses.replace(MODEL, tie_embeddings=tied),
-        data=DataConfig(store=str(folder / "store"), source=f"json:{folder}/chats.json", format="messages",
-                        held_out=0.0),
-        optimizer=OptimizerConfig(**UNUSUAL, **SETTINGS[schedule]), run_dir=str(folder / "run"), mesh_dim="2,2,2,1",
-        seq_len=64, batch_size=8, accumulate=2, steps=5, seed=seed, checkpoint_every=1, keep_checkpoints=5,
-    )  # fmt: skip
+        data=DataConfig(
+            store=str(folder / "store"), source=f"json:{folder}/chats.json", format="messages", held_out=0.0
+        ),
+        optimizer=OptimizerConfig(**UNUSUAL, **SETTINGS[schedule]),
+        run_dir=str(folder / "run"),
+        mesh_dim="2,2,2,1",
+        seq_len=64,
+        batch_size=8,
+        accumulate=2,
+        steps=5,
+        seed=seed,
+        checkpoint_every=1,
+        keep_checkpoints=5,
+    )
 
 
 def expected_parameters(c: Config, params: dict) -> list[dict]:
     """After each step, from the parameters that the run began with."""
     o = c.optimizer
-    adamw = AdamW(o.learning_rate, o.warmup_steps, c.steps, o.schedule, o.final_fraction, o.b1, o.b2, o.eps,
-                  o.weight_decay, o.clip_norm)  # fmt: skip
+    adamw = AdamW(
+        o.learning_rate,
+        o.warmup_steps,
+        c.steps,
+        o.schedule,
+        o.final_fraction,
+        o.b1,
+        o.b2,
+        o.eps,
+        o.weight_decay,
+        o.clip_norm,
+    )
     store = Path(c.data.store, "train")
     architecture = llama.Architecture(c.model.rope_theta, c.model.norm_eps)
     moments, found = adamw.init(params), []

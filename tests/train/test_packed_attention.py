@@ -45,9 +45,17 @@ def trained(folder, packed_attention, cut):
     config.run_dir, config.data.store = str(folder / "run"), str(folder / "store")
     config.data.source, config.data.packed_attention = f"jsonl:{folder}/documents.jsonl", packed_attention
     config.model.update(
-        vocab_size=257, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=16,
-        compute_dtype="float32", remat="none", init_std=0.125,
-    )  # fmt: skip
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
+        compute_dtype="float32",
+        remat="none",
+        init_std=0.125,
+    )
     config.optimizer.update(learning_rate=2e-2, warmup_steps=20)
     config.eval_batches = 2
 
@@ -82,8 +90,15 @@ def twins(run, folder, packed_attention, count=16):
     T, rows = run.config.seq_len, []
     for number, half in enumerate(halves(5, T // 2 - 1, count)):
         store, _ = build_stores(folder / str(number), [Document(half, "twin")] * 2, ByteTokenizer(), held_out=0)
-        loader = Loader(store, batch_size=1, seq_len=T, seed=0, layout=run.config.model.layout,
-                        ring_size=run.mesh.shape["sp"], packing=PackingOptions("whole", packed_attention))  # fmt: skip
+        loader = Loader(
+            store,
+            batch_size=1,
+            seq_len=T,
+            seed=0,
+            layout=run.config.model.layout,
+            ring_size=run.mesh.shape["sp"],
+            packing=PackingOptions("whole", packed_attention),
+        )
         rows.append(loader.read(0))
     return Batch(*map(np.concatenate, zip(*rows, strict=True)))
 

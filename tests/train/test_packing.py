@@ -27,9 +27,21 @@ UNSEEN = 257
 
 def model(layout):
     return LlamaConfig(
-        vocab_size=258, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
-        init_std=0.3, compute_dtype="float32", ffn_chunk=8, loss_chunk=8, q_chunk=4, k_chunk=3, layout=layout,
-    )  # fmt: skip
+        vocab_size=258,
+        hidden_size=16,
+        intermediate_size=24,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        init_std=0.3,
+        compute_dtype="float32",
+        ffn_chunk=8,
+        loss_chunk=8,
+        q_chunk=4,
+        k_chunk=3,
+        layout=layout,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +83,9 @@ def test_documents_and_padding_do_not_leak(store, layout, ring_size):
         before = logits(first.params, batch)
         return jax.device_get((before, *train_step(jax.tree.map(lambda x: x.copy(), first), batch)))
 
-    loader = Loader(store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size,
-                    packing=PackingOptions("whole"))  # fmt: skip
+    loader = Loader(
+        store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size, packing=PackingOptions("whole")
+    )
     batch = loader.read(0)
     ids = batch.segment_ids
     documents = np.array([[len(loader.sequences.pieces(row))] for row in range(2)])
@@ -119,8 +132,15 @@ def test_a_packed_sequence_is_one_text(store, layout, ring_size):
     ring, one = (make_mesh(f"1,1,1,{n}", jax.devices()[:n]) for n in (ring_size, 1))
     of_ring, of_dense = logits(config, ring), logits(dataclasses.replace(config, attention="vanilla"), one)
     for packing in ("stream", "whole"):
-        loader = Loader(store, batch_size=2, seq_len=T, seed=3, layout=layout, ring_size=ring_size,
-                        packing=PackingOptions(packing, "sequence"))  # fmt: skip
+        loader = Loader(
+            store,
+            batch_size=2,
+            seq_len=T,
+            seed=3,
+            layout=layout,
+            ring_size=ring_size,
+            packing=PackingOptions(packing, "sequence"),
+        )
         batch, order = loader.read(0), permutation(layout, T, ring_size)
         text = jax.tree.map(lambda x, order=order: x[:, np.argsort(order)], batch)
         if packing == "stream":

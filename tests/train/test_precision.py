@@ -30,9 +30,19 @@ from tests.oracle import llama
 B, T = 4, 512
 # Small chunks: many sums. All dimensions divide by eight: no weight is padded.
 CONFIG = LlamaConfig(
-    vocab_size=64, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32,
-    rope_theta=1e6, q_chunk=32, k_chunk=32, ffn_chunk=16, loss_chunk=8,
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    rope_theta=1e6,
+    q_chunk=32,
+    k_chunk=32,
+    ffn_chunk=16,
+    loss_chunk=8,
+)
 DENSE = dataclasses.replace(CONFIG, attention="vanilla")
 KEEP_GRADIENT = optax.trace(decay=0.0)
 """An optimizer whose state is the gradient, to the bit."""
@@ -65,18 +75,21 @@ def parameters(values_mean=0.0, logits_offset=0.0, keys_offset=0.0, embedding_me
         "layers": {
             "attention_norm": {"scale": 1 + 0.1 * normal(L, D)},
             "attention": {
-                "wq": normal(L, D, H, d, fan_in=D), "wk": normal(L, D, K, d, fan_in=D),
-                "wv": normal(L, D, K, d, fan_in=D), "wo": normal(L, H, d, D, fan_in=H * d, scale=wo),
+                "wq": normal(L, D, H, d, fan_in=D),
+                "wk": normal(L, D, K, d, fan_in=D),
+                "wv": normal(L, D, K, d, fan_in=D),
+                "wo": normal(L, H, d, D, fan_in=H * d, scale=wo),
             },
             "feedforward_norm": {"scale": 1 + 0.1 * normal(L, D)},
             "feedforward": {
-                "w_gate": normal(L, D, F, fan_in=D, scale=ffn), "w_up": normal(L, D, F, fan_in=D, scale=ffn),
+                "w_gate": normal(L, D, F, fan_in=D, scale=ffn),
+                "w_up": normal(L, D, F, fan_in=D, scale=ffn),
                 "w_down": normal(L, F, D, fan_in=F, scale=ffn),
             },
         },
         "norm": {"scale": 1 + 0.1 * normal(D)},
         "head": normal(D, V, fan_in=D, scale=head),
-    }  # fmt: skip
+    }
     common = embed.mean(axis=0)
     common /= np.linalg.norm(common) * D**0.5  # times a normed token: about 1
     attention = params["layers"]["attention"]

@@ -41,12 +41,22 @@ def config(tmp_path):
     write_chats(tmp_path / "chats.json")
     return Config(
         model=MODEL,
-        data=DataConfig(store=str(tmp_path / "store"), source=f"json:{tmp_path}/chats.json", format="messages",
-                        held_out=0.5),
+        data=DataConfig(
+            store=str(tmp_path / "store"), source=f"json:{tmp_path}/chats.json", format="messages", held_out=0.5
+        ),
         optimizer=OptimizerConfig(learning_rate=0.02, warmup_steps=1, final_fraction=0.3, clip_norm=0.5),
-        run_dir=str(tmp_path / "run"), mesh_dim="2,2,2,1", seq_len=64, batch_size=8, accumulate=2, steps=3, seed=5,
-        eval_every=2, eval_batches=3, checkpoint_every=1, keep_checkpoints=3,
-    )  # fmt: skip
+        run_dir=str(tmp_path / "run"),
+        mesh_dim="2,2,2,1",
+        seq_len=64,
+        batch_size=8,
+        accumulate=2,
+        steps=3,
+        seed=5,
+        eval_every=2,
+        eval_batches=3,
+        checkpoint_every=1,
+        keep_checkpoints=3,
+    )
 
 
 def step_numbers(c: Config, step: int, params: dict) -> dict:
@@ -55,14 +65,27 @@ def step_numbers(c: Config, step: int, params: dict) -> dict:
     rows = packing.batch(store, step - 1, c.batch_size, c.seq_len, c.seed)
     nats, gradients = llama.loss_and_gradients(params, rows, ARCHITECTURE)
     tokens = int(rows.mask.sum())
-    adamw = AdamW(o.learning_rate, o.warmup_steps, c.steps, o.schedule, o.final_fraction, o.b1, o.b2, o.eps,
-                  o.weight_decay, o.clip_norm)  # fmt: skip
+    adamw = AdamW(
+        o.learning_rate,
+        o.warmup_steps,
+        c.steps,
+        o.schedule,
+        o.final_fraction,
+        o.b1,
+        o.b2,
+        o.eps,
+        o.weight_decay,
+        o.clip_norm,
+    )
     return {
-        "step": step, "loss": nats / tokens, "grad_norm": global_norm(flatten(gradients)) / tokens,
-        "learning_rate": adamw.rate(step), "trained_tokens": tokens,
+        "step": step,
+        "loss": nats / tokens,
+        "grad_norm": global_norm(flatten(gradients)) / tokens,
+        "learning_rate": adamw.rate(step),
+        "trained_tokens": tokens,
         "masked_tokens": int((~rows.mask & ~rows.ends).sum()),
         "tokens_per_second": c.batch_size * c.seq_len / SECONDS,
-    }  # fmt: skip
+    }
 
 
 def evaluation_numbers(c: Config, step: int, params: dict) -> dict:
@@ -81,13 +104,16 @@ def evaluation_numbers(c: Config, step: int, params: dict) -> dict:
     loss = everything.mean()
     assert abs(np.mean(means) / loss - 1) > 1e-4  # the mean of batches is not that of tokens
     return {
-        "step": step, "eval_loss": loss, "eval_perplexity": math.exp(loss), "eval_tokens": len(everything),
+        "step": step,
+        "eval_loss": loss,
+        "eval_perplexity": math.exp(loss),
+        "eval_tokens": len(everything),
         "eval_bits_per_byte": loss / math.log(2) / store.bytes_per_token,
         "eval_by_position": [
             {"first": 2 ** (k - 1) if k else 0, "last": 2**k - 1, "tokens": len(x), "loss": np.mean(x)}
             for k, x in sorted(buckets.items())
         ],
-    }  # fmt: skip
+    }
 
 
 def test_every_number_of_a_run_follows_from_what_it_saved(config, monkeypatch):

@@ -13,20 +13,27 @@ from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.reporter import Reporter, read_metrics
 
 EVALUATION = {
-    "eval_loss": 2.0, "eval_tokens": 7,
+    "eval_loss": 2.0,
+    "eval_tokens": 7,
     "eval_by_position": [
-        {"first": 1, "last": 1, "tokens": 2, "loss": 3.0}, {"first": 2, "last": 3, "tokens": 5, "loss": 1.5},
+        {"first": 1, "last": 1, "tokens": 2, "loss": 3.0},
+        {"first": 2, "last": 3, "tokens": 5, "loss": 1.5},
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 def config(tmp_path):
     (tmp_path / "config.json").write_text('{"steps": 3}')
     return Config(
-        model=LlamaConfig(**preset("tiny")), data=DataConfig(store="s"), optimizer=OptimizerConfig(warmup_steps=1),
-        run_dir=str(tmp_path), steps=3, tensorboard=True, wandb="project",
-    )  # fmt: skip
+        model=LlamaConfig(**preset("tiny")),
+        data=DataConfig(store="s"),
+        optimizer=OptimizerConfig(warmup_steps=1),
+        run_dir=str(tmp_path),
+        steps=3,
+        tensorboard=True,
+        wandb="project",
+    )
 
 
 def report(config):

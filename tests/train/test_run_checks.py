@@ -27,12 +27,16 @@ def test_odd_batches_are_counted_and_said_once():
     watch = BatchWatch(chats=True)
     said = [watch.see(step, values) for step, values in enumerate([CHAT, QUESTION, ANSWER, QUESTION, CHAT], 1)]
     assert said == [
-        [], ["the batch of step 2 has no token to train on; such batches are counted"],
-        ["the batch of step 3 has no question that is masked; such batches are counted"], [], [],
-    ]  # fmt: skip
+        [],
+        ["the batch of step 2 has no token to train on; such batches are counted"],
+        ["the batch of step 3 has no question that is masked; such batches are counted"],
+        [],
+        [],
+    ]
     assert watch.summary(5) == [
-        "2 of 5 batches had no token to train on", "1 of 5 batches had no question that is masked",
-    ]  # fmt: skip
+        "2 of 5 batches had no token to train on",
+        "1 of 5 batches had no question that is masked",
+    ]
 
 
 def test_documents_mask_nothing():

@@ -11,13 +11,34 @@ from tests.models.toy import ToyConfig
 from tests.train.runs import MODEL
 
 MODEL_DEFINES = {
-    "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-    "rope_theta", "rope_scaling", "norm_eps", "tie_embeddings", "init_std", "compute_dtype",
-}  # fmt: skip
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rope_theta",
+    "rope_scaling",
+    "norm_eps",
+    "tie_embeddings",
+    "init_std",
+    "compute_dtype",
+}
 MODEL_HARMLESS = {
-    "attention", "layout", "remat", "remat_group", "offload", "fetch_ahead", "head_groups", "q_chunk", "k_chunk",
-    "kernel", "ffn_chunk", "loss_chunk",
-}  # fmt: skip
+    "attention",
+    "layout",
+    "remat",
+    "remat_group",
+    "offload",
+    "fetch_ahead",
+    "head_groups",
+    "q_chunk",
+    "k_chunk",
+    "kernel",
+    "ffn_chunk",
+    "loss_chunk",
+}
 
 
 def names(cls, part="") -> set[str]:

@@ -41,8 +41,14 @@ class Child:
     """A process that takes locks when it is told to."""
 
     def __init__(self):
-        self.process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, text=True, bufsize=1)  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
+        )
         self.pid = self.process.pid
 
     def answer(self) -> str:

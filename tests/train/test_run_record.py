@@ -24,9 +24,19 @@ from ringformer.untrusted_files import read_object
 from tests.data.chat_samples import llama3
 
 MODEL = LlamaConfig(
-    vocab_size=420, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=8,
-    init_std=0.2, compute_dtype="float32", attention="vanilla", remat="none", loss_chunk=16,
-)  # fmt: skip
+    vocab_size=420,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=8,
+    init_std=0.2,
+    compute_dtype="float32",
+    attention="vanilla",
+    remat="none",
+    loss_chunk=16,
+)
 
 
 def counting_step(state, batch):
@@ -57,9 +67,16 @@ def begun(tmp_path_factory):
     llama3(folder / "tokenizer")
     data = DataConfig(store=str(folder / "store"), source=f"text:{folder}/texts/*.txt", held_out=0.2)
     first = Config(
-        model=MODEL, data=data, optimizer=OptimizerConfig(warmup_steps=1, learning_rate=1e-2),
-        run_dir=str(folder / "first"), mesh_dim="4,2,1,1", seq_len=64, batch_size=8, steps=2, eval_batches=1,
-    )  # fmt: skip
+        model=MODEL,
+        data=data,
+        optimizer=OptimizerConfig(warmup_steps=1, learning_rate=1e-2),
+        run_dir=str(folder / "first"),
+        mesh_dim="4,2,1,1",
+        seq_len=64,
+        batch_size=8,
+        steps=2,
+        eval_batches=1,
+    )
     with pytest.MonkeyPatch.context() as patch:
         fake(patch)
         train(prepare(first))
@@ -87,8 +104,11 @@ def keep_rows(run_dir, last: int) -> None:
 
 
 def contents(folder) -> dict[str, str]:
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() + str(path.stat().st_mtime_ns)
-            for path in sorted(Path(folder).rglob("*")) if path.is_file()}  # fmt: skip
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() + str(path.stat().st_mtime_ns)
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def edited(config: Config, edits: dict) -> Config:
@@ -166,10 +186,11 @@ def test_other_data_are_listed(begun):
     others = f"text:{folder}/others/*.txt"
     for edits in (
         {"data.store": f"{folder}/other", "data.source": others},
-        mixture(folder, 1, 3), mixture(folder, 3, 1),
+        mixture(folder, 1, 3),
+        mixture(folder, 3, 1),
         {"data": DataConfig(mixture=f"{folder}/other:1", held_out=0.2)},
         {"data": DataConfig(mixture=f"{folder}/store:1", held_out=0.0)},
-    ):  # fmt: skip
+    ):
         assert_listed(c.run_dir, edited(c, edits), {"data.store"})
 
 
@@ -234,16 +255,38 @@ def test_an_edit_that_cannot_be_is_refused_by_name(begun, name):
 
 
 ON_A_MESH = {
-    "mesh_dim": "1,2,2,2", "accumulate": 2, "model.attention": "ring", "model.layout": "striped",
-    "model.remat": "dots", "model.q_chunk": 8, "model.k_chunk": 4, "model.ffn_chunk": 8, "model.loss_chunk": 8,
-    "model.kernel": "auto", "eval_every": 1, "eval_batches": 2, "checkpoint_every": 3, "checkpoint_minutes": 0.0,
-    "keep_checkpoints": 5, "tensorboard": False, "data.chat_length": 99, "data.clean": "html",
-    "data.skip_malformed": True, "data.template": "llama2", "data.max_document_bytes": 10**6, "preset": "tiny",
-}  # fmt: skip
+    "mesh_dim": "1,2,2,2",
+    "accumulate": 2,
+    "model.attention": "ring",
+    "model.layout": "striped",
+    "model.remat": "dots",
+    "model.q_chunk": 8,
+    "model.k_chunk": 4,
+    "model.ffn_chunk": 8,
+    "model.loss_chunk": 8,
+    "model.kernel": "auto",
+    "eval_every": 1,
+    "eval_batches": 2,
+    "checkpoint_every": 3,
+    "checkpoint_minutes": 0.0,
+    "keep_checkpoints": 5,
+    "tensorboard": False,
+    "data.chat_length": 99,
+    "data.clean": "html",
+    "data.skip_malformed": True,
+    "data.template": "llama2",
+    "data.max_document_bytes": 10**6,
+    "preset": "tiny",
+}
 ON_ONE_DEVICE = {
-    "mesh_dim": "1,1,1,1", "model.attention": "blockwise", "model.layout": "contiguous", "model.remat": "full",
-    "model.remat_group": 2, "model.head_groups": 2, "cpu_devices": 1,
-}  # fmt: skip
+    "mesh_dim": "1,1,1,1",
+    "model.attention": "blockwise",
+    "model.layout": "contiguous",
+    "model.remat": "full",
+    "model.remat_group": 2,
+    "model.head_groups": 2,
+    "cpu_devices": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -295,8 +338,10 @@ def record_as(config: Config) -> None:
 def test_a_changed_digit_of_a_record_is_noticed(begun, tmp_path):
     """By whoever reads it: no flipped bit is taken for another config."""
     c = copy(begun, tmp_path)
-    for name, old, new in (("config.json", '"rope_theta": 10000.0', '"rope_theta": 90000.0'),
-                           ("identity.json", '"seed": 0', '"seed": 8')):  # fmt: skip
+    for name, old, new in (
+        ("config.json", '"rope_theta": 10000.0', '"rope_theta": 90000.0'),
+        ("identity.json", '"seed": 0', '"seed": 8'),
+    ):
         path = Path(c.run_dir, name)
         whole = path.read_text()
         path.write_text(whole.replace(old, new))

@@ -71,10 +71,14 @@ def test_two_processes_agree_on_what_is_damaged(tmp_path):
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, address, str(index), str(tmp_path / "run")],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=cpu_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=cpu_environment(),
         )
         for index in range(2)
-    ]  # fmt: skip
+    ]
     said = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     lines = [[line for line in out.splitlines() if line.split(" ", 1)[0] in ("hashed", "said")] for out, _ in said]

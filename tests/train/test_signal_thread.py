@@ -58,14 +58,28 @@ CTRL_C = signal.SIGINT, 130, "Ctrl-C"
 
 @pytest.mark.parametrize(
     ("number", "code", "name", "after"),
-    [(*CTRL_C, 0.5), (*CTRL_C, 1.0), (*CTRL_C, 2.0), (signal.SIGTERM, 75, "SIGTERM", 1.0),
-     (signal.SIGUSR1, 75, "SIGUSR1", 1.0),
-     *(pytest.param(*CTRL_C, 0.4 + i / 5, marks=pytest.mark.slow) for i in range(10))],
-)  # fmt: skip
+    [
+        (*CTRL_C, 0.5),
+        (*CTRL_C, 1.0),
+        (*CTRL_C, 2.0),
+        (signal.SIGTERM, 75, "SIGTERM", 1.0),
+        (signal.SIGUSR1, 75, "SIGUSR1", 1.0),
+        *(pytest.param(*CTRL_C, 0.4 + i / 5, marks=pytest.mark.slow) for i in range(10)),
+    ],
+)
 def test_the_command_is_stopped_while_it_starts(tmp_path, number, code, name, after):
     """While it imports, makes a store, or compiles; each time with one line."""
-    command = [sys.executable, "-X", "importtime", "-m", "ringformer.cli", "train", "--config=configs/quickstart.py",
-               f"--config.run_dir={tmp_path}/run", f"--config.data.store={tmp_path}/store"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "ringformer.cli",
+        "train",
+        "--config=configs/quickstart.py",
+        f"--config.run_dir={tmp_path}/run",
+        f"--config.data.store={tmp_path}/store",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while "ringformer.train.signal_thread" not in (line := process.stderr.readline()):
         assert line, "it ended"

@@ -37,12 +37,19 @@ def config(tmp_path):
     write_chats(tmp_path / "chats.json")
     return Config(
         model=SMALL,
-        data=DataConfig(store=str(tmp_path / "store"), source=f"json:{tmp_path}/chats.json", format="messages",
-                        held_out=0.0),
+        data=DataConfig(
+            store=str(tmp_path / "store"), source=f"json:{tmp_path}/chats.json", format="messages", held_out=0.0
+        ),
         optimizer=OptimizerConfig(learning_rate=0.02, warmup_steps=1, schedule="constant"),
-        run_dir=str(tmp_path / "run"), mesh_dim="2,2,2,1", seq_len=64, batch_size=8, steps=6, seed=5,
-        checkpoint_every=1, keep_checkpoints=6,
-    )  # fmt: skip
+        run_dir=str(tmp_path / "run"),
+        mesh_dim="2,2,2,1",
+        seq_len=64,
+        batch_size=8,
+        steps=6,
+        seed=5,
+        checkpoint_every=1,
+        keep_checkpoints=6,
+    )
 
 
 def made(config, **options):
@@ -104,8 +111,13 @@ def test_a_resumed_run_skips_the_same_spikes(config):
     stopped = dataclasses.replace(whole, run_dir=f"{config.run_dir}-stopped")
     for steps in (45, 60, 72):
         train(prepare(dataclasses.replace(stopped, steps=steps)))
-    rows, again = ([{name: row[name] for name in ("step", "loss", "grad_norm", "skipped") if name in row}
-                    for row in read_metrics(run.run_dir)] for run in (whole, stopped))  # fmt: skip
+    rows, again = (
+        [
+            {name: row[name] for name in ("step", "loss", "grad_norm", "skipped") if name in row}
+            for row in read_metrics(run.run_dir)
+        ]
+        for run in (whole, stopped)
+    )
     assert again == rows and [row["step"] for row in rows] == list(range(1, 73))
     spikes = [row["step"] for row in rows if "skipped" in row]
     assert min(spikes) < 45 and any(45 < step < 60 for step in spikes) and max(spikes) > 60
@@ -123,8 +135,13 @@ def test_a_run_goes_on_and_tells(config, capfd, monkeypatch):
     assert "step 3 is skipped: its gradient's norm is nan" in said and "2 steps of the run were skipped: 2, 3" in said
     rows = read_metrics(config.run_dir)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and [("skipped" in row) for row in rows] == [
-        False, True, True, False, False, False,
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert [{"loss", "grad_norm"} & row.keys() for row in rows[1:3]] == [{"grad_norm"}, {"loss"}]
     assert rows[1]["learning_rate"] == rows[2]["learning_rate"] == rows[3]["learning_rate"] > rows[0]["learning_rate"]
     assert [c["sequence"] for c in rows[1]["contents"]] == list(range(8, 16))
@@ -221,14 +238,19 @@ def test_a_bad_number_of_one_of_two_processes_is_skipped_by_both(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    together = [f"--config={tmp_path}/config.py", "--distributed", f"--coordinator_address={address}",
-                "--num_processes=2"]  # fmt: skip
+    together = [
+        f"--config={tmp_path}/config.py",
+        "--distributed",
+        f"--coordinator_address={address}",
+        "--num_processes=2",
+    ]
     command = [sys.executable, "-m", "tests.train.poison", "4"]
     processes = [
-        subprocess.Popen([*command, str(i), *together], cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True,
-                         env=cpu_environment())
+        subprocess.Popen(
+            [*command, str(i), *together], cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True, env=cpu_environment()
+        )
         for i in range(2)
-    ]  # fmt: skip
+    ]
     said = [process.communicate(timeout=540) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     rows = read_metrics(tmp_path / "run")

@@ -72,8 +72,9 @@ def test_a_3b_begins_in_little_more_than_its_state(target, mesh_dim):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "target", "mesh_dim"), [("llama_7b", "24xA100-80", "1,1,1,24"),
-                                                         ("llama2_70b", "96xA100-80", "1,1,1,96")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "target", "mesh_dim"), [("llama_7b", "24xA100-80", "1,1,1,24"), ("llama2_70b", "96xA100-80", "1,1,1,96")]
+)
 def test_a_state_begins_on_gpus(model, target, mesh_dim):
     try:
         find_target(target).require_compiler()
@@ -87,7 +88,10 @@ def test_a_state_begins_on_gpus(model, target, mesh_dim):
 def test_what_is_committed():
     rows = json.loads(RESULTS.read_text())["rows"]
     assert [(row["model"], row["target"]) for row in rows] == [
-        ("llama_3b", "v5e-256"), ("llama_3b", "v4-1024"), ("llama_7b", "24xA100-80"), ("llama2_70b", "96xA100-80"),
-    ]  # fmt: skip
+        ("llama_3b", "v5e-256"),
+        ("llama_3b", "v4-1024"),
+        ("llama_7b", "24xA100-80"),
+        ("llama2_70b", "96xA100-80"),
+    ]
     for row in rows:
         check(row)

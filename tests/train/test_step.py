@@ -21,9 +21,20 @@ from tests.interpreted import interpreted
 B, T = 4, 96
 # 36 and 61 do not divide by 8: some weights are padded.
 CONFIG = LlamaConfig(
-    vocab_size=61, hidden_size=36, intermediate_size=104, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-    init_std=0.2, compute_dtype="float32", ffn_chunk=10, loss_chunk=7, q_chunk=8, k_chunk=5,
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=36,
+    intermediate_size=104,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    init_std=0.2,
+    compute_dtype="float32",
+    ffn_chunk=10,
+    loss_chunk=7,
+    q_chunk=8,
+    k_chunk=5,
+)
 SGD_LIKE = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, eps=1e-3, clip_norm=0.5, schedule="constant")
 """A large eps keeps AdamW's update smooth in the gradient, so that a wrong gradient shows and rounding does not."""
 

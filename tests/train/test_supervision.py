@@ -92,8 +92,15 @@ def start(folder, compiled):
     def start(count, *options, closed=False, **environment):
         with socket.create_server(("", 0)) as free:
             address = f"localhost:{free.getsockname()[1]}"
-        command = [sys.executable, "-m", "ringformer.cli", "train", f"--config={folder}/config.py",
-                   f"--config.cpu_devices={4 // count}", *options]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "ringformer.cli",
+            "train",
+            f"--config={folder}/config.py",
+            f"--config.cpu_devices={4 // count}",
+            *options,
+        ]
         together = ["--distributed", f"--coordinator_address={address}", f"--num_processes={count}"]
         processes = []
         for i in range(count):

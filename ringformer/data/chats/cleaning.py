@@ -148,9 +148,13 @@ def to_markdown(html: str) -> str:
             block.attrs = {"data-language": _language(code)}
             block.string = code.get_text()
     converter = MarkdownConverter(
-        heading_style="ATX", bullets="-", escape_asterisks=False, escape_underscores=False, escape_misc=False,
+        heading_style="ATX",
+        bullets="-",
+        escape_asterisks=False,
+        escape_underscores=False,
+        escape_misc=False,
         code_language_callback=lambda block: block.get("data-language", ""),
-    )  # fmt: skip
+    )
     text = converter.convert_soup(page)
     parts = re.split(r"(^```.*?^```[^\S\n]*$)", text, flags=re.DOTALL | re.MULTILINE)
     return "".join(p if p.startswith("```") else re.sub(r"\n{3,}", "\n\n", p) for p in parts).strip()

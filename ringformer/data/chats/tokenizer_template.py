@@ -148,9 +148,11 @@ class Worker:
         self._pid = os.getpid()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", template_worker.__file__],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C is not for it: in a chat it ends an answer
-        )  # fmt: skip
+        )
         self._late = False
         self.end = weakref.finalize(self, _end, self._process, self._pid)
         """Kill the process, and wait for it."""
@@ -229,23 +231,29 @@ def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], token
     """Every answer trained up to the control token that ends it, and no further."""
     runs, answers = _runs(segments), sum(message.role == "assistant" for message in messages)
     if len(runs) != answers or not runs:
-        raise ValueError(f"the chat template of tokenizer {tokenizer.name} shows {len(runs)} of {answers} answers; "
-                         "choose another template")  # fmt: skip
+        raise ValueError(
+            f"the chat template of tokenizer {tokenizer.name} shows {len(runs)} of {answers} answers; "
+            "choose another template"
+        )
     first, last = runs[-1]
     # The token that ends a turn is known from the last answer: after it, nothing else can come.
     inside = [s for s in segments[first:last] if s.control is not None]
     end = inside[-1] if inside else next(iter(segments[last:]), None)
     if end is None or end.control is None:
-        raise ValueError(f"in the chat template of tokenizer {tokenizer.name} no control token ends the last answer; "
-                         "choose another template")  # fmt: skip
+        raise ValueError(
+            f"in the chat template of tokenizer {tokenizer.name} no control token ends the last answer; "
+            "choose another template"
+        )
     segments = list(segments)
     for first, last in runs:
         places = [i for i in range(first, last) if segments[i].control == end.control]
         if not places and last < len(segments) and segments[last].control == end.control:
             places = [last]
         if not places:
-            raise ValueError(f"in the chat template of tokenizer {tokenizer.name} an answer does not end with "
-                             f"{end.text}, as the last one does; choose another template")  # fmt: skip
+            raise ValueError(
+                f"in the chat template of tokenizer {tokenizer.name} an answer does not end with "
+                f"{end.text}, as the last one does; choose another template"
+            )
         for i in range(first, max(last, places[-1] + 1)):
             segments[i] = segments[i]._replace(trained=i <= places[-1])
     return segments
@@ -276,8 +284,10 @@ def _check_version() -> None:
     installed = importlib.metadata.version("jinja2")
     if tuple(map(int, re.findall(r"\d+", installed)[:3])) < SAFE_VERSION:
         safe = ".".join(map(str, SAFE_VERSION))
-        raise ValueError(f"jinja2 {installed} lets a tokenizer's chat template read files and the environment of this "
-                         f"process: pip install -U 'jinja2>={safe}'")  # fmt: skip
+        raise ValueError(
+            f"jinja2 {installed} lets a tokenizer's chat template read files and the environment of this "
+            f"process: pip install -U 'jinja2>={safe}'"
+        )
 
 
 def _name(token: Any) -> str | None:

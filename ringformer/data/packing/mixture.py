@@ -41,8 +41,10 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
     common = math.gcd(*shares)
     shares = [share // common for share in shares]
     if sum(shares) > LONGEST_PERIOD:
-        raise ValueError(f"mixture {text!r} has shares {shares}, a period of {sum(shares)} sequences; round the "
-                         f"weights, so that it is at most {LONGEST_PERIOD}")  # fmt: skip
+        raise ValueError(
+            f"mixture {text!r} has shares {shares}, a period of {sum(shares)} sequences; round the "
+            f"weights, so that it is at most {LONGEST_PERIOD}"
+        )
     return list(zip(paths, shares, strict=True))
 
 
@@ -69,8 +71,10 @@ def open_mixture(
         check_folder(Path(path))
     for store, _ in train + (evaluation or []):
         if store.meta["tokenizer"] != tokenizer:
-            raise ValueError(f"{store.path} was built with tokenizer {store.meta['tokenizer']}, not {tokenizer}: "
-                             "name its tokenizer as data.tokenizer, or rebuild it")  # fmt: skip
+            raise ValueError(
+                f"{store.path} was built with tokenizer {store.meta['tokenizer']}, not {tokenizer}: "
+                "name its tokenizer as data.tokenizer, or rebuild it"
+            )
     return train, evaluation
 
 

@@ -35,5 +35,7 @@ class PackingOptions:
             if getattr(self, field) not in known:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(known)}")
         if self.min_length < 0 or self.max_length < 0 or 0 < self.max_length < self.min_length:
-            raise ValueError(f"{key}min_length={self.min_length} and {key}max_length={self.max_length} leave no "
-                             "length; both are at least 0, and max_length, unless 0, not below min_length")  # fmt: skip
+            raise ValueError(
+                f"{key}min_length={self.min_length} and {key}max_length={self.max_length} leave no "
+                "length; both are at least 0, and max_length, unless 0, not below min_length"
+            )

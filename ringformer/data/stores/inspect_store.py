@@ -22,8 +22,10 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
       ValueError: if the store was made with another tokenizer.
     """
     if tokenizer.name != store.meta["tokenizer"]:
-        raise ValueError(f"{store.path} was made with tokenizer {store.meta['tokenizer']}, this is {tokenizer.name}: "
-                         "name the right one with --tokenizer")  # fmt: skip
+        raise ValueError(
+            f"{store.path} was made with tokenizer {store.meta['tokenizer']}, this is {tokenizer.name}: "
+            "name the right one with --tokenizer"
+        )
     documents = len(store.offsets) - 1
     chosen = np.unique(np.linspace(0, documents - 1, min(samples, documents)).astype(int))
     for i in chosen:

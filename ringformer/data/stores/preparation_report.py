@@ -23,8 +23,10 @@ def format_report(report: Mapping[str, Any]) -> str:
         if name not in report:
             continue
         store = report[name]
-        lines.append(f"{name}: {store['documents']:,} documents, {store['tokens']:,} tokens, "
-                     f"{store['masked_share']:.1%} of them masked")  # fmt: skip
+        lines.append(
+            f"{name}: {store['documents']:,} documents, {store['tokens']:,} tokens, "
+            f"{store['masked_share']:.1%} of them masked"
+        )
         largest = max(store["lengths"].values())
         lines += [
             f"  {length:>10,}+ {count:>10,} {'#' * round(40 * count / largest)}"

@@ -173,9 +173,12 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEnc
     """The documents or conversations that the options name, ready for `build_stores`."""
     if options.format == "documents":
         return read_documents(
-            options.source, field=options.field, split=options.split, skip_empty=options.skip_empty,
+            options.source,
+            field=options.field,
+            split=options.split,
+            skip_empty=options.skip_empty,
             max_bytes=options.max_document_bytes,
-        )  # fmt: skip
+        )
     malformed = Malformed(skip=options.skip_malformed)
     chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
     template = load_template(options.template, tokenizer, chat_date=options.chat_date)
@@ -191,8 +194,12 @@ def _advice(total: int, left_out: Counter[str]) -> str:
 
 def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dict[str, StoreWriter]) -> Counter[str]:
     """Write every document to its store; returns what the encoder counted."""
-    columns = SpinnerColumn(), TextColumn("{task.completed:,} tokens of {task.fields[documents]:,} documents"), \
-        BarColumn(20), TimeElapsedColumn()  # fmt: skip
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.completed:,} tokens of {task.fields[documents]:,} documents"),
+        BarColumn(20),
+        TimeElapsedColumn(),
+    )
     counts: Counter[str] = Counter()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("tokenize", total=None, documents=0)

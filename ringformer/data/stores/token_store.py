@@ -106,8 +106,10 @@ class StoreWriter:
         """
         least, largest = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
         if least < 0 or largest >= self._tokenizer.vocab_size:
-            raise ValueError(f"tokenizer {self._tokenizer.name} made the id {least if least < 0 else largest} of "
-                             f"document {self.documents}; its vocabulary has {self._tokenizer.vocab_size}")  # fmt: skip
+            raise ValueError(
+                f"tokenizer {self._tokenizer.name} made the id {least if least < 0 else largest} of "
+                f"document {self.documents}; its vocabulary has {self._tokenizer.vocab_size}"
+            )
         self._largest_id = max(self._largest_id, largest)
         self._tokens.write(ids.astype(self._dtype).tobytes())
         if trained is not None:

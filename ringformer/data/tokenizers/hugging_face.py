@@ -79,8 +79,10 @@ class HuggingFaceTokenizer(Tokenizer):
         if token is None:
             return next((self.controls[name] for name in usual if name in self.controls), None)
         if token not in tuple(self.controls):
-            raise ValueError(f"{key} {token!r} of {path.with_name('tokenizer_config.json')} is no special token "
-                             f"of {path}; those are: {', '.join(self.controls) or 'none'}")  # fmt: skip
+            raise ValueError(
+                f"{key} {token!r} of {path.with_name('tokenizer_config.json')} is no special token "
+                f"of {path}; those are: {', '.join(self.controls) or 'none'}"
+            )
         return self.controls[token]
 
     def encode(self, text: str) -> list[int]:

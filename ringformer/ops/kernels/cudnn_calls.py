@@ -75,9 +75,13 @@ def _call(target, operands, head_major, float32, workspace, config):
     results.append(result((workspace,), jnp.uint8))
     layouts = [(0, 2, 1, 3)] * len(head_major) + [tuple(range(len(shape))) for shape in float32] + [(0,)]
     call = jax.ffi.ffi_call(
-        target, results, output_layouts=layouts, vmap_method="sequential", custom_call_api_version=2,
+        target,
+        results,
+        output_layouts=layouts,
+        vmap_method="sequential",
+        custom_call_api_version=2,
         legacy_backend_config=json.dumps(config, separators=(",", ":")),
-    )  # fmt: skip
+    )
     return call(_only_on_gpu.bind(operands[0]), *operands[1:])
 
 
@@ -85,37 +89,61 @@ def _call(target, operands, head_major, float32, workspace, config):
 
 _FORWARD = {"bmm1": ((3, 3), (2, 2)), "bmm2": ((3, 1), (1, 2))}
 _BACKWARD = {
-    "bmm1_grad_gemm1": ((2, 1), (1, 2)), "bmm1_grad_gemm2": ((3, 1), (1, 2)),
-    "bmm2_grad_gemm1": ((2, 1), (1, 2)), "bmm2_grad_gemm2": ((3, 3), (2, 2)),
-}  # fmt: skip
+    "bmm1_grad_gemm1": ((2, 1), (1, 2)),
+    "bmm1_grad_gemm2": ((3, 1), (1, 2)),
+    "bmm2_grad_gemm1": ((2, 1), (1, 2)),
+    "bmm2_grad_gemm2": ((3, 3), (2, 2)),
+}
 """Of each product, in which dimension of either factor lie what is summed over and the heads."""
 
 
 def _config(q, k, scale, causal, products) -> dict:
     (B, T, H, _), S = q.shape, k.shape[1]
     layout = {
-        "dim_level_types": [], "dim_unique": [], "dim_ordered": [], "minor_to_major": ["3", "2", "1", "0"], "tiles": [],
-        "element_size_in_bits": "0", "memory_space": "0", "index_primitive_type": "PRIMITIVE_TYPE_INVALID",
-        "pointer_primitive_type": "PRIMITIVE_TYPE_INVALID", "dynamic_shape_metadata_prefix_bytes": "0",
-    }  # fmt: skip
+        "dim_level_types": [],
+        "dim_unique": [],
+        "dim_ordered": [],
+        "minor_to_major": ["3", "2", "1", "0"],
+        "tiles": [],
+        "element_size_in_bits": "0",
+        "memory_space": "0",
+        "index_primitive_type": "PRIMITIVE_TYPE_INVALID",
+        "pointer_primitive_type": "PRIMITIVE_TYPE_INVALID",
+        "dynamic_shape_metadata_prefix_bytes": "0",
+    }
     logits = {
-        "element_type": _ELEMENT_TYPES[q.dtype.name], "dimensions": [str(n) for n in (B, H, T, S)], "tuple_shapes": [],
-        "layout": layout, "is_dynamic_dimension": [False] * 4,
-    }  # fmt: skip
+        "element_type": _ELEMENT_TYPES[q.dtype.name],
+        "dimensions": [str(n) for n in (B, H, T, S)],
+        "tuple_shapes": [],
+        "layout": layout,
+        "is_dynamic_dimension": [False] * 4,
+    }
     algorithm = {
-        "algo_id": "0", "math_type": "TENSOR_OP_MATH", "tuning_knobs": {"17": "1", "24": "0"},
-        "is_cudnn_frontend": True, "workspace_size": "0",
-    }  # fmt: skip
+        "algo_id": "0",
+        "math_type": "TENSOR_OP_MATH",
+        "tuning_knobs": {"17": "1", "24": "0"},
+        "is_cudnn_frontend": True,
+        "workspace_size": "0",
+    }
     config = {
-        "algorithm": algorithm, "fmha_scale": scale, "intermediate_tensor_shape": logits, "is_flash_attention": True,
-        "mask_type": "CAUSAL" if causal else "NO_MASK", "dropout_rate": 0.0, "seed": 0, "sliding_window_length": 0,
-        "max_seg_per_batch": 1, "is_paged_attention": False,
-    }  # fmt: skip
+        "algorithm": algorithm,
+        "fmha_scale": scale,
+        "intermediate_tensor_shape": logits,
+        "is_flash_attention": True,
+        "mask_type": "CAUSAL" if causal else "NO_MASK",
+        "dropout_rate": 0.0,
+        "seed": 0,
+        "sliding_window_length": 0,
+        "max_seg_per_batch": 1,
+        "is_paged_attention": False,
+    }
     for name, (summed, heads) in products.items():
         config[f"{name}_dot_dimension_numbers"] = {
-            "lhs_contracting_dimensions": [str(summed[0])], "rhs_contracting_dimensions": [str(summed[1])],
-            "lhs_batch_dimensions": ["0", str(heads[0])], "rhs_batch_dimensions": ["0", str(heads[1])],
-        }  # fmt: skip
+            "lhs_contracting_dimensions": [str(summed[0])],
+            "rhs_contracting_dimensions": [str(summed[1])],
+            "lhs_batch_dimensions": ["0", str(heads[0])],
+            "rhs_batch_dimensions": ["0", str(heads[1])],
+        }
     return {"operation_queue_id": "0", "cudnn_fmha_backend_config": config}
 
 

@@ -49,10 +49,18 @@ from ringformer.ops.varying_axes import vary_like
 
 
 def flash_backward(
-    dq: Float32[Array, "B K G T d"], dkv: Float32[Array, "2 B K S d"] | None, queries: Queries, keys: Keys,
-    bias: Float32[Array, "B S"] | None, do: Float[Array, "B K G T d"], rows: Float32[Array, "2 B K G T"],
-    table: PairTable, chunks: tuple[int, int], logit_scale: float, scale: float,
-) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:  # fmt: skip
+    dq: Float32[Array, "B K G T d"],
+    dkv: Float32[Array, "2 B K S d"] | None,
+    queries: Queries,
+    keys: Keys,
+    bias: Float32[Array, "B S"] | None,
+    do: Float[Array, "B K G T d"],
+    rows: Float32[Array, "2 B K G T"],
+    table: PairTable,
+    chunks: tuple[int, int],
+    logit_scale: float,
+    scale: float,
+) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:
     """Add the pairs of a table to `dq`; return it, [dk, dv], and dbias of each key head.
 
     Args:
@@ -87,8 +95,10 @@ def flash_backward(
         partial(_kernel, names=names, logit_scale=logit_scale, scale=scale),
         out_shape=[like(x, queries.q) for x, _ in grown.values()],
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(columns), grid=(B, K, count),
-            in_specs=[spec for _, spec in operands.values()], out_specs=[spec for _, spec in grown.values()],
+            num_scalar_prefetch=len(columns),
+            grid=(B, K, count),
+            in_specs=[spec for _, spec in operands.values()],
+            out_specs=[spec for _, spec in grown.values()],
             scratch_shapes=list(scratch.values()),
         ),
         input_output_aliases={first + i: i for i in range(len(grown))},
@@ -100,7 +110,7 @@ def flash_backward(
             table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
         ),
         name=kernel_name("backward", table, B * K, S // Tk),
-    )(*columns, *(x for x, _ in operands.values()))  # fmt: skip
+    )(*columns, *(x for x, _ in operands.values()))
     return out[0], out[1], out[2][:, :, 0] if bias is not None else None
 
 
@@ -123,14 +133,18 @@ def backward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed
     key_row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
     key_head_row = pl.BlockSpec((None, None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, h, 0, k_of[p]))
     blocks: dict[str, tuple[pl.BlockSpec, Any]] = {
-        "kv": (of_keys, dtype), "q": (of_queries, dtype), "do": (of_queries, dtype),
-        "rows": (pl.BlockSpec((2, N, N, G, Tq), rows_at), f32), "dkv": (of_keys, f32),
-    }  # fmt: skip
+        "kv": (of_keys, dtype),
+        "q": (of_queries, dtype),
+        "do": (of_queries, dtype),
+        "rows": (pl.BlockSpec((2, N, N, G, Tq), rows_at), f32),
+        "dkv": (of_keys, f32),
+    }
     scratch = {
         "dq": pltpu.VMEM((3, G, Tq, d), f32),
-        "arrived": pltpu.SemaphoreType.DMA((3,)), "left": pltpu.SemaphoreType.DMA((3,)),
+        "arrived": pltpu.SemaphoreType.DMA((3,)),
+        "left": pltpu.SemaphoreType.DMA((3,)),
         "waited": pltpu.SMEM((1,), int32),
-    }  # fmt: skip
+    }
     if biased:
         blocks |= {"bias_row": (key_row, f32), "dbias_row": (key_head_row, f32)}
         scratch |= {"bias": pltpu.VMEM((Tk, LANES), f32), "dbias": pltpu.VMEM((Tk, LANES), f32)}

@@ -51,9 +51,14 @@ from ringformer.ops.online_softmax import Softmax
 
 
 def flash_forward(
-    state: Softmax, queries: Queries, keys: Keys, bias: jax.Array | None, table: PairTable, chunks: tuple[int, int],
+    state: Softmax,
+    queries: Queries,
+    keys: Keys,
+    bias: jax.Array | None,
+    table: PairTable,
+    chunks: tuple[int, int],
     logit_scale: float,
-) -> Softmax:  # fmt: skip
+) -> Softmax:
     """Take the pairs of a table into the running softmax, m in units of log 2. Chunks of (queries, keys)."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
     columns, count = table.columns, table.length
@@ -73,8 +78,11 @@ def flash_forward(
         partial(_kernel, names=names, logit_scale=logit_scale),
         out_shape=[like(x, queries.q) for x in state],
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(columns), grid=(B, K, count), in_specs=[spec for _, spec in operands.values()],
-            out_specs=[hbm] * 3, scratch_shapes=list(scratch.values()),
+            num_scalar_prefetch=len(columns),
+            grid=(B, K, count),
+            in_specs=[spec for _, spec in operands.values()],
+            out_specs=[hbm] * 3,
+            scratch_shapes=list(scratch.values()),
         ),
         input_output_aliases={first_state + i: i for i in range(3)},
         compiler_params=pltpu.CompilerParams(
@@ -83,7 +91,7 @@ def flash_forward(
         ),
         cost_estimate=cost(table, B * K, 4 * G * Tq * Tk * d, 2 * Tk * d * size, T // Tq, G * Tq * d * (size + 8)),
         name=kernel_name("forward", table, B * K, T // Tq),
-    )(*columns, *(x for x, _ in operands.values()))  # fmt: skip
+    )(*columns, *(x for x, _ in operands.values()))
     return Softmax(o, m, l)
 
 
@@ -97,12 +105,17 @@ def forward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed:
     row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
     blocks: dict[str, tuple[pl.BlockSpec, Any]] = {"kv": (pl.BlockSpec((2, N, N, Tk, d), keys_at), dtype)}
     scratch = {
-        "q": pltpu.VMEM((2, G, Tq, d), dtype), "o": pltpu.VMEM((2, G, Tq, d), f32),
-        "m": pltpu.VMEM((2, G, Tq), f32), "l": pltpu.VMEM((2, G, Tq), f32),
-        "o_columns": pltpu.VMEM((G, d, Tq), f32), "m_row": pltpu.VMEM((G, 1, Tq), f32),
-        "l_rows": pltpu.VMEM((G, SUBLANES, Tq), f32), "s": pltpu.VMEM((2, Tk // 2, Tq), f32),
-        "arrived": pltpu.SemaphoreType.DMA((2,)), "left": pltpu.SemaphoreType.DMA((2,)),
-    }  # fmt: skip
+        "q": pltpu.VMEM((2, G, Tq, d), dtype),
+        "o": pltpu.VMEM((2, G, Tq, d), f32),
+        "m": pltpu.VMEM((2, G, Tq), f32),
+        "l": pltpu.VMEM((2, G, Tq), f32),
+        "o_columns": pltpu.VMEM((G, d, Tq), f32),
+        "m_row": pltpu.VMEM((G, 1, Tq), f32),
+        "l_rows": pltpu.VMEM((G, SUBLANES, Tq), f32),
+        "s": pltpu.VMEM((2, Tk // 2, Tq), f32),
+        "arrived": pltpu.SemaphoreType.DMA((2,)),
+        "left": pltpu.SemaphoreType.DMA((2,)),
+    }
     if biased:
         blocks["bias"], scratch["bias_column"] = (row, f32), pltpu.VMEM((Tk, LANES), f32)
     if packed:

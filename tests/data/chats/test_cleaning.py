@@ -27,14 +27,23 @@ def clean(rules, *conversations):
         ("saaua", "sua", {"turns dropped: before the first question": 2}),
         ("uau", "ua", {"turns dropped: a question without an answer": 1}),
         ("uaaua", "ua", {"turns dropped: after two of one speaker, or a system message within": 3}),
-        ("uauua", "ua", {"turns dropped: after two of one speaker, or a system message within": 2,
-                         "turns dropped: a question without an answer": 1}),
+        (
+            "uauua",
+            "ua",
+            {
+                "turns dropped: after two of one speaker, or a system message within": 2,
+                "turns dropped: a question without an answer": 1,
+            },
+        ),
         ("uasua", "ua", {"turns dropped: after two of one speaker, or a system message within": 3}),
-        ("aa", None, {"turns dropped: before the first question": 2,
-                      "conversations dropped: no question with an answer": 1}),
+        (
+            "aa",
+            None,
+            {"turns dropped: before the first question": 2, "conversations dropped: no question with an answer": 1},
+        ),
         ("", None, {"conversations dropped: no question with an answer": 1}),
     ],
-)  # fmt: skip
+)
 def test_turns(given, kept, counts):
     roles = {"s": "system", "u": "user", "a": "assistant"}
     found, counted = clean([], turns(*((roles[letter], str(i)) for i, letter in enumerate(given))))

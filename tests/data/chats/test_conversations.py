@@ -10,15 +10,26 @@ from ringformer.data.chats.conversations import FORMATS, Conversation, Message, 
 from ringformer.data.sources import Malformed, read_rows
 
 SHAREGPT = [
-    {"id": "x", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q é"},
-                                  {"from": "gpt", "value": "a"}]},
+    {
+        "id": "x",
+        "conversations": [
+            {"from": "system", "value": "s"},
+            {"from": "human", "value": "q é"},
+            {"from": "gpt", "value": "a"},
+        ],
+    },
     {"id": "y", "conversations": [{"from": "user", "value": "r"}, {"from": "chatgpt", "value": "b"}]},
-]  # fmt: skip
+]
 MESSAGES = [
-    {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q é"},
-                  {"role": "assistant", "content": "a"}]},
+    {
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "q é"},
+            {"role": "assistant", "content": "a"},
+        ]
+    },
     {"messages": [{"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}]},
-]  # fmt: skip
+]
 EXPECTED = [
     (Message("system", "s"), Message("user", "q é"), Message("assistant", "a")),
     (Message("user", "r"), Message("assistant", "b")),
@@ -44,9 +55,12 @@ def test_json_lines_arrays_parquet_and_datasets_say_the_same(tmp_path, form, rec
         assert [conversation.messages for conversation in found] == EXPECTED
         names[kind] = [conversation.name.removeprefix(f"{tmp_path}/") for conversation in found]
     second = (tmp_path / "a.json").read_text().splitlines().index("  {", 2) + 1
-    assert names == {"jsonl": ["a.jsonl:1", "a.jsonl:2"],
-                     "json": ["a.json:2 (record 1)", f"a.json:{second} (record 2)"],
-                     "parquet": ["a.parquet:0", "a.parquet:1"], "datasets": ["saved:0", "saved:1"]}  # fmt: skip
+    assert names == {
+        "jsonl": ["a.jsonl:1", "a.jsonl:2"],
+        "json": ["a.json:2 (record 1)", f"a.json:{second} (record 2)"],
+        "parquet": ["a.parquet:0", "a.parquet:1"],
+        "datasets": ["saved:0", "saved:1"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,13 @@ def tokenizers(tmp_path_factory):
 
 
 CASES = [
-    ("vicuna", "bytes"), ("vicuna", "sentencepiece"), ("vicuna", "llama3"), ("llama2", "sentencepiece"),
-    ("llama3", "llama3"), ("tokenizer", "llama3"),
-]  # fmt: skip
+    ("vicuna", "bytes"),
+    ("vicuna", "sentencepiece"),
+    ("vicuna", "llama3"),
+    ("llama2", "sentencepiece"),
+    ("llama3", "llama3"),
+    ("tokenizer", "llama3"),
+]
 
 
 def spans(trained):
@@ -118,8 +122,10 @@ def test_a_template_without_marks_is_understood_by_prefixes(tokenizers, messages
     assert template_id("tokenizer", marked) != template_id("tokenizer", unmarked)
 
 
-OUTSIDE = LLAMA3_JINJA.replace("{{ message['content'] + '<|eot_id|>' }}{% endgeneration %}",
-                               "{{ message['content'] }}{% endgeneration %}<|eot_id|>\n")  # fmt: skip
+OUTSIDE = LLAMA3_JINJA.replace(
+    "{{ message['content'] + '<|eot_id|>' }}{% endgeneration %}",
+    "{{ message['content'] }}{% endgeneration %}<|eot_id|>\n",
+)
 
 
 def test_an_end_token_outside_the_marks_is_trained_all_the_same(tokenizers, tmp_path):

@@ -112,8 +112,11 @@ FAULTS = {
 
 @pytest.mark.parametrize(("template", "message"), FAULTS.items())
 def test_a_template_that_fails_is_named(folder, template, message):
-    with pytest.raises(ValueError, match=rf"the chat template of tokenizer \S+ refuses this: .*{re.escape(message)}|"
-                                         rf"the chat template of tokenizer \S+ {re.escape(message)}"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=rf"the chat template of tokenizer \S+ refuses this: .*{re.escape(message)}|"
+        rf"the chat template of tokenizer \S+ {re.escape(message)}",
+    ):
         rendered(folder, template)
 
 

@@ -17,8 +17,15 @@ def stores(tmp_path_factory):
 
 
 def loader(store, seq_len, packed_attention="document", packing="whole", **limits):
-    return Loader(store, batch_size=2, seq_len=seq_len, seed=0, layout="zigzag", ring_size=2,
-                  packing=PackingOptions(packing, packed_attention, **limits))  # fmt: skip
+    return Loader(
+        store,
+        batch_size=2,
+        seq_len=seq_len,
+        seed=0,
+        layout="zigzag",
+        ring_size=2,
+        packing=PackingOptions(packing, packed_attention, **limits),
+    )
 
 
 def met(loader):

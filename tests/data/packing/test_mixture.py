@@ -80,8 +80,15 @@ def test_the_seed_says_where_the_period_begins(stores):
 @pytest.mark.parametrize("packing", ["stream", "whole"])
 def test_a_loader_mixes(stores, packing, packed_attention):
     """Token by token: each row is that of its store alone; with stream and sequence there are no segment ids."""
-    loader = Loader(list(zip(stores, (7, 3), strict=True)), batch_size=10, seq_len=64, seed=1, layout="zigzag",
-                    ring_size=2, packing=PackingOptions(packing, packed_attention))  # fmt: skip
+    loader = Loader(
+        list(zip(stores, (7, 3), strict=True)),
+        batch_size=10,
+        seq_len=64,
+        seed=1,
+        layout="zigzag",
+        ring_size=2,
+        packing=PackingOptions(packing, packed_attention),
+    )
     sources = [loader.sequences.source(i)[0] for i in range(30)]
     assert [sources[i : i + 10].count(0) for i in (0, 10, 20)] == [7, 7, 7]
     if packing == "whole":

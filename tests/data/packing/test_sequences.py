@@ -30,8 +30,15 @@ def test_a_host_reads_its_share_and_two_tokens(tmp_path, packing, layout, ring_s
     store = build(tmp_path / "s", [300, 200, 12, 500, 4000, 700, 30, 90, 800], masked=True)
     store.tokens, store.mask = Watched(store.tokens), Watched(store.mask)
     local = 1024 // ring_size
-    loader = Loader(store, batch_size=2, seq_len=1024, seed=SEED, layout=layout, ring_size=ring_size,
-                    packing=PackingOptions(packing))  # fmt: skip
+    loader = Loader(
+        store,
+        batch_size=2,
+        seq_len=1024,
+        seed=SEED,
+        layout=layout,
+        ring_size=ring_size,
+        packing=PackingOptions(packing),
+    )
     size = store.tokens.itemsize + store.mask.itemsize
     for step, row, host in itertools.product(range(2), range(2), range(ring_size)):
         tokens, mask, before = store.tokens.taken, store.mask.taken, loader.sequences.bytes_read
@@ -58,8 +65,15 @@ def test_positions_are_read_in_any_order(store, packed, most_runs, monkeypatch):
 def test_lengths_choose_documents(store):
     store = TokenStore(store.path)
     for packing in ("stream", "whole"):
-        loader = Loader(store, batch_size=1, seq_len=20, seed=SEED, layout="contiguous", ring_size=1,
-                        packing=PackingOptions(packing, min_length=6, max_length=16))  # fmt: skip
+        loader = Loader(
+            store,
+            batch_size=1,
+            seq_len=20,
+            seed=SEED,
+            layout="contiguous",
+            ring_size=1,
+            packing=PackingOptions(packing, min_length=6, max_length=16),
+        )
         sequences = loader.sequences
         assert sorted(np.diff(store.offsets)[sequences.documents].tolist()) == [6, 6, 6, 8, 8, 8, 12, 12, 12, 15, 16]
         store.tokens = Watched(np.arange(len(store.tokens)))  # a token is its own place
@@ -67,8 +81,11 @@ def test_lengths_choose_documents(store):
         batches = [sequences.read(index, np.arange(20)) for index in range(sequences.per_epoch)]
         held = [batch.tokens[batch.segment_ids <= batch.segment_ids[batch.mask].max()] for batch in batches]
         assert set(np.concatenate(held)) <= set(allowed)
-    with pytest.raises(ValueError, match=r"none of the 28 documents of .* has min_length=42 to max_length=100 tokens: "
-                                         r"27 are shorter, 1 longer .* 1 to 200"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r"none of the 28 documents of .* has min_length=42 to max_length=100 tokens: "
+        r"27 are shorter, 1 longer .* 1 to 200",
+    ):
         WholeDocuments(store, 20, SEED, PackingOptions(min_length=42, max_length=100), batch_size=1)
     with pytest.raises(ValueError, match="min_length=201 to max_length=any tokens: 28 are shorter, 0 longer"):
         WholeDocuments(store, 20, SEED, PackingOptions(min_length=201), batch_size=1)

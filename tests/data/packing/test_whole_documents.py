@@ -104,8 +104,15 @@ def test_the_packing_is_the_same_with_every_numpy(tmp_path):
     store = build(tmp_path / "s", range(1, 11))
     packed = WholeDocuments(store, 16, seed=2**40, batch_size=2)
     assert [packed.lengths(i).tolist() for i in range(8)] == [
-        [10, 6], [9, 2, 5], [7, 4, 1], [3, 8], [3, 8], [1, 7, 4], [9, 5, 2], [6, 10],
-    ]  # fmt: skip
+        [10, 6],
+        [9, 2, 5],
+        [7, 4, 1],
+        [3, 8],
+        [3, 8],
+        [1, 7, 4],
+        [9, 5, 2],
+        [6, 10],
+    ]
 
 
 @pytest.mark.parametrize("packed_attention", MODES)
@@ -115,8 +122,15 @@ def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attent
     of segments: documents, or the whole text."""
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.uniform(np.log(low), np.log(high), 1510)).astype(int)
-    loader = Loader(build(tmp_path / "s", lengths), batch_size=8, seq_len=128, seed=0, layout="zigzag", ring_size=2,
-                    packing=PackingOptions("whole", packed_attention))  # fmt: skip
+    loader = Loader(
+        build(tmp_path / "s", lengths),
+        batch_size=8,
+        seq_len=128,
+        seed=0,
+        layout="zigzag",
+        ring_size=2,
+        packing=PackingOptions("whole", packed_attention),
+    )
     packed = loader.sequences
     assert packed.per_epoch % 8
     steps = 3 * packed.per_epoch // 8
@@ -136,8 +150,15 @@ def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attent
 @pytest.mark.parametrize("packed_attention", MODES)
 @pytest.mark.parametrize(("layout", "ring_size"), LAYOUTS)
 def test_a_part_equals_the_same_part_of_the_whole(store, layout, ring_size, packed_attention):
-    loader = Loader(store, batch_size=4, seq_len=64, seed=SEED, layout=layout, ring_size=ring_size,
-                    packing=PackingOptions("whole", packed_attention))  # fmt: skip
+    loader = Loader(
+        store,
+        batch_size=4,
+        seq_len=64,
+        seed=SEED,
+        layout=layout,
+        ring_size=ring_size,
+        packing=PackingOptions("whole", packed_attention),
+    )
     whole, order = loader.read(5), permutation(layout, 64, ring_size)
     rows = [loader.sequences.read(20 + row, np.arange(64)) for row in range(4)]
     assert_equal([field[:, np.argsort(order)] for field in whole], [np.stack(f) for f in zip(*rows, strict=True)])

@@ -47,8 +47,7 @@ def test_a_flipped_bit_is_named_by_who_reads_its_block_and_by_nobody_else(tmp_pa
     block = at // BLOCK
     where = rf"a has changed since it was opened, between bytes {block * BLOCK:,} and "
     joined = np.array([0, at]), np.array([9, at + 1])
-    for read in (lambda: array[at : at + 1], lambda: array[:], lambda: array.join(*joined),
-                 array.whole_hash):  # fmt: skip
+    for read in (lambda: array[at : at + 1], lambda: array[:], lambda: array.join(*joined), array.whole_hash):
         with pytest.raises(DamagedStore, match=where):
             read()
     for other in {0, 1, 3, 5} - {block}:

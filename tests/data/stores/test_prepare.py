@@ -214,8 +214,15 @@ def test_changed_source_files_are_noticed(tmp_path):
 def test_prepare_and_inspect_from_the_command_line(tmp_path, capsys):
     model = sentencepiece(tmp_path)
     source = write(tmp_path / "chats.jsonl", MANY)
-    command = ["data", "prepare", f"--store={tmp_path}/s", f"--source={source}", f"--tokenizer={model}",
-               "--format=sharegpt", "--held_out=0.1"]  # fmt: skip
+    command = [
+        "data",
+        "prepare",
+        f"--store={tmp_path}/s",
+        f"--source={source}",
+        f"--tokenizer={model}",
+        "--format=sharegpt",
+        "--held_out=0.1",
+    ]
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert "masked" in out and "tokens a second" in out and "###" in out and not err
@@ -263,20 +270,30 @@ def test_fingerprints_stay_what_they_were(tmp_path):
     """Runs of earlier versions name them, and go on with the stores that have them."""
     texts = [{"text": "é" * (i % 7 + 1) + str(i)} for i in range(200)]
     chats = [
-        {"messages": [{"role": "user", "content": f"question {i}"},
-                      {"role": "assistant", "content": "so " * (i % 30) + str(i)}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"question {i}"},
+                {"role": "assistant", "content": "so " * (i % 30) + str(i)},
+            ]
+        }
         for i in range(60)
-    ]  # fmt: skip
+    ]
     for name, records in (("texts", texts), ("chats", chats)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     conversations = StoreOptions(f"jsonl:{tmp_path}/chats.jsonl", format="messages", held_out=0.2)
     for options, fingerprints in (
-        (StoreOptions(f"jsonl:{tmp_path}/texts.jsonl", held_out=0.2),
-         ["32082bbfe8293cbbe711e5ca33fc84fd", "2cb7e9eac40f5c418ccc457d8d7ba719"]),
-        (replace(conversations, chat_length=200),
-         ["82564b0dc0b099e581161fa4e26ec4e7", "cb1d8da1d75b49816ce353fa6c22bdc0"]),
-        (replace(conversations, template="llama2", clean="merge, short,html", held_out=0.0),
-         ["b5c5d3fd5b1b6fcd0909d0c99b0060c2"]),
-    ):  # fmt: skip
+        (
+            StoreOptions(f"jsonl:{tmp_path}/texts.jsonl", held_out=0.2),
+            ["32082bbfe8293cbbe711e5ca33fc84fd", "2cb7e9eac40f5c418ccc457d8d7ba719"],
+        ),
+        (
+            replace(conversations, chat_length=200),
+            ["82564b0dc0b099e581161fa4e26ec4e7", "cb1d8da1d75b49816ce353fa6c22bdc0"],
+        ),
+        (
+            replace(conversations, template="llama2", clean="merge, short,html", held_out=0.0),
+            ["b5c5d3fd5b1b6fcd0909d0c99b0060c2"],
+        ),
+    ):
         stores = open_or_build(tmp_path / fingerprints[0], options, load_tokenizer("bytes"))
         assert [store.meta["fingerprint"] for store in stores if store] == fingerprints

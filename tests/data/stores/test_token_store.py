@@ -239,9 +239,14 @@ def test_open_or_build_builds_once(tmp_path, options):
     built = open_or_build(tmp_path / "s", options, ByteTokenizer())
     assert built[0].meta["skipped_empty"] == 2
     assert built[0].meta["settings"] == {
-        "source": options.source, "field": "body", "split": "train", "skip_empty": True, "format": "documents",
-        "tokenizer": "bytes", "held_out": 0.2,
-    }  # fmt: skip
+        "source": options.source,
+        "field": "body",
+        "split": "train",
+        "skip_empty": True,
+        "format": "documents",
+        "tokenizer": "bytes",
+        "held_out": 0.2,
+    }
     (tmp_path / "d.jsonl").unlink()
     opened = open_or_build(tmp_path / "s", options, ByteTokenizer())
     for a, b in zip(built, opened, strict=True):

@@ -28,8 +28,25 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-WORDS = ("def", "return", "x", "=", "123", "foo_bar", "élan", "e\u0301", "naïve", "日本語", "the", "\t", "...",
-         "\u2028", "\x00", "🦊🦊", "ﬁ")  # fmt: skip
+WORDS = (
+    "def",
+    "return",
+    "x",
+    "=",
+    "123",
+    "foo_bar",
+    "élan",
+    "e\u0301",
+    "naïve",
+    "日本語",
+    "the",
+    "\t",
+    "...",
+    "\u2028",
+    "\x00",
+    "🦊🦊",
+    "ﬁ",
+)
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 CORPUS = [*CORPUS, *("abab" * 9, "a" * 30, " " * 40 + "\n", "\n" * 9, "12345 " * 9, "x = {}\n    return x\n" * 5)]
 
@@ -65,9 +82,12 @@ def unigram() -> Tokenizer:
 def word_piece() -> Tokenizer:
     trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]"], show_progress=False)
     return trained(
-        Tokenizer(models.WordPiece(unk_token="[UNK]")), trainer, normalizer=normalizers.BertNormalizer(),
-        pre_tokenizer=pre_tokenizers.BertPreTokenizer(), decoder=decoders.WordPiece(),
-    )  # fmt: skip
+        Tokenizer(models.WordPiece(unk_token="[UNK]")),
+        trainer,
+        normalizer=normalizers.BertNormalizer(),
+        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+        decoder=decoders.WordPiece(),
+    )
 
 
 KINDS = {"llama3": llama3_bpe, "gpt2": gpt2_bpe, "unigram": unigram, "wordpiece": word_piece}
@@ -85,8 +105,10 @@ def is_unigram(library) -> bool:
 
 
 def lines(rng, count):
-    return ["".join(rng.choice(WORDS) + rng.choice(["", " ", " ", "  "]) for _ in range(rng.randrange(20)))
-            for _ in range(count)]  # fmt: skip
+    return [
+        "".join(rng.choice(WORDS) + rng.choice(["", " ", " ", "  "]) for _ in range(rng.randrange(20)))
+        for _ in range(count)
+    ]
 
 
 def texts():

@@ -80,8 +80,11 @@ def test_no_large_array_is_copied_to_another_layout():
     """Queries, keys and outputs lie in memory as the calls take them: of copies and transposes there are only those of
     keys before a permute."""
     program = compiled("1xH100", "zigzag")
-    copied = [i for name, i, _ in executed(program) if i.opcode in ("copy", "transpose")
-              and hbm_bytes(program, name, i) > B * T * H * d]  # fmt: skip
+    copied = [
+        i
+        for name, i, _ in executed(program)
+        if i.opcode in ("copy", "transpose") and hbm_bytes(program, name, i) > B * T * H * d
+    ]
     assert copied == []
     assert calls(program) == {("forward", True, T, T): 1, ("backward", True, T, T): 1}
 

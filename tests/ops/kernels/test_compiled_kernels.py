@@ -26,8 +26,9 @@ def program(request):
     mesh, rows = make_mesh(f"1,1,1,{N}", find_target("v5e-8").devices()), PartitionSpec(None, "sp")
 
     def both(q, k, v, ids, do):
-        attend = partial(ring_attention, axis_name="sp", layout="zigzag", segment_ids=ids, q_chunk=256, k_chunk=256,
-                         kernel="pallas")  # fmt: skip
+        attend = partial(
+            ring_attention, axis_name="sp", layout="zigzag", segment_ids=ids, q_chunk=256, k_chunk=256, kernel="pallas"
+        )
         o, pull = jax.vjp(attend, q, k, v)
         return o, pull(do)
 
@@ -43,8 +44,12 @@ def program(request):
 
 def kernels(program):
     """Every kernel of ours: how often it is executed, and its instruction."""
-    return [(times, i) for name, times in program.executed.items() for i in program.computations[name].values()
-            if i.opcode == "custom-call" and grid_of(i.name)]  # fmt: skip
+    return [
+        (times, i)
+        for name, times in program.executed.items()
+        for i in program.computations[name].values()
+        if i.opcode == "custom-call" and grid_of(i.name)
+    ]
 
 
 @on_tpu

@@ -37,9 +37,14 @@ def as_jax_binds(primitive, tensors, more, mask, **options):
     """JAX's own primitive on these arrays, as `jax.nn.dot_product_attention` binds it."""
     nothing = jnp.zeros(0, jnp.bfloat16), *(jnp.zeros(0, jnp.int32) for _ in range(6))
     options |= dict(
-        scale=0.3, seed=0, dropout_rate=0.0, variadic_args=(False, False), mask_type=mask,
-        layout=theirs.AttentionLayout.BTNH.value, sliding_window_length=None,
-    )  # fmt: skip
+        scale=0.3,
+        seed=0,
+        dropout_rate=0.0,
+        variadic_args=(False, False),
+        mask_type=mask,
+        layout=theirs.AttentionLayout.BTNH.value,
+        sliding_window_length=None,
+    )
     if "score_mod" in signature(theirs._dot_product_attention_fwd).parameters:
         options |= dict(score_mod_name=None, score_mod_jaxpr=None)  # JAX 0.12
     return primitive.bind(*tensors, *nothing, *more, **options)
@@ -69,11 +74,14 @@ def test_backward_is_the_call_that_jax_makes(causal):
         lambda q, k, v, o, lse, do: cudnn_calls.backward(q, k, v, o, lse, do, 0.3, causal), q, k, v, q, lse, q
     )
     jax_s = lowered_call(
-        lambda q, k, v, o, lse, do: as_jax_binds(
-            theirs._dot_product_attention_bwd_p, (q, k, v), (lse, o, do), mask
-        ),
-        q, k, v, q, lse, q,
-    )  # fmt: skip
+        lambda q, k, v, o, lse, do: as_jax_binds(theirs._dot_product_attention_bwd_p, (q, k, v), (lse, o, do), mask),
+        q,
+        k,
+        v,
+        q,
+        lse,
+        q,
+    )
     assert parts(ours) == parts(jax_s)
 
 

@@ -44,10 +44,14 @@ def test_packed_documents_bias_lse_and_empty_rows(layout):
 
 @pytest.mark.parametrize(
     ("layout", "n", "d"),
-    [("zigzag", 2, 100),
-     *(pytest.param(x, n, d, marks=pytest.mark.slow)
-       for x, n, d in (("striped", 3, 128), ("contiguous", 4, 80), ("zigzag", 1, 256)))],
-)  # fmt: skip
+    [
+        ("zigzag", 2, 100),
+        *(
+            pytest.param(x, n, d, marks=pytest.mark.slow)
+            for x, n, d in (("striped", 3, 128), ("contiguous", 4, 80), ("zigzag", 1, 256))
+        ),
+    ],
+)
 def test_plain_causal(layout, n, d):
     inputs, cotangents = arrays(n * 256, B=1, H=2, K=2, d=d)
     expected = dense(inputs, cotangents)
@@ -157,8 +161,12 @@ def test_no_copy_races_with_another(q_chunks, k_chunks, most, tables, races, mon
     q, (k, v) = queries.q[:, :, 0].swapaxes(1, 2), keys.kv.swapaxes(2, 3)
     expected, pull = jax.vjp(partial(dense_attention, causal=False, scale=scale), q, k, v)
     dq_, dk, dv = pull(do[:, :, 0].swapaxes(1, 2))
-    found = dict(o=o[:, :, 0].swapaxes(1, 2), dq=(dq_sum - dq)[:, :, 0].swapaxes(1, 2), dk=dkeys.k.swapaxes(1, 2),
-                 dv=dkeys.v.swapaxes(1, 2))  # fmt: skip
+    found = dict(
+        o=o[:, :, 0].swapaxes(1, 2),
+        dq=(dq_sum - dq)[:, :, 0].swapaxes(1, 2),
+        dk=dkeys.k.swapaxes(1, 2),
+        dv=dkeys.v.swapaxes(1, 2),
+    )
     assert_close(found, dict(o=expected, dq=dq_, dk=dk, dv=dv))
 
 
@@ -186,8 +194,9 @@ def test_bfloat16_gradients_are_as_exact_as_those_of_xla():
     ours = on_pallas_ring(1, "zigzag", inputs, cotangents, **chunks)
     of_xla = on_ring(1, "zigzag", inputs, cotangents, **chunks)
     for b in range(3):
-        found, limits = (rounding_errors(*({name: x[b] for name, x in of.items()} for of in (out, exact)))
-                         for out in (ours, of_xla))  # fmt: skip
+        found, limits = (
+            rounding_errors(*({name: x[b] for name, x in of.items()} for of in (out, exact))) for out in (ours, of_xla)
+        )
         assert all(found[name] <= 1.05 * limits[name] for name in found), (b, found, limits)
 
 

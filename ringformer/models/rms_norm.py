@@ -1,0 +1,24 @@
+"""Root mean square normalisation (Zhang & Sennrich)."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float
+
+
+class RMSNorm(nnx.Module):
+    """`rms_norm` with a learnt scale."""
+
+    def __init__(self, features: int, eps: float):
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones(features, jnp.float32), letters="D")
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return rms_norm(x, self.scale[...], self.eps)
+
+
+def rms_norm(x: Float[Array, "*rows D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
+    """x over the root of its mean square, times the scale; float32 inside, x's dtype out."""
+    wide = x.astype(jnp.float32)
+    wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * scale).astype(x.dtype)
