@@ -39,7 +39,7 @@ for option in "${own[@]}"; do
     esac
 done
 [ -n "$name" ] && [ -n "$zone" ] || fail "which slice? --name=NAME --zone=ZONE"
-# The table of ringformer/hardware.py: here, where ringformer may not be installed yet (tests/scripts/test_tpu_pod.py compares).
+# The table of ringformer/hardware/: here, where ringformer may not be installed yet (tests/scripts/test_tpu_pod.py compares).
 [[ "$accelerator" =~ ^([a-z0-9]+)-[1-9][0-9]*$ ]] && type=${BASH_REMATCH[1]} || type=unknown
 case "$type" in
     v4) slice=v4 image=tpu-ubuntu2204-base ;;
