@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringformer.train.config import Config
+from ringformer.runs.config import Config
 
 GiB = 2**30
 AGREES, DISAGREES, NOT_COMPARED = 0, 1, 2
@@ -62,12 +62,12 @@ def measure(config: Config, steps: int) -> Measured:
     from jax.sharding import NamedSharding
 
     from ringformer.data import Batch
-    from ringformer.mesh import BATCH, make_mesh
     from ringformer.models.registry import check_mesh
     from ringformer.ops.layouts import permutation
+    from ringformer.parallel.mesh import BATCH, check_batch, make_mesh
+    from ringformer.parallel.parameters import weight_shardings
     from ringformer.train.optimizer import make_optimizer
-    from ringformer.train.run_checks import check_batch
-    from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
+    from ringformer.train.state import decayed, init_state, state_shardings
     from ringformer.train.step import make_train_step
 
     model, mesh = config.model, make_mesh(config.mesh_dim)
@@ -208,8 +208,8 @@ def main() -> int:
     args, overrides = parser.parse_known_args()
     if args.steps < 1 or not args.tolerance > 0 or (args.stage is not None and args.stage < 1):
         parser.error("--steps and --stage must be at least 1, --tolerance positive")
-    from ringformer.train.commands import simulate_cpu_devices
-    from ringformer.train.config_parsing import load_config, parse_stages
+    from ringformer.parallel.mesh import simulate_cpu_devices
+    from ringformer.runs.config_file import load_config, parse_stages
 
     said = read_estimate(args.estimate, args.stage)
     configs = parse_stages(load_config(args.config, overrides), inherit=False)
@@ -219,7 +219,7 @@ def main() -> int:
     check_shape(said, config)
     simulate_cpu_devices(config.cpu_devices)
     if args.distributed:
-        from ringformer.train.handshake import discover, known_places, meet, start_jax
+        from ringformer.processes.rendezvous import discover, known_places, meet, start_jax
 
         member = discover(None, None, None, config.handshake_seconds)
         meet(member, config.handshake_seconds, known_places)

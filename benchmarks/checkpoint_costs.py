@@ -25,17 +25,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringformer import checkpoint_arrays
-from ringformer.argument_parser import output_argument
-from ringformer.checkpoint_tree import PlainFiles
-from ringformer.mesh import make_mesh
+from ringformer.checkpoints import sharded_arrays as checkpoint_arrays
+from ringformer.checkpoints.manager import Checkpoints
+from ringformer.checkpoints.retention import Keep
+from ringformer.checkpoints.tree import PlainFiles
+from ringformer.checkpoints.verify import checkpoint_faults
+from ringformer.cli.parser import output_argument
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.checkpoint_integrity import checkpoint_faults
-from ringformer.train.checkpoints import Checkpoints
-from ringformer.train.config import OptimizerConfig
-from ringformer.train.keep_policy import Keep
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import abstract_state, decayed, state_shardings, weight_shardings
+from ringformer.train.state import abstract_state, decayed, state_shardings
 
 HASH, FINALIZE = checkpoint_arrays.hash_of, PlainFiles.finalize
 WIDTH = 512
@@ -92,7 +93,7 @@ def save(folder, state, shardings, optimizer, mesh, hashed: bool) -> dict[str, f
     PlainFiles.finalize = FINALIZE if hashed else lambda self, directory: None
     run = folder / ("hashed" if hashed else "plain")
     shutil.rmtree(run, ignore_errors=True)
-    checkpoints = Checkpoints(run, shardings, optimizer, mesh, Keep())
+    checkpoints = Checkpoints(run, abstract_state(shardings, optimizer, mesh), shardings, Keep())
     wall, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
     checkpoints.save(state)
     blocked, blocked_cpu = time.perf_counter() - wall, time.process_time() - cpu

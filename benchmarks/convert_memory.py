@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringformer.argument_parser import output_argument
+from ringformer.cli.parser import output_argument
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import ShardWriter, TensorFolder

@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ringformer.argument_parser import output_argument
+from ringformer.cli.parser import output_argument
 from ringformer.inference.generator import Generator
-from ringformer.mesh import make_mesh
 from ringformer.models.llama import Llama
-from ringformer.train.config_parsing import load_config, parse
-from ringformer.train.state import abstract_model, make_init, weight_shardings
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import abstract_model, weight_shardings
+from ringformer.runs.config_file import load_config, parse
+from ringformer.train.state import make_init
 
 CONTEXT = 4096
 MESHES = {"one device": "1,1,1,1", "ring of eight": "1,1,1,8"}

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 
-from ringformer.argument_parser import output_file
+from ringformer.cli.parser import output_file
 
 ATTENTION = {"full": [(4096, 32, 8), (16384, 32, 8), (65536, 8, 2)], "small": [(256, 4, 2)]}
 """Local length, query heads, key heads; head dim 128."""
@@ -148,14 +148,15 @@ def step(size: str, index: int) -> dict:
 
     from ringformer.data import Batch
     from ringformer.hardware import chip_of
-    from ringformer.mesh import BATCH, make_mesh
     from ringformer.models.flops import model_flops_per_token
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
     from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
-    from ringformer.train.config import OptimizerConfig
+    from ringformer.parallel.mesh import BATCH, make_mesh
+    from ringformer.parallel.parameters import weight_shardings
+    from ringformer.runs.config import OptimizerConfig
     from ringformer.train.optimizer import make_optimizer
-    from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
+    from ringformer.train.state import decayed, init_state, state_shardings
     from ringformer.train.step import make_train_step
 
     name, T, settings = STEPS[size][index]
@@ -192,7 +193,7 @@ def step(size: str, index: int) -> dict:
 
 def predicted(size: str, index: int, target: str) -> dict:
     """What `ringformer estimate` says of the same configuration, with no device."""
-    from ringformer.estimate.compiler_process import compile_apart
+    from ringformer.estimate.compiler.process import compile_apart
     from ringformer.estimate.targets import find_target
     from ringformer.estimate.workload import Workload, estimate_command
     from ringformer.models.llama_config import LlamaConfig

@@ -20,12 +20,10 @@ from dataclasses import asdict, astuple
 from functools import lru_cache
 from pathlib import Path
 
-from ringformer.argument_parser import output_file
-from ringformer.estimate.compiled_program import Program
-from ringformer.estimate.compiler_process import compile_apart
-from ringformer.estimate.kernel_cycles import generate_cycles, kernel_keys
-from ringformer.estimate.machine_code import dumped_kernels
-from ringformer.estimate.pair_kernels import (
+from ringformer.cli.parser import output_file
+from ringformer.estimate.compiler.process import compile_apart
+from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.kernels.pair_kernels import (
     PARTS,
     TARGETS,
     TOKENS,
@@ -37,10 +35,12 @@ from ringformer.estimate.pair_kernels import (
     find_generation,
     hbm_bytes_per_cycle,
 )
-from ringformer.estimate.program_seconds import ProgramSeconds, Rates, Seconds
-from ringformer.estimate.program_slots import ProgramSlots, times
-from ringformer.estimate.slot_use import SlotUse, read_slot_use
-from ringformer.estimate.step_parts import ATTENTION
+from ringformer.estimate.kernels.program_slots import ProgramSlots, times
+from ringformer.estimate.kernels.slot_use import SlotUse, read_slot_use
+from ringformer.estimate.seconds.kernel_cycles import generate_cycles, kernel_keys
+from ringformer.estimate.seconds.machine_code import dumped_kernels
+from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
+from ringformer.estimate.seconds.step_parts import ATTENTION
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig

@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from ringformer.argument_parser import output_argument
-from ringformer.estimate.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
+from ringformer.cli.parser import output_argument
+from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig

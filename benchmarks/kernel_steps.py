@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 
-from ringformer.argument_parser import output_argument
+from ringformer.cli.parser import output_argument
 
 _7B = "--model=llama_7b --target=v5e-256 --mesh_dim=1,1,1,256 --seq_len=8388608"
 _8B = "--model=llama3_8b --target=v5p-128 --seq_len=4194304 --head_groups=1 --remat_group=1"

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ringformer.estimate.pair_kernels import Pair
+from ringformer.estimate.kernels.pair_kernels import Pair
 
 KERNELS = "pallas", "splash", "xla"
 """In the tables' order."""

@@ -17,9 +17,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
-from ringformer.argument_parser import output_argument
+from ringformer.cli.parser import output_argument
 from ringformer.estimate.closed_forms import smallest_local_length
-from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig

@@ -9,14 +9,14 @@ import argparse
 import datetime
 import json
 
-from ringformer.argument_parser import output_argument
-from ringformer.estimate.candidates import Candidate, neighbours
-from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.longest_plan import longest_plan
-from ringformer.estimate.plan import step_seconds
-from ringformer.estimate.plan_report import plan_text
+from ringformer.cli.parser import output_argument
+from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.programs_report import programs_json
 from ringformer.estimate.run_estimate import RunCompiler
+from ringformer.estimate.search.candidates import Candidate, neighbours
+from ringformer.estimate.search.longest_plan import longest_plan
+from ringformer.estimate.search.plan import step_seconds
+from ringformer.estimate.search.plan_report import plan_text
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 
 PLANS = (("llama3_8b", "v5p-128"), ("llama_7b", "v5e-256"), ("llama_13b", "32xA100-80"), ("llama3_8b", "8xH100"))

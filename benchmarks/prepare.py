@@ -30,7 +30,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ringformer.argument_parser import output_argument
+from ringformer.cli.parser import output_argument
 from ringformer.data import build_stores, load_tokenizer, open_or_build, read_documents, train_sentencepiece
 from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning, parse_rules
 from ringformer.data.chats.conversations import Message, read_chats

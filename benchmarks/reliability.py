@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ringformer.argument_parser import output_argument  # noqa: E402
+from ringformer.cli.parser import output_argument  # noqa: E402
 from tests.cpu_flags import cpu_environment  # noqa: E402
 
 PAGE = ROOT / "docs" / "reliability.md"

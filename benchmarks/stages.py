@@ -12,15 +12,15 @@ import datetime
 import json
 from pathlib import Path
 
-from ringformer.argument_parser import output_argument
-from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.compiler_process import compile_apart
-from ringformer.estimate.kernel_cycles import with_machine_code
+from ringformer.cli.parser import output_argument
+from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.report import stage_json
+from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
 from ringformer.estimate.workload import Workload, stage_workloads
 from ringformer.hardware import GiB
-from ringformer.train.config_parsing import load_config, parse_stages
+from ringformer.runs.config_file import load_config, parse_stages
 
 SHIPPED = {
     "llama_13b_512k_32xa100": "32xA100-80",

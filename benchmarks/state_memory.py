@@ -1,7 +1,7 @@
 """What a device holds while a state begins, compiled for hardware that is not here; beside it what the state holds.
 
 The parameters are drawn by one program, the optimizer's state by another. Saving and restoring run none, so they hold
-the state alone (tests/train/test_checkpoints.py).
+the state alone (tests/checkpoints/test_manager.py).
 
     python benchmarks/state_memory.py --out results/state_memory.json       # needs both compilers, minutes
     python benchmarks/state_memory.py --case llama_3b v5e-256 1,1,1,256     # one of them
@@ -14,15 +14,15 @@ import math
 
 import jax
 
-from ringformer.argument_parser import output_argument
-from ringformer.estimate.compiler_process import compile_apart
+from ringformer.cli.parser import output_argument
+from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.programs import FIRST_STATE, INIT
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workload import Workload
-from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.train.state import weight_shardings
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import weight_shardings
 
 CASES = [
     ("llama_3b", "v5e-256", "1,1,1,256"),

@@ -7,7 +7,7 @@ short form to it). The model's shape and rope scaling are those of the checkpoin
     bash scripts/demo_finetune.sh       # ends in: ringformer train --config=configs/demo_finetune.py
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

@@ -14,7 +14,7 @@ sequences follow one another as microbatches; 4,194,304 tokens a step.
         --store=/data/long --tokenizer=/data/llama3.1-8b/tokenizer.json --run_dir=/data/runs/llama3.1-8b-1m
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

@@ -17,7 +17,7 @@ ring in both stages, and sequences follow one another as microbatches; 4,194,304
         --store=/data/long --tokenizer=/data/llama3.1-8b/tokenizer.json --run_dir=/data/runs/llama3.1-8b-512k
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

@@ -21,7 +21,7 @@ of a ShareGPT of 170M tokens, about 500M; yours has other tokens: steps = 3 x to
         --run_dir=/share/runs/llama-13b-512k
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

@@ -16,7 +16,7 @@ block; bfloat16 computation over float32 weights. The steps are for the tokens t
         --tokenizer=/mnt/share/llama-13b/tokenizer.model --run_dir=/mnt/share/runs/llama-13b-512k
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

@@ -16,7 +16,7 @@ length for every stage; bring your own (`data.source`), each stage keeps those o
         --tokenizer=/mnt/share/llama2-7b/tokenizer.model --run_dir=/mnt/share/runs/lwm-7b
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

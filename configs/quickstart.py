@@ -8,7 +8,7 @@ there for these 120 at 4096, since attention is learnt sooner among fewer keys: 
     ringformer train --config=configs/quickstart.py --config.mesh_dim=1,2,2,2    # same losses, another mesh
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

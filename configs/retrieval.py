@@ -9,7 +9,7 @@ rope theta. Loss on the answers alone.
     ringformer train --config=configs/retrieval.py
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

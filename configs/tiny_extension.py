@@ -8,7 +8,7 @@ table at the end, also in runs/tiny_extension/stages.json, shows both.
     ringformer train --config=configs/tiny_extension.py
 """
 
-from ringformer.train.config import base_config
+from ringformer import base_config
 
 
 def get_config():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ringformer.ops.layouts import permutation as permutation
     from ringformer.ops.ring_attention import ring_attention as ring_attention
     from ringformer.ops.sharded_ring_attention import sharded_ring_attention as sharded_ring_attention
+    from ringformer.runs.config import base_config as base_config
 
     __version__: str
 
@@ -33,6 +34,7 @@ _HOMES = {
     "Llama": "models.llama",
     "LlamaConfig": "models.llama_config",
     "Sampling": "inference.sampling",
+    "base_config": "runs.config",
     "blockwise_feedforward": "ops.blockwise_feedforward",
     "cross_entropy": "ops.cross_entropy",
     "enter": "ops.layouts",

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from ringformer.checkpoint_tree import WRITTEN_LAST
+from ringformer.checkpoints.tree import WRITTEN_LAST
 
 STEPS = 40
 EVERY = 5
@@ -33,7 +33,7 @@ EVERY = 5
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
 """Exit codes, as docs/reference/command-line.md has them."""
 CONFIG = """
-from ringformer.train.config import base_config
+from ringformer.runs.config import base_config
 
 
 def get_config():

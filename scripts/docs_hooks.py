@@ -3,6 +3,7 @@
 Everything is read, nothing of ringformer is imported: the site is built where JAX is not installed.
 """
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -21,24 +22,33 @@ AS_TEXT = (".py", ".sh")
 FAMILY = {"ringformer.models.interface.ModelConfig": "ringformer.models.llama_config.LlamaConfig"}
 """Whose keys the page lists where a field may have those of any family of models."""
 
-ROOMS = {
-    "ops": "Mathematics on arrays and axis names.",
-    "models": "Models, and what training and estimates ask of one.",
-    "data": "From sources through stores and packing to batches in layout order.",
-    "train": "Configs, the train step, checkpoints, the loop, stages.",
-    "inference": "A trained model on its mesh: prompts continued, questions answered.",
-    "convert": "Hugging Face checkpoints in and out.",
-    "evals": "What a model makes of its context: retrieval, and the loss by context.",
-    "estimate": "The train step compiled for hardware that is not here.",
-    "paper": "The paper's tables and figures.",
-    "ground": "What the rooms stand on, and the command line.",
-}
+FIRST_ROOMS = ("ops", "models", "data", "parallel", "train", "inference", "convert", "evals", "estimate", "paper")
+"""Those that people look up most stand first; the others follow by name."""
+
+
+def rooms() -> list[str]:
+    """The folders of the package."""
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    return [*FIRST_ROOMS, *sorted(folders - set(FIRST_ROOMS))]
+
+
+def purpose(room: str) -> str:
+    """The first paragraph of a room's docstring."""
+    docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
+    return " ".join(docstring.split("\n\n")[0].split())
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add a page of each room to the navigation, below the API's own page."""
+    pages = next(part["Reference"] for part in config.nav if "Reference" in part)
+    next(page["API"] for page in pages if "API" in page).extend(f"reference/api/{room}.md" for room in rooms())
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, and every file outside docs/ that a page links to."""
     pages = {"reference/config.md": config_page(), "reference/api/index.md": index_page()}
-    pages |= {f"reference/api/{room}.md": api_page(room) for room in ROOMS}
+    pages |= {f"reference/api/{room}.md": api_page(room) for room in rooms()}
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     linked = {}
@@ -79,19 +89,17 @@ def _site_path(path: str) -> str:
 
 
 def modules(room: str) -> list[str]:
-    """The dotted names of a room's modules that have a docstring; of "ground" those that stand in no room."""
-    paths = sorted(PACKAGE.glob("*.py") if room == "ground" else (PACKAGE / room).rglob("*.py"))
+    """The dotted names of a room's modules that have a docstring."""
     names = []
-    for path in paths:
+    for path in sorted((PACKAGE / room).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        if path.read_text().lstrip().startswith('"""') and parts != ("ringformer", "__init__"):
+        if path.read_text().lstrip().startswith('"""'):
             names.append(".".join(parts).removesuffix(".__init__"))
     return names
 
 
 def api_page(room: str) -> str:
-    title = "The ground floor" if room == "ground" else f"ringformer.{room}"
-    return f"# {title}\n\n{ROOMS[room]}\n\n" + "\n\n".join(f"::: {name}" for name in modules(room)) + "\n"
+    return f"# ringformer.{room}\n\n{purpose(room)}\n\n" + "\n\n".join(f"::: {name}" for name in modules(room)) + "\n"
 
 
 def index_page() -> str:
@@ -102,8 +110,8 @@ def index_page() -> str:
         if member.is_alias and member.target_path.startswith("ringformer."):
             target = member.final_target
             lines.append(f"| [`{name}`][{target.path}] | {_first_line(target)} |")
-    for room in ROOMS:
-        lines += ["", f"## [{room}]({room}.md)", "", ROOMS[room], "", "| module | |", "|---|---|"]
+    for room in rooms():
+        lines += ["", f"## [{room}]({room}.md)", "", purpose(room), "", "| module | |", "|---|---|"]
         for name in modules(room):
             lines.append(f"| [`{name.removeprefix('ringformer.')}`][{name}] | {_first_line(package[_within(name)])} |")
     return "\n".join(lines) + "\n"
@@ -129,7 +137,7 @@ def config_page() -> str:
         "means unset: inherited from the model that the run begins with, or chosen. The keys of `model` are LLaMA's.",
     ]
     sections: list[tuple[str, str, griffe.Class]] = []
-    _collect(package["train.config"].members["Config"], "", sections, package)
+    _collect(package["runs.config"].members["Config"], "", sections, package)
     for prefix, about, cls in sections:
         lines += [
             "",

@@ -16,15 +16,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ringformer import cli
-from ringformer.mesh import BATCH, make_mesh
+from ringformer.checkpoints.saved_model import restore_params
 from ringformer.ops.layouts import permutation
-from ringformer.train.checkpoints import restore_params
-from ringformer.train.commands import simulate_cpu_devices
-from ringformer.train.config import Config
-from ringformer.train.config_parsing import load_config, parse
+from ringformer.parallel.mesh import BATCH, make_mesh, simulate_cpu_devices
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.runs.config import Config
+from ringformer.runs.config_file import load_config, parse
 from ringformer.train.loop import train
-from ringformer.train.run import Run, prepare
-from ringformer.train.state import weight_shardings
+from ringformer.train.prepare import Run, prepare
 from ringformer.train.step import make_eval_step, make_logits
 
 matplotlib.use("Agg")

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringformer.argument_parser import output_argument
+from ringformer.cli.parser import output_argument
 from ringformer.evals.case_file import Row, read_cases
 from ringformer.evals.cases import seeded
 from ringformer.evals.lines import FOOTER, HEADER, LARGEST, LINE, record_text, score
@@ -25,7 +25,7 @@ from ringformer.evals.model_folder import identity
 from ringformer.evals.runner import row_checker
 from ringformer.evals.tables import contexts, mean, mean_tokens, wilson
 from ringformer.evals.words import ADJECTIVES, NOUNS, distinct_pairs
-from ringformer.train.reporter import read_metrics
+from ringformer.runs.metrics import read_metrics
 
 END = "</s>"
 TEMPLATE = (

@@ -15,6 +15,8 @@ import pytest
 
 from tests.signatures import check
 
+pytest_plugins = ["tests.counted_runs"]
+
 # The shapes and dtypes in the signatures of these modules hold in every test; for users nothing checks them.
 jaxtyping.install_import_hook(
     ["ringformer.ops", "ringformer.models.llama", "ringformer.models.rms_norm"], f"{check.__module__}.{check.__name__}"

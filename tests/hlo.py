@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ringformer.estimate.compiled_program import Collective, Program
+from ringformer.estimate.compiler.program_text import Collective, Program
 from ringformer.estimate.targets import MissingCompiler, find_target
 
 __all__ = ["Collective", "executed_collectives", "on_cuda", "on_tpu"]

@@ -12,7 +12,7 @@ from ringformer.estimate.closed_forms import ring_hops
 from ringformer.estimate.commands import add_estimate
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import stage_workloads
-from ringformer.train.config_parsing import load_config, parse_stages
+from ringformer.runs.config_file import load_config, parse_stages
 from tests.verbs import run_verb
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import kernel_matrix
 from benchmarks.kernel_matrix import Cell, cells, kernel_code, read, try_cell, try_cells
-from ringformer.estimate.pair_kernels import TARGETS
+from ringformer.estimate.kernels.pair_kernels import TARGETS
 from ringformer.estimate.targets import only_compilers
 from tests.hlo import on_tpu
 

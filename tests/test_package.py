@@ -134,7 +134,7 @@ def test_every_import_is_declared():
     assert data <= modules(requirements("data"))
 
 
-NOT_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "runs", "__pycache__", "*.egg-info")
+NOT_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "*.egg-info")
 
 
 @pytest.fixture(scope="module")

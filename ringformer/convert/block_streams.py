@@ -1,7 +1,7 @@
 """Parameters of a checkpoint as streams: written from blocks, and opened without being read.
 
 Orbax keeps charge of the folder, its metadata and its atomicity; what a leaf of the tree is on disk is said here, by a
-`TypeHandler`: a zarr array, one block to a chunk. `ringformer.train.checkpoints` reads it like any other.
+`TypeHandler`: a zarr array, one block to a chunk. `ringformer.checkpoints.manager` reads it like any other.
 """
 
 from collections import deque
@@ -15,10 +15,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from ringformer.checkpoint_arrays import array_metadata, location
-from ringformer.checkpoint_tree import PlainFiles, Restore, Save, tree_faults
+from ringformer.checkpoints.sharded_arrays import array_metadata, location
+from ringformer.checkpoints.tree import PlainFiles, Restore, Save, tree_faults
 from ringformer.convert.hf_weights import Weight, weights
-from ringformer.file_manifest import DamagedFiles
+from ringformer.files.manifest import DamagedFiles
 from ringformer.models.llama_config import LlamaConfig
 
 WRITES_AT_ONCE = 4

@@ -47,7 +47,7 @@ def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
 
 def _to_hf(args: argparse.Namespace) -> None:
     from ringformer.convert.export_hf import to_hf
-    from ringformer.train.config_parsing import register_models
+    from ringformer.runs.config_file import register_models
 
     register_models(args.config)
     exported = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
@@ -77,7 +77,7 @@ def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 
 def _verify(args: argparse.Namespace) -> int:
     from ringformer.convert.verify_logits import verify
-    from ringformer.train.config_parsing import register_models
+    from ringformer.runs.config_file import register_models
 
     register_models(args.config)
     comparison = verify(args.hf, args.ckpt, length=args.length, seed=args.seed)

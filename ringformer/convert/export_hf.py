@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringformer.checkpoints.saved_model import latest_checkpoint, model_of
 from ringformer.convert.block_streams import open_streams
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import CODES, DTYPES, ShardWriter, cast
 from ringformer.data.tokenizers.load import load_tokenizer
+from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG
+from ringformer.files.untrusted import contained, contained_files, read_object
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.checkpoints import CARRIED, HF_CONFIG, latest_checkpoint
-from ringformer.train.config_parsing import model_of
-from ringformer.untrusted_files import contained, contained_files, read_object
 
 ORIGINAL = "as the Hugging Face model that it came from"
 
@@ -54,8 +54,8 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     checkpoint = latest_checkpoint(run_dir)
-    carried, _ = contained_files(run_dir, CARRIED), contained_files(run_dir, ("config.json", HF_CONFIG))
-    run, config = read_object(run_dir, "config.json"), model_of(run_dir)
+    carried, _ = contained_files(run_dir, CARRIED), contained_files(run_dir, (CONFIG, HF_CONFIG))
+    run, config = read_object(run_dir, CONFIG), model_of(run_dir)
     if not isinstance(config, LlamaConfig):
         raise ValueError(f"{run_dir} holds a {type(config).__name__}: only a LLaMA can be exported")
     stored = open_streams(checkpoint, config)

@@ -13,10 +13,10 @@ from ringformer.convert.block_streams import BlockStream, IndexedBlock, nested, 
 from ringformer.convert.hf_config import from_hf_config
 from ringformer.convert.hf_weights import Weight, weights
 from ringformer.convert.safetensors_files import CODES, DTYPES, TensorFolder, cast
-from ringformer.file_manifest import write_manifest
+from ringformer.files.manifest import write_manifest
+from ringformer.files.run_layout import CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG
+from ringformer.files.untrusted import contained, contained_files, read_object
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.checkpoints import CARRIED, HF_CONFIG
-from ringformer.untrusted_files import contained, contained_files, read_object
 
 
 def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaConfig:
@@ -31,7 +31,7 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
 
     Raises:
       ValueError: if the model is no LLaMA that ringformer knows, tensors are missing, left over, misshapen or not
-        finite, a file lies outside `path` (`untrusted_files.py`), or `out` holds something.
+        finite, a file lies outside `path` (`files/untrusted.py`), or `out` holds something.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
     path, out = Path(path), Path(out)
@@ -51,12 +51,12 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
     out.parent.mkdir(parents=True, exist_ok=True)
     building = out.parent / f"{out.name}.building-{uuid.uuid4().hex[:8]}"
     try:
-        save_streams(building / "checkpoints" / "0" / "default", nested(streams))
-        (building / "config.json").write_text(json.dumps({"model": dataclasses.asdict(config)}, indent=1) + "\n")
+        save_streams(building / CHECKPOINTS / "0" / "default", nested(streams))
+        (building / CONFIG).write_text(json.dumps({"model": dataclasses.asdict(config)}, indent=1) + "\n")
         for file in carried:
             shutil.copyfile(file, building / file.name)
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
-        write_manifest(building, names=["config.json", HF_CONFIG, *(file.name for file in carried)])
+        write_manifest(building, names=[CONFIG, HF_CONFIG, *(file.name for file in carried)])
         building.rename(out)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)

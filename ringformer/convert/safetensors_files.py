@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ringformer.untrusted_files import contained, read_object
+from ringformer.files.untrusted import contained, read_object
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 """The dtypes that are converted, by their code in a file."""

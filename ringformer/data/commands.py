@@ -7,7 +7,7 @@ from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 
-from ringformer.dataclass_flags import add_flags, from_flags
+from ringformer.cli.dataclass_flags import add_flags, from_flags
 
 
 def add_prepare(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ringformer.estimate.overlap import Schedule
-from ringformer.estimate.program_seconds import USUAL, Efficiency, efficiency
+from ringformer.estimate.seconds.overlap import Schedule
+from ringformer.estimate.seconds.program_seconds import USUAL, Efficiency, efficiency
 from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import Chip

@@ -66,7 +66,7 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
     )
     parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
     parser.add_argument("--accumulate", type=int, help="microbatches that they are computed in (a preset: 1)")
-    from ringformer.dataclass_flags import add_flags
+    from ringformer.cli.dataclass_flags import add_flags
     from ringformer.models.llama_config import LlamaConfig
 
     add_flags(parser, LlamaConfig, MODEL_FLAGS, unset=True)
@@ -93,16 +93,16 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 
 def _estimate(args: argparse.Namespace) -> int:
     if args.mode != "train":
-        from ringformer.estimate.inference_command import estimate_inference
+        from ringformer.estimate.inference.commands import estimate_inference
 
         return estimate_inference(args)
     _check_numbers(args)
-    from ringformer.estimate.compiler_dump import CompilerFailure
-    from ringformer.estimate.kernel_cycles import NoMachineCode
+    from ringformer.estimate.compiler.dump import CompilerFailure
     from ringformer.estimate.programs_report import programs_json, programs_text
     from ringformer.estimate.report import stages_table
+    from ringformer.estimate.seconds.kernel_cycles import NoMachineCode
     from ringformer.estimate.targets import find_target, only_compilers
-    from ringformer.runtime_environment import runtime_environment
+    from ringformer.parallel.runtime_environment import runtime_environment
 
     only_compilers()
     target = find_target(args.target)
@@ -172,7 +172,7 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
     from ringformer.estimate.workload import Workload, stage_workloads
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
-    from ringformer.train.config_parsing import load_config, parse_stages
+    from ringformer.runs.config_file import load_config, parse_stages
 
     stages = 0
     if args.config:
@@ -203,11 +203,11 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
 
 def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload", "Estimate | None"]:
     """The workload as it was compiled and its estimate; without the compiler the first settings, and None."""
-    from ringformer.estimate.compiler_dump import CompilerFailure
-    from ringformer.estimate.compiler_process import compile_apart
-    from ringformer.estimate.kernel_cycles import with_machine_code
-    from ringformer.estimate.known_failures import known_failure
-    from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
+    from ringformer.estimate.compiler.dump import CompilerFailure
+    from ringformer.estimate.compiler.known_failures import known_failure
+    from ringformer.estimate.compiler.process import compile_apart
+    from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
+    from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 
     if not workload.has_closed_forms:  # nothing to choose by, and no answer without the compiler
         return workload, compile_apart(workload, generate_code=args.generate_code)

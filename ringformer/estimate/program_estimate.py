@@ -4,12 +4,12 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringformer.estimate.compiler_dump import Compiled, CompilerFailure
-from ringformer.estimate.inference_workload import INFERENCE
-from ringformer.estimate.overlap import Schedule, read_schedule
-from ringformer.estimate.peak_buffers import PeakBuffers
-from ringformer.estimate.program_seconds import Rates
+from ringformer.estimate.compiler.dump import Compiled, CompilerFailure
+from ringformer.estimate.compiler.peak_buffers import PeakBuffers
+from ringformer.estimate.inference.workload import INFERENCE
 from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
+from ringformer.estimate.seconds.overlap import Schedule, read_schedule
+from ringformer.estimate.seconds.program_seconds import Rates
 from ringformer.estimate.targets import Target
 
 NOT_TRIED = "if its kernels compile, which was not tried"

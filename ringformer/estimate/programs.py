@@ -1,6 +1,7 @@
 """Every program that a run executes on its devices, lowered for a target as the trainer does it.
 
-Saving, restoring and `init_from` execute none (`checkpoint_arrays.py`): they move shards between device and host.
+Saving, restoring and `init_from` execute none (`checkpoints/sharded_arrays.py`): they move shards between device
+and host.
 """
 
 import math
@@ -10,22 +11,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from ringformer.compiler_options import compiler_options
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
-from ringformer.mesh import BATCH, make_mesh
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
-from ringformer.train.config import OptimizerConfig
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import BATCH, make_mesh
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.runs.config import OptimizerConfig
+from ringformer.train.checks import all_finite
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.run_checks import all_finite
-from ringformer.train.state import (
-    abstract_state,
-    decayed,
-    make_first_state,
-    make_init,
-    state_shardings,
-    weight_shardings,
-)
+from ringformer.train.state import abstract_state, decayed, make_first_state, make_init, state_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
 TRAIN_STEP, EVALUATION, INIT, FIRST_STATE, CHECK = "train step", "evaluation", "init", "first state", "finiteness check"

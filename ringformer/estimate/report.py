@@ -10,10 +10,10 @@ from ringformer.estimate.closed_forms import (
     state_bytes,
     step_time,
 )
-from ringformer.estimate.collectives import collectives_table, group_json, grouped
-from ringformer.estimate.overlap import Transfer
-from ringformer.estimate.peak_buffers import PeakBuffers
+from ringformer.estimate.compiler.collectives import collectives_table, group_json, grouped
+from ringformer.estimate.compiler.peak_buffers import PeakBuffers
 from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.seconds.overlap import Transfer
 from ringformer.estimate.time_report import (
     closed_form_seconds,
     computation_time,

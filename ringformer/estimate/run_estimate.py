@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ringformer.estimate.compiler_process import compile_apart
-from ringformer.estimate.kernel_cycles import with_machine_code, with_tried_kernels
+from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.programs import PROGRAMS, TRAIN_STEP
+from ringformer.estimate.seconds.kernel_cycles import with_machine_code, with_tried_kernels
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 

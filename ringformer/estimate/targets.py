@@ -21,7 +21,7 @@ import jax
 from jax.experimental import topologies
 
 from ringformer.hardware import CHIPS, GPUS_OF_A_NODE, PODS, SLICES, Chip, Multiprocessors
-from ringformer.runtime_environment import GPU_FRACTION
+from ringformer.parallel.runtime_environment import GPU_FRACTION
 
 
 def only_compilers() -> None:

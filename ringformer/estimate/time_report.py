@@ -1,9 +1,9 @@
 """The seconds of a step for a person: what they count on, what they are worth, and where they go."""
 
 from ringformer.estimate.closed_forms import StepTime, computation_seconds, step_time
-from ringformer.estimate.overlap import Schedule
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.program_seconds import efficiency
+from ringformer.estimate.seconds.overlap import Schedule
+from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
 from ringformer.models.flops import model_flops_per_token
 

@@ -6,13 +6,13 @@ from typing import Any
 from jax.sharding import AbstractMesh
 
 from ringformer.estimate.targets import Target
-from ringformer.mesh import AXIS_NAMES, mesh_shape
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.models.registry import check_mesh
-from ringformer.train.config import Config
-from ringformer.train.run_checks import check_batch, check_platform
+from ringformer.parallel.mesh import AXIS_NAMES, check_batch, mesh_shape
+from ringformer.runs.config import Config
+from ringformer.train.checks import check_platform
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Evaluations of long context: line retrieval, needles, RULER, perplexity by position."""

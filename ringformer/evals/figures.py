@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ringformer.drawing import FAINT, INK, RULE, drawn
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
 from ringformer.evals.tables import contexts, grouped, mean, mean_tokens, wilson
+from ringformer.plotting import FAINT, INK, RULE, drawn
 
 COLOR = "#3b75af"
 TASK_COLORS = ("#3b75af", "#c2570c", "#2c8a57", "#a06cc0", "#8c6d31", "#6e7781", "#b5446e")

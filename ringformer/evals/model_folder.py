@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ringformer.checkpoints.saved_model import checkpoint_hash, latest_step
 from ringformer.convert.import_hf import from_hf
-from ringformer.file_hashes import hash_file, hash_object
-from ringformer.train.checkpoints import latest_step
-from ringformer.train.run_identity import checkpoint_hash
-from ringformer.untrusted_files import read_object
+from ringformer.files.hashes import hash_file, hash_object
+from ringformer.files.run_layout import CHECKPOINTS
+from ringformer.files.untrusted import read_object
 
 STORED = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 """The dtypes of Hugging Face that a conversion keeps as they are; of others it makes float32."""
@@ -45,7 +45,7 @@ def identity(run: str | Path) -> dict[str, Any]:
     of a Hugging Face checkpoint the hash of its weights."""
     folder, step = Path(run).resolve(), latest_step(run)
     if step is not None:
-        found = checkpoint_hash(folder / "checkpoints" / str(step))
+        found = checkpoint_hash(folder / CHECKPOINTS / str(step))
     else:
         weights = sorted(folder.glob("*.safetensors"))
         found = hash_object({path.name: hash_file(path) for path in (folder / "config.json", *weights)})

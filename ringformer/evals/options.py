@@ -119,7 +119,7 @@ class Opened(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """What of the model and of the options decides an outcome."""
-        from ringformer.train.config_parsing import model_of
+        from ringformer.checkpoints.saved_model import model_of
 
         dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
         return self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": dtype}
@@ -128,8 +128,8 @@ class Opened(NamedTuple):
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[Opened]:
     """What `--run` names. Raises ValueError for options that cannot be, before anything is computed."""
-    from ringformer.drawing import check_matplotlib
-    from ringformer.train.commands import simulate_cpu_devices
+    from ringformer.parallel.mesh import simulate_cpu_devices
+    from ringformer.plotting import check_matplotlib
 
     for name in ("batch_size", "num_cases"):
         if (value := getattr(args, name, None)) is not None and value < 1:
@@ -138,7 +138,7 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
     simulate_cpu_devices(args.cpu_devices)
     from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
     from ringformer.inference.run_text import RunText
-    from ringformer.train.config_parsing import register_models
+    from ringformer.runs.config_file import register_models
 
     register_models(args.config)
     if is_hugging_face(args.run) and not args.out:

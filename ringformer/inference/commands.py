@@ -9,11 +9,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ringformer.train.distributed_flags import add_distributed_flags, member_of
-from ringformer.visible_text import visible
+from ringformer.cli.visible_text import visible
+from ringformer.processes.flags import add_distributed_flags, member_of
 
 if TYPE_CHECKING:
-    from ringformer.train.handshake import Membership
+    from ringformer.processes.rendezvous import Membership
 
 MEET_SECONDS = 60.0
 """Several processes wait so long for each other."""
@@ -89,7 +89,7 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from ringformer.train.commands import simulate_cpu_devices
+    from ringformer.parallel.mesh import simulate_cpu_devices
 
     if args.prompt is not None and args.prompt_file is not None:
         raise ValueError("--prompt and --prompt_file: give one of them")
@@ -108,7 +108,7 @@ def _generate(args: argparse.Namespace) -> int:
     from ringformer.inference.sampling import Sampling
     from ringformer.inference.text_generator import TextGenerator, check_room
     from ringformer.inference.text_stream import check_stops
-    from ringformer.train.config_parsing import register_models
+    from ringformer.runs.config_file import register_models
 
     register_models(args.config)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
@@ -148,8 +148,8 @@ def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) ->
 
     What C++ prints from now on (Gloo, which connects CPUs) goes to stderr: stdout is the answer's.
     """
-    from ringformer.file_hashes import hash_object
-    from ringformer.train.handshake import ProcessesMissing, known_places, meet, start_jax
+    from ringformer.files.hashes import hash_object
+    from ringformer.processes.rendezvous import ProcessesMissing, known_places, meet, start_jax
 
     own = {"process_id", "coordinator_address", "num_processes", "prompt", "prompt_file"}
     asked = {f"--{key}": value for key, value in vars(args).items() if key not in own and not callable(value)}

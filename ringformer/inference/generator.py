@@ -10,17 +10,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from ringformer.checkpoints.saved_model import model_of, restore_params
 from ringformer.inference.program_sizes import step_of_sizes
 from ringformer.inference.programs import TOKENS, Programs, as_global, inference_config
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session, check_decoding, check_tokens
 from ringformer.inference.weight_shares import parameter_dtypes, reshard
-from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops import layouts
-from ringformer.train.checkpoints import restore_params
-from ringformer.train.config_parsing import model_of
-from ringformer.train.state import weight_shardings
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import weight_shardings
 
 LONGEST = 2**31 - 1
 """Tokens of a row, whose positions are int32."""

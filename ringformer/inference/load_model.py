@@ -7,10 +7,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from ringformer.mesh import make_mesh
-from ringformer.train.checkpoints import restore_params
-from ringformer.train.config_parsing import model_of
-from ringformer.train.state import abstract_model, weight_shardings
+from ringformer.checkpoints.saved_model import model_of, restore_params
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import abstract_model, weight_shardings
 
 
 def load_model(run_dir: str | Path, **changes) -> Any:

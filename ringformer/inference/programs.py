@@ -16,7 +16,6 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringformer.compiler_options import compiler_options
 from ringformer.data import Batch
 from ringformer.hardware import chip_of
 from ringformer.inference import cache as caches
@@ -30,7 +29,8 @@ from ringformer.models.interface import Axes
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.train.state import specs
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.parameters import specs
 
 TOKENS = P("dp", ("sp", "tp"))
 """Arrays [B, P] of a chunk, P in layout order."""

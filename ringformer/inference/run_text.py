@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from ringformer.checkpoints.saved_model import model_of
 from ringformer.data.chats.conversations import ChatFormat, Message
 from ringformer.data.chats.templates import TemplateName, load_template, template_id
 from ringformer.data.tokenizers.base import Segment, Tokenizer, check_vocabulary
 from ringformer.data.tokenizers.load import load_tokenizer
-from ringformer.train.checkpoints import HF_CONFIG
-from ringformer.train.config_parsing import model_of
-from ringformer.untrusted_files import contained, contained_files, read_object
+from ringformer.files.run_layout import CONFIG, HF_CONFIG
+from ringformer.files.untrusted import contained, contained_files, read_object
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -50,7 +50,7 @@ class RunText:
         self._run = Path(run)
         _check_folder(self._run)
         model: Any = model_of(self._run)
-        self._saved = read_object(self._run, "config.json")
+        self._saved = read_object(self._run, CONFIG)
         self.tokenizer = load_tokenizer(tokenizer or _tokenizer_of(self._run, self._saved))
         check_vocabulary(self.tokenizer, model.vocab_size)
         self.template_name = template or _template_of(self._saved, self.tokenizer)
@@ -172,8 +172,8 @@ def _check_folder(run: Path) -> None:
     """Raise FileNotFoundError if `run` is no folder, or one of stages, with their names."""
     if not run.is_dir():
         raise FileNotFoundError(f"there is no folder {run}: name that of a run or of a converted model")
-    stages = sorted((p for p in run.glob("stage-*-*") if (p / "config.json").is_file()), key=_stage_number)
-    if stages and not (run / "config.json").is_file():
+    stages = sorted((p for p in run.glob("stage-*-*") if (p / CONFIG).is_file()), key=_stage_number)
+    if stages and not (run / CONFIG).is_file():
         raise FileNotFoundError(f"{run} is a run in stages: name one of them, {', '.join(map(str, stages))}")
 
 

@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops.gather_weight import GATHER
-from ringformer.train.state import abstract_model, weight_shardings
-from ringformer.weight_sharding import WeightSharding
+from ringformer.parallel.gather_weight import GATHER
+from ringformer.parallel.parameters import abstract_model, weight_shardings
+from ringformer.parallel.weight_sharding import WeightSharding
 
 ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
 """The axes over which a weight is cut, major first; those over which a tp rank's part of it is."""

@@ -2,8 +2,8 @@
 
 A family of models is a configuration and an nnx module, registered by name (`registry.py`). The module sees one
 device's slice: local tokens, and inside a `shard_map` the names of the axes that it may communicate over. Each
-`nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, by which `weight_sharding.py`
-decides where it lies ("H", "K" and "F" over tp; vectors are replicated and not decayed).
+`nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, by which
+`parallel/weight_sharding.py` decides where it lies ("H", "K" and "F" over tp; vectors are replicated and not decayed).
 
 Tokens are sharded along the sequence over (sp, tp): a family that says `tensor_parallel` gathers them over tp into what
 mixes them and reduces out of it, as LLaMA does; any other is refused on meshes with tp > 1.
@@ -32,7 +32,7 @@ class ModelConfig(Protocol):
     """A frozen dataclass: the model's sizes, and how it is computed. Its fields are the keys `--config.model.*`.
 
     It may have a tuple `EXECUTION` too: the fields that change no number but by rounding, with which a run may go on
-    as it is. All others belong to what a run is (`train/run_identity.py`).
+    as it is. All others belong to what a run is (`runs/identity.py`).
     """
 
     ARCHITECTURE: ClassVar[tuple[str, ...]]

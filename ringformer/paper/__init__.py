@@ -1,1 +1,1 @@
-"""What reproduces the paper's tables and figures, and what nothing else imports."""
+"""The paper's tables and figures, reproduced; nothing imports this room."""

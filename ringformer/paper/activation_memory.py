@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
 from ringformer.estimate.targets import compiled_by, find_target
 from ringformer.estimate.workload import Workload

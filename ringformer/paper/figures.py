@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringformer.drawing import FAINT, INK, RULE, drawn, log_tokens
+from ringformer.plotting import FAINT, INK, RULE, drawn, log_tokens
 
 RANK_COLORS = ("#3b75af", "#e1872f", "#4f9a5b", "#a06cc0")
 REGIMES = {"float32": "#3b75af", "bf16": "#c2570c", "bf16 + offload": "#2c8a57"}

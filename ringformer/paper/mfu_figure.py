@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ringformer.drawing import FAINT, INK, RULE, drawn
+from ringformer.plotting import FAINT, INK, RULE, drawn
 
 COLORS = {"float32, XLA": "#3b75af", "bf16, XLA": "#c2570c", "bf16, Pallas": "#2c8a57", "bf16, cuDNN": "#7a5195"}
 """Of a variant, by its name."""

@@ -1,6 +1,6 @@
 """The paper's Table 4 as it stands on the page of tables, and as its picture draws it."""
 
-from ringformer.estimate.program_seconds import ATTENTION
+from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import GiB
 from ringformer.paper.mfu_figure import Bar, Shares

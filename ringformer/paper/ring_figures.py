@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ringformer.drawing import FAINT, INK, RULE, drawn
 from ringformer.ops.layouts import VISIBLE, Layout, permutation
 from ringformer.paper.figures import RANK_COLORS, draw_training_cost
+from ringformer.plotting import FAINT, INK, RULE, drawn
 
 
 @drawn

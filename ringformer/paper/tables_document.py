@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from ringformer.estimate.closed_forms import smallest_local_length
-from ringformer.estimate.longest_context import MAX_STEP_SECONDS, counted_longest_within, longest_within
-from ringformer.estimate.program_seconds import USUAL, efficiency
+from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS, counted_longest_within, longest_within
+from ringformer.estimate.seconds.program_seconds import USUAL, efficiency
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import CHIPS, GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig

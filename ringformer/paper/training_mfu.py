@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.kernel_cycles import with_machine_code
-from ringformer.estimate.longest_context import brief_json
-from ringformer.estimate.memory_settings import compile_first_accepted, likely_settings
+from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.search.longest_context import brief_json
+from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
+from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.models.flops import model_flops_per_token

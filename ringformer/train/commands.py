@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringformer.train.distributed_flags import add_distributed_flags, member_of
+from ringformer.processes.flags import add_distributed_flags, member_of
 
 if TYPE_CHECKING:
-    from ringformer.train.supervision import Supervision
+    from ringformer.processes.supervisor import Supervision
 
 EXIT_CODES = """exit codes:
   0    the run is finished
@@ -21,10 +21,6 @@ EXIT_CODES = """exit codes:
   75   stopped by SIGTERM, SIGUSR1 or SIGHUP, on any of its processes, and saved: the same command again goes on
   76   a process stalled, died or did not come: the same command again goes on from the latest save
   130  stopped by Ctrl-C, and saved; Ctrl-C twice leaves at once, and nothing is saved"""
-
-
-MOST_CPU_DEVICES = 1024
-"""Each has threads and buffers of its own."""
 
 
 def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -43,11 +39,11 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ringformer.train.lasting_stderr import lasting_stderr
-    from ringformer.train.signal_thread import SignalThread
+    from ringformer.processes.lasting_stderr import lasting_stderr
+    from ringformer.processes.signals import SignalThread
 
     with lasting_stderr(), SignalThread(_nothing_begun) as signals:  # while libraries are imported
-        from ringformer.train.supervision import Supervision
+        from ringformer.processes.supervisor import Supervision
 
         supervision = Supervision(signals)
         try:
@@ -69,11 +65,13 @@ def _nothing_begun(number: int) -> None:
 def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
     import jax
 
-    from ringformer.train.config_parsing import flat, load_config, parse_stages
+    from ringformer.parallel.mesh import simulate_cpu_devices
+    from ringformer.runs.config_file import flat, load_config, parse_stages
 
     values = load_config(args.config, args.overrides)
     configs = parse_stages(values)
-    supervision.limit(configs)
+    kinds = ("startup", "compile", "step")
+    supervision.limit({kind: max(getattr(config, f"{kind}_minutes") for config in configs) for kind in kinds})
     if args.stage is not None and not values.stages:
         raise ValueError(f"--stage={args.stage}: the config has no stages")
     simulate_cpu_devices(configs[0].cpu_devices)
@@ -83,10 +81,10 @@ def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
             raise ValueError("several processes need one folder: name it, e.g. --config.run_dir=/shared/runs/mine")
         asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
         supervision.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
-    from ringformer.train.context_stages import nothing_left, prepare_stages, train_stages
+    from ringformer.processes.stopping import Terminated
     from ringformer.train.loop import train
-    from ringformer.train.preemption import Terminated
-    from ringformer.train.run import prepare
+    from ringformer.train.prepare import prepare
+    from ringformer.train.stages import nothing_left, prepare_stages, train_stages
 
     allow = [key for key in args.allow.split(",") if key]
     try:
@@ -104,27 +102,12 @@ def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
     return 0
 
 
-def simulate_cpu_devices(count: int) -> None:
-    """Make JAX run on `count` simulated CPU devices (0: leave it as it is); before anything has asked it for one.
-
-    Raises ValueError for fewer than none, and for more than start in a few seconds.
-    """
-    import jax
-
-    if not 0 <= count <= MOST_CPU_DEVICES:
-        raise ValueError(f"cpu_devices={count:,} must lie between 0 and {MOST_CPU_DEVICES:,}: they are simulated")
-
-    if count:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)
-
-
 def _config_keys() -> str:
     """The keys of a config with their defaults and meaning; those of the model are LLaMA's."""
-    from ringformer.dataclass_flags import describe_fields
+    from ringformer.cli.dataclass_flags import describe_fields
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.ops.rope import RopeScaling
-    from ringformer.train.config import Config, DataConfig, OptimizerConfig
+    from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
     parts = {
         "": Config,

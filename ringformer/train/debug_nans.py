@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ringformer.compiler_options import compiler_options
-from ringformer.mesh import BATCH
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import BATCH
+from ringformer.parallel.parameters import specs
+from ringformer.train.checks import all_finite
 from ringformer.train.nan_search import find_bad_operations
-from ringformer.train.run import Run
-from ringformer.train.run_checks import all_finite
-from ringformer.train.state import specs
+from ringformer.train.prepare import Run
 from ringformer.train.step import make_gradients
 
 

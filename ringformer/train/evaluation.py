@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ringformer.data import Loader
-from ringformer.mesh import BATCH
-from ringformer.train.config import Config
+from ringformer.parallel.mesh import BATCH
+from ringformer.runs.config import Config
 from ringformer.train.step import make_eval_step
 
 

@@ -7,27 +7,29 @@ from contextlib import closing, contextmanager
 
 import jax
 
+from ringformer.checkpoints.copies import Copies
+from ringformer.checkpoints.manager import Checkpoints
+from ringformer.checkpoints.retention import Keep
+from ringformer.checkpoints.saved_model import restore_params
 from ringformer.data import save_tokenizer, too_often, too_short
 from ringformer.data.stores.checked_array import DamagedStore
+from ringformer.files.atomic import write_object, write_whole
+from ringformer.files.run_layout import CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG, METRICS
+from ringformer.files.untrusted import contained_files
 from ringformer.models.registry import registered_by
-from ringformer.train.checkpoint_copies import Copies
-from ringformer.train.checkpoints import CARRIED, HF_CONFIG, Checkpoints, restore_params
-from ringformer.train.config import Config
+from ringformer.processes.run_lock import RunLock, told_by_process_0
+from ringformer.processes.stopping import SaveClock, Stopping, Terminated, Termination, said_of
+from ringformer.runs.config import Config
+from ringformer.runs.identity import identity_hash, run_identity
+from ringformer.runs.metrics import Reporter, evaluation_losses
+from ringformer.runs.record import check_run, keep_record, note_saved, said
+from ringformer.train.checks import check_state_finite, context_changes
 from ringformer.train.debug_nans import check_operations
 from ringformer.train.evaluation import make_evaluation
-from ringformer.train.keep_policy import Keep
-from ringformer.train.preemption import SaveClock, Stopping, Terminated, Termination, said_of
-from ringformer.train.reporter import Reporter, evaluation_losses
-from ringformer.train.run import Run
-from ringformer.train.run_checks import check_state_finite, context_changes
-from ringformer.train.run_identity import identity_hash, run_identity
-from ringformer.train.run_lock import RunLock, told_by_process_0
-from ringformer.train.run_record import check_run, keep_record, note_saved, said
-from ringformer.train.state import TrainState, first_state, init_state
+from ringformer.train.prepare import Run
+from ringformer.train.reports import StepReports
+from ringformer.train.state import TrainState, abstract_state, first_state, init_state
 from ringformer.train.step import make_train_step
-from ringformer.train.step_reports import StepReports
-from ringformer.untrusted_files import contained_files
-from ringformer.whole_files import write_object, write_whole
 
 
 def train(run: Run, stopping: Stopping | None = None) -> TrainState:
@@ -39,7 +41,7 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
     Raises:
       FloatingPointError: the state is not finite, and is not saved; or too many steps in a row were skipped.
       Terminated: a signal came, and the state is saved.
-      ValueError: another process trains in the run's folder, or what is there is another run (`run_record.check_run`);
+      ValueError: another process trains in the run's folder, or what is there is another run (`record.check_run`);
         or a file of a store is not what was written, and nothing is saved of it; or no longer, and the steps before it
         was read are saved.
     """
@@ -58,7 +60,9 @@ def _train(run: Run, lock: RunLock, stopping: Stopping) -> TrainState:
     changes = check_run(run.run_dir, config, run.tokenizer.name, run.allow)  # again: now nobody else writes there
     keep = Keep(config.keep_checkpoints, config.keep_every, config.keep_best)
     copies = _copies(run)
-    checkpoints = Checkpoints(run.run_dir, run.shardings, run.optimizer, run.mesh, keep, copies)
+    checkpoints = Checkpoints(
+        run.run_dir, abstract_state(run.shardings, run.optimizer, run.mesh), run.shardings, keep, copies
+    )
     start, damage = checkpoints.newest_whole()
     # Later ones are of steps that are made again, maybe to other losses.
     keep.losses |= {step: loss for step, loss in evaluation_losses(run.run_dir).items() if step <= (start or 0)}
@@ -272,7 +276,7 @@ def _way_on(run: Run, saved: int) -> str:
 def _origin(run: Run, start: int) -> str:
     """Where the first state comes from, and what to do if it is not finite."""
     if start:
-        folder = run.run_dir / "checkpoints" / str(start)
+        folder = run.run_dir / CHECKPOINTS / str(start)
         return f"of {folder}, which is damaged: delete that folder to go on from the checkpoint before"
     return f"of init_from={run.config.init_from}" if run.config.init_from else "that the seed gave"
 
@@ -281,8 +285,8 @@ def _write_config(run: Run) -> None:
     """Keep the resolved config and the tokenizer beside the run, and what came along with a converted model."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
-        write_object(run.run_dir / "config.json", dataclasses.asdict(run.config) | registered_by(run.config.model))
-        (run.run_dir / "metrics.jsonl").touch()  # now it is a run, interrupted or not, and no converted model
+        write_object(run.run_dir / CONFIG, dataclasses.asdict(run.config) | registered_by(run.config.model))
+        (run.run_dir / METRICS).touch()  # now it is a run, interrupted or not, and no converted model
         for file in contained_files(run.config.init_from, (*CARRIED, HF_CONFIG)) if run.config.init_from else ():
             write_whole(run.run_dir / file.name, file.read_bytes())
         save_tokenizer(run.tokenizer, run.run_dir)

@@ -6,7 +6,7 @@ import optax
 from jax import lax
 
 from ringformer.ops.varying_axes import varying_axes
-from ringformer.train.config import OptimizerConfig
+from ringformer.runs.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringformer.data import Loader
-from ringformer.train.config import Config
+from ringformer.runs.config import Config
 
 WINDOW = 128
 """So many steps' norms say what a spike is."""

@@ -11,12 +11,13 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ringformer.compiler_options import compiler_options
-from ringformer.mesh import AXIS_NAMES, BATCH
 from ringformer.models.interface import Axes, ModelConfig
 from ringformer.ops.varying_axes import vary
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import AXIS_NAMES, BATCH
+from ringformer.parallel.parameters import abstract_model, specs
 from ringformer.train.optimizer import clip, global_norm
-from ringformer.train.state import TrainState, abstract_model, specs
+from ringformer.train.state import TrainState
 
 
 def make_train_step(

@@ -9,8 +9,8 @@ import pytest
 
 from ringformer.cli import main
 from ringformer.convert import from_hf, import_hf, to_hf, verify
-from ringformer.file_manifest import MANIFEST
-from ringformer.train.checkpoints import HF_CONFIG
+from ringformer.files.manifest import MANIFEST
+from ringformer.files.run_layout import HF_CONFIG
 from tests.convert.models import load, save_model, tensors
 
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ringformer.checkpoints.saved_model import restore_params
 from ringformer.convert import from_hf, to_hf
 from ringformer.inference.load_model import load_model
-from ringformer.train.checkpoints import restore_params
-from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.loop import train
-from ringformer.train.run import prepare
+from ringformer.train.prepare import prepare
 from tests.convert.models import load, logits, save_model
 
 

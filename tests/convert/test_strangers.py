@@ -12,7 +12,7 @@ from ringformer.cli import main
 from ringformer.convert import from_hf, to_hf
 from ringformer.convert.hf_config import from_hf_config
 from ringformer.convert.safetensors_files import TensorFolder
-from ringformer.train.checkpoints import CARRIED
+from ringformer.files.run_layout import CARRIED
 from tests.convert.models import save_model, tensors
 from tests.convert.test_import_hf import HF
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringformer.estimate.closed_forms import StepTime, causal_excess, hop, memory, peak_bytes, ring_hops
-from ringformer.estimate.memory_settings import possible_settings
+from ringformer.estimate.search.memory_settings import possible_settings
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB

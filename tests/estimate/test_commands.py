@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate import compiler_process, memory_settings, run_estimate, targets
+from ringformer.estimate import run_estimate, targets
 from ringformer.estimate.commands import add_estimate
-from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.plan_command import add_plan
+from ringformer.estimate.compiler import process as compiler_process
+from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.programs import EVALUATION, PROGRAMS
+from ringformer.estimate.search import memory_settings
+from ringformer.estimate.search.commands import add_plan
 from ringformer.estimate.targets import find_target
-from tests.estimate.test_longest_context import estimate_of
+from tests.estimate.search.test_longest_context import estimate_of
 from tests.hlo import on_tpu
 from tests.verbs import run_verb
 
@@ -234,7 +236,7 @@ def test_a_kernel_takes_the_masks_that_the_run_has(compiled, capsys):
 
 
 ONE_LAYER = """
-from ringformer.train.config import base_config
+from ringformer.runs.config import base_config
 
 
 def get_config():
@@ -361,7 +363,7 @@ def test_plans_that_cannot_be(change, message):
 
 CONFIG_OF_A_TOY = """
 import tests.models.toy
-from ringformer.train.config import base_config
+from ringformer.runs.config import base_config
 
 
 def get_config():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inference_contexts import AT_A_MILLION, LONGEST, MARKS, write_tables
-from ringformer.estimate.inference_workload import DECODE, PREFILL
+from ringformer.estimate.inference.workload import DECODE, PREFILL
 from ringformer.estimate.targets import find_target
 from ringformer.models.llama_presets import preset
 

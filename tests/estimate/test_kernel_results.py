@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernel_tables import write_tables
-from ringformer.estimate.program_seconds import efficiency
+from ringformer.estimate.seconds.program_seconds import efficiency
 
 ROOT = Path(__file__).parents[2]
 TARGETS = json.loads((ROOT / "results" / "kernel_cycles.json").read_text())["targets"]

@@ -9,7 +9,7 @@ from benchmarks.kernel_steps import STEPS as FLAGS
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.runtime_environment import GPU_FRACTION
+from ringformer.parallel.runtime_environment import GPU_FRACTION
 
 ROOT = Path(__file__).parents[2]
 STEPS = json.loads((ROOT / "results" / "kernel_steps.json").read_text())["steps"]

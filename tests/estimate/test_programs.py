@@ -7,21 +7,21 @@ from functools import lru_cache
 
 import pytest
 
-from ringformer.estimate import compiler_process
 from ringformer.estimate.closed_forms import smallest_local_length
-from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.compiler_process import compile_apart
-from ringformer.estimate.overlap import FROM_HOST, read_schedule
+from ringformer.estimate.compiler import process as compiler_process
+from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.program_estimate import Surroundings, read_refusal
-from ringformer.estimate.program_seconds import USUAL, Rates
 from ringformer.estimate.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
 from ringformer.estimate.report import estimate_json, estimate_text
+from ringformer.estimate.seconds.overlap import FROM_HOST, read_schedule
+from ringformer.estimate.seconds.program_seconds import USUAL, Rates
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
-from ringformer.mesh import make_mesh
 from ringformer.models.flops import model_flops_per_token
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.parallel.mesh import make_mesh
 from tests.hlo import on_cuda, on_tpu
 
 N, LAYERS = 8, 3

@@ -11,9 +11,10 @@ import torch
 from ringformer.inference.generator import Generator
 from ringformer.inference.programs import as_global
 from ringformer.inference.session import Session
-from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.state import make_init, weight_shardings
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.train.state import make_init
 from tests.oracle import llama as oracle
 from tests.oracle.packing import Rows
 

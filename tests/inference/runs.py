@@ -8,11 +8,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ringformer.data import load_tokenizer, save_tokenizer
+from ringformer.files.run_layout import CARRIED
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.train.checkpoints import CARRIED
-from ringformer.train.config import base_config
-from ringformer.train.config_parsing import parse
+from ringformer.runs.config import base_config
+from ringformer.runs.config_file import parse
 from tests.data.chat_samples import CORPUS
 
 

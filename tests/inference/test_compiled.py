@@ -8,13 +8,13 @@ from functools import lru_cache
 
 import pytest
 
-from ringformer.estimate.compiled_program import Program
-from ringformer.estimate.memory_traffic import hbm_bytes
+from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.estimate.targets import find_target
 from ringformer.inference.programs import Programs, inference_config
 from ringformer.inference.sampling import Kind
-from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.parallel.mesh import make_mesh
 from tests.hlo import on_tpu
 
 B, H, K, d, L = 4, 16, 8, 128, 3

@@ -17,7 +17,7 @@ from ringformer.inference import programs
 from ringformer.inference.cached_attention import attend_token
 from ringformer.inference.decode_step import _sum, next_logits
 from ringformer.inference.weight_shares import ALL
-from ringformer.mesh import make_mesh
+from ringformer.parallel.mesh import make_mesh
 from tests.helpers import normal, relative_error
 from tests.inference.models import CONFIG, generator, log_probabilities
 

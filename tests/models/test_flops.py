@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ringformer.estimate.compiled_program import Program
+from ringformer.estimate.compiler.program_text import Program
 from ringformer.models.flops import executed_attention_flops, executed_flops, model_flops_per_token, working_params
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset

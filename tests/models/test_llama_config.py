@@ -3,9 +3,9 @@
 import pytest
 from jax.sharding import AbstractMesh
 
-from ringformer.mesh import AXIS_NAMES
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import PRESETS
+from ringformer.parallel.mesh import AXIS_NAMES
 
 
 @pytest.mark.parametrize(

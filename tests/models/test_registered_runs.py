@@ -13,7 +13,7 @@ from pathlib import Path
 from ringformer.models.llama import Llama
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.registry import Family, register
-from ringformer.train.config import base_config
+from ringformer.runs.config import base_config
 
 @dataclass(frozen=True)
 class MyConfig(LlamaConfig):

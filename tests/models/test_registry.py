@@ -8,18 +8,20 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from ringformer.checkpoints.saved_model import model_of
 from ringformer.convert import to_hf
 from ringformer.data import Batch
-from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.registry import FAMILIES, Family, build, family_of, register
 from ringformer.ops.layouts import permutation
-from ringformer.train.config import OptimizerConfig, base_config
-from ringformer.train.config_parsing import model_of, parse
+from ringformer.parallel.mesh import BATCH, make_mesh
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.runs.config import OptimizerConfig, base_config
+from ringformer.runs.config_file import parse
 from ringformer.train.loop import train
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.run import prepare
-from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
+from ringformer.train.prepare import prepare
+from ringformer.train.state import decayed, init_state, state_shardings
 from ringformer.train.step import make_train_step
 from tests.helpers import relative_error
 from tests.models.toy import Toy, ToyConfig

@@ -79,7 +79,7 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients reduce-scattered in bfloat16",
-        "ops/gather_weight.py",
+        "parallel/gather_weight.py",
         "(lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)",
         "(lax.psum_scatter(dw.astype(jnp.bfloat16), axes, scatter_dimension=dw.ndim + dim, tiled=True)"
         ".astype(jnp.float32),)",
@@ -252,7 +252,9 @@ MUTATIONS = [
         UNTIED,
     ),
     Mutation("the seed of the parameters ignored", "train/loop.py", "run.mesh, config.seed)", "run.mesh, 0)", UNTIED),
-    Mutation("the seed of the data ignored", "train/run.py", "config, mesh, config.seed)", "config, mesh, 0)", UNTIED),
+    Mutation(
+        "the seed of the data ignored", "train/prepare.py", "config, mesh, config.seed)", "config, mesh, 0)", UNTIED
+    ),
     Mutation(
         "the tied head has no gradient",
         "models/llama.py",
@@ -304,20 +306,24 @@ MUTATIONS = [
     Mutation("nats per byte", "train/evaluation.py", "loss / math.log(2) /", "loss /", NUMBERS),
     Mutation(
         "the learning rate of the step after is reported",
-        "train/step_reports.py",
+        "train/reports.py",
         "updates_before(step)",
         "updates_before(step) + 1",
         NUMBERS,
     ),
     Mutation(
         "tokens per second doubled",
-        "train/step_reports.py",
+        "train/reports.py",
         "self._tokens / seconds",
         "2 * self._tokens / seconds",
         NUMBERS,
     ),
     Mutation(
-        "evaluation in an order of the run's seed", "train/run.py", "mesh, seed=0)", "mesh, seed=config.seed)", NUMBERS
+        "evaluation in an order of the run's seed",
+        "train/prepare.py",
+        "mesh, seed=0)",
+        "mesh, seed=config.seed)",
+        NUMBERS,
     ),
     Mutation(
         "bytes per token over untrained tokens",
@@ -356,17 +362,17 @@ MUTATIONS = [
     # What a run is, and whose it is.
     Mutation(
         "a seed may change unsaid",
-        "train/run_identity.py",
+        "runs/identity.py",
         '"stages",',
         '"stages", "seed",',
-        "train/test_run_identity.py::test_what_defines_a_run_is_in_its_identity",
+        "runs/test_identity.py::test_what_defines_a_run_is_in_its_identity",
     ),
     Mutation(
         "a lock that two can make",
-        "train/run_lock.py",
+        "processes/run_lock.py",
         "os.O_CREAT | os.O_EXCL",
         "os.O_CREAT",
-        "train/test_run_lock.py::test_who_is_slower_by_a_moment_is_refused",
+        "processes/test_run_lock.py::test_who_is_slower_by_a_moment_is_refused",
     ),
     # Bad numbers.
     Mutation("a loss that is not finite is trained on", "train/step.py", "jnp.isfinite(loss) & ", "", ANY_NORM),
@@ -412,25 +418,25 @@ MUTATIONS = [
     ),
     Mutation(
         "the newest proven checkpoint goes like any other",
-        "train/keep_policy.py",
+        "checkpoints/retention.py",
         "self._keep.skipping or info.step == newest",
         "self._keep.skipping",
-        "train/test_keep_policy.py::test_who_comes_back_keeps_no_more_than_others",
+        "checkpoints/test_retention.py::test_who_comes_back_keeps_no_more_than_others",
     ),
     Mutation(
         "a diverged level is taken for a good one",
-        "train/keep_policy.py",
+        "checkpoints/retention.py",
         "mean if self._level is None else min(self._level, mean)",
         "mean",
-        "train/test_keep_policy.py::test_one_lucky_batch_proves_nothing",
+        "checkpoints/test_retention.py::test_one_lucky_batch_proves_nothing",
     ),
     # Integrity: what changed on the disk is read as if it had not.
     Mutation(
         "hashes are not compared",
-        "file_manifest.py",
+        "files/manifest.py",
         "if found_hashes[name] != hashes[name]",
         "if not hashes[name]",
-        "train/test_damaged_checkpoints.py::test_no_flipped_bit_of_a_hundred_is_silent",
+        "checkpoints/test_damaged_checkpoints.py::test_no_flipped_bit_of_a_hundred_is_silent",
     ),
     Mutation(
         "exports compare no hashes",
@@ -441,10 +447,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a damaged checkpoint stays where it is",
-        "train/checkpoint_integrity.py",
+        "checkpoints/verify.py",
         "tree_folder(run_dir, step).parent.rename(aside)",
         "aside.mkdir()",
-        "train/test_damaged_checkpoints.py::test_the_newest_whole_one_is_taken_and_the_others_are_kept_aside",
+        "checkpoints/test_damaged_checkpoints.py::test_the_newest_whole_one_is_taken_and_the_others_are_kept_aside",
     ),
     # Evaluations.
     Mutation(

@@ -19,8 +19,8 @@ def test_every_patch_applies_once_and_changes_the_program(tmp_path):
         assert after != before
         compile(after, mutation.file, "exec")
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
-    with pytest.raises(ValueError, match=r"occurs 0 times in ringformer/cli\.py"):
-        apply(Mutation("gone", "cli.py", "no such text", "", ""), ROOT)
+    with pytest.raises(ValueError, match=r"occurs 0 times in ringformer/cli/verbs\.py"):
+        apply(Mutation("gone", "cli/command_line.py", "no such text", "", ""), ROOT)
 
 
 def test_the_judge(tmp_path):

@@ -19,8 +19,8 @@ from ringformer.ops import rope
 from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.cross_entropy import cross_entropy
 from ringformer.ops.embedding import embed
-from ringformer.ops.gather_weight import gather_weight
 from ringformer.ops.ring_attention import ring_attention
+from ringformer.parallel.gather_weight import gather_weight
 from tests import dense
 from tests.helpers import errors, normal, ring_mesh
 from tests.ops.rings import LAYOUTS, on_ring

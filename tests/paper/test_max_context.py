@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.estimate import longest_context, memory_settings, targets
-from ringformer.estimate.compiler_dump import CompilerFailure
+from ringformer.estimate import targets
+from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.search import longest_context, memory_settings
 from ringformer.paper import attempts, max_context
 from ringformer.paper.attempts import read
 from ringformer.paper.max_context import ROWS, Cell, cells, fill, judge_maxima
 from ringformer.paper.tables_document import longest
-from tests.estimate.test_longest_context import estimate_of
+from tests.estimate.search.test_longest_context import estimate_of
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ringformer.estimate.longest_context import MAX_STEP_SECONDS
+from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
 from ringformer.paper.attempts import read
 from ringformer.paper.max_context import REGIMES, ROWS, Cell, cells
 from ringformer.paper.tables_document import Results, _fits_text, _longest_text, _within_text, longest, write_tables

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.estimate import memory_settings, targets
-from ringformer.estimate.compiler_dump import CompilerFailure
-from ringformer.estimate.compiler_process import compile_apart
+from ringformer.estimate import targets
+from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiler.process import compile_apart
+from ringformer.estimate.search import memory_settings
 from ringformer.estimate.targets import compiled_by
 from ringformer.estimate.workload import MemorySettings, estimate_command
 from ringformer.paper import attempts, training_mfu
@@ -26,7 +27,7 @@ from ringformer.paper.training_mfu import (
     fill,
     utilisation,
 )
-from tests.estimate.test_longest_context import estimate_of
+from tests.estimate.search.test_longest_context import estimate_of
 from tests.hlo import on_tpu
 
 RESULTS = Path(__file__).parents[2] / "results" / "table4.json"

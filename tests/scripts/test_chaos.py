@@ -95,7 +95,7 @@ def test_mistakes_are_told(options, message):
 def test_the_record_is_of_the_tests_that_the_page_names(tmp_path):
     files = reliability.tests_of((ROOT / "docs" / "reliability.md").read_text())
     assert len(files) > 15 and all((ROOT / file).is_file() for file in files)
-    assert {"tests/train/test_supervision.py", "tests/convert/test_damaged_models.py"} <= {*files}
+    assert {"tests/processes/test_supervisor.py", "tests/convert/test_damaged_models.py"} <= {*files}
     (tmp_path / "test_three.py").write_text(
         "import pytest\ndef test_a(): pass\ndef test_b(): assert 0\ndef test_c(): pytest.skip('x')\n"
     )

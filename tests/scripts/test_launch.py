@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringformer.hardware import GiB
-from ringformer.runtime_environment import GPU_FRACTION, HOST_POOL, MEMORY_FRACTION, runtime_environment
+from ringformer.parallel.runtime_environment import GPU_FRACTION, HOST_POOL, MEMORY_FRACTION, runtime_environment
 from tests.scripts.launching import A100, PATHS, POD, ROOT, SRUN, dry_run, fake_python, launch
 
 SCRIPTS = sorted(ROOT.glob("scripts/*.sh"))
@@ -153,7 +153,7 @@ def test_the_environment_is_used_whether_active_or_not(clone, tmp_path, named):
 
 
 LONG_WITH_OFFLOAD = """
-from ringformer.train.config import base_config
+from ringformer.runs.config import base_config
 
 
 def get_config():

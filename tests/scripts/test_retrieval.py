@@ -20,7 +20,7 @@ from ringformer.evals import lines
 from ringformer.evals.case_file import CaseFile
 from ringformer.evals.model_folder import identity
 from ringformer.evals.runner import Answering, answer_cases, row_checker
-from ringformer.train.config_parsing import load_config, parse_stages
+from ringformer.runs.config_file import load_config, parse_stages
 from tests.evals.models import Scripted, knows_lines
 
 ROOT = Path(__file__).parent.parent.parent

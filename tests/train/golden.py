@@ -11,9 +11,9 @@ from pathlib import Path
 import jax
 
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import train
-from ringformer.train.run import prepare
+from ringformer.train.prepare import prepare
 from tests.train.runs import read_metrics, write_chats
 
 FOLDER = Path(__file__).parent / "golden_losses"

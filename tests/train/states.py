@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringformer.mesh import make_mesh
+from ringformer.checkpoints.manager import Checkpoints
+from ringformer.checkpoints.retention import Keep
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.checkpoints import Checkpoints
-from ringformer.train.config import OptimizerConfig
-from ringformer.train.keep_policy import Keep
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import TrainState, abstract_state, decayed, state_shardings, weight_shardings
+from ringformer.train.state import TrainState, abstract_state, decayed, state_shardings
 
 CONFIG = LlamaConfig(
     vocab_size=61, hidden_size=36, intermediate_size=44, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10
@@ -64,7 +65,7 @@ def assert_same_bits(found: TrainState, state: TrainState) -> None:
 def opened(folder, mesh_dim: str = "1,1,1,1", config: LlamaConfig = CONFIG, keep=Keep(), copies=None):
     """The checkpoints of a folder on this mesh; all are kept, if it is not said which."""
     mesh, shardings = setup(mesh_dim, config)
-    return Checkpoints(folder, shardings, OPTIMIZER, mesh, keep, copies)
+    return Checkpoints(folder, abstract_state(shardings, OPTIMIZER, mesh), shardings, keep, copies)
 
 
 def save(folder, mesh_dim: str, *states: TrainState) -> None:

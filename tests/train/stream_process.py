@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ringformer.data import Loader, TokenStore
-from ringformer.mesh import BATCH, make_mesh
+from ringformer.parallel.mesh import BATCH, make_mesh
 
 BATCH_SIZE, SEED, FIELDS = 4, 11, ("tokens", "targets", "positions", "segment_ids", "mask")
 

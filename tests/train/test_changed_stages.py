@@ -12,14 +12,14 @@ from pathlib import Path
 import jax
 import pytest
 
+from ringformer.checkpoints.saved_model import latest_step
 from ringformer.cli import main
+from ringformer.processes.run_lock import RunLock
 from ringformer.train import loop
-from ringformer.train.checkpoints import latest_step
-from ringformer.train.run_lock import RunLock
 from tests.cpu_flags import cpu_environment
 
 CONFIG = """
-from ringformer.train.config import base_config
+from ringformer.runs.config import base_config
 
 
 def get_config():

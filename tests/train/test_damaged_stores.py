@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ringformer.checkpoints.saved_model import latest_step
 from ringformer.data.stores import integrity
 from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.train import loop
-from ringformer.train.checkpoints import latest_step
 from ringformer.train.loop import train
-from ringformer.train.run import prepare
+from ringformer.train.prepare import prepare
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_whole_large_store_trains_as_a_small_one(built, steps, verdict):
 def test_ids_beyond_the_models_vocabulary_are_refused(built, monkeypatch):
     """Whatever the tokenizer says of its vocabulary."""
     store = Path(built.data.store)
-    monkeypatch.setattr("ringformer.train.run.check_vocabulary", lambda *_: None)
+    monkeypatch.setattr("ringformer.train.prepare.check_vocabulary", lambda *_: None)
     small = dataclasses.replace(built, model=dataclasses.replace(built.model, vocab_size=200))
     with pytest.raises(ValueError, match=rf"{store}/train has the token id 256, beyond the model's vocabulary of 200;"):
         prepare(small)

@@ -19,7 +19,7 @@ from tests.helpers import relative_error
 ROOT = Path(__file__).parent.parent.parent
 
 CONFIG = """
-from ringformer.train.config import base_config
+from ringformer.runs.config import base_config
 
 
 def get_config():
@@ -155,7 +155,7 @@ def test_processes_compare_config_stage_and_version(monkeypatch, capsys, tmp_pat
     def asked(self, member, *_):
         raise ValueError(json.dumps(dict(member.asked)))
 
-    monkeypatch.setattr("ringformer.train.supervision.Supervision.join", asked)
+    monkeypatch.setattr("ringformer.processes.supervisor.Supervision.join", asked)
     arguments = [
         "--distributed",
         "--coordinator_address=localhost:1",

@@ -9,14 +9,15 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from ringformer.data import Batch
-from ringformer.mesh import make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train import evaluation, step
-from ringformer.train.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
+from ringformer.train.state import decayed, init_state, state_shardings
 from ringformer.train.step import make_eval_step, make_logits, position_bucket
 from tests.helpers import packed_segments
 

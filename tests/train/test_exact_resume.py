@@ -14,12 +14,13 @@ import jax
 import numpy as np
 import pytest
 
+from ringformer.checkpoints.manager import Checkpoints
+from ringformer.checkpoints.retention import Keep
 from ringformer.ops.layouts import permutation
-from ringformer.train.checkpoints import Checkpoints
-from ringformer.train.keep_policy import Keep
+from ringformer.parallel.parameters import weight_shardings
 from ringformer.train.loop import train
-from ringformer.train.run import prepare
-from ringformer.train.state import init_state, state_shardings, weight_shardings
+from ringformer.train.prepare import prepare
+from ringformer.train.state import abstract_state, init_state, state_shardings
 from ringformer.train.step import make_train_step
 from tests.data.packing_samples import LENGTHS, build
 from tests.helpers import relative_error, unpadded
@@ -84,7 +85,7 @@ RUN = """
 import tests.conftest
 from pathlib import Path
 from ringformer.train.loop import train
-from ringformer.train.run import prepare
+from ringformer.train.prepare import prepare
 from tests.train.golden import golden_config
 train(prepare(golden_config(Path({folder!r}), {run!r})))
 """
@@ -144,11 +145,13 @@ def test_a_state_goes_from_mesh_to_mesh(tmp_path):
                 state, _ = step(state, batch)
             logical = unpadded(state, shardings)
         else:
-            before = Checkpoints(tmp_path / str(link - 1), shardings, OPTIMIZER, mesh, Keep())
+            before = Checkpoints(
+                tmp_path / str(link - 1), abstract_state(shardings, OPTIMIZER, mesh), shardings, Keep()
+            )
             state = before.restore(3)
             before.close()
         jax.tree.map(np.testing.assert_array_equal, unpadded(state, shardings), logical)
-        saving = Checkpoints(tmp_path / str(link), shardings, OPTIMIZER, mesh, Keep())
+        saving = Checkpoints(tmp_path / str(link), abstract_state(shardings, OPTIMIZER, mesh), shardings, Keep())
         saving.save(state)
         saving.close()
         losses.append(float(step(state, batch)[1]["loss"]))

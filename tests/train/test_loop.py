@@ -10,11 +10,11 @@ import pytest
 
 from ringformer.data import load_tokenizer
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.loop import train
 from ringformer.train.optimizer import schedule
-from ringformer.train.run import prepare
+from ringformer.train.prepare import prepare
 from tests.data.chat_samples import llama3
 from tests.helpers import relative_error
 

@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 
 from ringformer.models.llama import Llama
-from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import train
-from ringformer.train.run import prepare
+from ringformer.train.prepare import prepare
 from tests.helpers import relative_error
 from tests.oracle import llama, packing
 from tests.oracle.adamw import AdamW, global_norm

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from ringformer.checkpoints.saved_model import restore_params
 from ringformer.data import Batch, ByteTokenizer, Document, Loader, build_stores
 from ringformer.data.packing.options import PackingOptions
-from ringformer.mesh import BATCH
 from ringformer.ops.layouts import permutation
-from ringformer.train.checkpoints import restore_params
-from ringformer.train.config import base_config
-from ringformer.train.config_parsing import parse_stages
-from ringformer.train.context_stages import prepare_stages, train_stages
+from ringformer.parallel.mesh import BATCH
+from ringformer.runs.config import base_config
+from ringformer.runs.config_file import parse_stages
+from ringformer.train.stages import prepare_stages, train_stages
 from ringformer.train.step import make_logits
 
 CONTEXTS = (32, 64)

@@ -19,10 +19,11 @@ import pytest
 from jax.sharding import NamedSharding
 
 from ringformer.data import Batch
-from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
-from ringformer.train.state import TrainState, specs, state_shardings, weight_shardings
+from ringformer.parallel.mesh import BATCH, make_mesh
+from ringformer.parallel.parameters import specs, weight_shardings
+from ringformer.train.state import TrainState, state_shardings
 from ringformer.train.step import make_train_step
 from tests.helpers import relative_error
 from tests.oracle import llama

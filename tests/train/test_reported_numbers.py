@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringformer.train import step_reports
-from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.train import reports as step_reports
 from ringformer.train.loop import train
-from ringformer.train.run import prepare
+from ringformer.train.prepare import prepare
 from tests.oracle import llama, packing
 from tests.oracle.adamw import AdamW, global_norm
 from tests.train.runs import MODEL, flatten, read_metrics, read_parameters, write_chats

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 import pytest
 
+from ringformer.checkpoints.verify import saved_steps
 from ringformer.models.llama import Llama
-from ringformer.train.checkpoint_integrity import saved_steps
-from ringformer.train.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.loop import train
-from ringformer.train.run import prepare
+from ringformer.train.prepare import prepare
 from ringformer.train.skipped_steps import FEWEST, WINDOW, SkippedSteps
 from ringformer.train.state import init_state
 from ringformer.train.step import make_train_step
@@ -208,7 +208,7 @@ def test_what_is_told_does_not_change_while_it_is_written():
 
 
 CONFIG = """
-from ringformer.train.config import base_config
+from ringformer.runs.config import base_config
 
 
 def get_config():

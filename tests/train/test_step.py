@@ -8,12 +8,13 @@ import pytest
 from jax.sharding import NamedSharding
 
 from ringformer.data import Batch
-from ringformer.mesh import BATCH, make_mesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
-from ringformer.train.config import OptimizerConfig
+from ringformer.parallel.mesh import BATCH, make_mesh
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import decayed, init_state, state_shardings, weight_shardings
+from ringformer.train.state import decayed, init_state, state_shardings
 from ringformer.train.step import make_logits, make_train_step
 from tests.helpers import relative_error, unpadded
 from tests.interpreted import interpreted

@@ -1,0 +1,1 @@
+"""Packing: sequences as a function of seed and number, from streams, whole documents or mixtures."""

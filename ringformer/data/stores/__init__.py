@@ -1,0 +1,1 @@
+"""Token stores: prepared from documents, verified by hashes, read in blocks."""

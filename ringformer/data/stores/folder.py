@@ -24,9 +24,9 @@ from typing import Any
 
 from ringformer.data.stores.checked_array import REBUILD
 from ringformer.data.stores.token_store import TokenStore
-from ringformer.file_hashes import hash_file
-from ringformer.this_process import began, machine
-from ringformer.whole_files import sync
+from ringformer.files.atomic import sync
+from ringformer.files.hashes import hash_file
+from ringformer.files.this_process import began, machine
 
 MANIFEST, BUILDER = "manifest.json", "builder.json"
 ABANDONED = 24 * 3600.0

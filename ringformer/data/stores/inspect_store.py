@@ -7,9 +7,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from ringformer.cli.visible_text import visible
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.base import Tokenizer
-from ringformer.visible_text import visible
 
 SHOWN = 2000
 """Tokens shown of a document."""

@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from ringformer.data.stores.checked_array import REBUILD, CheckedArray, DamagedStore
-from ringformer.file_hashes import hash_bytes
+from ringformer.files.hashes import hash_bytes
 
 FORMAT = 3
 """The format of stores that is written, and read."""

@@ -1,0 +1,1 @@
+"""Tokenizers: bytes, SentencePiece, `tokenizer.json`, and which bytes their tokens spell."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ringformer.data.tokenizers.token_bytes import Piece
-from ringformer.untrusted_files import contained, read_object
+from ringformer.files.untrusted import contained, read_object
 
 
 class Segment(NamedTuple):

@@ -6,8 +6,8 @@ from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from ringformer.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ringformer.untrusted_files import contained
-from ringformer.whole_files import write_whole
+from ringformer.files.atomic import write_whole
+from ringformer.files.untrusted import contained
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -15,7 +15,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
     In a folder, `tokenizer.json` goes before `tokenizer.model`. `tokenizer_config.json` beside either gives the chat
     template, and for `tokenizer.json` the tokens that begin and end a text. Files that are not named but found may not
-    be links out of their folder (`untrusted_files.py`).
+    be links out of their folder (`files/untrusted.py`).
     """
     if spec == "bytes":
         return ByteTokenizer()

@@ -3,7 +3,7 @@
 import pytest
 
 from ringformer.data.packing.options import PackingOptions
-from ringformer.train.config import DataConfig
+from ringformer.runs.config import DataConfig
 
 WRONG = [
     ({"packing": "hole"}, "unknown {}packing 'hole'; known: stream, whole"),

@@ -4,13 +4,13 @@ from typing import get_args
 
 import pytest
 
+from ringformer.cli.dataclass_flags import field_docs
 from ringformer.data.chats.cleaning import RULES
 from ringformer.data.chats.conversations import FORMATS
 from ringformer.data.chats.templates import TEMPLATES, TemplateName
 from ringformer.data.sources import KINDS
 from ringformer.data.stores.options import Format, StoreOptions
-from ringformer.dataclass_flags import field_docs
-from ringformer.train.config import DataConfig
+from ringformer.runs.config import DataConfig
 
 WRONG = [
     ({"held_out": 1.0}, r"{}held_out=1.0 must be in \[0, 1\)"),

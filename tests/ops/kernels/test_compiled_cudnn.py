@@ -10,13 +10,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringformer.compiler_options import COMPILER_OPTIONS
-from ringformer.estimate.compiled_program import Array, Program
-from ringformer.estimate.host_waits import host_waits
-from ringformer.estimate.memory_traffic import hbm_bytes
+from ringformer.estimate.compiler.program_text import Array, Program
 from ringformer.estimate.programs import WITHOUT_DEVICES
+from ringformer.estimate.seconds.host_waits import host_waits
+from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.estimate.targets import find_target
 from ringformer.ops.ring_attention import ring_attention
+from ringformer.parallel.compiler_options import COMPILER_OPTIONS
 from tests.hlo import on_cuda
 
 B, T, H, K, d = 1, 1024, 8, 2, 128

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ringformer.compiler_options import compiler_options
-from ringformer.estimate.compiled_program import Program, kernel_cost
-from ringformer.estimate.kernel_keys import KernelKeys
-from ringformer.estimate.machine_code import grid_of
+from ringformer.estimate.compiler.program_text import Program, kernel_cost
+from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.machine_code import grid_of
 from ringformer.estimate.targets import find_target, only_compilers
-from ringformer.mesh import make_mesh
 from ringformer.ops.ring_attention import ring_attention
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import make_mesh
 from tests.hlo import on_tpu
 
 B, T, H, K, d, N = 1, 1024, 4, 2, 128, 8

@@ -1,0 +1,201 @@
+"""Checkpoints of a run, by Orbax: the state in logical shapes and the step, in RUN_DIR/checkpoints/STEP.
+
+Arrays are written without their padding (`sharded_arrays`) and may be restored onto any mesh. The batch is a
+function of (seed, step), so the step is the whole position in the data. What is read is compared first with the hashes
+that were saved with it (`verify`).
+"""
+
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from ringformer.checkpoints.copies import Copies
+from ringformer.checkpoints.retention import Keep
+from ringformer.checkpoints.saved_model import latest_checkpoint, latest_step, restore_arguments
+from ringformer.checkpoints.sharded_arrays import Saved, checkpoint_handler
+from ringformer.checkpoints.tree import Restore, Save, read_about
+from ringformer.checkpoints.verify import check_checkpoint, newest_whole, saved_steps, tree_folder
+from ringformer.files.manifest import DamagedFiles
+from ringformer.files.run_layout import CHECKPOINTS
+
+State = Any
+"""A NamedTuple of trees of arrays, one of which is the `step`."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, those that `keep` says. What is saved is read back, twice: every chunk before its
+    checkpoint counts as finished, and what a restore would find as soon as it does. Then `copies`, of process 0, sends
+    it elsewhere.
+
+    Args:
+      target: the shapes, dtypes and shardings of a state, a NamedTuple with a `step`.
+      shardings: the `WeightSharding` of each of its arrays.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        target: State,
+        shardings: State,
+        keep: Keep,
+        copies: Copies | None = None,
+    ):
+        self._run_dir, self._target, self._shardings = Path(run_dir), target, shardings
+        self._unchecked: int | None = None
+        self._verified: int | None = None
+        self._failed = False
+        self._keep, self._copies = keep, copies
+        self._handler = checkpoint_handler()
+        _quiet()
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=keep.policy(), cleanup_tmp_directories=True, lightweight_initialize=True
+        )
+        self._manager = ocp.CheckpointManager(
+            (self._run_dir / CHECKPOINTS).absolute(), options=options, item_handlers=self._handler
+        )
+
+    def newest_whole(self) -> tuple[int | None, list[str]]:
+        """The step to go on from, None at the beginning, and what there is to say: of damaged checkpoints, which are
+        moved to RUN_DIR/damaged. Raises DamagedFiles if there are checkpoints, and none of them is whole."""
+        self._verified, said = newest_whole(self._run_dir)
+        self._manager.reload()
+        return self._verified, said
+
+    def save(self, state: State, about: dict[str, Any] | None = None) -> None:
+        """Start writing; the state may be donated as soon as this returns. Raises OSError of the save before, as
+        `close` does.
+
+        Args:
+          about: what is to be known of the run at this step, as JSON has it (`tree.read_about`).
+        """
+        self._finish()
+        saved = jax.tree.map(lambda x, w: Saved(x, w.shape), state, self._shardings)
+        self._unchecked = int(state.step)
+        with self._failing():
+            self._manager.save(self._unchecked, args=Save(saved._asdict(), {"step": self._unchecked, **(about or {})}))
+
+    def check(self) -> None:
+        """Raise OSError if what is being written has failed; to be asked at every step, does not wait."""
+        with self._failing():
+            if error := self._handler.leaves.failure:
+                raise error
+        if self._unchecked is not None and not self._manager.is_saving_in_progress():
+            self._finish()
+        if self._copies is not None:
+            self._copies.check()
+
+    def restore(self, step: int) -> State:
+        """The state of `step`, laid out for this mesh. Raises ValueError if it is of another model, DamagedFiles if it
+        is not as it was saved."""
+        if step != self._verified:
+            check_checkpoint(self._run_dir, step)
+        arguments = restore_arguments(self._target, self._shardings)._asdict()
+        restored = self._target._replace(**self._manager.restore(step, args=Restore(arguments, restore_args=arguments)))
+        if (found := int(restored.step)) != step:
+            raise DamagedFiles(f"{self._run_dir}/checkpoints/{step} holds step {found}: move it away, it is a copy")
+        return restored
+
+    def about(self, step: int | None) -> dict[str, Any]:
+        """What was said of the run when `step` was saved; nothing of None, and of checkpoints of before."""
+        return {} if step is None else read_about(tree_folder(self._run_dir, step)) or {}
+
+    def way_back(self) -> str:
+        """Which checkpoint to go back to when the run has diverged, and how; a sentence."""
+        steps = sorted(self._manager.all_steps())
+        proven = self._keep.proven(steps)
+        if proven is None:
+            return "No checkpoint is proven by sound steps after it" if steps else "There is no checkpoint"
+        later = ", ".join(str(step) for step in steps if step > proven)
+        move = f"move {later} out of {self._run_dir}/checkpoints and " if later else ""
+        elsewhere = ", and another copy_to" if later and self._copies else ""
+        return (
+            f"The newest checkpoint that is proven by sound steps after it is step {proven}: to go back to it, "
+            f"{move}start the same command, best with a lower optimizer.learning_rate (and "
+            f"--allow=optimizer.learning_rate){elsewhere}"
+        )
+
+    def close(self) -> None:
+        """Wait for what is being written. Raises OSError if it cannot be read back; what failed before is over."""
+        if self._failed:
+            if jax.process_count() == 1:  # of several, the others will not come to Orbax's barriers
+                with suppress(Exception):
+                    self._manager.close()
+            return
+        try:
+            self._finish()
+            if self._copies is not None:
+                self._copies.close()
+        finally:
+            self._manager.close()
+
+    def _finish(self) -> None:
+        with self._failing():
+            self._manager.wait_until_finished()
+        step, self._unchecked = self._unchecked, None
+        if step is not None and jax.process_index() == 0:
+            _check(self._run_dir, step, self._target, self._shardings)
+        if step is not None and self._copies is not None:
+            self._copies.start(step, self._keep)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What goes wrong in a save, as one line: the step, the cause, and what is there to go on from."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = True
+            others = [step for step in saved_steps(self._run_dir) if step != self._unchecked]
+            left = f"the run can go on from step {others[-1]}" if others else "there is no checkpoint before it"
+            raise OSError(
+                f"the checkpoint of step {self._unchecked} cannot be saved in {self._run_dir}/checkpoints "
+                f"({_cause(error)}); {left}"
+            ) from error
+
+
+def _check(run_dir: Path, step: int, target: State, shardings: State) -> None:
+    """Raise OSError if a restore of the run would not find this step, or not the arrays that were saved."""
+    if (latest := latest_step(run_dir)) != step:
+        raise OSError(
+            f"{run_dir}: step {step} was saved, but the latest checkpoint that can be found there is {latest}"
+        )
+    folder = latest_checkpoint(run_dir)
+    try:
+        described = jax.tree.leaves(checkpoint_handler().metadata(folder).tree)
+    except (ValueError, FileNotFoundError) as error:
+        raise OSError(f"{folder} was saved, but cannot be read: {error}") from error
+    stored = {array.name: (array.shape, array.dtype) for array in described}
+    leaves = jax.tree.leaves_with_path(restore_arguments(target, shardings)._asdict())
+    saved = {".".join(ocp.tree.str_keypath(path)): (leaf.logical_shape, leaf.array.dtype) for path, leaf in leaves}
+    if wrong := [name for name in saved.keys() | stored.keys() if saved.get(name) != stored.get(name)]:
+        raise OSError(f"{folder} was saved, but does not hold what was: {', '.join(sorted(wrong))}")
+
+
+def _quiet() -> None:
+    """Keep Orbax from printing the stacks of what it raises: of one failed save several, from several threads.
+    And Python from telling what it left undone."""
+    logger = logging.getLogger("absl")
+    if _is_no_stack not in logger.filters:
+        logger.addFilter(_is_no_stack)
+        left = "coroutine '.*(_create_paths|_write|_write_metadata_after_commits)' was never awaited"
+        warnings.filterwarnings("ignore", left, RuntimeWarning)
+
+
+def _cause(error: BaseException) -> str:
+    """The cause of an exception in one line: of what an operating system refused its words for it, and the file."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    code, file = re.search(r"os_error_code='(\d+)'", text), re.search(r'local file "([^"]+)"', text)
+    if code and file:
+        return f"{os.strerror(int(code[1]))}: {file[1]}"
+    return text.split(" [tensorstore_spec=")[0].split(" [source locations")[0]
+
+
+def _is_no_stack(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and "orbax" in record.pathname)

@@ -1,0 +1,7 @@
+"""`python -m ringformer.cli`."""
+
+import sys
+
+from ringformer.cli import main
+
+sys.exit(main())

@@ -1,0 +1,118 @@
+# PYTHON_ARGCOMPLETE_OK
+"""`ringformer VERB`: finds a verb's function in its room, and says in one line what a caller got wrong."""
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from importlib import import_module, metadata
+
+from ringformer.cli.parser import Parser
+from ringformer.cli.verbs import GROUPS, VERBS
+from ringformer.cli.visible_text import visible
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+"""What JAX's error begins with; its class is not known here, where JAX is not imported."""
+
+
+def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of the whole command line, and that of `verb`, which alone has its options and `call`."""
+    completion = 'Each verb has --help. Completion: eval "$(register-python-argcomplete ringformer)"'
+    top = Parser("ringformer", description="Long-context training in JAX over a ring of devices.", epilog=completion)
+    top.add_argument("--version", action="version", version=f"ringformer {metadata.version('ringformer')}")
+    places = {"": top.add_subparsers(metavar="VERB", title="verbs", required=True)}
+    chosen: argparse.ArgumentParser = top
+    for name, (home, summary) in VERBS.items():
+        group, _, last = name.rpartition(" ")
+        if group not in places:
+            inside = places[""].add_parser(group, help=GROUPS[group], description=GROUPS[group])
+            places[group] = inside.add_subparsers(metavar="VERB", title="verbs", required=True)
+        parser = places[group].add_parser(last, help=summary, description=summary)
+        if name == verb:
+            module, function = home.split(":")
+            parser.set_defaults(call=getattr(import_module(f"ringformer.{module}"), function)(parser))
+            chosen = parser
+    return top, chosen
+
+
+def find_verb(words: list[str]) -> str | None:
+    """The verb that a command line begins with; None if it names none. Raises ValueError for one that is not there."""
+    for length in (2, 1):
+        if (name := " ".join(words[:length])) in VERBS:
+            return name
+    typed = " ".join(word for word in words[: 2 if words[:1] and words[0] in GROUPS else 1] if word[:1] != "-")
+    if typed in ("", *GROUPS):
+        return None
+    near = difflib.get_close_matches(typed, [*VERBS, *GROUPS], 1)
+    hint = f"did you mean {near[0]!r}?" if near else "see ringformer --help"
+    if (group := words[0]) in GROUPS:
+        hint += f" {group} has {', '.join(name.split()[1] for name in VERBS if name.startswith(f'{group} '))}"
+    raise ValueError(f"unknown verb {typed!r}; {hint}")
+
+
+def run(words: list[str]) -> int:
+    """Run a command line; returns the exit code. Raises ValueError for what a caller got wrong."""
+    words = [*words[1:], "--help"] if words[:1] == ["help"] else words
+    verb = find_verb(words)
+    (top, parser), options = make_parsers(verb), words[len((verb or "").split()) :]
+    overrides = parser.get_default("overrides") is not None
+    known = parser._option_string_actions
+    for name in (word.partition("=")[0] for word in options if re.match("--?[A-Za-z]", word)):
+        if name not in known and not (overrides and name.startswith("--config.")):
+            option, dot, key = name.partition(".")
+            near = difflib.get_close_matches(option, known, 1, cutoff=0.85)
+            hint = f"did you mean {near[0]}{dot}{key}?" if near else f"see {parser.prog} --help"
+            raise ValueError(f"there is no option {name}; {hint}")
+    if verb is None:
+        top.parse_args(words or ["--help"])
+    args, rest = parser.parse_known_args(options)
+    if rest and not overrides:
+        raise ValueError(f"unexpected arguments: {' '.join(rest)}; see {parser.prog} --help")
+    if overrides:
+        args.overrides = rest
+    return args.call(args) or 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command `ringformer`: the exit code of a command line, its errors said."""
+    words = sys.argv[1:] if argv is None else argv
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        typed = os.environ["COMP_LINE"].split()[1:]
+        verb = next((name for name in VERBS if typed[: len(name.split())] == name.split()), None)
+        argcomplete.autocomplete(make_parsers(verb)[0])
+    said = f"ringformer {' '.join(words[: 2 if words[:1] and words[0] in GROUPS else 1])}".strip()
+    try:
+        code = run(words)
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:  # after --help or --version
+        return int(end.code or 0)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except ModuleNotFoundError as error:
+        print(
+            f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
+            file=sys.stderr,
+        )
+        return 2
+    except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
+        interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)
+        print(f"{said}: {'interrupted' if interrupted else visible(str(error))}", file=sys.stderr)
+        return 130 if interrupted else 2 if callers else 1
+    except RuntimeError as error:
+        if not (why := str(error)).startswith(OUT_OF_MEMORY):
+            raise
+        print(
+            f"{said}: the memory of the devices does not hold it: {why.splitlines()[0]}; `ringformer estimate` says "
+            "what fits",
+            file=sys.stderr,
+        )
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

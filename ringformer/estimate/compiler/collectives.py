@@ -1,0 +1,108 @@
+"""The collectives of a compiled step, grouped by what they are for: a few lines for a person instead of hundreds."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ringformer.estimate.seconds.overlap import FROM_HOST, TO_HOST, Transfer
+from ringformer.hardware import GiB
+from ringformer.parallel.gather_weight import GATHER, SCATTER
+
+PURPOSES = (
+    "ring, inside its loops",
+    "ring, at their ends",
+    "weights gathered",
+    "gradients reduced",
+    "activations gathered",
+    "partial results merged",
+    "other",
+    "offloaded, to the host",
+    "offloaded, from the host",
+)
+"""What transfers are for, in the order of the table. At the ends of a ring's loops: the hops before the first turn
+and after the last. Gradients are those of training; activations gathered and partial results merged, of split products
+and of attention to a cache that is spread, those of inference. Other: activations over tp, scalars such as the loss."""
+
+
+class Group(NamedTuple):
+    """The collectives of one kind and purpose, of one step on one device."""
+
+    purpose: str
+    kind: str
+    executions: float
+    synchronous: float
+    """Those of the executions that have no start of their own: nothing can travel under other work."""
+    hidden_bytes: float
+    exposed_bytes: float
+    longest: Transfer
+    """The one with most bytes, which is on the link for longest; of several, the one that waits for it most."""
+
+    @property
+    def bytes(self) -> float:
+        return self.hidden_bytes + self.exposed_bytes
+
+
+def purpose(t: Transfer) -> str:
+    """What a collective is for: one of `PURPOSES`."""
+    inside, ends, gathered, reduced, _, _, other, to_host, from_host = PURPOSES
+    if t.kind in (TO_HOST, FROM_HOST):
+        return to_host if t.kind == TO_HOST else from_host
+    if t.kind == "collective-permute":
+        return inside if t.in_ring_loop else ends
+    if GATHER in t.op_name:
+        return gathered
+    # Gradients of weights that every device holds whole are summed where their replicas were made, without a scope.
+    if SCATTER in t.op_name or (t.kind == "all-reduce" and math.prod(t.shape) > 1):
+        return reduced
+    return other
+
+
+def inference_purpose(t: Transfer) -> str:
+    """As `purpose`, of a program without gradients."""
+    if t.kind == "collective-permute" or GATHER in t.op_name:
+        return purpose(t)
+    return "activations gathered" if t.kind == "all-gather" else "partial results merged"
+
+
+def grouped(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[Group]:
+    """The groups in the order of `PURPOSES`; of one purpose, the kind with most bytes first."""
+    members: dict[tuple[str, str], list[Transfer]] = defaultdict(list)
+    for t in transfers:
+        members[purpose(t), t.kind].append(t)
+    groups = [
+        Group(
+            what,
+            kind,
+            sum(t.count for t in all_),
+            sum(t.count for t in all_ if not t.asynchronous),
+            sum(t.count * t.bytes for t in all_ if t.hidden),
+            sum(t.count * t.bytes for t in all_ if not t.hidden),
+            max(all_, key=lambda t: (t.bytes, t.seconds)),
+        )
+        for (what, kind), all_ in members.items()
+    ]
+    return sorted(groups, key=lambda g: (PURPOSES.index(g.purpose), -g.bytes))
+
+
+def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[str]:
+    """The lines of a table of the groups; none for a step without collectives."""
+    lines = [
+        f"{'transfers':26}{'kind':20}{'executed':>10}{'synchronous':>13}{'hidden GiB':>12}{'exposed GiB':>13}"
+        "  longest single one"
+    ]
+    for g in grouped(transfers, purpose):
+        t = g.longest
+        single = f"{t.dtype}{list(t.shape)}, {t.bytes / 2**20:,.1f} MiB, through after {t.seconds * 1e3:,.2f} ms"
+        lines.append(
+            f"{g.purpose:26}{g.kind:20}{g.executions:>10,.0f}{g.synchronous:>13,.0f}{g.hidden_bytes / GiB:>12,.2f}"
+            f"{g.exposed_bytes / GiB:>13,.2f}  {single}"
+        )
+    return lines if len(lines) > 1 else []
+
+
+def group_json(g: Group) -> dict:
+    """A group as a JSON object."""
+    numbers = g._asdict() | {"longest_seconds": g.longest.seconds, "longest_bytes": g.longest.bytes}
+    del numbers["longest"]
+    return numbers

@@ -1,0 +1,244 @@
+"""A program compiled in a process of its own, so that a compiler that dies takes nothing along.
+
+`python -m ringformer.estimate.compiler.process FOLDER PARENT` is that process: it reads the call that `compile_apart`
+left in the folder, and leaves there what it knows before the compiler begins, what the compiler dumps, and the answer
+if it ends. Who asked reads the dump: whether a program fits is known when it is scheduled, whatever becomes of the
+compiler then.
+"""
+
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ringformer.estimate.compiler.dump import (
+    AS_COMPILED_PROGRAMS_PRINT,
+    Compiled,
+    CompilerFailure,
+    Memory,
+    Refusal,
+    compile_printing,
+    generated_program,
+    read_dump,
+)
+from ringformer.estimate.compiler.known_failures import known_failure
+from ringformer.estimate.compiler.peak_buffers import read_peak_buffers
+from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.inference.programs import lower_inference
+from ringformer.estimate.inference.workload import InferenceWorkload
+from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
+from ringformer.estimate.programs import TRAIN_STEP, LoweredProgram, lower_program
+from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.machine_code import dump_flags, read_cycles
+from ringformer.estimate.seconds.program_seconds import Rates, efficiency
+from ringformer.estimate.seconds.step_parts import ATTENTION, lower_attention
+from ringformer.estimate.targets import only_compilers
+from ringformer.estimate.workload import Workload
+from ringformer.ops.kernels.kernel_tools import LANES
+from ringformer.parallel.device_order import max_link_hops
+from ringformer.runs.config_file import CONFIG_MODULE
+
+MACHINE_CODE = "machine_code"
+"""The folder in a process's own for the machine code that is to be read."""
+
+LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
+
+
+def compile_apart(
+    workload: Workload,
+    program: str = TRAIN_STEP,
+    *,
+    generate_code: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Estimate:
+    """What one of `PROGRAMS`, or of `INFERENCE`, takes, compiled in a process of its own until it is scheduled and its
+    buffers are placed: on TPU after a tenth of the compiler's work. Then the process is ended; what a compiler does
+    after its schedule changes nothing.
+
+    With `generate_code` it goes on to machine code, and a compiler that dies on the way is a failure; of the train step
+    on TPU that code is read, and its cycles are in the estimate's seconds. `environment` holds variables of that
+    process, LIBTPU_INIT_ARGS for example.
+
+    Raises ValueError for a mesh that cannot be, MissingCompiler, and CompilerFailure, of one line, if the compiler
+    fails for another reason than memory, dies, or is known to die of such a workload.
+    """
+    workload.target.require_compiler()
+    if type(workload.model).__module__ == CONFIG_MODULE:
+        raise ValueError(
+            f"{type(workload.model).__name__} is defined in the config file, where the compiler's process cannot find "
+            "it: put the model in a module beside the config, and import that"
+        )
+    if reason := known_failure(workload):
+        raise CompilerFailure(f"{program}: {reason}")
+    begin = time.perf_counter()
+    read_code = generate_code and program == TRAIN_STEP and workload.target.chip.kind == "tpu"
+    with at_work((workload, program, generate_code), environment or {}, read_code=read_code) as (process, folder):
+        said = wait_for_schedule(process, folder, None if generate_code else workload.target.chip.kind)
+        if said is None:
+            raise CompilerFailure(_death(program, process.returncode, (folder / "log").read_text(errors="replace")))
+        if isinstance(said, Exception):
+            raise said
+        around: Surroundings = pickle.loads((folder / "surroundings").read_bytes())
+    seconds = time.perf_counter() - begin
+    if isinstance(said, Refusal):
+        return read_refusal(said, around, workload.target, seconds)
+    return read_estimate(said, around, workload.target, seconds)
+
+
+@contextmanager
+def at_work(
+    call: tuple, environment: Mapping[str, str], *, read_code: bool = False
+) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A process that compiles `(workload, program, generate_code)`, and its folder, in which it dumps to "dump", with
+    `read_code` a TPU's machine code to `MACHINE_CODE`. Both are gone when the context ends."""
+    with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "call").write_bytes(pickle.dumps(call))
+        if read_code:
+            (folder / MACHINE_CODE).mkdir()
+            given = environment.get(LIBTPU_FLAGS, os.environ.get(LIBTPU_FLAGS, ""))
+            environment = {**environment, LIBTPU_FLAGS: f"{given} {dump_flags(folder / MACHINE_CODE)}"}
+        process = _start(folder, environment)
+        try:
+            yield process, folder
+        finally:
+            with suppress(ProcessLookupError):  # it has ended, and so has all that it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _start(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+    path = os.pathsep.join(path for path in sys.path if path)
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ringformer.estimate.compiler.process", str(folder), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+        )
+
+
+def wait_for_schedule(
+    process: subprocess.Popen, folder: Path, dumps: str | None
+) -> Compiled | Refusal | Exception | None:
+    """What the dump of a target of the kind `dumps` says as soon as it is there, else the process's answer when it
+    ends; None: it died without one."""
+    while True:
+        ended = process.poll() is not None  # asked first: what it wrote last is then there to be read
+        if dumps and (compiled := read_dump(folder / "dump", dumps)):
+            return compiled
+        if ended:
+            answer = folder / "answer"
+            return pickle.loads(answer.read_bytes()) if answer.exists() else None
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+
+
+def _death(program: str, returncode: int, log: str) -> str:
+    """What a compiler that died said last, in a line, and what to try."""
+    how = f"exit code {returncode}" if returncode >= 0 else signal.Signals(-returncode).name
+    checks = re.findall(r"^F\d{4} [\d:.]+ +\d+ (.+)$", log, re.MULTILINE)  # how C++ logs what it dies of
+    last = (checks[:1] or log.strip().splitlines()[-1:] or ["it said nothing"])[0].strip()
+    hint = "; try other head_groups or remat_group, more devices on sp, or half the sequence" if returncode < 0 else ""
+    return f"{program}: the compiler died ({how}): {last[:300]}{hint}"
+
+
+def main(folder: Path, parent: int) -> None:
+    """The process itself. It ends with the compiler's answer, and if its parent is gone."""
+
+    def follow():
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    only_compilers()
+    answer: Any
+    try:
+        answer = _compile(folder, *pickle.loads((folder / "call").read_bytes()))
+    except jax.errors.JaxRuntimeError as error:
+        answer = Refusal(str(error))
+    except (ValueError, RuntimeError) as error:
+        answer = error
+    _write(folder / "answer", answer)
+    os._exit(0)
+
+
+def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
+    lowered, options, mesh, state, alive = _lower(workload, program)
+    rates, dump = _rates(workload, mesh), folder / "dump"
+    _write(folder / "surroundings", Surroundings(program, rates, max_link_hops(mesh), state, alive))
+    dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
+    if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # somebody else wants to read it
+        dumps = {}
+    compiled = compile_printing(lowered, options, dumps)
+    text, memory = generated_program(dump) or compiled.as_text(), compiled.memory_analysis()
+    if text is None or memory is None:
+        raise CompilerFailure(f"{program}: this compiler tells neither its program nor its memory")
+    return Compiled(
+        text,
+        Memory(
+            arguments=memory.argument_size_in_bytes,
+            outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            temporaries=memory.temp_size_in_bytes,
+            host=memory.host_temp_size_in_bytes,
+        ),
+        generated_code=True,
+        code_bytes=memory.generated_code_size_in_bytes or None,  # 0 is what GPU compilers say
+        peak_buffers=read_peak_buffers(dump),
+        cycles=_cycles(text, folder / MACHINE_CODE) if (folder / MACHINE_CODE).exists() else None,
+    )
+
+
+def _lower(workload: Workload, program: str) -> LoweredProgram:
+    if program == ATTENTION:
+        return lower_attention(workload)
+    if isinstance(workload, InferenceWorkload):
+        return lower_inference(workload, program)
+    return lower_program(workload, program)
+
+
+def _cycles(text: str, code: Path) -> dict[str, float]:
+    """Of a program's instructions by their keys; of equal ones the compiler writes the machine code of one."""
+    by_name = read_cycles(code)
+    kernels = KernelKeys(Program.parse(text)).kernels()
+    return {key: by_name[instruction.name] for _, instruction, key in kernels if instruction.name in by_name}
+
+
+def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
+    target, model = workload.target, workload.model
+    hop = target.ring_bandwidth(mesh.shape["sp"] * mesh.shape["tp"])
+    gather = target.ring_bandwidth(mesh.devices.size)
+    if target.chip.kind == "tpu":  # in both directions of each dimension of the slice, shared by the cores of a chip
+        chips = [tuple(x.coords) for x in mesh.devices.flat]
+        links = 2 * sum(len(set(places)) > 1 for places in zip(*chips, strict=True))
+        gather *= max(1, links) * len(set(chips)) / len(chips)
+    chip = target.chip
+    clock = chip.clock_hz if chip.kind == "tpu" else 0.0
+    share = efficiency(target.generation, getattr(model, "kernel", "xla"), getattr(model, "head_dim", LANES))
+    return Rates(chip.flops(model.compute_dtype), hop, gather, chip.hbm_bandwidth, clock, share, chip.host_bandwidth)
+
+
+def _write(path: Path, content: object) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(pickle.dumps(content))
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

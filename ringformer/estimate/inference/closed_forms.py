@@ -1,0 +1,109 @@
+"""What inference holds and takes by count: to choose what to compile, and the floor of a token's time."""
+
+import math
+from functools import lru_cache
+
+import jax
+from jax.sharding import AbstractMesh
+
+from ringformer.estimate.closed_forms import itemsize
+from ringformer.estimate.inference.workload import InferenceWorkload
+from ringformer.estimate.seconds.program_seconds import efficiency
+from ringformer.inference.cached_attention import cheaper_to_move
+from ringformer.inference.weight_shares import WeightShare, weight_shares
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.parallel.mesh import AXIS_NAMES
+
+
+def weight_bytes(workload: InferenceWorkload) -> int:
+    """Bytes of a device's shares of the weights."""
+    return sum(map(_share_bytes, _shares(workload)))
+
+
+def cache_bytes(workload: InferenceWorkload) -> int:
+    """Bytes of a device's keys and values: 2 L B S K d, cut over sp, and over tp as far as there are heads."""
+    m, (dp, _, tp, _) = workload.model, workload.mesh_shape
+    heads = max(1, m.num_kv_heads // tp)
+    slots = workload.batch_size // dp * workload.sizes.capacity
+    return 2 * m.num_layers * slots * heads * m.head_dim * itemsize(m)
+
+
+def floor_seconds(workload: InferenceWorkload) -> float:
+    """Of a token of every row: once over the cache and over the weights at the memory's rate. Of an embedding that is
+    not the output head, rows alone are read."""
+    m, mesh = workload.model, AbstractMesh(workload.mesh_shape, AXIS_NAMES)
+    unread = 0 if m.tie_embeddings else _share_bytes(weight_shares(m, mesh)["embed"])
+    read = weight_bytes(workload) - unread + cache_bytes(workload)
+    return read / workload.target.chip.hbm_bandwidth
+
+
+def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
+    """Bytes of a device in the prefill of a context's last chunk, by what they are for.
+
+    Weights, cache and new keys are exact (of a whole context, they are computed where the cache will be); how many
+    arrays of a layer are alive at once was read off compiled programs.
+    """
+    m, (dp, _, tp, sp) = workload.model, workload.mesh_shape
+    item, rows = itemsize(m), workload.batch_size // dp
+    local = rows * workload.chunk // sp
+    heads, key_heads = m.num_heads // tp, max(1, m.num_kv_heads // tp)
+    layer = m.hidden_size * m.head_dim * 2 * (heads + key_heads) + 3 * m.hidden_size * m.intermediate_size / tp
+    new = 2 * m.num_layers * local * key_heads * m.head_dim * item if workload.chunks > 1 else 0
+    queries = rows * workload.chunk * heads * (m.head_dim * (item + 8) + 12) if _queries_travel(workload) else 0
+    return {
+        "weights": weight_bytes(workload),
+        "cache": cache_bytes(workload),
+        "keys and values of the chunk, before they are in the cache": new,
+        "keys and values of the cache, of a layer": cache_bytes(workload) / m.num_layers if workload.chunks > 1 else 0,
+        "weights of a layer, gathered": 2 * item * layer,
+        "activations of a layer": local * m.hidden_size * item * 8,
+        "queries of the chunk on their way": queries,
+    }
+
+
+def prefill_peak(workload: InferenceWorkload) -> float:
+    """The sum of `prefill_memory`."""
+    return sum(prefill_memory(workload).values())
+
+
+def prefill_seconds(workload: InferenceWorkload) -> float:
+    """Seconds of a whole context's prefill by FLOPs at the usual shares of the peak and by the bytes that a layer of
+    each chunk moves, none of them hidden but the ring's."""
+    m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
+    share, peak, item = (
+        efficiency(target.generation, m.kernel, m.head_dim),
+        target.chip.flops(m.compute_dtype),
+        itemsize(m),
+    )
+    rows, shared = workload.batch_size // dp, tp * sp  # fsdp shares no work
+    products = 2 * rows * workload.seq_len * (m.num_params - 2 * m.vocab_size * m.hidden_size)
+    pairs = 2 * rows * workload.seq_len**2 * m.num_heads * m.head_dim * m.num_layers  # causal
+    compute = (products / share.products + pairs / share.pairs) / shared / peak
+    heads = m.num_heads // tp
+    layer = (m.num_params - 2 * m.vocab_size * m.hidden_size) / m.num_layers / tp * item
+    local = rows * workload.chunk // sp
+    enter_leave = 4 * local * m.hidden_size * item * (tp - 1) / tp
+    queries = rows * workload.chunk * heads * (m.head_dim * (item + 4) + 4) if _queries_travel(workload) else 0
+    moved = workload.chunks * m.num_layers * (layer * (sp > 1) + enter_leave + queries)
+    return compute + moved / target.ring_bandwidth(shared)
+
+
+def _queries_travel(workload: InferenceWorkload) -> bool:
+    """Whether those of the last chunk do."""
+    cached = workload.seq_len - workload.chunk
+    several = workload.mesh_shape[3] > 1 and cached > 0
+    return several and cheaper_to_move(workload.model, workload.chunk, cached) == "queries"
+
+
+@lru_cache(maxsize=64)
+def _shares_of(model: LlamaConfig, shape: tuple[int, ...]) -> list[WeightShare]:
+    return jax.tree.leaves(weight_shares(model, AbstractMesh(shape, AXIS_NAMES)))
+
+
+def _shares(workload: InferenceWorkload) -> list[WeightShare]:
+    return _shares_of(workload.model, workload.mesh_shape)
+
+
+def _share_bytes(share: WeightShare) -> int:
+    size = math.prod(share.shape) if not share.axes else share.width * share.shape[0 if share.dim == -1 else -1]
+    return (share.layers or 1) * size * jax.numpy.dtype(share.dtype).itemsize

@@ -1,0 +1,46 @@
+"""The programs of inference, lowered for a target as a generator and its sessions run them."""
+
+import jax
+from jax.sharding import Mesh
+
+from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
+from ringformer.estimate.programs import WITHOUT_DEVICES, LoweredProgram
+from ringformer.inference.programs import Programs, inference_config
+from ringformer.inference.sampling import Kind
+from ringformer.inference.weight_shares import make_reshard, parameter_dtypes, weight_shares
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.parameters import abstract_params, weight_shardings
+
+
+def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram:
+    """`LOADING` or one of `INFERENCE` for abstract arrays on the target; tokens are drawn greedily. What lies on a
+    device are its arguments and results. Raises ValueError for a mesh that cannot be."""
+    workload.check()
+    mesh = make_mesh(workload.mesh_dim, workload.target.devices())
+    sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
+    programs = Programs(inference_config(workload.model, mesh, workload.chunk // sizes.ranks), mesh)
+    if program == LOADING:
+        lowered, options = _lower_loading(programs.config, mesh), {}
+    elif program == DECODE:
+        lowered = programs.lower_decode(rows, sizes.capacity, sizes.read(sizes.capacity), Kind())
+    elif program in (PREFILL, FIRST_CHUNK):
+        top = 0 if program == FIRST_CHUNK else (workload.chunks - 1) * workload.chunk // sizes.ranks
+        cached, travels = sizes.cached(programs.config, workload.chunk, top)
+        lowered = programs.lower_prefill(rows, sizes.capacity, workload.chunk, cached, travels)
+    else:
+        raise ValueError(f"unknown program {program!r} of inference")
+    return LoweredProgram(lowered, options | WITHOUT_DEVICES[workload.target.chip.kind], mesh, 0, 0)
+
+
+def _lower_loading(config: LlamaConfig, mesh: Mesh) -> jax.stages.Lowered:
+    """The largest parameter from shards to shares, while all others lie there."""
+    shardings = weight_shardings(config, mesh)
+    params = jax.tree.map(
+        lambda x, dtype: x.update(dtype=dtype), abstract_params(shardings, mesh), parameter_dtypes(config)
+    )
+    leaves = zip(*map(jax.tree.leaves, (params, shardings, weight_shares(config, mesh))), strict=True)
+    (x, shard, share), *others = sorted(leaves, key=lambda leaf: leaf[0].size, reverse=True)
+    reshard = make_reshard(shard, share, mesh)
+    return jax.jit(lambda x, _others: reshard(x), keep_unused=True).lower(x, [other for other, *_ in others])

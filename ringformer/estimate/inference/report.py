@@ -1,0 +1,167 @@
+"""Estimates of inference as JSON objects for a program, and as text for a person."""
+
+from typing import NamedTuple
+
+from ringformer.estimate.closed_forms import StepTime, step_time
+from ringformer.estimate.compiler.collectives import collectives_table, group_json, grouped, inference_purpose
+from ringformer.estimate.inference.closed_forms import cache_bytes, floor_seconds, prefill_memory, weight_bytes
+from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.report import by_bytes, headroom, largest_buffers, transfer_json
+from ringformer.estimate.time_report import figures, host_waits_text, where_text, where_the_time_goes
+from ringformer.hardware import GiB
+
+
+class PrefillTime(NamedTuple):
+    """Seconds of a whole context's prefill, modelled."""
+
+    seconds: float
+    exposed: float
+    """Of that, communication that the schedules leave exposed."""
+    first: float
+    last: float
+    """Of those chunks."""
+
+
+def prefill_time(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> PrefillTime | None:
+    """Of the compiled first and last chunk, and of those between them in proportion to the slots that each attends to;
+    None if one of them has no schedule."""
+    last = _step(workload, estimates.get(PREFILL))
+    first = last if workload.chunks == 1 else _step(workload, estimates.get(FIRST_CHUNK))
+    if first is None or last is None:
+        return None
+    slots = [workload.attended_slots(i) for i in range(workload.chunks)]
+    later = sum(slots) / slots[-1] if slots[-1] else 0.0
+    compute, exposed = (
+        workload.chunks * a + (b - a) * later for a, b in ((first.compute, last.compute), (first.exposed, last.exposed))
+    )
+    return PrefillTime(compute + exposed, exposed, first.step, last.step)
+
+
+def inference_json(workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> dict:
+    """Bytes of a device and modelled seconds of the prefill of a whole context, or of a decode step. Null: the compiler
+    came to say no such thing."""
+    e = estimates[program]
+    s, time, loading = e.schedule, _step(workload, e), estimates.get(LOADING)
+    shape = {
+        "mesh_dim": workload.mesh_dim,
+        "seq_len": workload.seq_len,
+        "batch_size": workload.batch_size,
+        "kernel": workload.model.kernel,
+        "compute_dtype": workload.model.compute_dtype,
+    }
+    numbers = {
+        "program": e.program,
+        "fits": all(e.fits for e in estimates.values()),
+        "untried_kernels": any(e.untried_kernels for e in estimates.values()),
+        "peak_bytes": e.peak_bytes,
+        "headroom_bytes": round(e.budget) - e.peak_bytes,
+        "hbm_bytes": e.hbm_bytes,
+        "weight_bytes": weight_bytes(workload),
+        "cache_bytes": cache_bytes(workload),
+        "argument_bytes": e.argument_bytes,
+        "temp_bytes": e.temp_bytes,
+        "loading_peak_bytes": loading and loading.peak_bytes,
+        "flops": s and s.flops,
+        "seconds_source": time and time.source,
+        "exposed_seconds": time and time.exposed,
+        "exposed_permute_bytes": s and s.exposed_permute_bytes,
+        "exposed_gather_bytes": s and s.exposed_gather_bytes,
+        "seconds_by_purpose": s and where_the_time_goes(s),
+        "host_waits": s and s.host_waits,
+        "collectives_executed": s and sum(t.count for t in s.transfers),
+        "max_link_hops": e.max_link_hops,
+        "compile_seconds": e.compile_seconds and round(e.compile_seconds, 1),
+        "collective_groups": s and [group_json(g) for g in grouped(s.transfers, inference_purpose)],
+        "collectives": s and [transfer_json(t) for t in by_bytes(s.transfers)],
+    }
+    own = _decode_json(workload, time) if program == DECODE else _prefill_json(workload, estimates)
+    return shape | own | numbers
+
+
+def inference_text(title: str, workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> str:
+    """What a person wants to know of a compiled program of inference, the verdict first."""
+    e = estimates[program]
+    s, time = e.schedule, _step(workload, e)
+    of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
+    lines = [title, f"  the {program} {e.verdict}: {of_hbm}; {headroom(workload, e)}"]
+    held = f"weights {weight_bytes(workload) / GiB:.2f} GiB, cache {cache_bytes(workload) / GiB:.2f} GiB"
+    if s is None or time is None or e.temp_bytes is None:
+        if e.largest:
+            lines.append("  what takes the memory, by the compiler:")
+            lines += ["    " + line for line in e.largest.splitlines()[:24]]
+        return "\n".join([*lines, f"  by count: {held}", *(_parts(workload) if program == PREFILL else [])])
+    lines += [f"  {held}, temporaries {e.temp_bytes / GiB:.2f} GiB", *largest_buffers(e.peak_buffers)]
+    lines += _decode_text(workload, time) if program == DECODE else _prefill_text(workload, estimates)
+    lines += [f"    {time.source}"] if time.compute else []
+    count = sum(t.count for t in s.transfers)
+    if loading := estimates.get(LOADING):
+        lines.append(f"  before it the {LOADING} {loading.verdict}: {loading.peak_bytes / GiB:.2f} GiB")
+    lines += [
+        *where_text(s),
+        *host_waits_text(s),
+        f"  {count:,.0f} collectives, whose latency nobody modelled: a microsecond of each is {count * 1e-3:,.2f} ms",
+        *("  " + line for line in collectives_table(s.transfers, inference_purpose)),
+        f"  compiled and scheduled in {e.compile_seconds:.0f} s; --json lists every collective",
+    ]
+    return "\n".join(lines)
+
+
+def _step(workload: InferenceWorkload, estimate: Estimate | None) -> StepTime | None:
+    if estimate is None or estimate.schedule is None:
+        return None
+    tokens = 1 if estimate.program == DECODE else workload.chunk
+    return step_time(estimate.schedule, workload.batch_size * tokens)
+
+
+def _prefill_json(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> dict:
+    time = prefill_time(workload, estimates)
+    return {
+        "prefill_chunk": workload.chunk,
+        "chunks": workload.chunks,
+        "prefill_seconds_model": time and time.seconds,
+        "prefill_exposed_seconds": time and time.exposed,
+        "first_chunk_seconds_model": time and time.first,
+        "last_chunk_seconds_model": time and time.last,
+        "tokens_per_second_model": time and workload.step_tokens / time.seconds,
+    }
+
+
+def _decode_json(workload: InferenceWorkload, time: StepTime | None) -> dict:
+    return {
+        "decode_seconds_model": time and time.step,
+        "tokens_per_second_model": time and time.tokens_per_second,
+        "floor_seconds": floor_seconds(workload),
+    }
+
+
+def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> list[str]:
+    time = prefill_time(workload, estimates)
+    if time is None:
+        return []
+    several = f" in {workload.chunks:,} chunks of {workload.chunk:,} tokens" if workload.chunks > 1 else ""
+    lines = [
+        f"  modelled {figures(time.seconds)} s for the whole context{several}, of that {time.exposed:,.3g} s of "
+        f"communication left exposed; {figures(workload.step_tokens / time.seconds)} tokens a second"
+    ]
+    if workload.chunks > 1:
+        lines.append(
+            f"    the first chunk {figures(time.first)} s, the last {figures(time.last)} s, which is what follows"
+        )
+    return lines
+
+
+def _decode_text(workload: InferenceWorkload, time: StepTime) -> list[str]:
+    floor, rows = floor_seconds(workload), workload.batch_size
+    of_rows = f" of each of {rows} rows" if rows > 1 else ""
+    return [
+        f"  modelled {figures(time.step * 1e3)} ms a token{of_rows}, of that {time.exposed * 1e3:,.3g} ms of "
+        f"communication left exposed; {figures(time.tokens_per_second)} tokens a second",
+        f"    the floor is {figures(floor * 1e3)} ms: weights and cache once at the memory's rate",
+    ]
+
+
+def _parts(workload: InferenceWorkload) -> list[str]:
+    lines = ["  by the closed form; smaller chunks (--prefill_chunk) need less:"]
+    parts = sorted(prefill_memory(workload).items(), key=lambda item: -item[1])
+    return lines + [f"    {size / GiB:6.2f} GiB  {name}" for name, size in parts]

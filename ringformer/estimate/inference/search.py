@@ -1,0 +1,148 @@
+"""Which mesh and chunks a context is taken in with, and the longest context that a target holds: closed forms choose,
+the compiler judges."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from ringformer.estimate.compiler.process import compile_apart
+from ringformer.estimate.inference.closed_forms import cache_bytes, prefill_peak, prefill_seconds, weight_bytes
+from ringformer.estimate.inference.workload import DECODE, LOADING, PREFILL, InferenceWorkload
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.hardware import GiB
+
+ATTEMPTS = 3
+"""Prefills that are compiled for a context, before it is said not to fit."""
+SHORTEST = 2**10
+"""The shortest context that is searched for, in tokens."""
+SMALLEST_CHUNK = 2**11
+"""Tokens of the smallest chunk that is tried."""
+
+
+class Accepted(NamedTuple):
+    """A workload that was compiled, with what the compiler said of its programs so far."""
+
+    workload: InferenceWorkload
+    estimates: dict[str, Estimate]
+    """By program; not of those that were not asked for."""
+
+    @property
+    def fits(self) -> bool:
+        return all(e.fits for e in self.estimates.values())
+
+
+def candidates(workload: InferenceWorkload, mesh: bool, chunk: bool) -> Iterator[InferenceWorkload]:
+    """The workload, on every mesh of tp and sp if the `mesh` is open, and with every power of two of a chunk that
+    divides the context if the `chunk` is; those that no session can have left out."""
+    n = workload.target.num_devices
+    meshes = [f"1,1,{tp},{n // tp}" for tp in (1, 2, 4, 8) if n % tp == 0] if mesh else [workload.mesh_dim]
+    chunks = [workload.prefill_chunk]
+    if chunk:
+        size = workload.seq_len // 2
+        while size >= SMALLEST_CHUNK:
+            chunks.append(size)
+            size //= 2
+    for mesh_dim in meshes:
+        for tokens in chunks:
+            option = replace(workload, mesh_dim=mesh_dim, prefill_chunk=tokens)
+            try:
+                option.check()
+            except ValueError:
+                if not mesh and not chunk:
+                    raise
+                continue
+            yield option.with_kernel()[0]
+
+
+def likely(workload: InferenceWorkload, *, mesh: bool, chunk: bool) -> list[InferenceWorkload]:
+    """The candidates to compile, in this order: those that should fit, the fastest first, then the smallest.
+
+    Raises ValueError if no session can have any of them.
+    """
+    options = list(candidates(workload, mesh, chunk))
+    if not options:
+        workload.check()
+        raise ValueError(
+            f"no mesh of {workload.target.name} takes a context of {workload.seq_len} tokens: give a "
+            "--mesh_dim, or a power of two"
+        )
+    fitting = sorted((o for o in options if prefill_peak(o) <= workload.target.budget), key=prefill_seconds)
+    return list(dict.fromkeys([*_spread(fitting), min(options, key=prefill_peak)]))[:ATTEMPTS]
+
+
+def _spread(ranked: list[InferenceWorkload]) -> list[InferenceWorkload]:
+    """The first, and then each that needs at most three quarters of the working memory of the one before."""
+    chosen: list[InferenceWorkload] = []
+    for option in ranked:
+        if not chosen or _working(option) <= 0.75 * _working(chosen[-1]):
+            chosen.append(option)
+    return chosen[: ATTEMPTS - 1]
+
+
+def _working(workload: InferenceWorkload) -> float:
+    return prefill_peak(workload) - weight_bytes(workload) - cache_bytes(workload)
+
+
+def first_accepted(options: list[InferenceWorkload], program: str, log: Callable[[str], None]) -> Accepted:
+    """The first of the workloads of which the compiler lets a program fit, else the last. Raises as `compile_apart`."""
+    for option in options:
+        chunk = f" in chunks of {option.chunk:,}" if option.chunks > 1 and program == PREFILL else ""
+        log(
+            f"compiling the {program} for {option.target.topology}: {option.seq_len:,} tokens, mesh {option.mesh_dim}"
+            f"{chunk}"
+        )
+        accepted = Accepted(option, {program: compile_apart(option, program)})
+        if accepted.fits:
+            break
+    return accepted
+
+
+def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str], None]) -> Accepted:
+    """With the estimates of more programs, up to the first that does not fit. Raises as `compile_apart`."""
+    estimates = dict(accepted.estimates)
+    for name in programs:
+        if name not in estimates and all(e.fits for e in estimates.values()):
+            estimates |= first_accepted([accepted.workload], name, log).estimates
+    return accepted._replace(estimates=estimates)
+
+
+def whole(options: list[InferenceWorkload], log: Callable[[str], None]) -> Accepted:
+    """The first workload whose prefill fits, with its other programs. Raises as `compile_apart`."""
+    return completed(first_accepted(options, PREFILL, log), (DECODE, LOADING), log)
+
+
+def longest(
+    workload: InferenceWorkload, *, mesh: bool, chunk: bool, log: Callable[[str], None]
+) -> tuple[Accepted | None, list[str]]:
+    """The longest context, a power of two, of which prefill, decoding and loading fit, whatever the workload's own; and
+    why not twice as long. None: no context of at least SHORTEST tokens does. Raises as `compile_apart`.
+
+    Weights and cache are counted before a compiler is asked: they are arguments, which have to lie somewhere.
+    """
+    reasons: list[str] = []
+    length, budget = SHORTEST, workload.target.budget
+
+    def held(tokens: int) -> float:
+        """The least, of the meshes."""
+        sized = replace(workload, seq_len=tokens, prefill_chunk=None)
+        return min(weight_bytes(o) + cache_bytes(o) for o in candidates(sized, mesh, False))
+
+    while held(length) <= budget:
+        length *= 2
+    reasons.append(f"{length:,} tokens: weights and cache alone are {held(length) / GiB:.2f} of {budget / GiB:.2f} GiB")
+    length //= 2
+    while length >= SHORTEST:
+        sized = replace(workload, seq_len=length)
+        if chunk or workload.chunk <= length:
+            accepted = whole(likely(sized, mesh=mesh, chunk=chunk), log)
+            if accepted.fits:
+                return accepted, reasons
+            reasons += [
+                f"{length:,} tokens: the {name} needs {e.peak_bytes / GiB:.2f} of {e.budget / GiB:.2f} GiB"
+                for name, e in accepted.estimates.items()
+                if not e.fits
+            ]
+            if LOADING in accepted.estimates:  # the last that was asked for, and the same at every length
+                break
+        length //= 2
+    return None, reasons

@@ -1,0 +1,106 @@
+"""The chunks with which the TPU kernels take the fewest cycles, counted in their machine code, without the TPU.
+
+What is compared is attention of a causal stretch of a shard as a train step with full rematerialisation computes it,
+twice forward and once backward, with segment ids, so that packed documents fit too: cycles of all its pairs of chunks,
+those that the mask cuts with what they waste, over the query-keys that are needed.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ringformer.estimate.kernels.pair_kernels import Kind, Pair, TooLarge, count_kernel, hbm_bytes_per_cycle
+from ringformer.estimate.kernels.slot_use import SlotUse
+from ringformer.ops.kernels.chunk_sizes import STRETCH
+from ringformer.ops.work_list import cut_axis, visible_pairs
+
+HEAD_DIMS = 64, 100, 128, 256
+"""Head sizes that are tuned; others between them use the next larger."""
+
+SIZES = 512, 1024, 2048
+TIMES: dict[Kind, int] = {"forward": 2, "backward": 1}
+
+
+class Candidate(NamedTuple):
+    """Chunks of one size that were tried."""
+
+    q_chunk: int
+    k_chunk: int
+    share_of_ideal: float | None
+    """Of the cycles that the needed matrix products take at the units' full rate; None: not known."""
+    why: str = ""
+    """That it is not: too large for the chip, or slower than another for its forward alone."""
+
+
+Count = Callable[[str, Kind, Pair], dict[str, SlotUse]]
+
+
+def search(generation: str, head_dim: int, count: Count = count_kernel) -> Iterator[Candidate]:
+    """Every candidate as it is judged: from the middle on, chunks of twice or half as many queries or keys than the
+    best so far have, until none of those is better. What is larger than one that is too large is not compiled, and
+    neither is the backward of one whose forward alone takes longer than the best, with an ideal backward.
+
+    Raises CompilerFailure and MissingCompiler.
+    """
+    tried: dict[tuple[int, int], Candidate] = {}
+    too_large: list[tuple[int, int]] = []
+
+    def judge(q_chunk: int, k_chunk: int, best: float) -> Candidate:
+        if any(q_chunk >= q and k_chunk >= k for q, k in too_large):
+            return Candidate(q_chunk, k_chunk, None, "larger than one that is too large")
+        try:
+            return _judge(generation, Pair(q_chunk, k_chunk, head_dim, packed=1), best, count)
+        except TooLarge:
+            too_large.append((q_chunk, k_chunk))
+            return Candidate(q_chunk, k_chunk, None, "too large for the chip's VMEM")
+
+    best = Candidate(0, 0, None)
+    waiting = [(size, size) for size in (1024, 512)]
+    while waiting:
+        chunks = waiting.pop(0)
+        if chunks in tried:
+            continue
+        tried[chunks] = judge(*chunks, best.share_of_ideal or 0.0)
+        yield tried[chunks]
+        if (tried[chunks].share_of_ideal or 0.0) > (best.share_of_ideal or 0.0):
+            best, waiting = tried[chunks], _neighbours(*chunks)
+
+
+def _neighbours(q: int, k: int) -> list[tuple[int, int]]:
+    """Twice or half as many queries, keys, or both."""
+    near = (2 * q, k), (q, 2 * k), (2 * q, 2 * k), (q // 2, k), (q, k // 2), (q // 2, k // 2)
+    return [chunks for chunks in near if chunks[0] in SIZES and chunks[1] in SIZES]
+
+
+def _judge(generation: str, pair: Pair, best: float, count: Count) -> Candidate:
+    forward, backward = (ideal_cycles(generation, kind, pair.head_dim) for kind in TIMES)
+    ideal = forward + backward
+    cycles = TIMES["forward"] * stretch_cycles("forward", pair, count(generation, "forward", pair), generation)
+    if ideal / (cycles + backward) <= best:
+        return Candidate(pair.q_chunk, pair.k_chunk, None, "slower than the best by its forward alone")
+    cycles += TIMES["backward"] * stretch_cycles("backward", pair, count(generation, "backward", pair), generation)
+    return Candidate(pair.q_chunk, pair.k_chunk, ideal / cycles)
+
+
+def best_of(candidates: list[Candidate]) -> Candidate:
+    """The candidate with the largest share of the ideal. Raises ValueError if none has one."""
+    known = [candidate for candidate in candidates if candidate.share_of_ideal is not None]
+    if not known:
+        raise ValueError(f"no candidate fits: {'; '.join(f'{c.q_chunk} x {c.k_chunk}: {c.why}' for c in candidates)}")
+    return max(known, key=lambda candidate: candidate.share_of_ideal or 0.0)
+
+
+def stretch_cycles(kind: Kind, pair: Pair, uses: dict[str, SlotUse], generation: str) -> float:
+    """Of a kernel over a causal stretch: of each part its cycles, or those that its bytes of HBM take if that is
+    longer. A visit is to a chunk of queries forward, to one of keys backward."""
+    q, k = (cut_axis(STRETCH, 1, chunk) for chunk in (pair.q_chunk, pair.k_chunk))
+    whole, masked = (len(pairs.q) for pairs in visible_pairs("contiguous", "own", True, q, k))
+    visits = len((q if kind == "forward" else k).start)
+    rate = hbm_bytes_per_cycle(generation)
+    cycles = {part: max(use.cycles, use.hbm_bytes / rate) for part, use in uses.items()}
+    return whole * cycles["whole"] + masked * cycles["masked"] + visits * cycles["visit"]
+
+
+def ideal_cycles(generation: str, kind: Kind, head_dim: int) -> float:
+    """Of the needed products of a stretch, so often as a step computes them."""
+    needed = Pair(STRETCH, STRETCH, head_dim).ideal_cycles(generation, kind) * (STRETCH + 1) / (2 * STRETCH)
+    return TIMES[kind] * needed

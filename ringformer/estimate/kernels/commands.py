@@ -1,0 +1,66 @@
+"""`ringformer tune`."""
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Callable
+
+from ringformer.cli.parser import output_file
+
+
+def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Arguments of `ringformer tune`."""
+    parser.description = (
+        "Find the chunks with which the TPU kernels (model.kernel=pallas) take the fewest cycles and fit a chip's "
+        "VMEM, and write the table that they read. Counted in machine code, without the chip: 5 to 30 minutes a target."
+    )
+    parser.add_argument("--target", required=True, help="v4, v5e, v5p, v6e, or a slice of them")
+    parser.add_argument("--out", metavar="FILE", help="write the table there; without: into the installed package")
+    return _tune
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from ringformer.estimate.compiler.dump import CompilerFailure
+    from ringformer.estimate.kernels.chunk_search import HEAD_DIMS, best_of, search
+    from ringformer.estimate.kernels.pair_kernels import TARGETS, find_generation
+    from ringformer.estimate.targets import compiled_by, find_target
+    from ringformer.ops.kernels.chunk_sizes import STRETCH, TABLES
+
+    generation = find_generation(args.target)
+    out = output_file(str(TABLES / f"{generation}.json") if args.out is None else args.out)
+    table = {
+        "generation": generation,
+        "what": f"compiled, nothing was run: cycles of a causal stretch of {STRETCH:,} tokens, two forwards and one "
+        "backward, over those that the needed matrix products take",
+        "compiled_by": compiled_by(find_target(TARGETS[generation])),
+        "date": datetime.date.today().isoformat(),
+    }
+    sizes = []
+    for head_dim in HEAD_DIMS:
+        candidates = []
+        try:
+            for candidate in search(generation, head_dim):
+                candidates.append(candidate)
+                share = candidate.share_of_ideal
+                said = candidate.why if share is None else f"{share:.1%} of ideal"
+                print(
+                    f"{generation}, heads of {head_dim}: {candidate.q_chunk} x {candidate.k_chunk}: {said}", flush=True
+                )
+        except CompilerFailure as failure:
+            print(f"ringformer tune: heads of {head_dim}: the compiler broke down: {failure}", file=sys.stderr)
+            return 1
+        best = best_of(candidates)
+        print(f"{generation}, heads of {head_dim}: the best are {best.q_chunk} x {best.k_chunk}", flush=True)
+        sizes.append(
+            {
+                "head_dim": head_dim,
+                "q_chunk": best.q_chunk,
+                "k_chunk": best.k_chunk,
+                "share_of_ideal": best.share_of_ideal,
+                "candidates": [candidate._asdict() for candidate in candidates],
+            }
+        )
+    out.write_text(json.dumps(table | {"sizes": sizes}, indent=1) + "\n")
+    print(f"written to {out}")
+    return 0

@@ -1,0 +1,168 @@
+"""The TPU kernels of a block compiled alone, for their cycles a step: a pair of chunks, all query heads of a key head.
+
+`python -m ringformer.estimate.kernels.pair_kernels GENERATION KIND NUMBERS` compiles one, in a process whose machine
+code is dumped.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.compiler.process import LIBTPU_FLAGS
+from ringformer.estimate.kernels.slot_use import SlotUse, detailed_dump_flags, read_slot_use
+from ringformer.estimate.seconds.machine_code import Grid, dumped_kernels
+from ringformer.estimate.targets import Target, find_target, only_compilers
+from ringformer.ops.blockwise_attention import Keys, Queries
+from ringformer.ops.kernels.flash_backward import flash_backward
+from ringformer.ops.kernels.flash_forward import flash_forward
+from ringformer.ops.kernels.pair_table import PairTable
+from ringformer.ops.online_softmax import Softmax
+
+TARGETS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+"""The generations whose kernels are judged, and a slice of each that its compiler knows."""
+
+TOKENS, KEY_HEADS, PAIRS = 65536, 16, 64
+"""Of the shard: of smaller arrays the compiler would keep whole ones on the chip, and the counts would lie."""
+
+Kind = Literal["forward", "backward"]
+
+
+_NO_VMEM = re.compile(r"memory in memory space vmem|VmemOom|exceeded scoped vmem limit", re.IGNORECASE)
+
+
+class TooLarge(ValueError):
+    """A kernel asks for more on-chip memory than the chip has."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The shape of a kernel's step."""
+
+    q_chunk: int = 1024
+    k_chunk: int = 1024
+    head_dim: int = 128
+    heads: int = 1
+    """Query heads of a key head."""
+    packed: int = 0
+    """1: with segment ids."""
+
+    def ideal_cycles(self, generation: str, kind: Kind) -> float:
+        """Of a step's matrix products, two forward and five backward, at the full rate of a core's units; of v6e at the
+        half that products over heads of up to 128 can fill: products over more keys than that may take less."""
+        cores = find_target(TARGETS[generation]).chip.tensor_cores
+        assert cores is not None, "the targets are TPUs"
+        products = {"forward": 2, "backward": 5}[kind]
+        flops = products * 2.0 * self.heads * self.q_chunk * self.k_chunk * self.head_dim
+        return flops / cores.matrix_flops_per_cycle / cores.filled(self.head_dim)
+
+
+def find_generation(target: str) -> str:
+    """The generation of a target, "v5e" or any slice of it. Raises ValueError with those that can be judged."""
+    generation = target if target in TARGETS else target.partition("-")[0].partition(":")[0]
+    if generation in TARGETS and (target in TARGETS or find_target(target)):
+        return generation
+    raise ValueError(f"unknown target {target!r}; kernels are judged for {', '.join(TARGETS)}")
+
+
+def hbm_bytes_per_cycle(generation: str) -> float:
+    """Of one core of a chip, whose cores share its memory."""
+    chip = find_target(TARGETS[generation]).chip
+    assert chip.tensor_cores is not None, "the targets are TPUs"
+    return chip.hbm_bandwidth / chip.tensor_cores.count / chip.clock_hz
+
+
+@contextmanager
+def dumped(command: list[str]) -> Iterator[tuple[Path, str]]:
+    """The folder to which a command of Python dumped the machine code of what it compiled, and what it printed.
+
+    Raises TooLarge if that needs more on-chip memory than there is, CompilerFailure if the process failed otherwise.
+    """
+    with tempfile.TemporaryDirectory(prefix="ringformer-") as name:
+        flags = f"{os.environ.get(LIBTPU_FLAGS, '')} {detailed_dump_flags(Path(name))}"
+        path = os.pathsep.join(path for path in sys.path if path)
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=os.environ | {LIBTPU_FLAGS: flags, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            said = re.findall(r"^\S*Error: .*$", done.stderr, re.MULTILINE) or ["it said nothing"]
+            raise (TooLarge if _NO_VMEM.search(done.stderr) else CompilerFailure)(said[-1][:300])
+        yield Path(name), done.stdout
+
+
+PARTS = {"whole": Grid(1, 0, 0), "masked": Grid(0, 1, 0), "visit": Grid(0, 0, 1)}
+"""What of a grid is counted apart: a step without and with a mask, and what is done besides when a visit begins and
+ends."""
+
+
+def count_kernel(generation: str, kind: Kind, pair: Pair) -> dict[str, SlotUse]:
+    """Compile a kernel, and count its `PARTS`. Raises TooLarge, CompilerFailure and MissingCompiler."""
+    find_target(TARGETS[generation]).require_compiler()
+    numbers = [str(number) for number in astuple(pair)]
+    with dumped(["-m", "ringformer.estimate.kernels.pair_kernels", generation, kind, *numbers]) as (folder, _):
+        (name,) = (name for name in dumped_kernels(folder) if f"flash_{kind}" in name)
+        return {part: read_slot_use(folder, name, generation, grid) for part, grid in PARTS.items()}
+
+
+def compile_kernel(
+    target: Target,
+    kind: Kind,
+    pair: Pair,
+    *,
+    tokens: int = TOKENS,
+    key_heads: int = KEY_HEADS,
+    biased: bool = False,
+    continued: bool = False,
+) -> None:
+    """Compile a kernel of a shard for a device of a target.
+
+    Args:
+      tokens: of queries, and of keys. biased: with a bias of keys.
+      continued: the backward goes on with the gradients of keys of a table before.
+    """
+    mesh = jax.sharding.Mesh(target.devices()[:1], "x")
+    chunks = pair.q_chunk, pair.k_chunk
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+
+    f32, bf16, int32 = jnp.float32, jnp.bfloat16, jnp.int32
+    q = array(bf16, 1, key_heads, pair.heads, tokens, pair.head_dim)
+    kv, ids = array(bf16, 2, 1, key_heads, tokens, pair.head_dim), array(int32, 1, tokens) if pair.packed else None
+    o, row, rows = array(f32, *q.shape), array(f32, *q.shape[:-1]), array(f32, 2, *q.shape[:-1])
+    columns, length = (array(int32, PAIRS),) * 6, array(int32)
+    bias, dkv = array(f32, 1, tokens) if biased else None, array(f32, *kv.shape) if continued else None
+
+    def forward(state, queries, keys, bias, columns, length):
+        return flash_forward(state, queries, keys, bias, PairTable(columns, length, (PAIRS, 0)), chunks, 0.1)
+
+    def backward(dq, dkv, queries, keys, bias, do, rows, columns, length):
+        table = PairTable(columns, length, (PAIRS, 0))
+        return flash_backward(dq, dkv, queries, keys, bias, do, rows, table, chunks, 0.1, 0.1)
+
+    queries, keys = Queries(q, ids), Keys(kv, ids, None)
+    if kind == "forward":
+        jax.jit(forward).lower(Softmax(o, row, row), queries, keys, bias, columns, length).compile()
+    else:
+        jax.jit(backward).lower(o, dkv, queries, keys, bias, q, rows, columns, length).compile()
+
+
+if __name__ == "__main__":
+    only_compilers()
+    generation, kind, *numbers = sys.argv[1:]
+    compile_kernel(find_target(TARGETS[generation]), cast(Kind, kind), Pair(*map(int, numbers)))

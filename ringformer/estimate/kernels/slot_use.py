@@ -1,0 +1,104 @@
+"""What a kernel makes of a TPU core: its slots, spilled registers, on-chip memory, and bytes of HBM.
+
+libtpu writes beside a program how many slots of each unit every bundle uses. Weighted by how often the bundles run,
+that says what a kernel waits for: a unit whose slots are nearly full is its bound.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from ringformer.estimate.seconds.machine_code import DUMP, Grid, bundle_runs, dump_flags
+
+UNITS = {
+    "MATMUL": "matrix",
+    "VALU": "vector",
+    "EUP": "transcendental",
+    "XLU": "cross_lane",
+    "VLOAD": "load",
+    "VSTORE": "store",
+}
+"""The units by what the compiler calls their slots."""
+_FILLS, _SPILLS = "VLOAD:FILL", "VSTORE:SPILL"
+
+_SLOTS, _VMEM = "pre-delay_hlo-static-per-bundle-utilization", "vmem_report"
+_COPY = re.compile(r"dma\.(\w+) [^;]*?size_in_granules=\*/(\d+)")
+_OF_HBM = ("hbm_to_vmem", "vmem_to_hbm", "general")
+"""Copies between HBM and VMEM; `general` are those of arrays that do not lie in one piece."""
+_GRANULE_BYTES = {"v3": 512, "v4": 512}
+"""What sizes of copies count in; 32 bytes on later chips."""
+
+
+class SlotUse(NamedTuple):
+    """Of a kernel, or of one step of its grid."""
+
+    cycles: float
+    units: dict[str, float]
+    """The share of a unit's slots that is used, by `UNITS`: 1 is full."""
+    fills: float
+    """Vector registers read back from where they were spilled."""
+    spills: float
+    hbm_bytes: float
+    """Copied between HBM and VMEM at most: as if every condition of a copy held."""
+    vmem_bytes: float
+    """Of on-chip memory, for blocks, scratch and spills."""
+
+
+def detailed_dump_flags(folder: Path) -> str:
+    """`dump_flags` with all that `read_slot_use` reads."""
+    return dump_flags(folder, f"{_SLOTS}|{_VMEM}")
+
+
+def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = None) -> SlotUse:
+    """The use of the kernel of an instruction in a finished dump with `detailed_dump_flags`; with a grid, of so many of
+    its steps. Raises ValueError if the dump lacks the kernel or its slots."""
+    text, slots = (_only(folder, f"*-{name}-*-{what}.txt").read_text() for what in (DUMP, _SLOTS))
+    runs = bundle_runs(text, grid)
+    capacity, used = _read_slots(slots)
+    if any(len(column) != len(runs) for column in used.values()):
+        raise ValueError(f"{name}: its slots are those of another program than its {len(runs)} bundles")
+    cycles = float(runs.sum())
+    times = {unit: float(runs @ column) for unit, column in used.items()}
+    shares = {name: times[unit] / (capacity[unit] * max(cycles, 1.0)) for unit, name in UNITS.items()}
+    return SlotUse(
+        cycles,
+        shares,
+        times[_FILLS],
+        times[_SPILLS],
+        hbm_bytes=float(runs @ _copied(text, len(runs))) * _GRANULE_BYTES.get(generation, 32),
+        vmem_bytes=_vmem_bytes(_only(folder, f"*-{_VMEM}.html").read_text(), name),
+    )
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = [path for path in folder.glob(pattern) if "schedule-analysis" not in path.name]
+    if len(found) != 1:
+        raise ValueError(f"{folder} has {len(found)} files {pattern}: one is needed")
+    return found[0]
+
+
+def _read_slots(text: str) -> tuple[dict[str, int], dict[str, Float[np.ndarray, " bundles"]]]:
+    """How many slots of a unit a bundle has, and how many each uses: names, capacities, then a bundle a line."""
+    names, capacity, _, *bundles = text.partition("\n")[2].splitlines()
+    units = names.split(", ")
+    columns = np.array([line.split() for line in bundles], float).T
+    return dict(zip(units, map(int, capacity.split()), strict=True)), dict(zip(units, columns, strict=True))
+
+
+def _copied(text: str, bundles: int) -> Float[np.ndarray, " bundles"]:
+    """Granules of the copies between HBM and VMEM that start in each bundle."""
+    granules = np.zeros(bundles)
+    for line in text.splitlines():
+        if number := re.match(r" *(0x[0-9a-f]+|0) ", line):
+            granules[int(number[1], 16)] = sum(int(size) for kind, size in _COPY.findall(line) if kind in _OF_HBM)
+    return granules
+
+
+def _vmem_bytes(page: str, name: str) -> float:
+    """What the compiler's report of on-chip memory, a page with its data as JSON, says of an instruction."""
+    report, _ = json.JSONDecoder().raw_decode(page.partition("const DATA =")[2].lstrip())
+    return float(report["hlo_breakdowns"].get(name, {"total_size": 0})["total_size"])

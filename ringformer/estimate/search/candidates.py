@@ -1,0 +1,141 @@
+"""What a plan may choose from: meshes, layouts, chunks and memory settings, with what the closed forms say of each."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from ringformer.estimate.closed_forms import (
+    computation_seconds,
+    hop,
+    host_bytes,
+    itemsize,
+    peak_bytes,
+    state_bytes,
+)
+from ringformer.estimate.compiler.known_failures import known_failure
+from ringformer.estimate.search.memory_settings import possible_head_groups, possible_settings
+from ringformer.estimate.targets import Target
+from ringformer.estimate.workload import Workload
+from ringformer.hardware import GiB
+from ringformer.models.flops import forward_runs
+from ringformer.models.llama_config import OFFLOADABLE, LlamaConfig
+from ringformer.models.llama_presets import preset
+from ringformer.ops.layouts import VISIBLE
+from ringformer.ops.work_list import default_chunk
+
+
+class Candidate(NamedTuple):
+    """A workload with what the closed forms say of it: bytes of a device and of its host, seconds a token."""
+
+    workload: Workload
+    peak: float
+    host: float
+    seconds_per_token: float
+
+    @property
+    def step_seconds(self) -> float:
+        return self.seconds_per_token * self.workload.step_tokens
+
+    @property
+    def impossible(self) -> str:
+        """Why no compiler need be asked; empty if one must be."""
+        target, host = self.workload.target, self.host + state_bytes(self.workload)
+        if host > target.chip.host_bytes:
+            return (
+                f"needs {host / GiB:.0f} GiB of host memory a device, a usual host has "
+                f"{target.chip.host_bytes / GiB:.0f}"
+            )
+        return known_failure(self.workload)
+
+    @property
+    def reason_against(self) -> str:
+        """Why it cannot be; empty if it can, as far as the closed forms know."""
+        target = self.workload.target
+        if self.peak > target.budget:
+            return f"needs about {self.peak / GiB:.1f} of {target.budget / GiB:.1f} GiB"
+        return self.impossible
+
+    def __str__(self):
+        w, m = self.workload, self.workload.model
+        chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
+        remat = "" if m.remat == "full" else f" remat {m.remat}"
+        return (
+            f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{chunk}{remat} head_groups {m.head_groups} "
+            f"remat_group {m.remat_group}{' offload' if m.offload else ''}"
+        )
+
+
+def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> list[Candidate]:
+    """Every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk and memory setting; the
+    fastest first."""
+    ranked = []
+    shape = LlamaConfig(**preset(model) | {"compute_dtype": compute_dtype})
+    for tp in (1, 2, 4, 8):
+        if shape.num_heads % tp or shape.intermediate_size % tp or shape.num_kv_heads % tp:
+            continue
+        for rings in (1, 2, 4, 8):
+            sp = target.num_devices // (tp * rings)
+            if sp * tp * rings != target.num_devices or seq_len % (2 * sp * tp):
+                continue
+            usual = default_chunk(seq_len // sp)
+            for layout, remat, offload, chunk in product(VISIBLE, OFFLOADABLE, (False, True), (None, usual // 2)):
+                # For the longest contexts: what is fetched ahead would take memory.
+                config = replace(
+                    shape,
+                    layout=layout,
+                    remat=remat,
+                    offload=offload,
+                    fetch_ahead=not offload,
+                    q_chunk=chunk,
+                    k_chunk=chunk,
+                )
+                workload = Workload(config, target, f"1,{rings},{tp},{sp}", seq_len, batch_size=rings, name=model)
+                ranked += [
+                    _counted(workload.with_settings(settings))
+                    for settings in possible_settings(config)
+                    if (shape.num_kv_heads // tp) % settings.head_groups == 0
+                ]
+    return sorted(ranked, key=lambda c: c.seconds_per_token)
+
+
+def _counted(workload: Workload) -> Candidate:
+    model, target, seq_len = workload.model, workload.target, workload.seq_len
+    _, rings, tp, sp = workload.mesh_shape
+    ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
+    of_weights, of_attention = forward_runs(model)
+    compute = computation_seconds(workload)
+    exposed = 0.0
+    for backward, times in ((False, of_attention), (True, 1)):
+        one_hop = hop(model, target, ring, ranks=sp * tp, tp=tp, backward=backward)
+        exposed += times * (sp - 1) * model.num_layers * max(0.0, one_hop.link - one_hop.compute)
+    if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
+        moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
+        exposed += (1 + of_weights) * model.num_layers * moved / target.ring_bandwidth(tp)
+    moved = host_bytes(workload) / target.chip.host_bandwidth  # out under the forward pass, back before each layer's
+    exposed += max(0.0, moved - compute / (of_weights + 2)) + moved
+    # Groups of heads and small chunks make more, smaller kernels.
+    smaller = math.log2(model.head_groups) + 2 * (model.q_chunk is not None)
+    seconds = (compute + exposed) * (1 + 0.005 * smaller)
+    return Candidate(workload, peak_bytes(workload), host_bytes(workload), seconds / (seq_len * rings))
+
+
+def neighbours(candidate: Candidate) -> Iterator[Candidate]:
+    """The candidate with half or double the head groups, layers of a remat group, or tokens of a chunk."""
+    workload, m = candidate.workload, candidate.workload.model
+    _, _, tp, sp = workload.mesh_shape
+    local = workload.seq_len // sp
+    chunk = m.q_chunk or default_chunk(local)
+    options = [
+        replace(workload.settings, head_groups=g)
+        for g in (m.head_groups * 2, m.head_groups // 2)
+        if g in possible_head_groups(m) and (m.num_kv_heads // tp) % g == 0
+    ]
+    options += [
+        replace(workload.settings, remat_group=g)
+        for g in (m.remat_group * 2, m.remat_group // 2)
+        if 0 < g < m.num_layers
+    ]
+    options += [replace(workload.settings, q_chunk=c, k_chunk=c) for c in (chunk * 2, chunk // 2) if 128 <= c <= local]
+    yield from map(_counted, map(workload.with_settings, options))

@@ -1,0 +1,96 @@
+"""The longest context that trains on a target, and the longest whose step a person would wait for: powers of two, each
+one compiled."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ringformer.estimate.closed_forms import peak_bytes
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.programs_report import programs_json
+from ringformer.estimate.report import estimate_json
+from ringformer.estimate.run_estimate import RunEstimate, compile_others
+from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings, possible_settings
+from ringformer.estimate.time_report import computation_time
+from ringformer.estimate.workload import Workload, estimate_command
+
+MAX_STEP_SECONDS = 3600.0
+"""The longest step of the second end of a search, unless somebody says another: in a day it makes two dozen of them."""
+
+
+def attempt(
+    workload: Workload, log: Callable[[str], None], *, whole_run: bool = False, generate_code: bool = False
+) -> dict:
+    """Whether a preset's workload trains, with the first likely memory settings that the compiler accepts, of those
+    with which its schedule hides the ring's loops, if there are any.
+
+    Returns the JSON of the estimate without its lists of collectives and buffers, with `seq_len`, the settings and the
+    command that says the same; that of the smallest settings if none fits. It does not fit either if what it offloads
+    is too much for a usual host. Its `programs` are those that were judged: the train step, or with `whole_run` all of
+    a run, with `generate_code` to machine code. Raises CompilerFailure if a compiler broke down.
+    """
+    workload, estimate = compile_first_accepted(
+        workload,
+        likely_settings(workload),
+        lambda e: e.fits and e.fits_host,
+        lambda w: log(estimate_command(w)),
+        generate_code,
+        prefers=lambda e: e.schedule is None or e.schedule.exposed_in_ring_loops == 0,
+    )
+    others = compile_others(workload, generate_code=generate_code) if whole_run and estimate.fits else ()
+    run = RunEstimate((estimate, *others))
+    return brief_json(workload, estimate) | programs_json(run) | {"fits": not run.reasons_against}
+
+
+def brief_json(workload: Workload, estimate: Estimate) -> dict:
+    """The JSON of a preset's estimate without its lists of collectives and buffers, with its `seq_len` and the command
+    that says the same."""
+    answer = estimate_json(workload, estimate)
+    for listed in ("collectives", "collective_groups", "largest_buffers"):
+        del answer[listed]
+    return answer | {"seq_len": workload.seq_len, "command": estimate_command(workload)}
+
+
+def next_length(attempts: list[dict], first: int) -> int | None:
+    """The length to try next in a search over powers of two that begins at `first`; None: the maximum is known."""
+    fitting = [a["seq_len"] for a in attempts if a["fits"]]
+    failing = [a["seq_len"] for a in attempts if not a["fits"]]
+    if not attempts:
+        return first
+    longer = 2 * max(fitting) if fitting else min(failing) // 2
+    return None if longer in failing or longer < 1024 else longer
+
+
+def longest_start(workload: Workload) -> int:
+    """The length to begin a search with: a power of two, the longest that the closed form lets fit, whatever the
+    settings."""
+    model, length = workload.model, 1024
+    settings = list(possible_settings(model)) if model.attention == "ring" else [workload.settings]
+
+    def fits(seq_len: int) -> bool:
+        longer = replace(workload, seq_len=seq_len)
+        return any(peak_bytes(longer.with_settings(s)) <= workload.target.budget for s in settings)
+
+    while fits(2 * length):
+        length *= 2
+    return length
+
+
+def longest_within(attempts: list[dict], max_step_seconds: float = MAX_STEP_SECONDS) -> dict | None:
+    """The attempt at the longest context that fits and whose modelled step takes at most so long; None: none does."""
+    quick = [a for a in attempts if a["fits"] and a["step_seconds_model"] <= max_step_seconds]
+    return max(quick, key=lambda a: a["seq_len"], default=None)
+
+
+def counted_longest_within(workload: Workload, max_step_seconds: float = MAX_STEP_SECONDS) -> int | None:
+    """The longest context, the workload's halved until it is, whose step takes at most so long by the closed form.
+
+    For what was not compiled. The closed form leaves exposed communication out, and takes the fastest memory settings
+    that should fit. None: not even 1024 tokens are quick enough.
+    """
+    length = workload.seq_len
+    while length >= 1024:
+        shorter = replace(workload, seq_len=length)
+        if computation_time(shorter.with_settings(likely_settings(shorter)[0])).step <= max_step_seconds:
+            return length
+        length //= 2
+    return None

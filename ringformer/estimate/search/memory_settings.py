@@ -1,0 +1,67 @@
+"""Which memory settings to compile a workload with: closed forms choose, the compiler judges."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ringformer.estimate.closed_forms import computation_seconds, host_bytes, peak_bytes
+from ringformer.estimate.compiler.process import compile_apart
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.workload import MemorySettings, Workload
+from ringformer.models.llama_config import LlamaConfig
+
+
+def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
+    """The settings worth a try: groups of heads cost latency and save memory, two-level remat a forward."""
+    groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
+    # Layers that make no group cost a second loop in the program: only if they save much.
+    fewest = min(
+        range(1, model.num_layers), default=1, key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0)
+    )
+    for remat_group in dict.fromkeys((1, fewest)):
+        for g in groups:
+            yield MemorySettings(g, remat_group, model.q_chunk, model.k_chunk)
+
+
+def possible_head_groups(model: LlamaConfig) -> list[int]:
+    """The numbers of groups that the key heads can be cut into."""
+    alone = model.offload and model.remat == "attention"  # outputs of groups would stay on the device
+    return [g for g in range(1, model.num_kv_heads + 1) if model.num_kv_heads % g == 0][: 1 if alone else None]
+
+
+def likely_settings(workload: Workload) -> list[MemorySettings]:
+    """The settings to compile, in this order: the two fastest that the closed forms let fit, and the smallest."""
+    model, target = workload.model, workload.target
+    if model.attention != "ring":
+        return [replace(workload.settings, head_groups=1, remat_group=1)]
+    _, _, tp, _ = workload.mesh_shape
+    key_heads = max(1, model.num_kv_heads // tp)
+    options = {s: workload.with_settings(s) for s in possible_settings(model) if key_heads % s.head_groups == 0}
+    peaks = {s: peak_bytes(w) for s, w in options.items()}
+    in_host = [s for s, w in options.items() if host_bytes(w) <= target.chip.host_bytes] or list(options)
+    fitting = sorted((s for s in in_host if peaks[s] <= target.budget), key=lambda s: computation_seconds(options[s]))
+    return list(dict.fromkeys(fitting[:2] + [min(in_host, key=peaks.__getitem__)]))
+
+
+def compile_first_accepted(
+    workload: Workload,
+    settings: list[MemorySettings],
+    accepts: Callable[[Estimate], bool],
+    announce: Callable[[Workload], None],
+    generate_code: bool = False,
+    prefers: Callable[[Estimate], bool] = lambda estimate: True,
+) -> tuple[Workload, Estimate]:
+    """The workload with the first of these settings whose estimate is accepted and preferred, and that; else the
+    first that is accepted; else the last.
+
+    `announce` is told of each workload before it is compiled. Raises as `compile_apart`.
+    """
+    kept = None
+    for option in settings:
+        workload = workload.with_settings(option)
+        announce(workload)
+        estimate = compile_apart(workload, generate_code=generate_code)
+        if accepts(estimate):
+            kept = kept or (workload, estimate)
+            if prefers(estimate):
+                return workload, estimate
+    return kept or (workload, estimate)

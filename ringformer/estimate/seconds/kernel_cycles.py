@@ -1,0 +1,122 @@
+"""The seconds of a train step on TPU by its machine code, of which the part that matters is generated alone."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ringformer.estimate.compiler.dump import Compiled, CompilerFailure, Refusal
+from ringformer.estimate.compiler.process import MACHINE_CODE, at_work, wait_for_schedule
+from ringformer.estimate.compiler.program_text import Instruction, Program
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.seconds.kernel_cache import KernelCache
+from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.machine_code import dumped_kernels, grid_of, read_kernel
+from ringformer.estimate.seconds.overlap import read_schedule
+from ringformer.estimate.seconds.program_seconds import of_chunk_pairs
+from ringformer.estimate.seconds.step_parts import ATTENTION
+from ringformer.estimate.workload import Workload
+
+IDLE_SECONDS = 15.0
+"""Without a new kernel, after those with matrix products: what is left is the program around them, which takes long."""
+
+
+class NoMachineCode(CompilerFailure):
+    """A kernel of the program cannot become machine code: the program is none, whatever its schedule says."""
+
+
+def with_machine_code(
+    workload: Workload, estimate: Estimate, log: Callable[[str], None], part: str = ATTENTION
+) -> Estimate:
+    """The estimate of a scheduled train step, or of another program that is its own `part`, its seconds by the machine
+    code of its chunk pairs.
+
+    That is generated if the cache lacks it, in about a minute. An estimate by the step's own machine code keeps its
+    seconds, and has these beside them. That of a GPU, or of a model whose parts are not known, stays as it is; so does
+    one of a compiler that writes no machine code, and the log says so. Raises NoMachineCode.
+    """
+    attends = workload.has_closed_forms and workload.model.attention != "vanilla"
+    if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
+        return estimate
+    program, cache = Program.parse(estimate.text), KernelCache.of(workload.target)
+    wanted, cycles = kernel_keys(program, of_chunk_pairs), cache.read()
+    missing = wanted.keys() - cycles.keys()
+    if any(wanted[key] for key in missing):  # a copy or a sum is not worth a minute: its bytes say enough
+        log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
+        try:
+            generated = generate_cycles(workload, {key: wanted[key] for key in missing}, part)
+            cycles = cache.add({key: generated.get(key) for key in missing})
+        except NoMachineCode:
+            raise
+        except CompilerFailure as failure:
+            log(f"{failure}; its seconds are not by machine code")
+    known = {key: found for key in wanted if (found := cycles.get(key)) is not None}
+    estimate = with_tried_kernels(workload, estimate)
+    assert estimate.schedule is not None, "as above"
+    schedule = read_schedule(estimate.text, estimate.schedule.rates, known)
+    return replace(estimate, by_parts=schedule) if estimate.own_machine_code else replace(estimate, schedule=schedule)
+
+
+def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
+    """The estimate, its kernels no longer untried if this compiler made machine code of all of them before, here or in
+    another program."""
+    if not estimate.untried_kernels:
+        return estimate
+    wanted, cycles = kernel_keys(Program.parse(estimate.text), of_chunk_pairs), KernelCache.of(workload.target).read()
+    tried = all(cycles.get(key) is not None for key, products in wanted.items() if products)
+    return replace(estimate, untried_kernels=not tried)
+
+
+def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda _: True) -> dict[str, bool]:
+    """The keys of the instructions of a program that have machine code, and whether they do matrix products."""
+    return {
+        key: program.instruction_flops(name, instruction) > 0
+        for name, instruction, key in KernelKeys(program).kernels()
+        if among(instruction)
+    }
+
+
+def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = ATTENTION) -> dict[str, float]:
+    """The cycles of the wanted instructions that the attention of a layer has too, or one of `PROGRAMS`, by their key.
+
+    The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code,
+    NoMachineCode if it refuses to.
+    """
+    with at_work((workload, program, True), {}, read_code=True) as (process, folder):
+        said = wait_for_schedule(process, folder, "tpu")
+        if not isinstance(said, Compiled):
+            raise CompilerFailure(f"{program}: the compiler wrote no schedule: {str(said)[:300]}")
+        kernels = KernelKeys(Program.parse(said.program)).kernels()
+        keys = {instruction.name: key for _, instruction, key in kernels if key in wanted}
+        if not keys:
+            return {}
+        products = {key for key in keys.values() if wanted[key]}
+        cycles = _read_as_written(process, folder / MACHINE_CODE, keys, products)
+        answer = None if process.poll() is None else wait_for_schedule(process, folder, None)
+    if isinstance(answer, Refusal):
+        why = answer.strip().splitlines()[0]
+        raise NoMachineCode(f"{program} cannot become machine code: {why} Try a smaller q_chunk and k_chunk")
+    if not cycles:
+        raise CompilerFailure(f"{program}: this compiler writes no machine code")
+    if not products <= cycles.keys():
+        raise CompilerFailure(f"{program}: the compiler ended before it had written all of its machine code")
+    return cycles
+
+
+def _read_as_written(
+    process: subprocess.Popen, folder: Path, keys: dict[str, str], products: set[str]
+) -> dict[str, float]:
+    """Cycles by key, read while the compiler writes, until all are there or nothing comes any more."""
+    cycles: dict[str, float] = {}
+    last = time.monotonic()
+    while cycles.keys() != set(keys.values()):
+        ended = process.poll() is not None
+        for name, path in dumped_kernels(folder).items():
+            if name in keys and keys[name] not in cycles and (kernel := read_kernel(path.read_text(), grid_of(name))):
+                cycles[keys[name]], last = kernel.cycles, time.monotonic()
+        idle = time.monotonic() - last > IDLE_SECONDS
+        if ended or (idle and products <= cycles.keys()):
+            break
+        time.sleep(0.5)
+    return cycles

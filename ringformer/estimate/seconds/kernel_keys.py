@@ -1,0 +1,75 @@
+"""What decides the machine code of an instruction: instructions with equal keys have equal code.
+
+The compiler generates code for an instruction from its opcode, the computation that it fuses, and the types of its
+operands and results with their layouts and memory spaces; names and metadata change nothing (it reuses code by the same
+rule). So the cycles of a step's instruction may be read from another program that has the same one.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ringformer.estimate.compiler.program_text import Instruction, Program
+
+_SAYS_NOTHING = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
+
+
+KERNEL_OPCODES = ("fusion", "convolution", "custom-call", "copy", "reduce", "dynamic-slice", "dynamic-update-slice")
+"""Instructions that have machine code of their own."""
+
+
+@dataclass(frozen=True)
+class KernelKeys:
+    """The keys of a program's instructions."""
+
+    program: Program
+    _texts: dict[str, str] = field(default_factory=dict)
+
+    def kernels(self) -> Iterator[tuple[str, Instruction, str]]:
+        """Every executed instruction that has machine code of its own: its computation, itself, and its key."""
+        for name in self.program.executed:
+            for instruction in self.program.computations[name].values():
+                if instruction.opcode in KERNEL_OPCODES:
+                    yield name, instruction, self.key(name, instruction)
+
+    def key(self, computation: str, instruction: Instruction) -> str:
+        """A hash of what decides the machine code of this instruction of a computation."""
+        if body := re.search(r'"body":"([^"]+)"', instruction.text):
+            return hashlib.sha256(_kernel_program(body[1]).encode()).hexdigest()[:20]
+        here = self.program.computations[computation]
+        operands = [here[name].type if name in here else name for name in instruction.operands]
+        attributes = _without_names(instruction, {}).partition("(")[2]
+        words = [instruction.opcode, instruction.type, *operands, attributes, *map(self._text, instruction.called)]
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()[:20]
+
+    def _text(self, computation: str) -> str:
+        """A computation's instructions, each value named by its place."""
+        if computation not in self._texts:
+            instructions = self.program.computations[computation].values()
+            places = {instruction.name: f"%{place}" for place, instruction in enumerate(instructions)}
+            lines = [_without_names(i, places) + "".join(map(self._text, i.called)) for i in instructions]
+            self._texts[computation] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return self._texts[computation]
+
+
+def _kernel_program(body: str) -> str:
+    """The program of a Pallas kernel for TPU, from the bytecode in its instruction, without the lines of its source."""
+    # JAX has no public reader of Mosaic's dialect; only programs with kernels come here.
+    from jax._src.lib import tpu  # type: ignore[attr-defined]
+    from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
+
+    with ir.Context() as context:
+        tpu.register_dialect(context)
+        context.load_all_available_dialects()
+        context.allow_unregistered_dialects = True
+        return str(ir.Module.parse(base64.b64decode(body)).operation.get_asm(enable_debug_info=False))
+
+
+def _without_names(instruction: Instruction, places: dict[str, str]) -> str:
+    """An instruction's text, its values by their `places`, without the names of what it calls."""
+    text = _SAYS_NOTHING.sub("", instruction.text.strip())
+    for called in instruction.called:
+        text = text.replace(f"%{called}", "")
+    return re.sub(r"%([\w.\-]+)", lambda name: places.get(name[1], ""), text)

@@ -1,0 +1,85 @@
+"""The device mesh (dp, fsdp, tp, sp): its shape, its devices in order, and how batches lie on it.
+
+A batch is [B, T]: B over (dp, fsdp), T over (sp, tp). The residual stream follows it: between the blocks of a layer it
+is sharded along the sequence over both (Megatron's sequence parallelism).
+"""
+
+import math
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from ringformer.hardware.absent_tpu import leave_absent_tpu_alone
+from ringformer.models.interface import ModelConfig
+from ringformer.ops.layouts import check_layout
+from ringformer.parallel.device_order import order_devices
+
+leave_absent_tpu_alone()  # before a backend starts
+
+AXIS_NAMES = ("dp", "fsdp", "tp", "sp")
+MOST_CPU_DEVICES = 1024
+"""Each has threads and buffers of its own."""
+
+BATCH = P(("dp", "fsdp"), ("sp", "tp"))
+"""Arrays [B, T] of a batch, T in layout order."""
+
+
+def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
+    """The sizes of the axes from "dp,fsdp,tp,sp", where one of them may be -1: the rest. ValueError if none fit."""
+    form = f'"{",".join(AXIS_NAMES)}", four integers of which one may be -1'
+    try:
+        sizes = [int(size) for size in mesh_dim.split(",")]
+    except ValueError:
+        raise ValueError(f"mesh_dim={mesh_dim!r} must be {form}") from None
+    if len(sizes) != len(AXIS_NAMES) or sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
+        raise ValueError(f"mesh_dim={mesh_dim!r} must be {form}")
+    known = math.prod(s for s in sizes if s != -1)
+    if -1 in sizes:
+        if devices % known:
+            raise ValueError(f"mesh_dim={mesh_dim!r}: the {devices} devices are not a multiple of {known}")
+        sizes[sizes.index(-1)] = devices // known
+    elif known != devices:
+        raise ValueError(f"mesh_dim={mesh_dim!r} needs {known} devices, there are {devices}; write -1 for the rest")
+    dp, fsdp, tp, sp = sizes
+    return dp, fsdp, tp, sp
+
+
+def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
+    """The mesh of all devices (or those given); every axis is there, of size 1 if unused.
+
+    Devices are ordered for the links between them; warns if a ring's hops cannot be single links (`device_order`).
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    shape = mesh_shape(mesh_dim, len(devices))
+    return Mesh(order_devices(devices, shape), AXIS_NAMES, axis_types=(AxisType.Auto,) * len(AXIS_NAMES))
+
+
+def check_batch(
+    config: ModelConfig, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, accumulate: int = 1
+) -> None:
+    """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be spread over the mesh."""
+    dp, fsdp, tp, sp = (mesh.shape[a] for a in AXIS_NAMES)
+    if seq_len < 1:
+        raise ValueError(f"seq_len={seq_len} must be at least 1")
+    rows = dp * fsdp * accumulate
+    if batch_size < 1 or batch_size % rows:
+        raise ValueError(
+            f"batch_size={batch_size} is not a multiple of {rows} = dp {dp} x fsdp {fsdp} x accumulate {accumulate}"
+        )
+    check_layout(config.layout, seq_len, sp)
+    if seq_len % (sp * tp):
+        raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
+
+
+def simulate_cpu_devices(count: int) -> None:
+    """Make JAX run on `count` simulated CPU devices (0: leave it as it is); before anything has asked it for one.
+
+    Raises ValueError for fewer than none, and for more than start in a few seconds.
+    """
+    if not 0 <= count <= MOST_CPU_DEVICES:
+        raise ValueError(f"cpu_devices={count:,} must lie between 0 and {MOST_CPU_DEVICES:,}: they are simulated")
+
+    if count:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)

@@ -1,0 +1,52 @@
+"""The parameters of a model without their arrays: shapes, and where each lies on a mesh."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from ringformer.models.interface import ModelConfig
+from ringformer.models.registry import build
+from ringformer.parallel.weight_sharding import shard_weight
+
+
+def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict, dict]:
+    """`(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
+    definition, state = nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))
+    letters = jax.tree.map(_letters, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return definition, nnx.to_pure_dict(state), nnx.to_pure_dict(letters)
+
+
+def _letters(parameter: nnx.Variable) -> str:
+    letters = parameter.get_metadata().get("letters", "")
+    if not 1 <= len(letters) <= len(parameter.shape):
+        raise ValueError(
+            f"a parameter of shape {parameter.shape} has letters={letters!r}: nnx.Param(..., letters=...) "
+            "needs a letter for each of its last dimensions"
+        )
+    return letters
+
+
+def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict:
+    """A `WeightSharding` for each parameter."""
+    _, shapes, letters = abstract_model(config)
+    return jax.tree.map(lambda letter, x: shard_weight(letter, x.shape, mesh), letters, shapes)
+
+
+def specs(shardings) -> Any:
+    """The PartitionSpecs of a tree of `WeightSharding`."""
+    return jax.tree.map(lambda w: w.spec, shardings)
+
+
+def named(shardings, mesh: Mesh) -> Any:
+    """The NamedShardings of a tree of `WeightSharding`."""
+    return jax.tree.map(lambda w: NamedSharding(mesh, w.spec), shardings)
+
+
+def abstract_params(weights: dict, mesh: Mesh) -> dict:
+    """Shapes, dtypes and shardings of the parameters."""
+    return jax.tree.map(
+        lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32, sharding=NamedSharding(mesh, w.spec)), weights
+    )

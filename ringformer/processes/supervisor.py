@@ -1,0 +1,284 @@
+"""What the command `ringformer train` does about signals, stalls and lost processes.
+
+Before the first step of a run is under way nothing is lost: a signal ends the process at once, wherever it is. From
+then on it makes the run stop after a step, of several processes all after the same one. The step is found as JAX's
+preemption service finds it (all say how far they are, and the one after the furthest is it), by our own hand: that
+service hears SIGTERM alone, keeps it from everybody else, and tells only at the next step.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from ringformer.cli.visible_text import visible
+from ringformer.processes.peers import LOST, Peers, Verdict, silent_limit
+from ringformer.processes.rendezvous import Membership, ProcessesMissing, known_places, meet, start_jax
+from ringformer.processes.signals import SignalThread
+from ringformer.processes.stderr import divert_native_stderr, on_abort
+from ringformer.processes.stopping import INTERRUPTED, STOPPED, Stopping, Terminated, said_of
+from ringformer.processes.watchdog import Doing, Watchdog, dump_stacks
+
+_LAST_WORDS = 3.0
+"""Seconds that process 0, which holds the store, stays after its verdict, so that the others can read it."""
+
+_CLOSING_SECONDS = 10.0
+_UNREACHED = ("DEADLINE_EXCEEDED", "UNAVAILABLE", "Connection", "connection")
+"""Of JAX's errors those of a network, or of a machine too busy to answer: another start may do."""
+
+_SERVICE_LOST = b"JAX distributed service detected fatal errors"
+
+
+class State(NamedTuple):
+    """How far a process is when the processes agree where to stop."""
+
+    session: int
+    """Counts the runs, of a config with stages."""
+    asks: int
+    """How often the run has asked whether to stop."""
+    phase: str
+    """"between" runs, "starting" one, or "training": from its first step until its last save is written."""
+
+
+class Supervision(Stopping):
+    """Ends the process when it should, and knows why; from now on it is who hears the `signals`."""
+
+    def __init__(self, signals: SignalThread):
+        self._lock = threading.RLock()
+        self._member: Membership | None = None
+        self._peers: Peers | None = None
+        self._log: Path | None = None
+        self._session, self._asks, self._phase = 0, 0, "between"
+        self._stop_at: int | None = None
+        self._verdict: Verdict | None = None
+        self._leaving = False
+        self._watchdog = Watchdog(self._expired)
+        signals.heard = self._heard
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks for all."""
+        return self._member is None or self._member.index == 0
+
+    def limit(self, minutes: Mapping[str, float]) -> None:
+        """Keep to these limits from now on, as `Watchdog.limit`."""
+        self._watchdog.limit(minutes)
+
+    def join(self, member: Membership, seconds: float, folder: Path) -> None:
+        """Become one of the processes of a run, which keep what C++ says in RUN_DIR/logs; before JAX has a device.
+
+        Raises ProcessesMissing, ValueError or OSError as `meet` does.
+        """
+        self._member = member
+        meet(member, seconds, known_places)
+        self._log = folder / "logs" / f"process-{member.index}.txt"
+        divert_native_stderr(self._log, f"[{member.index}] " if member.index else "")
+        self._log_begin = self._log.stat().st_size
+        on_abort(self._aborted)
+        start_jax(member, seconds)
+        from jax._src.distributed import global_state  # the client has no public name
+
+        if member.count > 1:
+            client = global_state.client
+            self._peers = Peers(client, member.index, member.count, self._watchdog, self._judged, self._signalled)
+            threading.Thread(target=self._watch_peers, name="silence", daemon=True).start()
+
+    def __enter__(self):
+        if self.signal is not None:
+            raise Terminated(self._nothing_lost(self.signal), self.signal)
+        with self._lock:
+            self._session, self._asks, self._phase = self._session + 1, 0, "starting"
+        return self
+
+    def __exit__(self, *_):
+        self._phase = "between"
+
+    def due(self) -> bool:
+        self._watchdog.alive()
+        if self._peers is None:
+            return self.signal is not None
+        with self._lock:  # not while the processes agree
+            self._asks += 1
+            return self._stop_at is not None and self._asks >= self._stop_at
+
+    def doing(self, what: str, limit: str = "step", begun: bool = False) -> None:
+        if begun:
+            self._phase = "training"
+        self._watchdog.begin(what, limit)
+
+    def failed(self, error: Exception) -> None:
+        """Say what one of several processes died of, tell the others, and end; a single one may say it itself."""
+        if self._member is None or self._member.count == 1:
+            return
+        if isinstance(error, ProcessesMissing):
+            self._end(str(error), LOST)
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            # Collectives fail in the processes that wait for a lost one: who that is the verdict will say.
+            self._note(traceback.format_exc())
+            if self._peers is not None:
+                self._peers.broken = any(sign in str(error) for sign in _UNREACHED)
+            time.sleep(silent_limit("step") + 4 * _LAST_WORDS)
+        told = isinstance(error, ValueError | OSError | FloatingPointError | ImportError)
+        if not told:
+            traceback.print_exc()
+        why = f"{error}" if told else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        code = 2 if isinstance(error, ValueError | FileNotFoundError | ImportError) else 1
+        if isinstance(error, jax.errors.JaxRuntimeError) and any(sign in why for sign in _UNREACHED):
+            code = LOST
+        self._leaving = True
+        if self._peers is not None:
+            try:
+                self._peers.left(why, code)
+            except RuntimeError as lost:
+                self._note(str(lost))
+        self._end(why, code)
+
+    def close(self) -> None:
+        """Leave with the other processes, after the last save."""
+        if self._peers is not None:
+            self._watchdog.begin("the end", "none")
+            self._peers.close()
+            self._peers = None
+            jax.distributed.shutdown()
+        self._watchdog.close()
+
+    # Signals
+
+    def _heard(self, number: int) -> None:
+        """In the thread of signals."""
+        if self.signal is not None:
+            if number == signal.SIGINT == self.signal:
+                self._end("interrupted twice: what was under way is lost", INTERRUPTED)
+            return
+        if self._peers is not None:
+            self.signal = number
+            self._peers.request(number)
+            return
+        self.signal = number
+        if self._phase != "training":
+            self._end(self._nothing_lost(number), _code_of(number))
+
+    def _signalled(self, number: int) -> None:
+        """All processes do this at about the same time: agree where to stop."""
+        assert self._peers is not None
+        self.signal = number
+        with self._lock:
+            try:
+                states = [State(*state) for state in self._peers.gather(self._state())]
+            except RuntimeError as error:  # one of them is lost: of that there will be a verdict
+                return self._note(str(error))
+            last = max(state.session for state in states)
+            self._stop_at = max(state.asks for state in states if state.session == last) + 1
+            phases = {state.phase for state in states if state.session == last}
+            at_once = "starting" in phases or {state.phase for state in states} == {"between"}
+            closing = any(state.phase == "training" and state.session < last for state in states)
+            if not at_once or (self._phase == "training" and self._session < last):
+                return
+        if closing:  # others still write the end of the run before
+            time.sleep(_CLOSING_SECONDS)
+        self._end(self._nothing_lost(number), _code_of(number), all_say=False)
+
+    def _state(self) -> "State":
+        return State(self._session, self._asks, self._phase)
+
+    def _nothing_lost(self, number: int) -> str:
+        return f"stopped by {said_of(number)} before a step was made: nothing is lost, the same command goes on"
+
+    # Time
+
+    def _expired(self, doing: Doing) -> None:
+        """In the watchdog's thread."""
+        if self._peers is not None:
+            self._dump(f"stalled in {doing.what}")
+            return self._peers.stalled()
+        folder = self.run_dir or Path()
+        self._log = self._log or folder / "logs" / "process-0.txt"
+        self._dump(f"stalled in {doing.what}")
+        self._end(
+            f"stalled: {doing.what} takes longer than {doing.limit}_minutes allows; what every thread is doing "
+            f"is in {self._log}",
+            LOST,
+        )
+
+    def _watch_peers(self) -> None:
+        """Whether process 0, which holds the store, still answers."""
+        assert self._member is not None
+        while (peers := self._peers) is not None:
+            silence = self._watchdog.clock - peers.heard
+            if silence > silent_limit(self._watchdog.doing.limit) + 2 * _LAST_WORDS:
+                self._judged(
+                    Verdict(
+                        f"process 0 at {self._member.address} is lost: no word from it for {silence:.0f} "
+                        "s; it died, is stopped or cut off",
+                        LOST,
+                        by_itself=False,
+                    )
+                )
+            time.sleep(1)
+
+    # Ends
+
+    def _judged(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        if verdict.by_itself:
+            time.sleep(_LAST_WORDS)
+        if not self._leaving:
+            self._dump(verdict.why)
+            self._end(f"{verdict.why}; what this one was doing is in {self._log}", verdict.code)
+
+    def _aborted(self) -> int:
+        """C++ aborts the process: what to say, and the exit code."""
+        assert self._log is not None and self._member is not None
+        if self._leaving:
+            return LOST if self._verdict is None else self._verdict.code
+        if self.signal is not None and self._phase != "training":
+            return _code_of(self.signal)
+        with self._log.open("rb") as file:
+            file.seek(self._log_begin)
+            service_lost = _SERVICE_LOST in file.read()
+        if self._verdict is not None:
+            why, code = self._verdict.why, self._verdict.code
+        elif service_lost:
+            why, code = f"process 0 at {self._member.address} is lost: it died or ended", LOST
+        else:
+            why, code = "aborted in C++", 128 + signal.SIGABRT
+        self._say(f"{why}; what C++ said is in {self._log}")
+        return code
+
+    def _end(self, why: str, code: int, all_say: bool = True) -> None:
+        """End the process, from any thread; process 0 goes last."""
+        self._leaving = True
+        if all_say or self.first:
+            self._say(why)
+        if self._member is not None and self._member.count > 1 and self._member.index == 0 and self._peers is not None:
+            time.sleep(_LAST_WORDS)
+        sys.stdout.flush()
+        os._exit(code)
+
+    def _say(self, why: str) -> None:
+        several = self._member is not None and self._member.count > 1
+        who = f"process {self._member.index} of {self._member.count}: " if several and self._member else ""
+        begun = "\n" if sys.stderr.isatty() else ""  # of the progress bar
+        sys.stderr.write(f"{begun}ringformer train: {who}{visible(why)}\n")
+        sys.stderr.flush()
+
+    def _dump(self, why: str) -> None:
+        if self._log is not None:
+            dump_stacks(self._log, f"{socket.gethostname()}, pid {os.getpid()}: {why}")
+
+    def _note(self, text: str) -> None:
+        if self._log is not None:
+            with self._log.open("a") as file:
+                file.write(text + "\n")
+
+
+def _code_of(number: int) -> int:
+    return INTERRUPTED if number == signal.SIGINT else STOPPED

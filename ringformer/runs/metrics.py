@@ -1,0 +1,190 @@
+"""What a run reports: a progress bar, metrics.jsonl, TensorBoard and Weights & Biases if asked."""
+
+import json
+import os
+import sys
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ringformer.files.atomic import write_whole
+from ringformer.files.run_layout import CONFIG, METRICS
+from ringformer.runs.config import Config
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; none if it is not there. A last line that was cut off is none: the run was killed
+    while it wrote. Raises ValueError for any other line that is no JSON object with a step."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if type(row["step"]) is not int:
+                raise TypeError
+        except (ValueError, TypeError, KeyError):
+            if number < len(lines):
+                raise ValueError(f"{path}:{number} is no row of metrics: {line[:60]!r}; delete the line") from None
+        else:
+            rows.append(row)
+    return rows
+
+
+def evaluation_losses(run_dir: Path) -> dict[int, float]:
+    """The losses on held-out data that a run has reported, by their steps."""
+    rows = read_metrics(run_dir / METRICS)
+    return {row["step"]: row["eval_loss"] for row in rows if type(row.get("eval_loss")) is float}
+
+
+class Reporter:
+    """Writes metrics.jsonl, one JSON object per step or evaluation, and shows where the run is.
+
+    Opened at `step`: lines of later steps, written before an interruption, are dropped; all of them at step 0, which is
+    evaluated anew. Only process 0 writes. `history` is the rows that were kept, `gaps` what to say of missing ones.
+
+    Raises ValueError for a metrics.jsonl that is not one.
+    """
+
+    def __init__(self, run_dir: Path, step: int, config: Config):
+        self._active = jax.process_index() == 0
+        self._steps = config.steps
+        self._boards: list[WeightsAndBiases | TensorBoard] = []  # first: they may refuse
+        if self._active and config.wandb:
+            self._boards.append(WeightsAndBiases(config.wandb, run_dir))
+        if self._active and config.tensorboard:
+            self._boards.append(TensorBoard(run_dir))
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("step"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not (self._active and sys.stderr.isatty()),
+        )
+        self._task = self._bar.add_task("", total=config.steps, completed=step)
+        self._bar.start()
+        path = Path(run_dir) / METRICS
+        self.history = kept = [row for row in read_metrics(path) if step and row["step"] <= step]
+        missing = step - len({row["step"] for row in kept if "learning_rate" in row})
+        told = f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps before: plots have a hole"
+        self.gaps = [told] if missing > 0 else []
+        self._begun: tuple[int, float] | None = None  # the first step here, and when it was done: compiled by then
+        self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
+        self._file = None
+        if self._active:
+            write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+            self._file = path.open("a", buffering=1)
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        self._write(step, values)
+        if self._begun is None:
+            self._begun = step, time.monotonic()
+        text = f"loss {values['loss']:.4f}" if "loss" in values else "no loss"
+        text += f"  {values['tokens_per_second']:,.0f} tokens/s"
+        text += f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
+        self._bar.update(self._task, completed=step, description=text)
+        if self._bar.disable and (step % max(1, self._steps // 20) == 0 or step in (1, self._steps)):
+            self.say(f"step {step}/{self._steps}  {text}{self._time_left(step)}")
+
+    def evaluation(self, step: int, values: dict[str, Any]) -> None:
+        """Report what `evaluation.make_evaluation` found."""
+        self._write(step, values)
+        if not values["eval_tokens"]:
+            self.say(
+                f"step {step}  no token of the held-out batches is trained on: raise eval_batches, or look at the "
+                "store with `ringformer data inspect`"
+            )
+            return
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        self.say(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
+        by_position = (f"{row['first']:,}: {row['loss']:.3f} ({row['tokens']:,})" for row in values["eval_by_position"])
+        self.say(f"  loss (tokens) from position {'  '.join(by_position)}")
+
+    def evaluated(self, step: int) -> bool:
+        """Is there an evaluation of this step from before an interruption?"""
+        return step in self._evaluated
+
+    def sync(self) -> None:
+        """Wait for the disk to have the rows: no checkpoint is to outlive those of its steps."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def say(self, text: str) -> None:
+        if self._active:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _time_left(self, step: int) -> str:
+        """Until the last step, at the pace since the first one here; nothing is known at that one."""
+        if self._begun is None or step == self._begun[0] or step == self._steps:
+            return ""
+        first, then = self._begun
+        seconds = (time.monotonic() - then) / (step - first) * (self._steps - step)
+        return f"  about {timedelta(seconds=round(seconds))} left"
+
+    def close(self) -> None:
+        self._bar.stop()
+        for sink in (self._file, *self._boards):
+            if sink is not None:
+                sink.close()
+
+    def _write(self, step, values):
+        if self._file is not None:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+        by_position = {f"eval_loss_to_{row['last']}": row["loss"] for row in values.get("eval_by_position", ())}
+        numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        for board in self._boards:
+            board.write(step, numbers | by_position)
+
+
+class TensorBoard:
+    """Event files in the run's folder."""
+
+    def __init__(self, run_dir: Path):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise ValueError("tensorboard=True needs tensorboardX: pip install tensorboardX") from None
+        self._writer = SummaryWriter(str(run_dir))
+
+    def write(self, step, values):
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self):
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run, named like the run's folder, of a project: one, however often it is resumed. Its id is in `wandb_id`."""
+
+    def __init__(self, project: str, run_dir: Path):
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError(f"wandb={project!r} needs the wandb package: pip install wandb") from None
+        settings = json.loads((Path(run_dir) / CONFIG).read_text())
+        kept = Path(run_dir) / "wandb_id"
+        if not kept.is_file():
+            write_whole(kept, uuid.uuid4().hex)
+        self._run = wandb.init(
+            project=project,
+            name=Path(run_dir).name,
+            dir=str(run_dir),
+            config=settings,
+            id=kept.read_text(),
+            resume="allow",
+        )
+
+    def write(self, step, values):
+        self._run.log(values, step=step)
+
+    def close(self):
+        self._run.finish()

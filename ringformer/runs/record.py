@@ -1,0 +1,181 @@
+"""The record of what a run is, kept in its folder and compared before anything of the run is written again.
+
+    RUN_DIR/identity.json    the run's identity (`identity.py`), and the step of a checkpoint that is known to exist
+    RUN_DIR/changes.jsonl    what was changed on purpose, one JSON object a line: the step from which on, old and new
+
+A run that has no checkpoint begins anew, and is whatever its config says.
+"""
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ringformer.checkpoints.saved_model import latest_step, model_of
+from ringformer.files.atomic import append_line, write_object
+from ringformer.files.run_layout import CHANGES, CHECKPOINTS, CONFIG, IDENTITY, METRICS
+from ringformer.files.untrusted import read_object
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.identity import Identity, contents, defaults, identity_hash, run_identity
+from ringformer.runs.metrics import read_metrics
+
+Changes = dict[str, tuple[Any, Any]]
+"""The old and the new value of each key that differs."""
+
+
+class RunChanged(ValueError):
+    """A run that is to go on as another; `keys` are those that would allow it."""
+
+    def __init__(self, run_dir: str | Path, said: str, keys: Collection[str]):
+        super().__init__(
+            f"{run_dir} is another run than this: {said}. Choose another run_dir, undo that, or go on with it from "
+            f"here by --allow={','.join(keys)}"
+        )
+        self.run_dir, self.said, self.keys = run_dir, said, list(keys)
+
+
+def check_run(run_dir: Path, config: Config, tokenizer: str, allow: Collection[str] = ()) -> Changes:
+    """What `config` changes of the run that is in `run_dir`, all of it allowed; nothing if that has no checkpoint.
+
+    Args:
+      tokenizer: the name of the config's tokenizer.
+      allow: keys that may have changed.
+
+    Raises:
+      RunChanged: if other keys changed.
+      ValueError: for metrics of a run whose checkpoints are gone, for a run that is longer than `config.steps`, and
+        for a key in `allow` that there is not.
+    """
+    _check_keys(config, allow)
+    step = latest_step(run_dir)
+    if step is None:
+        _check_metrics(run_dir)
+        return {}
+    changes = _changes(recorded(run_dir, tokenizer), run_identity(config, tokenizer))
+    allowed = {"data.store" if key == "data.mixture" else key for key in allow}
+    if changes.keys() - allowed:
+        raise RunChanged(run_dir, said(changes), list(changes))
+    if step > config.steps:
+        raise ValueError(f"{run_dir} is at step {step}, beyond steps={config.steps}: choose another run_dir")
+    return changes
+
+
+def said(changes: Changes) -> str:
+    """The changes in words."""
+    return "; ".join(f"{key} {_shown(old)} -> {_shown(new)}" for key, (old, new) in changes.items())
+
+
+def recorded(run_dir: str | Path, tokenizer: str = "") -> Identity:
+    """The identity of the run in a folder; of an older version's what its config.json says. Raises ValueError if there
+    is neither."""
+    run_dir = Path(run_dir)
+    if (run_dir / IDENTITY).is_file():
+        return {**defaults(), **_read(run_dir)["identity"]}
+    if not (run_dir / CONFIG).is_file():
+        raise ValueError(
+            f"{run_dir} has checkpoints, but neither {IDENTITY} nor config.json, which say of what run: "
+            "restore one of them, or choose another run_dir"
+        )
+    saved = read_object(run_dir, CONFIG)
+    parts = {
+        "data": DataConfig(**_known(DataConfig, saved["data"])),
+        "optimizer": OptimizerConfig(**_known(OptimizerConfig, saved["optimizer"])),
+    }
+    return run_identity(Config(**_known(Config, saved) | parts | {"model": model_of(run_dir)}), tokenizer)
+
+
+def keep_record(run_dir: Path, config: Config, tokenizer: str, step: int | None, changes: Changes) -> None:
+    """Write what the run is from `step` on, None: from its beginning."""
+    identity = run_identity(config, tokenizer)
+    if step is not None:
+        before = recorded(run_dir, tokenizer)
+        identity = {key: before.get(key, value) if _unknown(value) else value for key, value in identity.items()}
+    if changes:
+        append_line(run_dir / CHANGES, json.dumps({"step": step, "changes": changes}))
+    _write(run_dir, identity, step)
+
+
+def note_saved(run_dir: Path) -> None:
+    """Remember that the run has a checkpoint, once it has: if none is found later, they were lost."""
+    step = latest_step(run_dir)
+    if step is not None and (run_dir / IDENTITY).is_file() and (record := _read(run_dir))["saved"] is None:
+        _write(run_dir, record["identity"], step)
+
+
+def set_aside(run_dir: Path) -> Path:
+    """Give a run's folder another name, so that it can begin anew; returns the new one."""
+    number = 1
+    while (aside := run_dir.with_name(f"replaced-{number}-{run_dir.name}")).exists():
+        number += 1
+    return run_dir.rename(aside)
+
+
+def _write(run_dir: Path, identity: Identity, saved: int | None) -> None:
+    record = {"identity": identity, "hash": identity_hash(identity), "saved": saved}
+    write_object(run_dir / IDENTITY, record)
+
+
+def _read(run_dir: Path) -> dict[str, Any]:
+    advice = "bring it back, or delete it, and the run is compared with its config.json"
+    record = read_object(run_dir, IDENTITY, advice)
+    if not {"identity", "saved"} <= record.keys() or type(record["identity"]) is not dict:
+        raise ValueError(f"{run_dir / IDENTITY} does not say what the run is; {advice}")
+    return record
+
+
+def _changes(old: Identity, new: Identity) -> Changes:
+    """Of what both say, and of what is new; where a path leads nowhere now, of the path."""
+    changes: Changes = {}
+    for key, value in new.items():
+        before = old.get(key)
+        if key == "data.store" and key not in old:
+            continue  # of an older version, whose store is gone
+        same_path = _unknown(value) and isinstance(before, Mapping) and before.get("at") == value["at"]
+        if not same_path and contents(before) != contents(value):
+            changes[key] = before, value
+    return changes
+
+
+def _unknown(value: Any) -> bool:
+    """Is it a path to what is not there?"""
+    return isinstance(value, Mapping) and value.keys() == {"at"}
+
+
+def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _check_keys(config: Config, allow: Collection[str]) -> None:
+    parts = {"": config, "data.": config.data, "optimizer.": config.optimizer, "model.": config.model}
+    keys = [part + field.name for part, values in parts.items() for field in dataclasses.fields(values)]  # type: ignore[arg-type]
+    for key in allow:
+        if key not in keys and not re.fullmatch(r"stage-[1-9]\d*", key):
+            near = difflib.get_close_matches(key, keys, 1)
+            raise ValueError(f"--allow={key}: there is no such key" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _check_metrics(run_dir: Path) -> None:
+    """Raise ValueError if there was a checkpoint: beginning anew would drop the metrics of what it was."""
+    rows = [row for row in read_metrics(run_dir / METRICS) if row["step"] > 0]
+    saved = (run_dir / IDENTITY).is_file() and _read(run_dir)["saved"] is not None
+    if rows and (saved or not (run_dir / CHECKPOINTS).is_dir()):
+        raise ValueError(
+            f"{run_dir / 'metrics.jsonl'} goes up to step {rows[-1]['step']}, but there is no checkpoint in "
+            f"{run_dir / 'checkpoints'}: bring them back, or choose another run_dir, or delete metrics.jsonl to begin "
+            "anew"
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping) and "at" in value:
+        hashes = [hashed for split in ("train", "eval") for hashed, _ in value.get(split, ())]
+        ids = [hashed[:8] for hashed in (*hashes, *([value["checkpoint"]] if "checkpoint" in value else ()))]
+        step = [f"step {value['step']}"] if "step" in value else []
+        return f"{value['at']} ({', '.join(step + ids)})" if ids else str(value["at"])
+    if isinstance(value, Mapping):
+        return str({key: x for key, x in value.items() if x is not None})
+    return "unset" if value is None else str(value)

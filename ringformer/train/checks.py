@@ -1,0 +1,130 @@
+"""What must be true of a run: of the folders it begins with, of its batches, of the state it keeps."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ringformer.checkpoints.saved_model import model_of
+from ringformer.files.run_layout import CONFIG, HF_CONFIG, METRICS
+from ringformer.hardware import Chip, GiB
+from ringformer.models.interface import ModelConfig
+from ringformer.models.kernel_choice import with_kernel
+from ringformer.parallel.runtime_environment import HOST_POOL, host_pool, host_pool_needed
+from ringformer.runs.config import Config
+
+PATIENCE = 100
+"""So many batches in a row without a trained token, or without a masked one in chats, are no chance."""
+
+
+def check_folders(run_dir: Path, config: Config) -> None:
+    """Raise ValueError if the run's folder holds another model's run, or init_from a model that cannot go on as this.
+
+    A folder of init_from that is not there yet, an earlier stage's, is passed over.
+    """
+    if strange := sorted(set(str(run_dir.absolute())) & set("[]*?")):
+        raise ValueError(
+            f"run_dir={run_dir.absolute()} has {' '.join(strange)} in it, which the checkpoint library takes for a "
+            "pattern, so that nothing saved there is found again: choose a path without it"
+        )
+    if (run_dir / HF_CONFIG).exists() and not (run_dir / METRICS).exists():
+        raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
+    here = config.model
+    inherited = [name for name in here.INHERITED if name not in here.CONTEXT]
+    for folder, fields in ((run_dir, here.ARCHITECTURE), (config.init_from, (*here.ARCHITECTURE, *inherited))):
+        begun = folder and (Path(folder) / CONFIG).is_file()
+        if begun and (clash := _differences(model_of(folder), here, fields, "{} there, {} here")):
+            raise ValueError(f"{folder} holds a run of another model ({'; '.join(clash)}): choose another folder")
+
+
+def context_changes(config: Config) -> list[str]:
+    """What of the positions is not as in the model that the run begins with, as "rope_theta 10000 -> 5e+07"."""
+    if not config.init_from:
+        return []
+    return _differences(model_of(config.init_from), config.model, config.model.CONTEXT, "{} -> {}")
+
+
+def _differences(there: ModelConfig, here: ModelConfig, fields: Iterable[str], form: str) -> list[str]:
+    pairs = [(name, getattr(there, name, None), getattr(here, name)) for name in fields]  # None: of another family
+    return [f"{name} {form.format(_short(a), _short(b))}" for name, a, b in pairs if a != b]
+
+
+def _short(value: Any) -> str:
+    if is_dataclass(value):
+        (_, kind), *options = vars(value).items()
+        given = ", ".join(f"{k}={v:g}" for k, v in options if v is not None)
+        return kind + (f"({given})" if given else "")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None, masks: bool = False) -> None:
+    """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu"), of this chip if it is known, cannot compute
+    the model as it asks for, with segment ids if there are `masks`."""
+    with_kernel(model, platform, chip, 0, masks)
+
+
+def check_host_pool(config: Config, mesh: Mesh) -> None:
+    """Raise ValueError if GPUs are to offload more than the pools that JAX has made for it in this environment."""
+    if mesh.devices.flat[0].platform != "gpu" or not hasattr(config.model, "offloaded_bytes"):
+        return
+    tokens = config.seq_len * config.batch_size // config.accumulate // mesh.devices.size
+    offloaded = config.model.offloaded_bytes(tokens)
+    needed, pool = host_pool_needed(offloaded), host_pool(os.environ)
+    if needed > pool:
+        raise ValueError(
+            f"model.offload keeps {offloaded / GiB:.1f} GiB of each GPU in host memory, for which XLA has a pool of "
+            f"{pool} GiB a GPU: set {HOST_POOL}={needed} before the run starts (scripts/gpu_node.sh and "
+            "scripts/slurm.sh do)"
+        )
+
+
+class BatchWatch:
+    """Counts the batches without a token to train on and, in chats, those without a masked one.
+
+    Either may happen: a context of a long document's chat is all question, or all answer. `PATIENCE` in a row are a
+    store that was made wrong.
+    """
+
+    def __init__(self, chats: bool):
+        self._kinds = {"no token to train on": "trained_tokens"}
+        if chats:
+            self._kinds["no question that is masked"] = "masked_tokens"
+        self.counts = dict.fromkeys(self._kinds, 0)
+        self._in_a_row = dict.fromkeys(self._kinds, 0)
+
+    def see(self, step: int, values: dict[str, Any]) -> list[str]:
+        """Count a step's batch; returns what there is to say of it. Raises ValueError after `PATIENCE` in a row."""
+        said = []
+        for kind, name in self._kinds.items():
+            self._in_a_row[kind] = 0 if values[name] else self._in_a_row[kind] + 1
+            if values[name]:
+                continue
+            self.counts[kind] += 1
+            if self._in_a_row[kind] == PATIENCE:
+                raise ValueError(
+                    f"{PATIENCE} batches in a row, up to step {step}, have {kind}: look at what is trained on with "
+                    "`ringformer data inspect`, at the chat template and the roles, and rebuild the store"
+                )
+            if self.counts[kind] == 1:
+                said.append(f"the batch of step {step} has {kind}; such batches are counted")
+        return said
+
+    def summary(self, steps: int) -> list[str]:
+        """What there is to say after so many steps."""
+        return [f"{count} of {steps} batches had {kind}" for kind, count in self.counts.items() if count]
+
+
+def check_state_finite(state, which: str) -> None:
+    """Raise FloatingPointError if any number of the state is not finite; `which` completes "the state"."""
+    if not bool(all_finite(state)):
+        raise FloatingPointError(f"numbers that are not finite are in the state {which}; it is not saved")
+
+
+@jax.jit
+def all_finite(tree) -> jax.Array:
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()

@@ -1,0 +1,206 @@
+"""Stages: runs one after the other, each from the parameters of the one before, usually at a longer context.
+
+    RUN_DIR/stages.json           the record: what each stage is, whether it is finished, its held-out loss
+    RUN_DIR/stage-1-32768/        a run as any other: config.json, metrics.jsonl, checkpoints/
+    RUN_DIR/stage-2-131072/
+
+Only parameters go from stage to stage (each has a fresh optimizer and schedule). A finished stage is passed over and
+an unfinished one resumed, so that the same command goes on wherever it was interrupted. A stage that began with other
+parameters than its predecessor has now is refused, or begins anew; what it was is then in RUN_DIR/replaced-1-stage-...
+"""
+
+import json
+import sys
+from collections.abc import Collection
+from itertools import pairwise
+from math import nan
+from pathlib import Path
+
+import jax
+
+from ringformer.checkpoints.copies import not_apart, settled_steps
+from ringformer.checkpoints.saved_model import latest_step
+from ringformer.checkpoints.verify import checkpoint_faults
+from ringformer.files.atomic import write_whole
+from ringformer.files.bucket import ObjectStore
+from ringformer.files.run_layout import METRICS, STAGES
+from ringformer.processes.run_lock import RunLock, told_by_process_0
+from ringformer.processes.stopping import Stopping
+from ringformer.runs.config import Config
+from ringformer.runs.identity import contents, origin
+from ringformer.runs.metrics import read_metrics
+from ringformer.runs.record import RunChanged, recorded, set_aside
+from ringformer.train.loop import train
+from ringformer.train.prepare import Run, prepare
+
+
+def prepare_stages(configs: list[Config], only: int | None = None, allow: Collection[str] = ()) -> list[Run]:
+    """Check every stage, `configs` from `parse_stages`, before the first one starts; or stage `only` (from 1) alone.
+
+    Args:
+      allow: keys that may have changed in stages that were begun; "stage-2": begin the second one anew if its
+        predecessor is not what it began with.
+
+    Raises ValueError, naming the stage, for one that the devices, the data or its own settings do not allow, and if
+    the run directory holds stages of another config or what a single stage begins with is not finished. RunChanged, of
+    all stages together, for what was changed.
+    """
+    if not configs[0].run_dir:
+        raise ValueError("stages need a folder to go on from: name it, e.g. --config.run_dir=runs/mine")
+    _check_folder(configs)
+    if only is not None and not 1 <= only <= len(configs):
+        raise ValueError(f"there is no stage {only}: the config has {len(configs)} stages")
+    if only is not None and only > 1 and not finished(configs[only - 2]):
+        before = configs[only - 2]
+        raise ValueError(
+            f"stage {only} begins with the parameters of stage {only - 1}, which is at step "
+            f"{latest_step(before.run_dir) or 0} of {before.steps} in {before.run_dir}: finish it first"
+        )
+    known = {f"stage-{number}" for number in range(1, len(configs) + 1)}
+    if unknown := [key for key in allow if key.startswith("stage-") and key not in known]:
+        raise ValueError(f"--allow={unknown[0]}: the config has {len(configs)} stages")
+    anew = _other_beginnings(configs)
+    runs, refused = [], {}
+    for number, config in enumerate(configs, 1):
+        if only in (None, number):
+            try:
+                if number in anew and f"stage-{number}" not in allow:
+                    raise RunChanged(config.run_dir, anew[number], [f"stage-{number}"])
+                runs.append(prepare(config, allow, anew=number in anew))
+            except RunChanged as error:
+                refused[number] = error
+            except ValueError as error:
+                raise ValueError(f"stage {number}: {error}") from None
+    if refused:
+        said = "; ".join(f"stage {number}: {error.said}" for number, error in refused.items())
+        keys = dict.fromkeys(key for error in refused.values() for key in error.keys)
+        raise RunChanged(Path(configs[0].run_dir).parent, said, keys)
+    return runs
+
+
+def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | None = None) -> None:
+    """Train each of `runs` (from `prepare_stages`) that is not finished, and keep the record of all of `configs`.
+
+    Who is `stopping` them may end one as it does `train`.
+    """
+    with RunLock(Path(configs[0].run_dir).parent):
+        if jax.process_index() == 0:
+            _begin_anew(configs, runs)
+        told_by_process_0("")  # before the others look
+        for run in runs:
+            _write_record(configs)
+            # An earlier one is verified when the next begins with it.
+            if not (nothing_left if run is runs[-1] else finished)(run.config):
+                train(run, stopping)
+        _write_record(configs)
+        if jax.process_index() == 0:
+            print(record_table(_record(configs)))
+
+
+def nothing_left(config: Config) -> bool:
+    """Whether a run is finished, its last checkpoint whole, and copied if it is to be; all processes call it."""
+    if not finished(config) or checkpoint_faults(config.run_dir, config.steps):
+        return False
+    if not config.copy_to:
+        return True
+    store = ObjectStore(config.copy_to)
+    return config.steps in settled_steps(store) and not not_apart(Path(config.run_dir), store)
+
+
+def finished(config: Config) -> bool:
+    """Whether the checkpoint of the stage's last step exists, and its evaluation if there are held-out data."""
+    if not config.run_dir:
+        return False
+    rows = read_metrics(Path(config.run_dir, METRICS))
+    evaluated = any(row["step"] == config.steps and "eval_tokens" in row for row in rows)
+    return (latest_step(config.run_dir) or 0) >= config.steps and (evaluated or not config.data.held_out)
+
+
+def _other_beginnings(configs: list[Config]) -> dict[int, str]:
+    """The stages that have checkpoints, and began with other parameters than their predecessor has or will have, by
+    their numbers; of each what it is."""
+    others: dict[int, str] = {}
+    for number, (before, config) in enumerate(pairwise(configs), 2):
+        if latest_step(config.run_dir) is None:
+            continue
+        began = recorded(config.run_dir)["init_from"] or {}
+        step, now = latest_step(before.run_dir) or 0, origin(before.run_dir) or {}
+        if number - 1 in others:
+            others[number] = f"stage {number - 1}, which it began with, has to begin anew"
+        elif step < before.steps:
+            others[number] = f"stage {number - 1}, which it began with, is to go on from step {step} to {before.steps}"
+        elif "checkpoint" in began and contents(began) != contents(now):
+            others[number] = (
+                f"it began with stage {number - 1} at step {began['step']} (checkpoint "
+                f"{began['checkpoint']}), which is now at step {step} ({now['checkpoint']})"
+            )
+    return others
+
+
+def _begin_anew(configs: list[Config], runs: list[Run]) -> None:
+    """Set aside what there is of the stages that have to begin anew. Raises RunChanged if that is not allowed."""
+    others = _other_beginnings(configs)
+    for run in runs:
+        number = configs.index(run.config) + 1
+        if number in others:
+            if f"stage-{number}" not in run.allow:
+                raise RunChanged(run.run_dir, others[number], [f"stage-{number}"])
+            lock = RunLock(run.run_dir)
+            lock.take()
+            aside = set_aside(run.run_dir)
+            lock.release()
+            print(f"{run.run_dir} begins anew: {others[number]}; what it was is in {aside}", file=sys.stderr)
+
+
+def record_table(record: list[dict]) -> str:
+    """The record as a table."""
+    lines = [f"{'stage':>5} {'context':>10} {'theta':>9} {'steps':>7} {'tokens':>15} {'held-out loss':>18}  state"]
+    for row in record:
+        first, last = row["eval_loss_first"], row["eval_loss_last"]
+        losses = f"{first:.4f} -> {last:.4f}" if first is not None else "-"
+        lines.append(
+            f"{row['stage']:>5} {row['seq_len']:>10,} {row.get('rope_theta', nan):>9.3g} {row['steps']:>7,} "
+            f"{row['tokens']:>15,} {losses:>18}  {row['state']}"
+        )
+    return "\n".join(lines)
+
+
+def _write_record(configs: list[Config]) -> None:
+    if jax.process_index() == 0:  # the others could read what it is just writing
+        folder = Path(configs[0].run_dir).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / STAGES, json.dumps(_record(configs), indent=1) + "\n")
+
+
+def _record(configs: list[Config]) -> list[dict]:
+    return [_row(number, config) for number, config in enumerate(configs, 1)]
+
+
+def _row(number: int, config: Config) -> dict:
+    """The record of a stage. Losses are nats a token on held-out data at the stage's own context: with the parameters
+    that it began with, and at its latest evaluation."""
+    rows = read_metrics(Path(config.run_dir, METRICS))
+    losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
+    step, model = latest_step(config.run_dir) or 0, config.model
+    return {
+        "stage": number,
+        "run_dir": Path(config.run_dir).name,
+        "seq_len": config.seq_len,
+        **{name: x for name in model.CONTEXT if isinstance(x := getattr(model, name), float)},
+        "mesh_dim": config.mesh_dim,
+        "steps": config.steps,
+        "tokens": config.steps * config.batch_size * config.seq_len,
+        "state": "finished" if finished(config) else f"at step {step}" if rows else "not begun",
+        "eval_loss_first": losses[0] if losses else None,
+        "eval_loss_last": losses[-1] if losses else None,
+    }
+
+
+def _check_folder(configs: list[Config]) -> None:
+    folder = Path(configs[0].run_dir).parent
+    ours = {Path(config.run_dir).name for config in configs}
+    if others := sorted(path.name for path in folder.glob("stage-*-*") if path.name not in ours):
+        raise ValueError(
+            f"{folder} holds {', '.join(others)}, which this config does not have (its stages: "
+            f"{', '.join(sorted(ours))}): choose another run_dir"
+        )

@@ -1,0 +1,201 @@
+"""A damaged checkpoint is an error that names the file, or the run says that it goes on from an older one.
+
+Silent is a state that is not, to the bit, the one that was saved, without an error or a word."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from ringformer.checkpoints.saved_model import restore_params
+from ringformer.checkpoints.tree import WRITTEN_LAST
+from ringformer.checkpoints.verify import newest_whole, saved_steps, tree_folder
+from ringformer.cli import main
+from ringformer.files.manifest import MANIFEST, DamagedFiles
+from tests.damage import WAYS, delete, files, flip, places
+from tests.train.states import MESHES, assert_same_bits, laid_out, logical_state, opened, save, setup
+
+STATES = {step: logical_state(seed=step)._replace(step=np.asarray(step, np.int32)) for step in (10, 20)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    save(folder, "1,1,1,1", *STATES.values())
+    return folder
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def go_on(run, file):
+    """What a run makes of its checkpoints after `file`, of step 20, was damaged: "named" or "unharmed". What it sets
+    aside is brought back."""
+    step, said = newest_whole(run)
+    if said:
+        named = str(
+            file.parent if file.name == MANIFEST else file
+        )  # a wrong hash is blamed on the file that has it not
+        assert step == 10 and len(said) == 1 and named in said[0] and "goes on from step 10" in said[0]
+        assert saved_steps(run) == [10]
+        (run / "damaged" / "20").rename(run / "checkpoints" / "20")
+        return "named"
+    assert step == 20
+    assert_same_bits(opened(run).restore(20), STATES[20])
+    return "unharmed"
+
+
+def test_every_file_damaged_in_every_way_is_named_or_does_no_harm(run):
+    assert newest_whole(run) == (20, [])
+    unharmed = set()
+    for file in files(run / "checkpoints" / "20"):
+        content = file.read_bytes()
+        for damage in WAYS:
+            damage(file)
+            if go_on(run, file) == "unharmed":
+                unharmed.add((file.name, damage.__name__))
+            file.write_bytes(content)
+    every_way = {(name, damage.__name__) for name in WRITTEN_LAST for damage in WAYS}
+    assert unharmed == every_way | {(MANIFEST, "truncate")}, "what Orbax writes afterwards, and an end of line"
+    assert_same_bits(opened(run).restore(10), STATES[10])
+
+
+def test_no_flipped_bit_of_a_hundred_is_silent(run):
+    rng = np.random.default_rng(0)
+    results = []
+    for file in places(run / "checkpoints" / "20", 100, rng):
+        content = file.read_bytes()
+        flip(file, rng)
+        results.append(go_on(run, file))
+        file.write_bytes(content)
+    assert results.count("named") >= 95 and len(results) == 100
+
+
+def test_files_that_are_added_or_change_places_are_noticed(run):
+    folder = tree_folder(run, 20)
+    one, other = (folder / f"{kind}.layers.attention.wq" / "0.0.0.0" for kind in ("params", "opt_state.0.mu"))
+    contents = one.read_bytes(), other.read_bytes()
+    one.write_bytes(contents[1])
+    assert go_on(run, one) == "named"
+    one.write_bytes(contents[0])
+    strange = folder / "params.embed" / "0.1"
+    strange.write_bytes(contents[0])
+    assert go_on(run, strange) == "named"
+    strange.unlink()
+    older = tree_folder(run, 10) / "params.embed"
+    shutil.rmtree(folder / "params.embed")
+    shutil.copytree(older, folder / "params.embed")
+    assert go_on(run, folder / "params.embed" / "0.0") == "named"
+
+
+def test_a_whole_folder_under_another_step_is_noticed(run):
+    shutil.copytree(run / "checkpoints" / "10", run / "checkpoints" / "30")
+    assert main(["checkpoint", "verify", str(run)]) == 1
+    with pytest.raises(DamagedFiles, match="checkpoints/30 holds step 10, under another name"):
+        opened(run).restore(30)
+    mesh, shardings = setup("1,1,1,1")
+    with pytest.raises(DamagedFiles, match=r"holds step 10, .*: move .*/30 away to take that of step 20"):
+        restore_params(run, shardings.params, mesh)
+    step, (said,) = opened(run).newest_whole()
+    assert step == 20 and "step 30 is damaged" in said
+
+
+def test_the_newest_whole_one_is_taken_and_the_others_are_kept_aside(run):
+    shutil.copytree(run / "checkpoints" / "20", run / "checkpoints" / "30")
+    for step in (20, 30):
+        flip(tree_folder(run, step) / "params.embed" / "0.0", np.random.default_rng(0))
+    checkpoints = opened(run)
+    step, said = checkpoints.newest_whole()
+    assert step == 10 and saved_steps(run) == [10]
+    assert [f"step {n} is damaged" in line for n, line in zip((30, 20), said, strict=True)] == [True, True]
+    assert_same_bits(checkpoints.restore(10), STATES[10])
+    assert sorted(path.name for path in (run / "damaged").iterdir()) == ["20", "30"]
+    mesh, shardings = setup("1,1,1,1")
+    checkpoints.save(laid_out(STATES[20], shardings, mesh))  # anew, under the same name
+    checkpoints.close()
+    flip(tree_folder(run, 20) / "params.embed" / "0.0", np.random.default_rng(0))
+    assert newest_whole(run)[0] == 10
+    assert sorted(path.name for path in (run / "damaged").iterdir()) == ["20", "20-2", "30"]
+
+
+def test_without_a_whole_one_nothing_is_moved_and_nothing_begins_anew(run):
+    for step in (10, 20):
+        delete(tree_folder(run, step) / "step" / "0")
+    with pytest.raises(DamagedFiles, match=r"no checkpoint is whole \(step 20: .*/step/0 is missing; step 10: "):
+        opened(run).newest_whole()
+    assert saved_steps(run) == [10, 20] and not (run / "damaged").exists()
+
+
+def test_readers_of_parameters_compare_the_files_that_they_read(run):
+    mesh, shardings = setup("1,1,1,2")
+    flip(tree_folder(run, 20) / "opt_state.0.mu.embed" / "0.0", np.random.default_rng(0))
+    assert_same_bits(restore_params(run, shardings.params, mesh), STATES[20].params)
+    flip(tree_folder(run, 20) / "params.embed" / "0.0", np.random.default_rng(0))
+    with pytest.raises(DamagedFiles, match=r"step 20 is damaged \(.*params.embed/0.0 .*: move .*/20 away .* step 10"):
+        restore_params(run, shardings.params, mesh)
+
+
+def without_hashes(run, step):
+    """As a checkpoint was before there were any: it cannot be saved so any more."""
+    folder = tree_folder(run, step)
+    (folder / MANIFEST).unlink()
+    tree = folder / "_METADATA"
+    tree.write_text(json.dumps(json.loads(tree.read_text()) | {"custom_metadata": None}))
+
+
+def test_checkpoints_of_before_are_restored_with_a_word(run, capsys):
+    without_hashes(run, 20)
+    step, said = newest_whole(run)
+    assert step == 20 and len(said) == 1 and "cannot be verified" in said[0]
+    assert_same_bits(opened(run).restore(20), STATES[20])
+    mesh, shardings = setup("1,1,1,1")
+    assert_same_bits(restore_params(run, shardings.params, mesh), STATES[20].params)
+    assert "cannot be verified" in capsys.readouterr().err
+    (tree_folder(run, 20) / "params.embed" / "0.0").unlink()
+    with pytest.raises(OSError, match=r"missing\): this checkpoint is damaged; delete .*/checkpoints/20 to go on"):
+        opened(run).restore(20)
+
+
+def test_checkpoints_that_orbax_wrote_itself_are_restored_with_a_word(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        manager.save(20, args=ocp.args.StandardSave(jax.tree.map(jax.numpy.asarray, STATES[20]._asdict())))
+    step, said = newest_whole(tmp_path)
+    assert step == 20 and "cannot be verified" in said[0]
+    assert_same_bits(opened(tmp_path).restore(20), STATES[20])
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b", "a b", "[/b]"])
+def test_odd_paths(saved, tmp_path, name):
+    shutil.copytree(saved, tmp_path / name)
+    assert newest_whole(tmp_path / name) == (20, [])
+    assert_same_bits(opened(tmp_path / name, MESHES[0]).restore(20), STATES[20])
+
+
+def test_the_command(run, capsys):
+    def said(*words):
+        code = main(["checkpoint", *words])
+        return code, *capsys.readouterr()
+
+    code, out, _ = said("list", str(run))
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == ["step", "10", "20"]
+    code, out, _ = said("inspect", str(run), "--step=10")
+    assert code == 0 and '"step": 10' in out and "params.embed " in out and "float32 [61, 36], 1 chunks" in out
+    assert len([line for line in out.splitlines() if "chunks" in line]) == len(jax.tree.leaves(STATES[10]))
+    code, out, _ = said("verify", str(run))
+    assert code == 0 and "step 10 is whole" in out and "step 20 is whole" in out
+    damaged = tree_folder(run, 20) / "params.embed" / "0.0"
+    flip(damaged, np.random.default_rng(0))
+    code, out, _ = said("verify", str(run))
+    assert code == 1 and f"step 20 is damaged:\n  {damaged} is not what was written" in out
+    assert said("verify", str(run), "--step=10")[0] == 0
+    without_hashes(run, 10)
+    code, out, _ = said("verify", str(run), "--step=10")
+    assert code == 1 and "cannot be verified" in out
+    assert said("list", str(run / "none"))[0] == 2
+    code, _, err = said("inspect", str(run), "--step=5")
+    assert code == 2 and "has no checkpoint of step 5: it has 10, 20" in err

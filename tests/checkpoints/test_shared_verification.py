@@ -1,0 +1,89 @@
+"""Two processes save a checkpoint, find it damaged together, and go back together."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cpu_flags import cpu_environment
+
+ROOT = Path(__file__).parent.parent.parent
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+address, index, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+jax.distributed.initialize(address, 2, index)
+
+import numpy as np
+from jax.experimental import multihost_utils
+
+from ringformer.files import manifest as file_manifest
+from ringformer.checkpoints.verify import checkpoint_faults, tree_folder
+from ringformer.checkpoints.manager import Checkpoints
+from ringformer.checkpoints.retention import Keep
+from tests.damage import flip
+from tests.train.states import OPTIMIZER, assert_same_bits, laid_out, logical_state, setup
+
+mesh, shardings = setup("1,1,1,2")
+states = {step: logical_state(step)._replace(step=np.asarray(step, np.int32)) for step in (10, 20)}
+checkpoints = Checkpoints(folder, abstract_state(shardings, OPTIMIZER, mesh), shardings, Keep())
+for state in states.values():
+    checkpoints.save(laid_out(state, shardings, mesh))
+checkpoints.close()
+multihost_utils.sync_global_devices("saved")
+hashes = file_manifest.read_manifest(tree_folder(folder, 20))
+assert {"params.embed/0.0", "params.embed/0.1", "params.embed/.zarray", "_METADATA"} <= hashes.keys(), hashes.keys()
+assert not list(tree_folder(folder, 20).glob("manifest.*.json"))
+
+hashed, real = [], file_manifest.hash_file
+file_manifest.hash_file = lambda path: hashed.append(path) or real(path)
+checkpoints = Checkpoints(folder, abstract_state(shardings, OPTIMIZER, mesh), shardings, Keep())
+assert checkpoints.newest_whole() == (20, [])
+print("hashed", len(hashed), "of", len(hashes))
+multihost_utils.sync_global_devices("verified")
+if index == 0:
+    flip(tree_folder(folder, 20) / "params.embed" / "0.0", np.random.default_rng(0))
+multihost_utils.sync_global_devices("damaged")
+step, said = checkpoints.newest_whole()
+assert step == 10 and len(said) == 1
+assert_same_bits(checkpoints.restore(10), states[10])
+multihost_utils.sync_global_devices("restored")
+if index == 0:
+    described = tree_folder(folder, 10) / "_METADATA"
+    described.write_text("{" * described.stat().st_size)
+multihost_utils.sync_global_devices("damaged too")
+faults = checkpoint_faults(folder, 10)  # one process hashes it, the other cannot read it
+assert faults and all("_METADATA" in fault for fault in faults), faults
+print("said", said[0])
+"""
+
+
+def test_two_processes_agree_on_what_is_damaged(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, address, str(index), str(tmp_path / "run")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=cpu_environment(),
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    lines = [[line for line in out.splitlines() if line.split(" ", 1)[0] in ("hashed", "said")] for out, _ in said]
+    counts = [[int(word) for word in line[0].split()[1::2]] for line in lines]
+    (one, total), (other, _) = counts
+    assert one + other == total and abs(one - other) <= 1, "each hashed its half"
+    assert lines[0][1] == lines[1][1] and "params.embed/0.0 is not what was written" in lines[0][1]
+    assert (tmp_path / "run" / "damaged" / "20" / "default" / "manifest.json").is_file()

@@ -1,0 +1,60 @@
+"""What a compiled program executes: loops multiplied out, FLOPs counted as the mathematics has them."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from ringformer.estimate.compiler.program_text import Program
+from tests.helpers import ring_mesh
+from tests.hlo import executed_collectives
+
+
+def test_the_reader_multiplies_by_trip_counts():
+    """A permute before a loop of five, and one of two inside each of its rounds: 1 + 5 x 2."""
+
+    def run(x):
+        hop = lambda _, x: jax.lax.ppermute(jnp.sin(x), "sp", [(0, 1), (1, 0)])  # noqa: E731
+        return jax.lax.fori_loop(0, 5, lambda _, x: jax.lax.fori_loop(0, 2, hop, x), hop(0, x))
+
+    program = jax.jit(jax.shard_map(run, mesh=ring_mesh(2), in_specs=P("sp"), out_specs=P("sp")))
+    (found,) = executed_collectives(program.lower(jnp.zeros((2, 64))).compile().as_text()).items()
+    assert (found[0].kind, found[0].dtype, found[1]) == ("collective-permute", "f32", 11)
+
+
+def flops(function, *shapes):
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    program = Program.parse(jax.jit(function).lower(*arrays).compile().as_text())
+    return program.flops(program.entry)
+
+
+def test_flops_of_matmuls_in_loops():
+    """2 m n k for a product, times the batch, times the rounds of a loop."""
+    assert flops(lambda a, b: a @ b, (64, 32), (32, 16)) == 2 * 64 * 32 * 16
+    assert flops(lambda a, b: jnp.einsum("bmk,bkn->bmn", a, b), (5, 64, 32), (5, 32, 16)) == 5 * 2 * 64 * 32 * 16
+    assert flops(lambda a, b: jax.lax.scan(lambda a, b: (a @ b, None), a, b)[0], (64, 64), (7, 64, 64)) == 7 * 2 * 64**3
+
+
+CUDNN = """
+ENTRY %main (q: bf16[2,64,8,16], k: bf16[2,96,2,16], l: f32[2,8,64]) -> bf16[2,8,64,16] {
+  %q = bf16[2,64,8,16]{3,2,1,0} parameter(0)
+  %k = bf16[2,96,2,16]{3,2,1,0} parameter(1)
+  %l = f32[2,8,64]{2,1,0} parameter(2)
+  ROOT %c = (bf16[2,8,64,16]{3,1,2,0}, u8[100]{0}) custom-call(OPERANDS), TARGET, CONFIG
+}
+"""
+
+
+def test_flops_of_cudnn_s_attention():
+    """2 B H T S d for each of two products forward and of five backward; of a causal call half."""
+    all_ = 2 * 2 * 8 * 64 * 96 * 16
+
+    def flops_of(kind, operands, mask):
+        target, config = f'custom_call_target="__cudnn$fmhaSoftmax{kind}"', f'backend_config={{"mask_type":"{mask}"}}'
+        text = CUDNN.replace("OPERANDS", operands).replace("TARGET", target).replace("CONFIG", config)
+        program = Program.parse(text)
+        return program.flops(program.entry)
+
+    assert flops_of("", "%q, %k, %k", "NO_MASK") == 2 * all_
+    assert flops_of("", "%q, %k, %k", "CAUSAL") == all_
+    assert flops_of("Backward", "%q, %k, %k, %l, %q, /*index=5*/%q", "NO_MASK") == 5 * all_
+    assert flops_of("Backward", "%q, %k, %k, %l, %q, /*index=5*/%q", "CAUSAL") == 2.5 * all_

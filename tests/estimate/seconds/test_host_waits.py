@@ -1,0 +1,41 @@
+"""Where a GPU waits for its host: programs of known answer."""
+
+from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.seconds.host_waits import host_waits
+
+TEXT = """
+%pair (x: f32[8]) -> f32[8] {
+  ROOT %x = f32[8] parameter(0)
+}
+%more (x: f32[8]) -> pred[] {
+  %x = f32[8] parameter(0)
+  ROOT %p = pred[] constant(true)
+}
+%hop (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  %w = f32[8] while(%x), condition=%more, body=%pair, metadata={op_name="jvp()/attention/at_most_9_trips/while"}
+  ROOT %c = f32[8] conditional(%i, %w, %w), branch_computations={%pair}, metadata={op_name="jit(step)/optimizer/cond"}
+}
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  ROOT %r = f32[8] while(%x), condition=%more, body=%hop, backend_config={"known_trip_count":{"n":"4"}}
+}
+"""
+
+
+def test_a_loop_of_unknown_length_waits_before_each_turn_and_a_branch_once():
+    """Four hops, each with at most nine pairs of chunks and a branch; the loop over hops waits for nobody."""
+    assert host_waits(Program.parse(TEXT)) == {"attention forward": 4 * (9 + 1), "optimizer": 4}
+
+
+def test_a_program_of_known_lengths_never_waits():
+    assert (
+        host_waits(
+            Program.parse(
+                TEXT.replace("at_most_9_trips/while", "")
+                .replace("body=%pair,", 'body=%pair, known_trip_count={"n":"9"},')
+                .replace("conditional", "call")
+            )
+        )
+        == {}
+    )

@@ -1,0 +1,49 @@
+"""Bytes to and from HBM of instructions of known answer."""
+
+import pytest
+
+from ringformer.estimate.compiler.program_text import Program
+from ringformer.estimate.seconds.memory_traffic import hbm_bytes
+
+ARRAY, SLICE = 64 * 8 * 4, 8 * 8 * 4
+TEXT = """
+%fused (p: f32[64,8], q: f32[8,8], i: s32[]) -> (f32[64,8], f32[8,8]) {{
+  %p = f32[64,8]{{1,0}} parameter(0)
+  %q = f32[8,8]{{1,0}} parameter(1)
+  %i = s32[] parameter(2)
+  %z = s32[] constant(0)
+  %v = f32[64,8]{{1,0}} bitcast(%p)
+  %s = f32[8,8]{{1,0}} dynamic-slice(%v, %i, %z), dynamic_slice_sizes={{8,8}}
+  %a = f32[8,8]{{1,0}} add(%s, %q)
+  %u = f32[64,8]{{1,0}} dynamic-update-slice(%p, %a, %i, %z)
+  ROOT %t = (f32[64,8]{{1,0}}, f32[8,8]{{1,0}}) tuple(%u, %a)
+}}
+ENTRY %main (x: f32[64,8], y: f32[8,8], i: s32[]) -> f32[64,8] {{
+  %x = f32[64,8]{{1,0}} parameter(0)
+  %y = f32[8,8]{{1,0{y}}} parameter(1)
+  %i = s32[]{{:S(6)}} parameter(2)
+  %z = s32[]{{:S(6)}} constant(0)
+  %f = (f32[64,8]{{1,0}}, f32[8,8]{{1,0{a}}}) fusion(%x, %y, %i), kind=kLoop, calls=%fused
+  %d = f32[8,8]{{1,0:S(1)}} dynamic-slice(%x, %i, %z), dynamic_slice_sizes={{8,8}}
+  %n = f32[64,8]{{1,0}} negate(%x)
+  %c = (f32[64,8]{{1,0:S(1)}}, f32[64,8]{{1,0}}, u32[]{{:S(2)}}) copy-start(%n)
+  ROOT %e = f32[64,8]{{1,0:S(1)}} copy-done(%c)
+}}
+"""
+
+
+def moved(name, y="", a=""):
+    program = Program.parse(TEXT.format(y=y, a=a))
+    return hbm_bytes(program, program.entry, program.computations[program.entry][name])
+
+
+@pytest.mark.parametrize(("y", "a", "slices"), [("", "", 4), (":S(1)", "", 3), (":S(1)", ":S(1)", 2)])
+def test_a_fusion_reads_slices_and_writes_updates(y, a, slices):
+    """A slice of x and all of y are read; x is updated in place and the sum written: what lies on chip is free."""
+    assert moved("f", y, a) == slices * SLICE
+
+
+def test_other_instructions():
+    assert moved("d") == SLICE  # into on-chip memory
+    assert moved("n") == 2 * ARRAY
+    assert (moved("c"), moved("e"), moved("x")) == (ARRAY, 0, 0)

@@ -1,0 +1,96 @@
+"""Every key of a config is classified: what defines a run, and what does not."""
+
+import dataclasses
+
+import pytest
+
+from ringformer.models.registry import FAMILIES
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.identity import DEFINES, HARMLESS, IN_STORE, RESOLVED, identity_hash, run_identity
+from tests.models.toy import ToyConfig
+from tests.train.runs import MODEL
+
+MODEL_DEFINES = {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rope_theta",
+    "rope_scaling",
+    "norm_eps",
+    "tie_embeddings",
+    "init_std",
+    "compute_dtype",
+}
+MODEL_HARMLESS = {
+    "attention",
+    "layout",
+    "remat",
+    "remat_group",
+    "offload",
+    "fetch_ahead",
+    "head_groups",
+    "q_chunk",
+    "k_chunk",
+    "kernel",
+    "ffn_chunk",
+    "loss_chunk",
+}
+
+
+def names(cls, part="") -> set[str]:
+    return {part + field.name for field in dataclasses.fields(cls)}
+
+
+def config(**changes) -> Config:
+    return Config(**{"model": MODEL, "data": DataConfig(store="s"), "optimizer": OptimizerConfig()} | changes)
+
+
+def test_every_key_is_in_one_class():
+    """A new key must be put into one: does a run with another value of it have other numbers?"""
+    keys = names(Config) - {"model", "data", "optimizer"} | names(DataConfig, "data.")
+    keys |= names(OptimizerConfig, "optimizer.")
+    classes = (DEFINES, RESOLVED, IN_STORE, HARMLESS)
+    assert sum(map(len, classes)) == len(frozenset().union(*classes)), "a key is in two classes"
+    assert frozenset().union(*classes) == keys
+
+
+def test_every_key_of_a_model_is_in_one_class():
+    assert set(FAMILIES) - {"toy"} == {"llama"}, "classify the fields of the others too"
+    cls = FAMILIES["llama"].config
+    assert names(cls) == MODEL_DEFINES | MODEL_HARMLESS and set(cls.EXECUTION) == MODEL_HARMLESS
+    found = {key.removeprefix("model.") for key in run_identity(config(), "bytes") if key.startswith("model.")}
+    assert found == MODEL_DEFINES
+
+
+def test_all_that_a_family_does_not_call_harmless_defines_a_run():
+    model = ToyConfig()
+    found = {key.removeprefix("model.") for key in run_identity(config(model=model), "bytes") if "model." in key}
+    assert found == names(ToyConfig) and not hasattr(model, "EXECUTION")
+
+
+def test_what_defines_a_run_is_in_its_identity(tmp_path):
+    found = run_identity(config(init_from=str(tmp_path)), "bytes")
+    assert found.keys() >= DEFINES | RESOLVED - {"data.store", "data.mixture"}
+    assert not found.keys() & (HARMLESS | IN_STORE)
+    assert found["init_from"] == {"at": str(tmp_path)}
+
+
+@pytest.mark.parametrize(("schedule", "differ"), [("cosine", {"steps"}), ("constant", set())])
+def test_steps_belong_to_a_schedule_that_ends_with_them(schedule, differ):
+    shorter, longer = (
+        run_identity(config(steps=steps, optimizer=OptimizerConfig(schedule=schedule, warmup_steps=5)), "bytes")
+        for steps in (100, 200)
+    )
+    assert {key for key in shorter if shorter[key] != longer[key]} == differ
+    assert (identity_hash(shorter) == identity_hash(longer)) == (not differ)
+
+
+def test_a_hash_is_of_contents_and_not_of_places():
+    identity = run_identity(config(), "bytes")
+    here, there = (identity | {"init_from": {"at": at, "step": 1, "checkpoint": "c"}} for at in ("here", "there"))
+    assert identity_hash(here) == identity_hash(there) != identity_hash(identity)
+    assert identity_hash(identity | {"init_from": {"at": "here", "step": 2, "checkpoint": "c"}}) != identity_hash(here)

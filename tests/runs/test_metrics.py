@@ -1,0 +1,121 @@
+"""Boards beside metrics.jsonl."""
+
+import dataclasses
+import json
+import sys
+import types
+
+import pytest
+
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.metrics import Reporter, read_metrics
+
+EVALUATION = {
+    "eval_loss": 2.0,
+    "eval_tokens": 7,
+    "eval_by_position": [
+        {"first": 1, "last": 1, "tokens": 2, "loss": 3.0},
+        {"first": 2, "last": 3, "tokens": 5, "loss": 1.5},
+    ],
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "config.json").write_text('{"steps": 3}')
+    return Config(
+        model=LlamaConfig(**preset("tiny")),
+        data=DataConfig(store="s"),
+        optimizer=OptimizerConfig(warmup_steps=1),
+        run_dir=str(tmp_path),
+        steps=3,
+        tensorboard=True,
+        wandb="project",
+    )
+
+
+def report(config):
+    reporter = Reporter(config.run_dir, 0, config)
+    reporter.step(1, {"loss": 2.5, "tokens_per_second": 10.0})
+    reporter.evaluation(1, EVALUATION)
+    reporter.close()
+
+
+def test_every_board_gets_every_value(config, tmp_path, monkeypatch):
+    seen = []
+    run = types.SimpleNamespace(log=lambda values, step: seen.append((step, values)), finish=lambda: seen.append("end"))
+    begin = lambda **given: seen.append(given) or run  # noqa: E731
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=begin))
+    report(config)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, "loss": 2.5, "tokens_per_second": 10.0}, {"step": 1, **EVALUATION}]
+    numbers = {"eval_loss": 2.0, "eval_tokens": 7, "eval_loss_to_1": 3.0, "eval_loss_to_3": 1.5}
+    kept = (tmp_path / "wandb_id").read_text()
+    begun = dict(project="project", name=tmp_path.name, dir=str(tmp_path), config={"steps": 3}, id=kept, resume="allow")
+    assert seen[0] == begun and len(kept) == 32
+    assert seen[1:] == [(1, {"loss": 2.5, "tokens_per_second": 10.0}), (1, numbers), "end"]
+    assert list(tmp_path.glob("events.out.tfevents*"))
+    report(config)
+    assert seen[4] == begun, "resumed, it is the same run there"
+
+
+def test_a_board_that_is_not_installed_is_named(config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match=r"pip install wandb$"):
+        report(config)
+
+
+@pytest.mark.parametrize("torn", ['{"step": 2, "lo', "\0\0", '{"step": 2', "2", "[]", '{"loss": 1}', '{"step": 1e999}'])
+def test_a_torn_last_line_is_no_row_and_no_obstacle(config, tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1, "loss": 2.0}}\n{torn}')
+    assert read_metrics(path) == [{"step": 1, "loss": 2.0}]
+    reporter = Reporter(config.run_dir, 1, dataclasses.replace(config, wandb="", tensorboard=False))
+    reporter.step(2, {"loss": 1.5, "tokens_per_second": 1.0})
+    reporter.close()
+    assert [row["step"] for row in read_metrics(path)] == [1, 2]
+    assert not (tmp_path / "metrics.part").exists()
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is no row of metrics"):
+        read_metrics(path)
+
+
+def test_evaluations_that_are_there_are_known(config, tmp_path):
+    plain = dataclasses.replace(config, wandb="", tensorboard=False)
+    for step in (0, 2):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 1.0}\n{"step": 2, "eval_tokens": 5}\n')
+        reporter = Reporter(config.run_dir, step, plain)
+        assert reporter.evaluated(2) == (step == 2), "at step 0 all begins anew"
+        reporter.close()
+
+
+def test_lines_say_the_time_that_is_left(config, monkeypatch, capfd):
+    """By the pace since the first step of this process, which was compiled before it; resumed at 40, that is 41."""
+    clock = iter([1000.0, 1018.0])
+    monkeypatch.setattr("ringformer.runs.metrics.time.monotonic", lambda: next(clock))
+    reporter = Reporter(config.run_dir, 40, dataclasses.replace(config, wandb="", tensorboard=False, steps=100))
+    for step in (41, 50, 100):
+        reporter.step(step, {"loss": 2.5, "tokens_per_second": 10.0})
+    reporter.close()
+    first, last = [line for line in capfd.readouterr().err.splitlines() if line.startswith("step ")]
+    assert first.endswith("10 tokens/s  about 0:01:40 left")  # 50 steps of 2 s
+    assert last.startswith("step 100/100") and "left" not in last
+
+
+@pytest.mark.parametrize("text", ["runs/[b]/x[/b]", "[/b] a path's end", "[red]not red", "\\[x]", "[link=x]"])
+def test_what_looks_like_markup_is_text(config, monkeypatch, capfd, text):
+    """In a line, and in the bar: paths and texts may hold brackets."""
+    reporter = Reporter(config.run_dir, 0, dataclasses.replace(config, wandb="", tensorboard=False))
+    reporter.say(text)
+    monkeypatch.setattr(reporter._bar, "disable", False)
+    reporter._bar.update(reporter._task, description=text)
+    reporter._console.print(reporter._bar.get_renderable())
+    reporter.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == text and text in lines[1]

@@ -1,0 +1,112 @@
+"""A run's batches and its state: odd batches are counted, a hundred in a row or a NaN stop it."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ringformer.hardware import CHIPS
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+from ringformer.parallel.runtime_environment import HOST_POOL
+from ringformer.train.checks import (
+    PATIENCE,
+    BatchWatch,
+    check_host_pool,
+    check_platform,
+    check_state_finite,
+)
+
+QUESTION = {"trained_tokens": 0, "masked_tokens": 64}
+ANSWER = {"trained_tokens": 64, "masked_tokens": 0}
+CHAT = {"trained_tokens": 32, "masked_tokens": 32}
+
+
+def test_odd_batches_are_counted_and_said_once():
+    watch = BatchWatch(chats=True)
+    said = [watch.see(step, values) for step, values in enumerate([CHAT, QUESTION, ANSWER, QUESTION, CHAT], 1)]
+    assert said == [
+        [],
+        ["the batch of step 2 has no token to train on; such batches are counted"],
+        ["the batch of step 3 has no question that is masked; such batches are counted"],
+        [],
+        [],
+    ]
+    assert watch.summary(5) == [
+        "2 of 5 batches had no token to train on",
+        "1 of 5 batches had no question that is masked",
+    ]
+
+
+def test_documents_mask_nothing():
+    watch = BatchWatch(chats=False)
+    assert all(watch.see(step, ANSWER) == [] for step in range(2 * PATIENCE)) and watch.summary(1) == []
+
+
+@pytest.mark.parametrize(("values", "kind"), [(QUESTION, "no token to train on"), (ANSWER, "no question that")])
+def test_a_hundred_odd_batches_in_a_row_stop(values, kind):
+    watch = BatchWatch(chats=True)
+    for step in range(1, PATIENCE):
+        watch.see(step, values)
+    watch.see(PATIENCE, CHAT)  # it begins to count again
+    for step in range(PATIENCE + 1, 2 * PATIENCE):
+        watch.see(step, values)
+    with pytest.raises(ValueError, match=f"100 batches in a row, up to step {2 * PATIENCE}, have {kind}"):
+        watch.see(2 * PATIENCE, values)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_state_must_be_finite(bad):
+    state = {"step": jnp.zeros((), jnp.int32), "params": jnp.ones((4, 4)), "moments": jnp.zeros(7)}
+    check_state_finite(state, "here")
+    with pytest.raises(FloatingPointError, match="not finite are in the state here"):
+        check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, "here")
+
+
+def check_offload(offload: bool, platform: str = "gpu") -> None:
+    """Of 13B, with 262,144 tokens of a microbatch on each device: 40 layers' inputs of 5,120 in bf16 are 100 GiB."""
+    model = LlamaConfig(**preset("llama_13b") | {"offload": offload})
+    config = SimpleNamespace(model=model, seq_len=2**20, batch_size=8, accumulate=4)
+    check_host_pool(config, SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * 8)))
+
+
+def test_what_is_offloaded_must_have_its_pool(monkeypatch):
+    """On GPUs alone, where XLA's own has 64 GiB; the error is what to set."""
+    monkeypatch.delenv(HOST_POOL, raising=False)
+    check_offload(False)
+    check_offload(True, "tpu")
+    with pytest.raises(
+        ValueError, match=rf"keeps 100.0 GiB of each GPU .* a pool of 64 GiB a GPU: set {HOST_POOL}=102"
+    ):
+        check_offload(True)
+    monkeypatch.setenv(HOST_POOL, "101")
+    with pytest.raises(ValueError, match="a pool of 101 GiB"):
+        check_offload(True)
+    monkeypatch.setenv(HOST_POOL, "102")
+    check_offload(True)
+
+
+def test_a_model_that_offloads_nothing_is_asked_for_nothing():
+    """Any family that says no `offloaded_bytes`."""
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="gpu")]))
+    check_host_pool(SimpleNamespace(model=object()), mesh)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_kernel_of_another_platform_is_refused(platform):
+    model = LlamaConfig(**preset("llama_7b") | {"kernel": "pallas"})
+    check_platform(model, "tpu")
+    check_platform(LlamaConfig(**preset("llama_7b")), platform)
+    check_platform(object(), platform)
+    with pytest.raises(ValueError, match=f"kernel='pallas' runs on TPU; kernel='xla' runs on {platform} too"):
+        check_platform(model, platform)
+
+
+def test_cudnn_is_for_gpus_their_heads_and_whole_sequences():
+    model = LlamaConfig(**preset("llama_7b") | {"kernel": "cudnn", "head_dim": 256})
+    check_platform(model, "gpu", CHIPS["H200"])
+    with pytest.raises(ValueError, match="at most 128 on GPUs of compute capability 8; kernel='xla' takes 256"):
+        check_platform(model, "gpu", CHIPS["A100-80"])
+    with pytest.raises(ValueError, match="kernel='cudnn' runs on GPU; kernel='pallas' and 'xla' run on tpu"):
+        check_platform(model, "tpu", CHIPS["v5e"])
