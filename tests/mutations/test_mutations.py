@@ -19,7 +19,7 @@ def test_every_patch_applies_once_and_changes_the_program(tmp_path):
         assert after != before
         compile(after, mutation.file, "exec")
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
-    with pytest.raises(ValueError, match=r"occurs 0 times in ringformer/cli/verbs\.py"):
+    with pytest.raises(ValueError, match=r"occurs 0 times in ringformer/cli/command_line\.py"):
         apply(Mutation("gone", "cli/command_line.py", "no such text", "", ""), ROOT)
 
 
