@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that CI has no time for, about an hour; run once per issue: bash scripts/check_all.sh [PART ...]
 #
-#   schemas   workflows, commit hooks and the justfile are what their tools read
+#   schemas   workflows, issue forms, citation, commit hooks and the justfile are what their tools read
 #   package   wheel and sdist, each installed into an empty environment: version, configs, the README's op, training
 #   docs      the site, warnings are errors
 #   oldest    format, lint, types and the suite on Python 3.11 with the oldest JAX of the range
@@ -37,7 +37,7 @@ say() {
 schemas() {
     say "schemas"
     bash scripts/setup_venv.sh dev
-    .venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+    .venv/bin/python -m pytest -q tests/test_project_files.py
     .venv/bin/pre-commit validate-config
     .venv/bin/just --summary >/dev/null
 }
