@@ -104,6 +104,15 @@ def test_both_ends_of_the_range_are_allowed():
     assert all(version in jax.specifier for version in ENDS.values()) and "0.13.0" not in jax.specifier
 
 
+def test_the_page_of_what_is_supported_names_both_ends():
+    page = (ROOT / "docs" / "support.md").read_text()
+    classified = {c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r"Python :: \d\.\d", c)}
+    assert classified == set(ENDS)
+    for python, jax in ENDS.items():
+        assert f"{jax} on Python {python}" in page and f"{pins('test', python)['flax']} on Python {python}" in page
+    assert f"{min(ENDS)} or newer" in page and PROJECT["requires-python"] == f">={min(ENDS)}"
+
+
 def imported(path):
     """The top-level names that a file imports from outside the standard library."""
     for node in ast.walk(ast.parse(path.read_text())):

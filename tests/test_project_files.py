@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from ringformer.hardware import CHIPS
+
 ROOT = Path(__file__).parent.parent
 FORGE = ROOT / ".github"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -65,3 +67,16 @@ def test_commit_hooks_use_the_locked_versions():
     assert ".venv/" not in hooks and "https://" not in hooks
     local, _, _ = hooks.partition("- repo: meta")
     assert len(re.findall(r"^ +language: python$", local, re.M)) == len(re.findall(r"^ +- id: ", local, re.M)) > 5
+
+
+def test_the_readme_fits_into_a_few_minutes():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) < 700
+    assert "```python" in "\n".join(text.splitlines()[:20]), "code stands on the first screen"
+
+
+def test_the_page_of_what_is_supported_has_every_chip():
+    rows = re.findall(
+        r"^\| (?:TPU ?)?(\w\S*) \| (?:compiled|no committed)", (ROOT / "docs/support.md").read_text(), re.M
+    )
+    assert [row.lower() for row in rows] == [name.lower().removeprefix("tpu") for name in CHIPS]
