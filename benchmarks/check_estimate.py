@@ -72,7 +72,7 @@ def measure(config: Config, steps: int) -> Measured:
 
     model, mesh = config.model, make_mesh(config.mesh_dim)
     check_mesh(model, mesh)
-    check_batch(model, mesh, config.seq_len, config.batch_size, config.accumulate)
+    check_batch(model.layout, mesh, config.seq_len, config.batch_size, config.accumulate)
     optimizer = make_optimizer(config.optimizer, config.steps, decayed(model))
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
     order = permutation(model.layout, config.seq_len, mesh.shape["sp"])

@@ -54,7 +54,7 @@ def compare_attention(run: Run) -> float:
     c = run.config
     natural = replace(c.model, layout="contiguous")
     batch = run.eval_data.read(0)
-    order = permutation(c.model.layout, c.seq_len, run.mesh.shape["sp"])
+    order = permutation(c.model.layout, c.seq_len, run.program.mesh.shape["sp"])
     results = {}
     for kind, mesh_dim in (("ring", c.mesh_dim), ("blockwise", "1,1,1,1"), ("vanilla", "1,1,1,1")):
         one = kind != "ring"
@@ -115,7 +115,7 @@ def plot(stages: list[Run], path: Path) -> None:
             label=f"held out, context {c.seq_len}",
         )
         seen += c.steps * per_step
-    title = f"{c.model.num_params / 1e6:.1f}M parameters, ring of {run.mesh.shape['sp']} CPU devices"
+    title = f"{c.model.num_params / 1e6:.1f}M parameters, ring of {run.program.mesh.shape['sp']} CPU devices"
     axes.set(xlabel="tokens seen (millions)", ylabel="bits per byte", ylim=(0, None), title=title)
     axes.grid(alpha=0.3)
     axes.legend()
@@ -146,7 +146,7 @@ def main() -> None:
     heading(f"1 of 3: train at a context of {first.config.seq_len}, where attention is learnt sooner:")
     train(first)
     run = prepare(replace(config, init_from=str(first.run_dir)))
-    heading(f"\n2 of 3: train at a context of {config.seq_len}, over a ring of {run.mesh.shape['sp']}:")
+    heading(f"\n2 of 3: train at a context of {config.seq_len}, over a ring of {run.program.mesh.shape['sp']}:")
     train(run)
 
     print("\n3 of 3: the trained model with three kinds of attention, on held-out text:")

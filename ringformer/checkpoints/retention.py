@@ -75,18 +75,18 @@ class Keep:
             f"of {IN_A_ROW} steps in a row, {self._level:.4g}, and {NATS}"
         )
 
-    def told(self) -> dict[str, Any]:
-        """What another start has to know of the steps so far, as JSON has it."""
+    def notes(self) -> dict[str, Any]:
+        """Return what another start needs of the steps so far, as JSON values."""
         return {"sound_step": self.sound, "loss_level": self._level, "last_losses": self._last}
 
-    def resume(self, told: Mapping[str, Any], changed: Collection[str]) -> None:
-        """Go on from what `told` said at an earlier step; nothing of checkpoints of before. `changed`: the keys of the
+    def resume(self, notes: Mapping[str, Any], changed: Collection[str]) -> None:
+        """Go on from what `notes` returned at an earlier step; older checkpoints have none. `changed`: the keys of the
         config that have other values now."""
-        if "sound_step" not in told:
+        if "sound_step" not in notes:
             return
-        self.sound = told["sound_step"]
+        self.sound = notes["sound_step"]
         if not any(key.startswith(OTHER_LOSSES) for key in changed):
-            self._level, self._last = told["loss_level"], told["last_losses"]
+            self._level, self._last = notes["loss_level"], notes["last_losses"]
 
     def _largest(self) -> float:
         """The largest loss that is in bounds."""

@@ -59,7 +59,7 @@ class Loader:
                 return DocumentStream(store, seq_len, seed, packing)
             return WholeDocuments(store, seq_len, seed, packing, batch_size=rows)
 
-        self.batch_size = batch_size
+        self.batch_size, self.seq_len = batch_size, seq_len
         self.stores = [store] if isinstance(store, TokenStore) else [part for part, _ in store]
         self.sequences: StoreSequences | Mixture
         if isinstance(store, TokenStore):

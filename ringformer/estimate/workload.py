@@ -81,7 +81,7 @@ class Workload:
         """Raise ValueError for a mesh, a length or a batch that no run can have, without a compiler."""
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
-        check_batch(self.model, mesh, self.seq_len, self.batch_size, self.accumulate)
+        check_batch(self.model.layout, mesh, self.seq_len, self.batch_size, self.accumulate)
         check_platform(self.model, self.target.chip.kind, self.target.chip, bool(self.masks))
 
     def with_kernel(self) -> tuple["Workload", str]:

@@ -11,8 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from ringformer.hardware.absent_tpu import leave_absent_tpu_alone
-from ringformer.models.interface import ModelConfig
-from ringformer.ops.layouts import check_layout
+from ringformer.ops.layouts import Layout, check_layout
 from ringformer.parallel.device_order import order_devices
 
 leave_absent_tpu_alone()  # before a backend starts
@@ -55,9 +54,7 @@ def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
     return Mesh(order_devices(devices, shape), AXIS_NAMES, axis_types=(AxisType.Auto,) * len(AXIS_NAMES))
 
 
-def check_batch(
-    config: ModelConfig, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, accumulate: int = 1
-) -> None:
+def check_batch(layout: Layout, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, accumulate: int = 1) -> None:
     """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be spread over the mesh."""
     dp, fsdp, tp, sp = (mesh.shape[a] for a in AXIS_NAMES)
     if seq_len < 1:
@@ -67,7 +64,7 @@ def check_batch(
         raise ValueError(
             f"batch_size={batch_size} is not a multiple of {rows} = dp {dp} x fsdp {fsdp} x accumulate {accumulate}"
         )
-    check_layout(config.layout, seq_len, sp)
+    check_layout(layout, seq_len, sp)
     if seq_len % (sp * tp):
         raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
 

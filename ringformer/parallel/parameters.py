@@ -1,5 +1,6 @@
 """The parameters of a model without their arrays: shapes, and where each lies on a mesh."""
 
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from ringformer.models.registry import build
 from ringformer.parallel.weight_sharding import shard_weight
 
 
+@lru_cache(maxsize=16)
 def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict, dict]:
     """`(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
     definition, state = nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))

@@ -13,7 +13,6 @@ Else it is refused, by the holder's name. A holder that was silent for so long, 
 and stops (`check`).
 """
 
-import itertools
 import json
 import os
 import re
@@ -26,16 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from ringformer.files.this_process import began, machine
+from ringformer.processes.agreement import from_process_0
 
 BEAT = 4.0
 PATIENCE = 40.0
 POLL = 0.5
 """Seconds."""
-ANSWER = 600.0
-"""Seconds that the other processes of a run wait for process 0 to have the lock, or not."""
 
 
 class RunLock:
@@ -66,9 +63,9 @@ class RunLock:
                 self.take()
             except (ValueError, OSError) as error:
                 refusal = error
-        told = told_by_process_0(str(refusal or ""))
-        if refusal or told:
-            raise refusal or ValueError(told)
+        message = from_process_0(str(refusal or ""))
+        if refusal or message:
+            raise refusal or ValueError(message)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -187,18 +184,3 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _name(holder: dict[str, Any]) -> str:
     return f"process {holder.get('pid', '?')} on {holder.get('host', 'a host that is not named')}"
-
-
-def told_by_process_0(text: str) -> str:
-    """The text of process 0, on all processes of the run; not over the devices, whose programs wait for less long."""
-    if jax.process_count() == 1:
-        return text
-    client, key = ocp.multihost.get_jax_distributed_client(), f"ringformer/run_lock/{next(_asked)}"
-    if jax.process_index() == 0:
-        client.key_value_set(key, text or _GRANTED)
-    return client.blocking_key_value_get(key, int(1000 * ANSWER)).removeprefix(_GRANTED)
-
-
-_asked = itertools.count()
-"""The answers that this process has asked for: each has a key of its own."""
-_GRANTED = "granted"

@@ -1,13 +1,17 @@
-"""When a run saves, besides at counted steps: when the clock says so, and when a signal asks it to end."""
+"""How a run is stopped, and what it is doing meanwhile.
 
+The loop names its phase and asks after every step whether to stop. A signal, a preemption notice, a stalled phase, a
+lost process and a closed terminal all end in the one `Stopping` that it was given.
+"""
+
+import enum
 import signal
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from ringformer.processes.signals import heeded
 
@@ -18,27 +22,58 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
 
-def said_of(number: int) -> str:
-    """What a user calls a signal."""
+class Phase(enum.Enum):
+    """A phase of a run: its description, and the time limit that holds (`Config.startup_minutes` and so on)."""
+
+    PREPARATION = "the preparation", "none"
+    STARTUP = "the start-up", "startup"
+    COMPILATION = "the compilation of step {}", "compile"
+    BATCH = "the batch of step {}", "step"
+    FIRST_STEP = "step {}", "compile"  # other processes may still compile it
+    STEP = "step {}", "step"
+    EVALUATION = "the evaluation of step {}", "compile"
+    STORE_CHECK = "the save of step {}, and the check of the stores before it", "none"
+    SAVE = "the save of step {}", "startup"
+    LAST_SAVE = "the end of the last save", "startup"
+    EXIT = "the end", "none"
+
+    def describe(self, step: int | None = None) -> str:
+        """The phase in words, such as "the save of step 100"."""
+        text: str = self.value[0]
+        return text.format(step)
+
+    @property
+    def limit(self) -> str:
+        """The name of its time limit: "startup", "compile", "step", or "none"."""
+        return self.value[1]
+
+
+def signal_name(number: int) -> str:
+    """A signal's name as users write it."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
+def exit_code(number: int) -> int:
+    """The exit code of a run that this signal stopped."""
+    return INTERRUPTED if number == signal.SIGINT else STOPPED
+
+
 class Terminated(Exception):
-    """A signal ended the run; its state is saved."""
+    """A signal ended the run; its state is saved. `code` is the exit code of the process."""
 
     def __init__(self, message: str, number: int):
         super().__init__(message)
-        self.code = INTERRUPTED if number == signal.SIGINT else STOPPED
-        """What the process should exit with."""
+        self.code = exit_code(number)
 
 
 class Stopping:
-    """What the training loop asks and tells whoever may end it. Entered, while there is something to save."""
+    """Decides when a run stops. Entered while there is something to save."""
 
     signal: int | None = None
-    """What asks the run to end."""
+    """The signal that asks the run to end."""
     run_dir: Path | None = None
-    """The folder of the run that is under way."""
+    """The folder of the current run."""
+    _current: tuple[Phase, int | None] = Phase.PREPARATION, None
 
     def __enter__(self):
         return self
@@ -47,19 +82,27 @@ class Stopping:
         pass
 
     def due(self) -> bool:
-        """Whether to stop here; to be asked at the same places on all processes, after every step."""
+        """Return whether to stop now. All processes ask at the same places, after every step."""
         return self.signal is not None
 
-    def doing(self, what: str, limit: str = "step", begun: bool = False) -> None:
-        """Hear what is under way, and which of the limits holds for it: "startup", "compile" or "step", or "none". From
-        `begun` on there is something to save."""
+    def enter(self, phase: Phase, step: int | None = None) -> None:
+        """Note the phase that begins. From `FIRST_STEP` on there is something to save."""
+        self._current = phase, step
+
+    @contextmanager
+    def phase(self, phase: Phase, step: int | None = None) -> Iterator[None]:
+        """Enter a phase, and return to the current one afterwards; an exception leaves the run in it."""
+        before = self._current
+        self.enter(phase, step)
+        yield
+        self.enter(*before)
 
 
 class Termination(Stopping):
-    """While entered, the first of those signals only makes a stop due; another ends the process as ever.
+    """Stops a single process at the first of those signals; another one ends the process as usual.
 
-    Only in the main thread of a single process. Of several, each would stop at a step of its own, and wait for the
-    others for ever: there signals keep their meaning. (`Supervision`, of the command, can do more.)
+    Works in the main thread of a single process only. Of several processes each would stop at a different step and wait
+    for the others forever, so signals keep their meaning there. (The command's `Supervisor` handles several.)
     """
 
     def __init__(self):
@@ -81,35 +124,3 @@ class Termination(Stopping):
     def _restore(self):
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-
-class SaveClock:
-    """Says when `minutes` have passed since the last save, at the same step on all processes; 0: never.
-
-    Process 0 looks at its clock and tells the others, and how many steps to wait before they ask again, those of half
-    the time that is left: the devices wait while they agree.
-    """
-
-    def __init__(self, minutes: float, step: int):
-        self._seconds = 60 * minutes
-        self._started, self._first = time.monotonic(), step
-        self.saved(step)
-
-    def saved(self, step: int) -> None:
-        """Note that the state of `step` was saved."""
-        self._saved, self._ask_at = time.monotonic(), step + 1
-
-    def due(self, step: int) -> bool:
-        """Whether it is time to save the state of `step`; to be asked at every step."""
-        if not self._seconds or step < self._ask_at:
-            return False
-        now = time.monotonic()
-        left = self._seconds - (now - self._saved)
-        if jax.process_count() == 1:
-            return left <= 0
-        pace = (now - self._started) / (step - self._first)
-        wait = np.clip(left / 2 / max(pace, 1e-9), 1, np.iinfo(np.int32).max // 2)
-        answer = np.array([left <= 0, wait]).astype(np.int32)
-        due, wait = multihost_utils.broadcast_one_to_all(answer).tolist()
-        self._ask_at = step + wait
-        return bool(due)

@@ -24,7 +24,7 @@ from ringformer.processes.peers import LOST, Peers, Verdict, silent_limit
 from ringformer.processes.rendezvous import Membership, ProcessesMissing, known_places, meet, start_jax
 from ringformer.processes.signals import SignalThread
 from ringformer.processes.stderr import divert_native_stderr, on_abort
-from ringformer.processes.stopping import INTERRUPTED, STOPPED, Stopping, Terminated, said_of
+from ringformer.processes.stopping import INTERRUPTED, Phase, Stopping, Terminated, exit_code, signal_name
 from ringformer.processes.watchdog import Doing, Watchdog, dump_stacks
 
 _LAST_WORDS = 3.0
@@ -48,7 +48,7 @@ class State(NamedTuple):
     """"between" runs, "starting" one, or "training": from its first step until its last save is written."""
 
 
-class Supervision(Stopping):
+class Supervisor(Stopping):
     """Ends the process when it should, and knows why; from now on it is who hears the `signals`."""
 
     def __init__(self, signals: SignalThread):
@@ -109,10 +109,11 @@ class Supervision(Stopping):
             self._asks += 1
             return self._stop_at is not None and self._asks >= self._stop_at
 
-    def doing(self, what: str, limit: str = "step", begun: bool = False) -> None:
-        if begun:
+    def enter(self, phase: Phase, step: int | None = None) -> None:
+        super().enter(phase, step)
+        if phase in (Phase.FIRST_STEP, Phase.STEP):
             self._phase = "training"
-        self._watchdog.begin(what, limit)
+        self._watchdog.begin(phase.describe(step), phase.limit)
 
     def failed(self, error: Exception) -> None:
         """Say what one of several processes died of, tell the others, and end; a single one may say it itself."""
@@ -144,7 +145,7 @@ class Supervision(Stopping):
     def close(self) -> None:
         """Leave with the other processes, after the last save."""
         if self._peers is not None:
-            self._watchdog.begin("the end", "none")
+            self.enter(Phase.EXIT)
             self._peers.close()
             self._peers = None
             jax.distributed.shutdown()
@@ -164,7 +165,7 @@ class Supervision(Stopping):
             return
         self.signal = number
         if self._phase != "training":
-            self._end(self._nothing_lost(number), _code_of(number))
+            self._end(self._nothing_lost(number), exit_code(number))
 
     def _signalled(self, number: int) -> None:
         """All processes do this at about the same time: agree where to stop."""
@@ -184,13 +185,13 @@ class Supervision(Stopping):
                 return
         if closing:  # others still write the end of the run before
             time.sleep(_CLOSING_SECONDS)
-        self._end(self._nothing_lost(number), _code_of(number), all_say=False)
+        self._end(self._nothing_lost(number), exit_code(number), all_say=False)
 
     def _state(self) -> "State":
         return State(self._session, self._asks, self._phase)
 
     def _nothing_lost(self, number: int) -> str:
-        return f"stopped by {said_of(number)} before a step was made: nothing is lost, the same command goes on"
+        return f"stopped by {signal_name(number)} before a step was made: nothing is lost, the same command goes on"
 
     # Time
 
@@ -240,7 +241,7 @@ class Supervision(Stopping):
         if self._leaving:
             return LOST if self._verdict is None else self._verdict.code
         if self.signal is not None and self._phase != "training":
-            return _code_of(self.signal)
+            return exit_code(self.signal)
         with self._log.open("rb") as file:
             file.seek(self._log_begin)
             service_lost = _SERVICE_LOST in file.read()
@@ -278,7 +279,3 @@ class Supervision(Stopping):
         if self._log is not None:
             with self._log.open("a") as file:
                 file.write(text + "\n")
-
-
-def _code_of(number: int) -> int:
-    return INTERRUPTED if number == signal.SIGINT else STOPPED

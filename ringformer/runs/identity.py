@@ -21,7 +21,6 @@ from ringformer.checkpoints.saved_model import checkpoint_hash, latest_step
 from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
 from ringformer.files.run_layout import CHECKPOINTS
-from ringformer.models.interface import ModelConfig
 from ringformer.processes.agreement import tell_all
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
@@ -113,15 +112,26 @@ HARMLESS = frozenset(
 
 
 def run_identity(config: Config, tokenizer: str) -> Identity:
-    """The identity of a run, `tokenizer` being its tokenizer's name; without `data.store` if that is not built yet."""
+    """Return the identity of a run; without `data.store` if that is not built yet.
+
+    Args:
+      tokenizer: the name of the run's tokenizer.
+    """
     identity: Identity = {"data.tokenizer": tokenizer, "init_from": origin(config.init_from)}
     for part, values in (("", config), ("data.", config.data), ("optimizer.", config.optimizer)):
         for field in dataclasses.fields(values):
             key = part + field.name
             if key not in RESOLVED | IN_STORE | HARMLESS | {"model", "data", "optimizer"}:
                 identity[key] = getattr(values, field.name)
-    identity |= _schedule(config.optimizer, config.steps) | _model(config.model) | _stores(config.data)
-    return json.loads(json.dumps(identity))
+    optimizer, cosine = config.optimizer, config.optimizer.schedule == "cosine"
+    identity |= {  # with a constant rate a run of more steps is the same run, longer
+        "steps": config.steps if cosine else None,
+        "optimizer.final_fraction": optimizer.final_fraction if cosine else None,
+        "optimizer.warmup_steps": optimizer.warmup_steps if cosine else optimizer.warmup(config.steps),
+    }
+    harmless, model = getattr(config.model, "EXECUTION", ()), dataclasses.asdict(config.model)  # type: ignore[call-overload]
+    identity |= {f"model.{name}": value for name, value in model.items() if name not in harmless}
+    return json.loads(json.dumps(identity | store_identity(config.data)))
 
 
 def defaults() -> Identity:
@@ -138,7 +148,7 @@ def defaults() -> Identity:
 def identity_hash(identity: Identity) -> str:
     """32 hexadecimal digits that stand for an identity; where things lie does not matter."""
     essence = {key: contents(value) for key, value in identity.items()}
-    return _digest(json.dumps(essence, sort_keys=True).encode())
+    return _digest(essence)
 
 
 def check_same_on_all(identity: Identity) -> None:
@@ -146,7 +156,7 @@ def check_same_on_all(identity: Identity) -> None:
     differ. A collective."""
     if jax.process_count() == 1:
         return
-    mine = {key: _digest(json.dumps(contents(value), sort_keys=True).encode())[:8] for key, value in identity.items()}
+    mine = {key: _digest(contents(value))[:8] for key, value in identity.items()}
     first, *others = (json.loads(said) for said in tell_all(json.dumps(mine).encode(), SAID_BYTES))
     for index, other in enumerate(others, 1):
         if differs := sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key)):
@@ -161,21 +171,6 @@ def contents(value: Any) -> Any:
     return {key: x for key, x in value.items() if key != "at"} if isinstance(value, Mapping) else value
 
 
-def _schedule(optimizer: OptimizerConfig, steps: int) -> Identity:
-    """With a constant rate a run of more steps is the same run, longer."""
-    cosine = optimizer.schedule == "cosine"
-    return {
-        "steps": steps if cosine else None,
-        "optimizer.final_fraction": optimizer.final_fraction if cosine else None,
-        "optimizer.warmup_steps": optimizer.warmup_steps if cosine else optimizer.warmup(steps),
-    }
-
-
-def _model(model: ModelConfig) -> Identity:
-    harmless = getattr(model, "EXECUTION", ())
-    return {f"model.{name}": value for name, value in dataclasses.asdict(model).items() if name not in harmless}  # type: ignore[call-overload]
-
-
 def origin(init_from: str) -> dict[str, Any] | None:
     """The checkpoint that parameters come from; with its path alone if there is none there."""
     if not init_from:
@@ -186,23 +181,20 @@ def origin(init_from: str) -> dict[str, Any] | None:
     return {"at": init_from, "step": step, "checkpoint": checkpoint_hash(Path(init_from, CHECKPOINTS, str(step)))}
 
 
-def _stores(data: DataConfig) -> Identity:
-    """The fingerprints of the train and held-out stores, in their order and with their shares of a mixture."""
+def store_identity(data: DataConfig) -> Identity:
+    """Return the fingerprints of the train and held-out stores, in their order and with their shares of a mixture, as
+    `data.store`; nothing if a store is not built yet."""
     parts = parse_mixture(data.mixture) if data.mixture else [(data.store, 1)]
-    found: dict[str, Any] = {"at": data.mixture or data.store}
+    stores: dict[str, Any] = {"at": data.mixture or data.store}
     for split in ("train", "eval") if data.held_out else ("train",):
         described = [Path(path, split, "store.json") for path, _ in parts]
         if not all(path.is_file() for path in described):
             return {}
-        found[split] = [[_fingerprint(path), share] for path, (_, share) in zip(described, parts, strict=True)]
-    return {"data.store": found}
+        metas = [read_meta(path) for path in described]  # verified: a damaged store is not another one
+        prints = [_digest([meta["fingerprint"], meta["files"]]) for meta in metas]
+        stores[split] = [[fingerprint, share] for fingerprint, (_, share) in zip(prints, parts, strict=True)]
+    return {"data.store": stores}
 
 
-def _fingerprint(path: Path) -> str:
-    """Of a store: what it was made from, and the hashes of its files."""
-    meta = read_meta(path)  # verified: a damaged one is not another store
-    return _digest(json.dumps([meta["fingerprint"], meta["files"]], sort_keys=True).encode())
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()

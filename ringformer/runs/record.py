@@ -12,7 +12,8 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ringformer.checkpoints.saved_model import latest_step, model_of
 from ringformer.files.atomic import append_line, write_object
@@ -22,49 +23,56 @@ from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.runs.identity import Identity, contents, defaults, identity_hash, run_identity
 from ringformer.runs.metrics import read_metrics
 
-Changes = dict[str, tuple[Any, Any]]
+Changes = Mapping[str, tuple[Any, Any]]
 """The old and the new value of each key that differs."""
 
 
 class RunChanged(ValueError):
     """A run that is to go on as another; `keys` are those that would allow it."""
 
-    def __init__(self, run_dir: str | Path, said: str, keys: Collection[str]):
+    def __init__(self, run_dir: str | Path, changes: str, keys: Collection[str]):
         super().__init__(
-            f"{run_dir} is another run than this: {said}. Choose another run_dir, undo that, or go on with it from "
+            f"{run_dir} is another run than this: {changes}. Choose another run_dir, undo that, or go on with it from "
             f"here by --allow={','.join(keys)}"
         )
-        self.run_dir, self.said, self.keys = run_dir, said, list(keys)
+        self.run_dir, self.changes, self.keys = run_dir, changes, list(keys)
 
 
-def check_run(run_dir: Path, config: Config, tokenizer: str, allow: Collection[str] = ()) -> Changes:
-    """What `config` changes of the run that is in `run_dir`, all of it allowed; nothing if that has no checkpoint.
+class Checked(NamedTuple):
+    """A run's folder as it was compared with a config."""
+
+    step: int | None = None
+    """The step of its latest checkpoint."""
+    changes: Changes = MappingProxyType({})
+    """Differences of the config, all of them allowed."""
+
+
+def check_run(run_dir: Path, identity: Identity, steps: int, allow: Collection[str] = ()) -> Checked:
+    """Compare the run in `run_dir` with `identity`. A run without a checkpoint begins anew and has no changes.
 
     Args:
-      tokenizer: the name of the config's tokenizer.
+      steps: the steps that the config asks for.
       allow: keys that may have changed.
 
     Raises:
       RunChanged: if other keys changed.
-      ValueError: for metrics of a run whose checkpoints are gone, for a run that is longer than `config.steps`, and
-        for a key in `allow` that there is not.
+      ValueError: for metrics of a run whose checkpoints are gone, and for a run that is longer than `steps`.
     """
-    _check_keys(config, allow)
     step = latest_step(run_dir)
     if step is None:
         _check_metrics(run_dir)
-        return {}
-    changes = _changes(recorded(run_dir, tokenizer), run_identity(config, tokenizer))
+        return Checked()
+    changes = _changes(recorded(run_dir, identity["data.tokenizer"]), identity)
     allowed = {"data.store" if key == "data.mixture" else key for key in allow}
     if changes.keys() - allowed:
-        raise RunChanged(run_dir, said(changes), list(changes))
-    if step > config.steps:
-        raise ValueError(f"{run_dir} is at step {step}, beyond steps={config.steps}: choose another run_dir")
-    return changes
+        raise RunChanged(run_dir, describe(changes), list(changes))
+    if step > steps:
+        raise ValueError(f"{run_dir} is at step {step}, beyond steps={steps}: choose another run_dir")
+    return Checked(step, changes)
 
 
-def said(changes: Changes) -> str:
-    """The changes in words."""
+def describe(changes: Changes) -> str:
+    """Return the changes in words."""
     return "; ".join(f"{key} {_shown(old)} -> {_shown(new)}" for key, (old, new) in changes.items())
 
 
@@ -87,14 +95,13 @@ def recorded(run_dir: str | Path, tokenizer: str = "") -> Identity:
     return run_identity(Config(**_known(Config, saved) | parts | {"model": model_of(run_dir)}), tokenizer)
 
 
-def keep_record(run_dir: Path, config: Config, tokenizer: str, step: int | None, changes: Changes) -> None:
-    """Write what the run is from `step` on, None: from its beginning."""
-    identity = run_identity(config, tokenizer)
+def keep_record(run_dir: Path, identity: Identity, step: int | None, changes: Changes) -> None:
+    """Record the run's identity as of `step` (None: from the start)."""
     if step is not None:
-        before = recorded(run_dir, tokenizer)
+        before = recorded(run_dir, identity["data.tokenizer"])
         identity = {key: before.get(key, value) if _unknown(value) else value for key, value in identity.items()}
     if changes:
-        append_line(run_dir / CHANGES, json.dumps({"step": step, "changes": changes}))
+        append_line(run_dir / CHANGES, json.dumps({"step": step, "changes": dict(changes)}))
     _write(run_dir, identity, step)
 
 
@@ -128,7 +135,7 @@ def _read(run_dir: Path) -> dict[str, Any]:
 
 def _changes(old: Identity, new: Identity) -> Changes:
     """Of what both say, and of what is new; where a path leads nowhere now, of the path."""
-    changes: Changes = {}
+    changes: dict[str, tuple[Any, Any]] = {}
     for key, value in new.items():
         before = old.get(key)
         if key == "data.store" and key not in old:
@@ -149,7 +156,8 @@ def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def _check_keys(config: Config, allow: Collection[str]) -> None:
+def check_keys(config: Config, allow: Collection[str]) -> None:
+    """Raise ValueError for a key in `allow` that no config has."""
     parts = {"": config, "data.": config.data, "optimizer.": config.optimizer, "model.": config.model}
     keys = [part + field.name for part, values in parts.items() for field in dataclasses.fields(values)]  # type: ignore[arg-type]
     for key in allow:

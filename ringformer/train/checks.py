@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import model_of
+from ringformer.data import Loader
 from ringformer.files.run_layout import CONFIG, HF_CONFIG, METRICS
 from ringformer.hardware import Chip, GiB
 from ringformer.models.interface import ModelConfig
@@ -68,12 +69,15 @@ def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None, 
     with_kernel(model, platform, chip, 0, masks)
 
 
-def check_host_pool(config: Config, mesh: Mesh) -> None:
-    """Raise ValueError if GPUs are to offload more than the pools that JAX has made for it in this environment."""
-    if mesh.devices.flat[0].platform != "gpu" or not hasattr(config.model, "offloaded_bytes"):
+def check_host_pool(model: ModelConfig, mesh: Mesh, tokens: int) -> None:
+    """Raise ValueError if GPUs are to offload more than the pools that JAX has made for it in this environment.
+
+    Args:
+      tokens: of a microbatch, on all devices together.
+    """
+    if mesh.devices.flat[0].platform != "gpu" or not hasattr(model, "offloaded_bytes"):
         return
-    tokens = config.seq_len * config.batch_size // config.accumulate // mesh.devices.size
-    offloaded = config.model.offloaded_bytes(tokens)
+    offloaded = model.offloaded_bytes(tokens // mesh.devices.size)
     needed, pool = host_pool_needed(offloaded), host_pool(os.environ)
     if needed > pool:
         raise ValueError(
@@ -81,6 +85,19 @@ def check_host_pool(config: Config, mesh: Mesh) -> None:
             f"{pool} GiB a GPU: set {HOST_POOL}={needed} before the run starts (scripts/gpu_node.sh and "
             "scripts/slurm.sh do)"
         )
+
+
+def count_batches(eval_batches: int, data: Loader | None) -> int:
+    """Return the number of batches in an evaluation; raises ValueError if the held-out data has none."""
+    if data is None:
+        return 0
+    batches = min(eval_batches, data.sequences.per_epoch // data.batch_size)
+    if batches == 0:
+        raise ValueError(
+            f"the held-out data has {data.sequences.per_epoch} sequences of {data.seq_len} tokens, fewer than "
+            f"batch_size={data.batch_size}: raise data.held_out, or set it to 0 to train without evaluation"
+        )
+    return batches
 
 
 class BatchWatch:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ringformer.processes.flags import add_distributed_flags, member_of
 
 if TYPE_CHECKING:
-    from ringformer.processes.supervisor import Supervision
+    from ringformer.processes.supervisor import Supervisor
 
 EXIT_CODES = """exit codes:
   0    the run is finished
@@ -43,16 +43,16 @@ def _train(args: argparse.Namespace) -> int:
     from ringformer.processes.signals import SignalThread
 
     with lasting_stderr(), SignalThread(_nothing_begun) as signals:  # while libraries are imported
-        from ringformer.processes.supervisor import Supervision
+        from ringformer.processes.supervisor import Supervisor
 
-        supervision = Supervision(signals)
+        supervisor = Supervisor(signals)
         try:
-            return _supervised(args, supervision)
+            return _supervised(args, supervisor)
         except Exception as error:
-            supervision.failed(error)
+            supervisor.failed(error)
             raise
         finally:
-            supervision.close()
+            supervisor.close()
 
 
 def _nothing_begun(number: int) -> None:
@@ -62,7 +62,7 @@ def _nothing_begun(number: int) -> None:
     os._exit(130 if number == signal.SIGINT else 75)
 
 
-def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
+def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     import jax
 
     from ringformer.parallel.mesh import simulate_cpu_devices
@@ -71,7 +71,7 @@ def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
     values = load_config(args.config, args.overrides)
     configs = parse_stages(values)
     kinds = ("startup", "compile", "step")
-    supervision.limit({kind: max(getattr(config, f"{kind}_minutes") for config in configs) for kind in kinds})
+    supervisor.limit({kind: max(getattr(config, f"{kind}_minutes") for config in configs) for kind in kinds})
     if args.stage is not None and not values.stages:
         raise ValueError(f"--stage={args.stage}: the config has no stages")
     simulate_cpu_devices(configs[0].cpu_devices)
@@ -80,7 +80,7 @@ def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
         if not values.run_dir:
             raise ValueError("several processes need one folder: name it, e.g. --config.run_dir=/shared/runs/mine")
         asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
-        supervision.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
+        supervisor.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
     from ringformer.processes.stopping import Terminated
     from ringformer.train.loop import train
     from ringformer.train.prepare import prepare
@@ -89,14 +89,14 @@ def _supervised(args: argparse.Namespace, supervision: "Supervision") -> int:
     allow = [key for key in args.allow.split(",") if key]
     try:
         if values.stages:
-            train_stages(configs, prepare_stages(configs, args.stage, allow), supervision)
+            train_stages(configs, prepare_stages(configs, args.stage, allow), supervisor)
         elif nothing_left((run := prepare(configs[0], allow)).config):
             if jax.process_index() == 0:
                 print(f"{run.run_dir} is finished, at step {run.config.steps}: there is nothing left to train")
         else:
-            train(run, supervision)
+            train(run, supervisor)
     except Terminated as end:
-        if not args.distributed or supervision.first:
+        if not args.distributed or supervisor.first:
             print(f"ringformer train: {end}", file=sys.stderr)
         return end.code
     return 0

@@ -9,50 +9,41 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ringformer.data import Loader
-from ringformer.parallel.mesh import BATCH
-from ringformer.runs.config import Config
-from ringformer.train.step import make_eval_step
-
-
-def count_batches(config: Config, data: Loader | None) -> int:
-    """How many batches an evaluation takes; raises ValueError if the held-out data has none."""
-    if data is None:
-        return 0
-    batches = min(config.eval_batches, data.sequences.per_epoch // data.batch_size)
-    if batches == 0:
-        raise ValueError(
-            f"the held-out data has {data.sequences.per_epoch} sequences of {config.seq_len} tokens, fewer than "
-            f"batch_size={data.batch_size}: raise data.held_out, or set it to 0 to train without evaluation"
-        )
-    return batches
+from ringformer.processes.stopping import Phase, Stopping
+from ringformer.runs.folder import RunFolder
+from ringformer.train.checks import check_state_finite, count_batches
+from ringformer.train.prepare import Run
+from ringformer.train.reports import StepReports
+from ringformer.train.saving import Saving
+from ringformer.train.state import TrainState
 
 
 def make_evaluation(
-    config: Config, data: Loader | None, weights: dict, mesh: jax.sharding.Mesh
+    eval_step: Callable, data: Loader | None, eval_batches: int, sharding: NamedSharding
 ) -> Callable[..., dict[str, Any] | None] | None:
-    """`evaluate(params, stop) -> metrics` over the first `eval_batches` of the held-out data, or None without any.
+    """Return `evaluate(params, stop) -> metrics` over the first `eval_batches` of the held-out data; None without any.
 
     eval_loss is in nats per trained token, all of eval_tokens weighing the same; eval_bits_per_byte is its equivalent
     per byte of text, comparable between tokenizers; eval_perplexity is its exponential. eval_by_position has the loss
     of the tokens at RoPE positions `first` to `last`, a power of two each: whether the far context helps. Without a
-    trained token there is eval_tokens = 0 alone.
+    trained token there is eval_tokens = 0 alone. `evaluate` raises FloatingPointError for a loss that is not finite.
 
     `stop()` is asked before each batch; the result is None if it said yes.
 
-    Raises FloatingPointError for a loss that is not finite.
+    Args:
+      eval_step: as `make_eval_step` returns it.
+      sharding: of a batch's arrays.
     """
-    batches = count_batches(config, data)
+    batches = count_batches(eval_batches, data)
     if data is None:
         return None
-    step = make_eval_step(config.model, weights, mesh, seq_len=config.seq_len, accumulate=config.accumulate)
-    sharding = NamedSharding(mesh, BATCH)
 
     def evaluate(params, stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         sums, pending = [], None
         for i in range(batches):
             if stop():
                 return None
-            enqueued = step(params, data.batch(i, sharding))
+            enqueued = eval_step(params, data.batch(i, sharding))
             if pending:  # a batch behind, and no further: what is enqueued holds its batch, and its collectives wait
                 sums.append(jax.device_get(pending))
             pending = enqueued
@@ -63,8 +54,39 @@ def make_evaluation(
     return evaluate
 
 
+class Evaluation:
+    """The evaluations of a run, at the steps that its config names."""
+
+    def __init__(self, run: Run, folder: RunFolder, reports: StepReports, saving: Saving, stopping: Stopping):
+        program = run.program
+        self._evaluate = make_evaluation(
+            program.eval_step, run.eval_data, run.config.eval_batches, program.batch_sharding
+        )
+        self._config, self._start = run.config, folder.start or 0
+        self._folder, self._reports, self._saving, self._stopping = folder, reports, saving, stopping
+
+    def run_if_due(self, state: TrainState, step: int) -> None:
+        """Evaluate and report the state of `step`: the first one, the last one, and every `eval_every` steps; not again
+        what was reported before an interruption. A stop ends it without a report.
+
+        Raises FloatingPointError for a state that is not finite.
+        """
+        every, first = self._config.eval_every, step == self._start
+        due = step in (0, self._config.steps) or (every > 0 and step % every == 0)
+        if self._evaluate is None or not due or (first and self._reports.evaluated(step)):
+            return
+        if not first:
+            self._reports.flush()
+            check_state_finite(state, f"after step {step}")
+        with self._stopping.phase(Phase.EVALUATION, step), self._saving.reading(state, step):
+            values = self._evaluate(state.params, stop=self._stopping.due)
+        if values:
+            self._reports.evaluation(step, values)
+            self._folder.keep.losses |= {step: values["eval_loss"]} if "eval_loss" in values else {}
+
+
 def _metrics(nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float) -> dict[str, Any]:
-    """The metrics of an evaluation, from its sums in each position bucket."""
+    """Return the metrics of an evaluation, from its sums in each position bucket."""
     if not tokens.sum():
         return {"eval_tokens": 0}
     loss = float(nats.sum() / tokens.sum())

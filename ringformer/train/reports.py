@@ -1,7 +1,6 @@
-"""What a step's metrics become: rows of the reporter, one step late."""
+"""Reports of a run: what it begins with, and each step's metrics, one step late."""
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,11 +8,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringformer.checkpoints.retention import Keep
+from ringformer.data import too_often, too_short
 from ringformer.hardware import chip_of
 from ringformer.models.registry import flops_per_token
+from ringformer.runs.folder import RunFolder
 from ringformer.runs.metrics import Reporter
-from ringformer.train.checks import BatchWatch
+from ringformer.runs.record import describe
+from ringformer.train.checks import BatchWatch, context_changes
 from ringformer.train.optimizer import schedule
 from ringformer.train.prepare import Run
 from ringformer.train.skipped_steps import SkippedSteps
@@ -22,57 +23,78 @@ from ringformer.train.skipped_steps import SkippedSteps
 class StepReports:
     """The metrics of steps, checked and handed to the reporter one step late, so that the devices never wait for it."""
 
-    def __init__(self, run: Run, reporter: Reporter, told: Mapping[str, Any], keep: Keep):
-        """
-        Args:
-          told: what `told` said when the step was saved that the run goes on from.
-          keep: what hears of each step's loss.
-        """
-        config = run.config
-        self._keep = keep
-        self._watch = BatchWatch(chats=run.train_data.sequences.masked)
-        self._chats, self._reporter = run.train_data.sequences.masked, reporter
+    def __init__(self, run: Run, folder: RunFolder):
+        config, mesh = run.config, run.program.mesh
+        start = folder.start or 0
+        self._reporter = reporter = Reporter(run.run_dir, start, config)
+        self.say, self.sync, self.close = reporter.say, reporter.sync, reporter.close
+        self.evaluation, self.evaluated = reporter.evaluation, reporter.evaluated
+        self._start, self._keep = start, folder.keep
+        self._chats = run.train_data.sequences.masked
+        self._watch = BatchWatch(chats=self._chats)
         self._rate = schedule(config.optimizer, config.steps)
-        self._skipped = SkippedSteps(config, run.train_data, reporter.history, told)
-        self._everywhere = NamedSharding(run.mesh, P())
+        self._skipped = SkippedSteps(config, run.train_data, reporter.history, folder.about_start)
+        self._everywhere = NamedSharding(mesh, P())
         self._tokens = config.batch_size * config.seq_len
-        chip = chip_of(run.mesh.devices.flat[0].device_kind)
+        chip = chip_of(mesh.devices.flat[0].device_kind)
         flops = flops_per_token(config.model, config.seq_len)
-        self._mfu_per_rate = flops / (chip.bf16_flops * run.mesh.size) if chip and flops else None
+        self._mfu_per_rate = flops / (chip.bf16_flops * mesh.size) if chip and flops else None
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._last = time.perf_counter()
+        self._announce(run, folder)
 
-    def told(self) -> dict[str, Any]:
-        """What another start has to know of the steps that are reported: those skipped, the usual norms, the losses."""
-        return self._skipped.told() | self._keep.told()
+    def notes(self) -> dict[str, Any]:
+        """Return what another start needs of the reported steps: those skipped, the usual norms, the losses."""
+        return self._skipped.notes() | self._keep.notes()
 
     def largest_norm(self, step: int) -> tuple[jax.Array, ...]:
-        """What the train step takes beside state and batch: with `skip_spikes` the largest norm, else nothing."""
+        """Return the train step's arguments besides state and batch: with `skip_spikes` the largest norm."""
         limit = self._skipped.largest_norm(step)
         if limit is None:
             return ()
         return (jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit)),)
 
     def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Report the step before this one, which is under way."""
+        """Report the step before this one, which is being computed."""
         self.flush()
         self._pending = step, metrics
 
     def flush(self) -> None:
-        """Report what is not reported yet; waits for it."""
+        """Report the step that is not reported yet; waits for it."""
         if self._pending:
             (step, metrics), self._pending = self._pending, None
             self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
 
     def resume(self) -> None:
-        """Begin the clock anew after a pause, for an evaluation or a save: its time is no step's."""
+        """Restart the clock after a pause for an evaluation or a save: its time belongs to no step."""
         if self._pending is None:
             self._last = time.perf_counter()
 
-    def conclude(self, steps: int) -> None:
-        """Say what was odd in these many steps."""
-        for line in (*self._watch.summary(steps), *self._skipped.summary()):
-            self._reporter.say(line)
+    def conclude(self, step: int) -> None:
+        """Summarise the oddities of the steps up to this one."""
+        for line in (*self._watch.summary(step - self._start), *self._skipped.summary()):
+            self.say(line)
+
+    def _announce(self, run: Run, folder: RunFolder) -> None:
+        """Describe the run, and warn of what looks wrong with its data."""
+        config, mesh, start = run.config, run.program.mesh, self._start
+        shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
+        changed = context_changes(config) if start == 0 else []
+        lengths, passes = run.train_data.document_lengths(), run.train_data.passes(config.steps)
+        lines = [
+            f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "
+            f"mesh {shape}, from step {start} to {config.steps}, in {run.run_dir}",
+            *folder.damage,
+            *self._reporter.gaps,
+            *([f"changed from step {start} on: {describe(folder.changes)}"] if folder.changes else ()),
+            *([run.kernel] if run.kernel else ()),
+            *(f"{change}, from that of {config.init_from}" for change in changed),
+            *map(str, lengths),
+            *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
+            *(f"warning: {warning}" for warning in (too_short(lengths), too_often(passes)) if warning),
+        ]
+        for line in lines:
+            self.say(line)
 
     def _report(self, step, metrics):
         seconds, self._last = time.perf_counter() - self._last, time.perf_counter()
@@ -86,7 +108,7 @@ class StepReports:
         }
         if self._mfu_per_rate:
             values["mfu"] = self._mfu_per_rate * values["tokens_per_second"]
-        said = self._watch.see(step, values)
+        remarks = self._watch.see(step, values)
         if not values["trained_tokens"]:
             del values["loss"]  # it is of no token
         if not self._chats:
@@ -96,8 +118,8 @@ class StepReports:
             self._keep.see(step, None if skipped else values["loss"])
         if skipped:
             values = {k: v for k, v in values.items() if np.isfinite(v)} | skipped
-            said.append(f"step {step} is skipped: {skipped['skipped']}; its batch: {skipped['batch']}")
+            remarks.append(f"step {step} is skipped: {skipped['skipped']}; its batch: {skipped['batch']}")
         self._reporter.step(step, values)
-        for line in said:
-            self._reporter.say(line)
+        for line in remarks:
+            self.say(line)
         self._skipped.check(step)

@@ -6,10 +6,19 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from ringformer.data import Loader
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import BATCH
+from ringformer.parallel.nan_search import find_bad_operations
+from ringformer.parallel.parameters import specs
 from ringformer.runs.config import Config
+from ringformer.train.checks import all_finite
+from ringformer.train.prepare import Run
+from ringformer.train.step import make_gradients
 
 WINDOW = 128
 """So many steps' norms say what a spike is."""
@@ -22,11 +31,11 @@ LEAST_DEVIATION = 0.01
 class SkippedSteps:
     """Which steps of a run were skipped, over all its starts, and from which norm on one is."""
 
-    def __init__(self, config: Config, data: Loader, history: Iterable[dict[str, Any]], told: Mapping[str, Any]):
+    def __init__(self, config: Config, data: Loader, history: Iterable[dict[str, Any]], notes: Mapping[str, Any]):
         """
         Args:
           history: the rows of metrics.jsonl up to the step that the run goes on from.
-          told: what `told` said when that step was saved; rows may be lost.
+          notes: what `notes` returned when that step was saved; rows may be lost.
         """
         self.steps: list[int] = []
         self._factor, self._most = config.optimizer.skip_spikes, config.max_skipped_in_a_row
@@ -37,10 +46,10 @@ class SkippedSteps:
                 self.steps.append(row["step"])
             if "grad_norm" in row:
                 self._remember(row["step"], row["grad_norm"])
-        self.steps = sorted({*self.steps, *told.get("skipped_steps", ())})
-        self._norms |= {int(step): norm for step, norm in told.get("gradient_norms", {}).items()}
+        self.steps = sorted({*self.steps, *notes.get("skipped_steps", ())})
+        self._norms |= {int(step): norm for step, norm in notes.get("gradient_norms", {}).items()}
 
-    def told(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, Any]:
         """What another start has to know of the steps so far, as JSON has it; it is written while the run goes on."""
         return {"skipped_steps": list(self.steps)} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
 
@@ -103,3 +112,34 @@ class SkippedSteps:
 def _ranges(steps: list[int]) -> str:
     """The first of them: no line has room for thousands."""
     return ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
+
+
+def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict[str, jax.Array]) -> None:
+    """Raise FloatingPointError if the step's loss or gradient is not finite, naming the operation that was first.
+
+    `params` are those after the step, which are those before it: it was skipped. Waits for the step.
+    """
+    loss, norm = (float(jax.device_get(metrics[name])) for name in ("loss", "grad_norm"))
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    program, mesh = run.program, run.program.mesh
+    weights = program.shardings.params
+    gradients = make_gradients(program.model, weights, mesh, accumulate=run.config.accumulate)
+    findings = find_bad_operations(
+        gradients, (params, batch), (specs(weights), BATCH), mesh, compiler_options=compiler_options(mesh)
+    )
+    causes = [f"{finding} ({_coordinates(mesh, finding.device)})" for finding in findings]
+    bad = [jax.tree_util.keystr(path) for path, x in jax.tree.leaves_with_path(params) if not bool(all_finite(x))]
+    if bad:
+        causes = [f"parameters are not finite before it: {', '.join(bad)}"]
+    elif not causes:
+        causes = [
+            "computed once more every operation gives finite numbers, so the fault does not repeat itself: "
+            "suspect the hardware"
+        ]
+    raise FloatingPointError(f"step {step}: loss {loss}, gradient's norm {norm}. First: {'; then: '.join(causes)}")
+
+
+def _coordinates(mesh: Mesh, device: int) -> str:
+    places = np.unravel_index(device, mesh.devices.shape)
+    return ", ".join(f"{axis} {place}" for axis, place in zip(mesh.axis_names, places, strict=True))

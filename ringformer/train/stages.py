@@ -24,7 +24,8 @@ from ringformer.checkpoints.verify import checkpoint_faults
 from ringformer.files.atomic import write_whole
 from ringformer.files.bucket import ObjectStore
 from ringformer.files.run_layout import METRICS, STAGES
-from ringformer.processes.run_lock import RunLock, told_by_process_0
+from ringformer.processes.agreement import from_process_0
+from ringformer.processes.run_lock import RunLock
 from ringformer.processes.stopping import Stopping
 from ringformer.runs.config import Config
 from ringformer.runs.identity import contents, origin
@@ -72,7 +73,7 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
             except ValueError as error:
                 raise ValueError(f"stage {number}: {error}") from None
     if refused:
-        said = "; ".join(f"stage {number}: {error.said}" for number, error in refused.items())
+        said = "; ".join(f"stage {number}: {error.changes}" for number, error in refused.items())
         keys = dict.fromkeys(key for error in refused.values() for key in error.keys)
         raise RunChanged(Path(configs[0].run_dir).parent, said, keys)
     return runs
@@ -86,7 +87,7 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
     with RunLock(Path(configs[0].run_dir).parent):
         if jax.process_index() == 0:
             _begin_anew(configs, runs)
-        told_by_process_0("")  # before the others look
+        from_process_0("")  # before the others look
         for run in runs:
             _write_record(configs)
             # An earlier one is verified when the next begins with it.

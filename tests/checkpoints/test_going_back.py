@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringformer.checkpoints.verify import saved_steps, tree_folder
-from ringformer.train import loop
+from ringformer.train import evaluation
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 from ringformer.train.stages import finished, nothing_left
@@ -25,7 +25,7 @@ def test_the_best_one_is_not_judged_by_losses_of_steps_made_again(config, steps,
     def evaluate(params, stop):
         return {"eval_loss": losses.pop(0), "eval_tokens": 1, "eval_by_position": []}
 
-    monkeypatch.setattr(loop, "make_evaluation", lambda *_: evaluate)
+    monkeypatch.setattr(evaluation, "make_evaluation", lambda *_: evaluate)
     config = dataclasses.replace(config, checkpoint_every=2, eval_every=2, keep_checkpoints=1, keep_best=1)
     train(prepare(dataclasses.replace(config, keep_checkpoints=9)))
     assert saved_steps(config.run_dir) == [2, 4, 6]

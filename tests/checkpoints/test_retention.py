@@ -211,10 +211,10 @@ def test_when_a_step_is_sound():
                 lowest = min(lowest, np.mean(past[-8:]))
                 sound = step if max(past[-8:]) <= 1.25 * lowest + 0.25 else sound
         assert running.sound == sound and running.skipping == (loss is None)
-        told = json.loads(json.dumps(running.told()))
+        told = json.loads(json.dumps(running.notes()))
         again = Keep()
         again.resume(told, ["optimizer.learning_rate", "steps"])
-        assert again.told() == running.told()
+        assert again.notes() == running.notes()
         running = again
     assert sound > 150
 
@@ -243,7 +243,7 @@ def test_fewer_than_eight_losses_prove_nothing():
 
 def test_a_change_of_data_has_a_level_of_its_own():
     """That of the learning rate has not: what diverged with the old one stays diverged."""
-    told = seen([2.0] * 20).told()
+    told = seen([2.0] * 20).notes()
     for changed, sound in ((["data.store"], 8), (["seq_len", "steps"], 8), (["optimizer.learning_rate"], 20), ([], 20)):
         keep = Keep()
         keep.resume(told, changed)

@@ -27,6 +27,7 @@ from ringformer.files import manifest as file_manifest
 from ringformer.checkpoints.verify import checkpoint_faults, tree_folder
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
+from ringformer.train.state import abstract_state
 from tests.damage import flip
 from tests.train.states import OPTIMIZER, assert_same_bits, laid_out, logical_state, setup
 

@@ -54,9 +54,11 @@ def test_from_transformers_through_a_run_to_transformers(corpus, tmp_path):
     (tmp_path / "ours" / "chat_template.jinja").unlink()
     train(run)
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    params = restore_params(config.init_from, run.shardings.params, run.mesh)
+    params = restore_params(config.init_from, run.program.shardings.params, run.program.mesh)
     assert first["step"] == 0
-    evaluate = make_evaluation(run.config, run.eval_data, run.shardings.params, run.mesh)
+    evaluate = make_evaluation(
+        run.program.eval_step, run.eval_data, run.config.eval_batches, run.program.batch_sharding
+    )
     assert first["eval_loss"] == pytest.approx(evaluate(params)["eval_loss"], rel=1e-6)
 
     to_hf(config.run_dir, tmp_path / "back")

@@ -232,28 +232,30 @@ MUTATIONS = [
     Mutation("no decay mask", "train/optimizer.py", "mask=decayed,", "", TIED),
     Mutation(
         "clip_norm ignored by the loop",
-        "train/loop.py",
-        "clip_norm=config.optimizer.clip_norm,",
+        "train/program.py",
+        "clip_norm=optimizer.clip_norm,",
         'clip_norm=float("inf"),',
         UNTIED,
     ),
     Mutation(
         "clip_norm of 1 whatever the config says",
-        "train/loop.py",
-        "clip_norm=config.optimizer.clip_norm,",
+        "train/program.py",
+        "clip_norm=optimizer.clip_norm,",
         "clip_norm=1.0,",
         TIED,
     ),
     Mutation(
         "accumulate ignored by the loop",
-        "train/loop.py",
-        "accumulate=config.accumulate,",
-        "",
+        "train/prepare.py",
+        ", accumulate=config.accumulate
+",
+        "
+",
         UNTIED,
     ),
-    Mutation("the seed of the parameters ignored", "train/loop.py", "run.mesh, config.seed)", "run.mesh, 0)", UNTIED),
+    Mutation("the seed of the parameters ignored", "train/prepare.py", "program.init(self.config.seed)", "program.init(0)", UNTIED),
     Mutation(
-        "the seed of the data ignored", "train/prepare.py", "config, mesh, config.seed)", "config, mesh, 0)", UNTIED
+        "the seed of the data ignored", "train/prepare.py", "((train_store, config.seed),", "((train_store, 0),", UNTIED
     ),
     Mutation(
         "the tied head has no gradient",
@@ -321,8 +323,8 @@ MUTATIONS = [
     Mutation(
         "evaluation in an order of the run's seed",
         "train/prepare.py",
-        "mesh, seed=0)",
-        "mesh, seed=config.seed)",
+        "(eval_store, 0))",
+        "(eval_store, config.seed))",
         NUMBERS,
     ),
     Mutation(
@@ -354,9 +356,9 @@ MUTATIONS = [
     ),
     Mutation(
         "evaluation of other parameters than are saved",
-        "train/loop.py",
-        "values = evaluation(state.params,",
-        "values = evaluation(jax.tree.map(lambda x: 1.001 * x, state.params),",
+        "train/evaluation.py",
+        "values = self._evaluate(state.params,",
+        "values = self._evaluate(jax.tree.map(lambda x: 1.001 * x, state.params),",
         NUMBERS,
     ),
     # What a run is, and whose it is.

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import pytest
 
 from ringformer.checkpoints.saved_model import latest_step
-from ringformer.processes import stopping as preemption
-from ringformer.processes.stopping import SaveClock, Terminated, Termination
-from ringformer.train import loop
+from ringformer.processes.stopping import Terminated, Termination
+from ringformer.train import evaluation, loop, saving
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
+from ringformer.train.saving import SaveClock
 
 
 def rows(config):
@@ -51,7 +51,7 @@ def test_sigterm_in_an_evaluation_saves_too(config, steps, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return None if stop() else {"eval_loss": 1.0, "eval_tokens": 1, "eval_by_position": []}
 
-    monkeypatch.setattr(loop, "make_evaluation", lambda *_: evaluate)
+    monkeypatch.setattr(evaluation, "make_evaluation", lambda *_: evaluate)
     with pytest.raises(Terminated, match="at step 3 of 6, which is saved"):
         train(prepare(dataclasses.replace(config, eval_every=3)))
     assert latest_step(config.run_dir) == 3
@@ -148,7 +148,7 @@ def test_what_is_not_finite_is_never_saved_nor_evaluated(config, steps, broken, 
 
 def test_the_clock_saves(config, steps, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: now)
+    monkeypatch.setattr(saving.time, "monotonic", lambda: now)
 
     def twenty_minutes(state, metrics):
         nonlocal now
@@ -179,9 +179,9 @@ def test_several_processes_save_at_the_same_steps(monkeypatch):
             answers.append(answer)
         return answers[-1]
 
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: clocks[process])
-    monkeypatch.setattr(preemption.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(preemption.multihost_utils, "broadcast_one_to_all", broadcast)
+    monkeypatch.setattr(saving.time, "monotonic", lambda: clocks[process])
+    monkeypatch.setattr(saving.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(saving.multihost_utils, "broadcast_one_to_all", broadcast)
     both = []
     for process in (0, 1):  # noqa: B007
         both.append(SaveClock(minutes=10, step=0))

@@ -17,8 +17,9 @@ from ringformer.inference.load_model import load_model
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.rope import RopeScaling
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.identity import run_identity
 from ringformer.runs.record import RunChanged, check_run, keep_record
-from ringformer.train import loop
+from ringformer.train import evaluation, loop, program
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 from tests.data.chat_samples import llama3
@@ -51,8 +52,8 @@ def no_training(monkeypatch):
 
 
 def fake(monkeypatch):
-    monkeypatch.setattr(loop, "make_train_step", lambda *_, **__: counting_step)
-    monkeypatch.setattr(loop, "make_evaluation", lambda *_: None)
+    monkeypatch.setattr(program, "make_train_step", lambda *_, **__: counting_step)
+    monkeypatch.setattr(evaluation, "make_evaluation", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def begun(tmp_path_factory):
         first, run_dir=str(folder / "run"), init_from=first.run_dir, steps=4, checkpoint_every=2
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_evaluation", lambda *_: None)
+        patch.setattr(evaluation, "make_evaluation", lambda *_: None)
         train(prepare(config))
     losses = [row["loss"] for row in rows(config.run_dir) if "loss" in row]
     shutil.rmtree(folder / "run" / "checkpoints" / "4")
@@ -316,7 +317,7 @@ def copy(begun, folder) -> Config:
 def record(config: Config) -> None:
     """Make the folder's run that of the config."""
     run = prepare(config, {"data.store", "init_from"})
-    keep_record(run.run_dir, run.config, run.tokenizer.name, None, {})
+    keep_record(run.run_dir, run.identity, None, {})
 
 
 def test_more_steps_at_a_constant_rate_are_the_same_run(begun, tmp_path):
@@ -422,7 +423,7 @@ def test_metrics_of_a_run_without_checkpoints_are_not_wiped(begun, tmp_path):
             train(prepare(c))
         assert metrics.read_bytes() == kept
     metrics.unlink()
-    assert check_run(Path(c.run_dir), c, "bytes") == {}
+    assert check_run(Path(c.run_dir), run_identity(c, "bytes"), c.steps) == (None, {})
 
 
 def test_a_run_killed_before_its_first_save_begins_anew_as_what_its_config_says(begun, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from ringformer.checkpoints.saved_model import latest_step
 from ringformer.cli import main
 from ringformer.processes.run_lock import RunLock
-from ringformer.train import loop
+from ringformer.train import program
 from tests.cpu_flags import cpu_environment
 
 CONFIG = """
@@ -55,7 +55,7 @@ def counting_step(state, batch):
 def folder(tmp_path, monkeypatch):
     for i in range(30):
         (tmp_path / f"{i}.txt").write_text(f"{i} ring block key " * 40)
-    monkeypatch.setattr(loop, "make_train_step", lambda *_, **__: counting_step)
+    monkeypatch.setattr(program, "make_train_step", lambda *_, **__: counting_step)
     return tmp_path
 
 
@@ -110,7 +110,7 @@ def test_a_predecessor_that_was_trained_again_is_another(folder, capfd, monkeypa
     assert train(folder) == 2
     assert "stage 2: stage 1, which it began with, is to go on from step 0 to 2" in capfd.readouterr().err
     with monkeypatch.context() as other:
-        other.setattr(loop, "make_train_step", lambda *_, **__: learning_step)
+        other.setattr(program, "make_train_step", lambda *_, **__: learning_step)
         assert train(folder, "--stage=1") == 0
     assert train(folder) == 2
     assert "stage 2: it began with stage 1 at step 2 (checkpoint" in capfd.readouterr().err

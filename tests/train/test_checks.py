@@ -67,8 +67,8 @@ def test_a_state_must_be_finite(bad):
 def check_offload(offload: bool, platform: str = "gpu") -> None:
     """Of 13B, with 262,144 tokens of a microbatch on each device: 40 layers' inputs of 5,120 in bf16 are 100 GiB."""
     model = LlamaConfig(**preset("llama_13b") | {"offload": offload})
-    config = SimpleNamespace(model=model, seq_len=2**20, batch_size=8, accumulate=4)
-    check_host_pool(config, SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * 8)))
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * 8))
+    check_host_pool(model, mesh, 2**20 * 8 // 4)
 
 
 def test_what_is_offloaded_must_have_its_pool(monkeypatch):
@@ -90,7 +90,7 @@ def test_what_is_offloaded_must_have_its_pool(monkeypatch):
 def test_a_model_that_offloads_nothing_is_asked_for_nothing():
     """Any family that says no `offloaded_bytes`."""
     mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="gpu")]))
-    check_host_pool(SimpleNamespace(model=object()), mesh)
+    check_host_pool(object(), mesh, 1)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -11,7 +11,7 @@ import pytest
 from ringformer.checkpoints.saved_model import latest_step
 from ringformer.data.stores import integrity
 from ringformer.data.stores.checked_array import CheckedArray
-from ringformer.train import loop
+from ringformer.train import evaluation, loop
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 
@@ -156,7 +156,7 @@ def test_of_a_store_that_changes_before_the_verdict_nothing_is_saved(built, step
 
 
 def test_held_out_data_that_change_end_a_run_with_a_save(built, monkeypatch):
-    path, real = Path(built.data.store, "eval", "tokens.bin"), loop.make_evaluation
+    path, real = Path(built.data.store, "eval", "tokens.bin"), evaluation.make_evaluation
     run = prepare(dataclasses.replace(built, steps=6, eval_every=2, checkpoint_every=0))
 
     made: list[int] = []
@@ -172,7 +172,7 @@ def test_held_out_data_that_change_end_a_run_with_a_save(built, monkeypatch):
 
         return third
 
-    monkeypatch.setattr(loop, "make_evaluation", changing)
+    monkeypatch.setattr(evaluation, "make_evaluation", changing)
     with pytest.raises(ValueError, match=r"eval/tokens\.bin has changed .* No step up to 4 was trained on it"):
         train(run)
     assert latest_step(built.run_dir) == 4

@@ -155,7 +155,7 @@ def test_processes_compare_config_stage_and_version(monkeypatch, capsys, tmp_pat
     def asked(self, member, *_):
         raise ValueError(json.dumps(dict(member.asked)))
 
-    monkeypatch.setattr("ringformer.processes.supervisor.Supervision.join", asked)
+    monkeypatch.setattr("ringformer.processes.supervisor.Supervisor.join", asked)
     arguments = [
         "--distributed",
         "--coordinator_address=localhost:1",

@@ -1,19 +1,19 @@
 """Evaluation: what it says is of all trained held-out tokens alike, by position too; it fits where training does."""
 
-import dataclasses
 import math
 
 import jax
 import numpy as np
 import pytest
 from jax.errors import JaxRuntimeError
+from jax.sharding import NamedSharding
 
 from ringformer.data import Batch
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
-from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import weight_shardings
-from ringformer.runs.config import Config, DataConfig, OptimizerConfig
+from ringformer.runs.config import OptimizerConfig
 from ringformer.train import evaluation, step
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.optimizer import make_optimizer
@@ -39,7 +39,7 @@ class HeldOut:
     """Batches of random tokens of packed documents, each with a mask of its own weight, as a Loader gives them."""
 
     def __init__(self, mesh, batch_size, count, trained=True):
-        self.batch_size, self.sequences = batch_size, self
+        self.batch_size, self.seq_len, self.sequences = batch_size, SEQ_LEN, self
         self.per_epoch, self.bytes_per_token = count * batch_size, 3.0
         self._mesh, self._trained, self.live, self.most = mesh, trained, 0, 0
 
@@ -64,18 +64,6 @@ class HeldOut:
         return jax.device_put(jax.tree.map(lambda x: x[:, order], self.rows(i)), sharding)
 
 
-def config(**changes):
-    return Config(
-        model=MODEL,
-        data=DataConfig(store="s"),
-        optimizer=OptimizerConfig(),
-        seq_len=SEQ_LEN,
-        batch_size=4,
-        eval_batches=3,
-        **changes,
-    )
-
-
 @pytest.fixture(scope="module")
 def params():
     mesh = make_mesh("1,2,1,4")
@@ -88,12 +76,13 @@ def test_an_evaluation_weighs_every_trained_token_alike(params, accumulate):
     """Against the logits: their cross-entropy, summed here over all batches, and over each power of two."""
     mesh = make_mesh("1,2,1,4")
     weights, data = weight_shardings(MODEL, mesh), HeldOut(mesh, 4, 5)
-    found = make_evaluation(config(accumulate=accumulate), data, weights, mesh)(params)
+    eval_step = make_eval_step(MODEL, weights, mesh, seq_len=SEQ_LEN, accumulate=accumulate)
+    found = make_evaluation(eval_step, data, 3, NamedSharding(mesh, BATCH))(params)
     logits, order = make_logits(MODEL, weights, mesh), np.argsort(permutation(MODEL.layout, SEQ_LEN, 4))
     losses, positions = [], []
     for i in range(3):  # eval_batches of the five that there are
         rows = data.rows(i)
-        batch = data.batch(i, jax.sharding.NamedSharding(mesh, evaluation.BATCH))
+        batch = data.batch(i, NamedSharding(mesh, BATCH))
         x = np.asarray(logits(params, batch), np.float64)[:, order]
         lse = np.log(np.exp(x).sum(-1))
         token = lse - np.take_along_axis(x, rows.targets[..., None], -1)[..., 0]
@@ -140,31 +129,32 @@ def test_no_more_than_two_batches_are_enqueued(monkeypatch):
         most = max(most, len(live))
         return live[-1], np.ones(6)
 
-    monkeypatch.setattr(evaluation, "make_eval_step", lambda *_, **__: enqueue)
     monkeypatch.setattr(evaluation.jax, "device_get", lambda pair: tuple(np.asarray(x) for x in pair))
     data = HeldOut(mesh, 4, 64)
     data.batch = lambda i, sharding: None
-    found = make_evaluation(dataclasses.replace(config(), eval_batches=64), data, {}, mesh)({})
+    found = make_evaluation(enqueue, data, 64, None)({})
     assert most == 2 and not live and found["eval_tokens"] == 64 * 6
 
 
-def test_held_out_batches_without_a_trained_token_divide_nothing(monkeypatch):
+def test_held_out_batches_without_a_trained_token_divide_nothing():
     mesh = make_mesh("1,2,1,4")
-    monkeypatch.setattr(evaluation, "make_eval_step", lambda *_, **__: lambda *_: (np.zeros(6), np.zeros(6, int)))
+
+    def nothing(*_):
+        return np.zeros(6), np.zeros(6, int)
+
     data = HeldOut(mesh, 4, 3)
     data.batch = lambda i, sharding: None
-    assert make_evaluation(config(), data, {}, mesh)({}) == {"eval_tokens": 0}
-    assert make_evaluation(config(), data, {}, mesh)({}, stop=lambda: True) is None
+    assert make_evaluation(nothing, data, 3, None)({}) == {"eval_tokens": 0}
+    assert make_evaluation(nothing, data, 3, None)({}, stop=lambda: True) is None
 
 
-def test_a_loss_that_is_not_finite_is_not_reported(monkeypatch):
+def test_a_loss_that_is_not_finite_is_not_reported():
     mesh = make_mesh("1,2,1,4")
     sums = np.array([np.nan, 1.0]), np.array([1, 1])
-    monkeypatch.setattr(evaluation, "make_eval_step", lambda *_, **__: lambda *_: sums)
     data = HeldOut(mesh, 4, 3)
     data.batch = lambda i, sharding: None
     with pytest.raises(FloatingPointError, match="the held-out loss is nan"):
-        make_evaluation(config(), data, {}, mesh)({})
+        make_evaluation(lambda *_: sums, data, 3, None)({})
 
 
 def test_microbatches_take_the_memory_of_one():
@@ -172,7 +162,7 @@ def test_microbatches_take_the_memory_of_one():
     mesh = make_mesh("1,1,1,1", jax.devices()[:1])
     weights = weight_shardings(MODEL, mesh)
     params = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, np.float32), weights)
-    batch = HeldOut(mesh, 16, 1).batch(0, jax.sharding.NamedSharding(mesh, evaluation.BATCH))
+    batch = HeldOut(mesh, 16, 1).batch(0, NamedSharding(mesh, BATCH))
     at_once, in_turn = (
         make_eval_step(MODEL, weights, mesh, seq_len=SEQ_LEN, accumulate=n)
         .lower(params, batch)
@@ -188,6 +178,6 @@ def test_the_compiled_step_gets_the_compilers_options(params, monkeypatch):
     mesh = make_mesh("1,2,1,4")
     monkeypatch.setattr(step, "compiler_options", lambda mesh: {"xla_no_such_option": "1"})
     evaluate = make_eval_step(MODEL, weight_shardings(MODEL, mesh), mesh, seq_len=SEQ_LEN)
-    batch = HeldOut(mesh, 4, 1).batch(0, jax.sharding.NamedSharding(mesh, evaluation.BATCH))
+    batch = HeldOut(mesh, 4, 1).batch(0, NamedSharding(mesh, BATCH))
     with pytest.raises(JaxRuntimeError, match="xla_no_such_option"):
         evaluate(params, batch)

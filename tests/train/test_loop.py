@@ -101,7 +101,7 @@ def test_an_interrupted_run_resumes_on_another_mesh(whole, config, capfd):
     auto = dataclasses.replace(MODEL, kernel="auto")
     resumed = prepare(dataclasses.replace(run.config, mesh_dim="1,2,1,4", model=auto))
     state = train(resumed)
-    assert int(state.step) == config.steps and resumed.model == dataclasses.replace(auto, kernel="xla")
+    assert int(state.step) == config.steps and resumed.program.model == dataclasses.replace(auto, kernel="xla")
     assert "kernel xla: there are kernels for TPU and GPU, none for cpu" in capfd.readouterr().err
     assert json.loads(Path(config.run_dir, "config.json").read_text())["model"]["kernel"] == "auto"
     assert [row["step"] for row in rows(config) if "loss" in row] == list(range(1, config.steps + 1))
@@ -119,7 +119,9 @@ def test_a_run_begins_with_the_parameters_of_another(whole, config, tmp_path):
     run = prepare(longer)
     train(run)
     step_0 = next(row for row in rows(longer) if row["step"] == 0)
-    evaluate = make_evaluation(run.config, run.eval_data, run.shardings.params, run.mesh)
+    evaluate = make_evaluation(
+        run.program.eval_step, run.eval_data, run.config.eval_batches, run.program.batch_sharding
+    )
     assert step_0["eval_loss"] == pytest.approx(evaluate(first.params)["eval_loss"], rel=1e-6)
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         train(prepare(dataclasses.replace(longer, init_from=str(tmp_path), run_dir=str(tmp_path / "other"))))

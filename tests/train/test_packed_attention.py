@@ -77,10 +77,11 @@ def trained(folder, packed_attention, cut):
 
 def quarters(run, params, batch):
     """The loss of each quarter of the sequence, in nats per predicted token; the batch is of numpy arrays."""
-    on_devices = jax.device_put(batch, NamedSharding(run.mesh, BATCH))
-    logits = np.asarray(make_logits(run.config.model, run.shardings.params, run.mesh)(params, on_devices), np.float64)
+    on_devices = jax.device_put(batch, NamedSharding(run.program.mesh, BATCH))
+    compute = make_logits(run.config.model, run.program.shardings.params, run.program.mesh)
+    logits = np.asarray(compute(params, on_devices), np.float64)
     nats = np.log(np.exp(logits).sum(axis=-1)) - np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
-    natural = np.argsort(permutation(run.config.model.layout, run.config.seq_len, run.mesh.shape["sp"]))
+    natural = np.argsort(permutation(run.config.model.layout, run.config.seq_len, run.program.mesh.shape["sp"]))
     parts = zip(*(np.split(x[:, natural], 4, axis=1) for x in (nats, batch.mask)), strict=True)
     return [part[mask].mean() for part, mask in parts]
 
@@ -96,7 +97,7 @@ def twins(run, folder, packed_attention, count=16):
             seq_len=T,
             seed=0,
             layout=run.config.model.layout,
-            ring_size=run.mesh.shape["sp"],
+            ring_size=run.program.mesh.shape["sp"],
             packing=PackingOptions("whole", packed_attention),
         )
         rows.append(loader.read(0))

@@ -54,8 +54,9 @@ def config(tmp_path):
 
 def made(config, **options):
     run = prepare(config)
-    state = init_state(run.model, run.optimizer, run.shardings, run.mesh, config.seed)
-    step = make_train_step(run.model, run.optimizer, run.shardings, run.mesh, clip_norm=1.0, **options)
+    of_run = run.program.model, run.program.optimizer, run.program.shardings, run.program.mesh
+    state = init_state(*of_run, config.seed)
+    step = make_train_step(*of_run, clip_norm=1.0, **options)
     return run, state, step
 
 
@@ -68,7 +69,7 @@ def test_nothing_but_the_number_of_a_bad_step_goes_on(skip_spikes, config, monke
     """On each of eight devices, for one bad token of one of them; the state is donated all the same, every byte."""
     monkeypatch.setattr(Llama, "loss", poisoned_loss)
     run, state, step = made(config, skip_spikes=skip_spikes)
-    healthy = run.train_data.batch(0, run.batch_sharding)
+    healthy = run.train_data.batch(0, run.program.batch_sharding)
     inf = (np.float32(np.inf),) if skip_spikes else ()
     compiled = step.lower(state, healthy, *inf).compile()
     of_a_device = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
@@ -191,7 +192,7 @@ def test_the_largest_norm_is_the_same_after_any_resume():
             assert limit == pytest.approx(np.median(seen) + 10 * np.median(abs(seen - np.median(seen))), rel=1e-12)
         if step % 37 == 0:
             assert skipped(json.loads(json.dumps(rows))).largest_norm(step) == limit
-            assert skipped([], told=json.loads(json.dumps(running.told()))).largest_norm(step) == limit, "without rows"
+            assert skipped([], told=json.loads(json.dumps(running.notes()))).largest_norm(step) == limit, "without rows"
         running.see(step, {"grad_norm": norm, "loss": 1.0, "skipped": 0})
         assert running.largest_norm(step + 1) == running.largest_norm(step + 1)
         rows.append({"step": step} | ({"grad_norm": norm} if math.isfinite(norm) else {}))
@@ -202,7 +203,7 @@ def test_the_largest_norm_is_the_same_after_any_resume():
 
 def test_what_is_told_does_not_change_while_it_is_written():
     running = skipped([])
-    told = running.told()
+    told = running.notes()
     running.steps.append(3)
     assert told["skipped_steps"] == []
 

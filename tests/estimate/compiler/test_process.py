@@ -105,7 +105,7 @@ def test_a_compilation_ends_with_who_asked_for_it():
     parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL)
 
     def others():
-        command = ["pgrep", "-s", str(parent.pid), "-fa", "estimate.compiler_process"]
+        command = ["pgrep", "-s", str(parent.pid), "-fa", "estimate.compiler.process"]
         return subprocess.run(command, capture_output=True, text=True).stdout
 
     wait_until(others)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.train.nan_search import find_bad_operations
+from ringformer.parallel.nan_search import find_bad_operations
 
 X = np.arange(1.0, 17.0, dtype=np.float32)
 

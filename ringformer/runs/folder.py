@@ -1,0 +1,147 @@
+"""The folder of a run while this process trains in it: locked, compared with its record, resumed, and recorded anew."""
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ringformer.checkpoints.copies import Copies
+from ringformer.checkpoints.manager import Checkpoints, State
+from ringformer.checkpoints.retention import Keep
+from ringformer.checkpoints.saved_model import latest_step
+from ringformer.data import Tokenizer, save_tokenizer
+from ringformer.files.atomic import write_object, write_whole
+from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG, METRICS
+from ringformer.files.untrusted import contained_files
+from ringformer.models.registry import registered_by
+from ringformer.processes.agreement import from_process_0
+from ringformer.processes.run_lock import RunLock
+from ringformer.runs.config import Config
+from ringformer.runs.identity import Identity, identity_hash, origin
+from ringformer.runs.metrics import evaluation_losses
+from ringformer.runs.record import Checked, check_run, keep_record, note_saved
+
+
+class RunFolder:
+    """An open folder; `open` makes it, `resume` finds the checkpoint that the run goes on from."""
+
+    def __init__(
+        self, path: Path, config: Config, tokenizer: Tokenizer, identity: Identity, checked: Checked, lock: RunLock
+    ):
+        self.path, self.changes = path, checked.changes
+        self._config, self._tokenizer, self._identity, self._lock = config, tokenizer, identity, lock
+        self._recorded = False
+        self.keep = Keep(config.keep_checkpoints, config.keep_every, config.keep_best)
+        self._copies: Copies | None = None
+        self.start: int | None = None
+        """The step that the run goes on from; None: it begins."""
+        self.damage: list[str] = []
+        """Lines about damaged checkpoints, which were set aside."""
+        self.about_start: dict[str, Any] = {}
+        """The notes that were saved with the step that the run goes on from."""
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        path: Path,
+        config: Config,
+        tokenizer: Tokenizer,
+        identity: Identity,
+        checked: Checked,
+        allow: Collection[str] = (),
+    ) -> Iterator["RunFolder"]:
+        """Lock the folder, for all processes of the run together.
+
+        Args:
+          checked: the folder as it was when the run was prepared; it is compared again if it has a later checkpoint.
+          allow: keys that may have changed.
+
+        Raises:
+          ValueError: another process trains in the folder; or as `check_run`.
+        """
+        with RunLock(path) as lock:
+            if latest_step(path) != checked.step:
+                checked = check_run(path, identity, config.steps, allow)
+            # A stage before this one may have been trained since it was prepared.
+            identity = {**identity, "init_from": origin(config.init_from)}
+            try:
+                yield cls(path, config, tokenizer, identity, checked, lock)
+            finally:
+                if jax.process_index() == 0:
+                    note_saved(path)
+
+    def resume(self, target: State, shardings: State) -> Checkpoints:
+        """Open the checkpoints, set damaged ones aside, and record the run. A changed run is recorded with its first
+        save: until then it may go on unchanged.
+
+        Args:
+          target, shardings: as `Checkpoints`.
+
+        Raises:
+          ValueError: the checkpoints of another run are where copies would go.
+          DamagedFiles: there are checkpoints, and none of them is whole.
+        """
+        self._copies = self._open_copies()
+        checkpoints = Checkpoints(self.path, target, shardings, self.keep, self._copies)
+        self.start, self.damage = checkpoints.newest_whole()
+        # Later losses are of steps that are made again.
+        losses = evaluation_losses(self.path)
+        self.keep.losses |= {step: loss for step, loss in losses.items() if step <= (self.start or 0)}
+        self.about_start = checkpoints.about(self.start)
+        self.keep.resume(self.about_start, self.changes)
+        if not self.changes:
+            self._record()
+        return checkpoints
+
+    def begin_copies(self) -> None:
+        """Send the checkpoint that the run goes on from, if its copy is missing."""
+        if self._copies is not None and self.start:
+            self._copies.begin(self.start, self.keep)
+
+    def check(self) -> None:
+        """Raise OSError if this process has lost the lock."""
+        self._lock.check()
+
+    def save(self, checkpoints: Checkpoints, state: State, notes: dict[str, Any]) -> None:
+        """Save a state with its notes and the run's identity; a changed run is recorded before its first save."""
+        self._lock.check()
+        if not self._recorded:
+            self._record()
+        about = {"run": identity_hash(self._identity), "data.store": self._identity["data.store"]}
+        checkpoints.save(state, about | {"run_dir": str(self.path)} | notes)
+        if jax.process_index() == 0:
+            note_saved(self.path)  # of the save before, which is finished by now
+
+    def _open_copies(self) -> Copies | None:
+        """Return what copies checkpoints, on process 0 alone. Raises ValueError, on all processes, if they cannot go
+        where they should."""
+        copies, refusal = None, ""
+        if not self._config.copy_to:
+            return None
+        if jax.process_index() == 0:
+            try:
+                copies = Copies(self.path, self._config.copy_to)
+                refusal = copies.refusal()
+            except OSError as error:
+                refusal = str(error)
+        if refusal := from_process_0(refusal):
+            raise ValueError(refusal)
+        return copies
+
+    def _record(self) -> None:
+        """Write the resolved config, the tokenizer, files that came with a converted model, and the identity."""
+        self._recorded = True
+        self.path.mkdir(parents=True, exist_ok=True)
+        if jax.process_index() != 0:
+            return
+        config = self._config
+        write_object(self.path / CONFIG, dataclasses.asdict(config) | registered_by(config.model))
+        (self.path / METRICS).touch()  # now it is a run, interrupted or not, and no converted model
+        for file in contained_files(config.init_from, (*CARRIED, HF_CONFIG)) if config.init_from else ():
+            write_whole(self.path / file.name, file.read_bytes())
+        save_tokenizer(self._tokenizer, self.path)
+        keep_record(self.path, self._identity, self.start, self.changes)
