@@ -247,13 +247,17 @@ MUTATIONS = [
     Mutation(
         "accumulate ignored by the loop",
         "train/prepare.py",
-        ", accumulate=config.accumulate
-",
-        "
-",
+        "seq_len=config.seq_len, accumulate=config.accumulate",
+        "seq_len=config.seq_len",
         UNTIED,
     ),
-    Mutation("the seed of the parameters ignored", "train/prepare.py", "program.init(self.config.seed)", "program.init(0)", UNTIED),
+    Mutation(
+        "the seed of the parameters ignored",
+        "train/prepare.py",
+        "program.init(self.config.seed)",
+        "program.init(0)",
+        UNTIED,
+    ),
     Mutation(
         "the seed of the data ignored", "train/prepare.py", "((train_store, config.seed),", "((train_store, 0),", UNTIED
     ),
