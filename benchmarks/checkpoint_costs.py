@@ -33,7 +33,7 @@ from ringformer.checkpoints.verify import checkpoint_faults
 from ringformer.cli.parser import output_argument
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.parallel.mesh import make_mesh
-from ringformer.parallel.parameters import weight_shardings
+from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import abstract_state, decayed, state_shardings
@@ -58,7 +58,10 @@ def hashes(folder: Path, megabytes: int, pairs: int) -> dict:
         num_kv_heads=8,
         head_dim=WIDTH // 8,
     )
-    mesh, optimizer = make_mesh("1,1,1,1", jax.devices()[:1]), make_optimizer(OptimizerConfig(), 1000, decayed(config))
+    mesh, optimizer = (
+        make_mesh("1,1,1,1", jax.devices()[:1]),
+        make_optimizer(OptimizerConfig(), 1000, decayed(abstract_model(config)[2])),
+    )
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
     rng = np.random.default_rng(0)
 

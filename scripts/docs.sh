@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the documentation site into build/site; warnings are errors. Makes .venv-docs from requirements/docs.txt, whose
+# Compare committed results with the pages, and build the documentation site into build/site; warnings are errors. Makes .venv-docs from requirements/docs.txt, whose
 # versions and hashes are locked. Pages open from disk, build/site/index.html, and need no network; their search needs a
 # server: python3 -m http.server --directory build/site
 set -euo pipefail
@@ -12,4 +12,5 @@ if [ ! -e .venv-docs/.installed ] || [ "$lock" -nt .venv-docs/.installed ]; then
     touch .venv-docs/.installed
 fi
 # The theme's own advertisement is no warning of ours.
+[ ! -e .venv/bin/pytest ] || .venv/bin/python -m pytest -q -m results tests/results
 NO_MKDOCS_2_WARNING=1 "$python" -m mkdocs build --strict

@@ -4,9 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup_venv.sh test
-marker="not slow and not gpu"
+marker="not slow and not gpu and not results"
 if [ "${1:-}" = "--slow" ]; then
-    marker="not gpu"
+    marker="not gpu and not results"
     shift
 fi
 .venv/bin/python -m ruff format --check --quiet . || { echo "not formatted: .venv/bin/python -m ruff format ." >&2 && exit 1; }

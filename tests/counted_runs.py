@@ -6,7 +6,7 @@ import pytest
 
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
-from ringformer.train import evaluation, program
+from ringformer.train import evaluation, prepare, program
 from ringformer.train.state import init_state as real_init_state
 
 MODEL = LlamaConfig(
@@ -68,7 +68,7 @@ def steps(monkeypatch, first_states):
         steps.evaluated.append(float(params["norm"]["scale"][0]))
         return None if stop() else {"eval_loss": 1.0, "eval_tokens": 1, "eval_by_position": []}
 
-    monkeypatch.setattr(program, "init_state", first_states)
+    monkeypatch.setattr(prepare, "init_state", first_states)
     monkeypatch.setattr(program, "make_train_step", lambda *_, **__: step_fn)
     monkeypatch.setattr(evaluation, "make_evaluation", lambda *_: evaluate)
     return steps

@@ -16,7 +16,7 @@ from ringformer.estimate.workload import Workload
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH, make_mesh
-from ringformer.parallel.parameters import weight_shardings
+from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.checks import all_finite
 from ringformer.train.optimizer import make_optimizer
@@ -54,7 +54,7 @@ class LoweredProgram(NamedTuple):
 def lower_program(workload: Workload, program: str) -> LoweredProgram:
     """One of `PROGRAMS` for abstract arrays on the target, with AdamW. Raises ValueError for a mesh that cannot be."""
     model, mesh = workload.model, _checked_mesh(workload)
-    optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(model))
+    optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(abstract_model(model)[2]))
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
     state, batch = abstract_state(shardings, optimizer, mesh), _abstract_batch(workload, mesh)
     options, alive = dict(compiler_options(mesh)), BATCHES_AHEAD * device_bytes(batch)

@@ -43,7 +43,6 @@ class ModelConfig(Protocol):
     """The fields that decide what the weights mean and not their shapes, `CONTEXT` among them: a config that does not
     write them takes them from the model that the run begins with, or else from the preset."""
 
-    def __hash__(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
     @property

@@ -1,6 +1,5 @@
 """The parameters of a model without their arrays: shapes, and where each lies on a mesh."""
 
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ from ringformer.models.registry import build
 from ringformer.parallel.weight_sharding import shard_weight
 
 
-@lru_cache(maxsize=16)
 def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict, dict]:
     """`(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
     definition, state = nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))
@@ -34,6 +32,11 @@ def _letters(parameter: nnx.Variable) -> str:
 def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict:
     """A `WeightSharding` for each parameter."""
     _, shapes, letters = abstract_model(config)
+    return shard_weights(shapes, letters, mesh)
+
+
+def shard_weights(shapes: dict, letters: dict, mesh: Mesh) -> dict:
+    """Return a `WeightSharding` for each parameter, from their shapes and shape letters."""
     return jax.tree.map(lambda letter, x: shard_weight(letter, x.shape, mesh), letters, shapes)
 
 

@@ -1,4 +1,4 @@
-"""What JAX's C++ writes to stderr, in a file; and one line of ours where it aborts the process.
+"""Standard error: it may go away without ending a run, and JAX's C++ writes to a file, not to it.
 
 A process that loses the coordination service is aborted by JAX's runtime with pages of stack, and no callback of
 Python's can prevent it.
@@ -8,9 +8,10 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 _kept: list[object] = []
 """C++ holds no reference to a callback of Python's."""
@@ -60,3 +61,31 @@ def on_abort(ended: Callable[[], int]) -> None:
     libc = ctypes.CDLL(None)
     libc.signal.restype = ctypes.c_void_p
     libc.signal(ctypes.c_int(signal.SIGABRT), handler)
+
+
+class _Lasting:
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+@contextmanager
+def lasting_stderr() -> Iterator[None]:
+    """While entered, nobody who writes to `sys.stderr` hears that it is gone; metrics.jsonl has what was to be read."""
+    before = sys.stderr
+    sys.stderr = _Lasting(before)
+    try:
+        yield
+    finally:
+        sys.stderr = before

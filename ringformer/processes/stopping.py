@@ -23,7 +23,8 @@ INTERRUPTED = 130
 
 
 class Phase(enum.Enum):
-    """A phase of a run: its description, and the time limit that holds (`Config.startup_minutes` and so on)."""
+    """A phase of a run: its description, which has a place for the step, and the time limit that holds: "startup",
+    "compile" or "step" (`Config.startup_minutes` and so on), or "none"."""
 
     PREPARATION = "the preparation", "none"
     STARTUP = "the start-up", "startup"
@@ -36,16 +37,6 @@ class Phase(enum.Enum):
     SAVE = "the save of step {}", "startup"
     LAST_SAVE = "the end of the last save", "startup"
     EXIT = "the end", "none"
-
-    def describe(self, step: int | None = None) -> str:
-        """The phase in words, such as "the save of step 100"."""
-        text: str = self.value[0]
-        return text.format(step)
-
-    @property
-    def limit(self) -> str:
-        """The name of its time limit: "startup", "compile", "step", or "none"."""
-        return self.value[1]
 
 
 def signal_name(number: int) -> str:

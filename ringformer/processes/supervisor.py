@@ -110,10 +110,11 @@ class Supervisor(Stopping):
             return self._stop_at is not None and self._asks >= self._stop_at
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        super().enter(phase, step)
+        self._current = phase, step
         if phase in (Phase.FIRST_STEP, Phase.STEP):
             self._phase = "training"
-        self._watchdog.begin(phase.describe(step), phase.limit)
+        description, limit = phase.value
+        self._watchdog.begin(description.format(step), limit)
 
     def failed(self, error: Exception) -> None:
         """Say what one of several processes died of, tell the others, and end; a single one may say it itself."""

@@ -215,14 +215,12 @@ def base_config(model: str) -> ConfigDict:
     for part, cls in (("data", DataConfig), ("optimizer", OptimizerConfig)):
         config[part] = ConfigDict(_defaults(cls))
     family = family_of(model)
-    unset = {name: _unset(getattr(family.config, name)) for name in family.config.INHERITED}
+    unset: dict[str, Any] = {}
+    for name in family.config.INHERITED:  # a field is None, of a dataclass its `kind`
+        default = getattr(family.config, name)
+        unset[name] = ConfigDict(_defaults(type(default), kind=None)) if dataclasses.is_dataclass(default) else None
     config.model = ConfigDict(_defaults(family.config, **dict(family.presets[model]) | unset))
     return config.lock()
-
-
-def _unset(default: Any) -> ConfigDict | None:
-    """An inherited field: None, and of a dataclass its `kind`."""
-    return ConfigDict(_defaults(type(default), kind=None)) if dataclasses.is_dataclass(default) else None
 
 
 def _defaults(cls, **values) -> dict[str, Any]:

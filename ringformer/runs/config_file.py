@@ -112,18 +112,34 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def parse(config: ConfigDict, *, inherit: bool = True) -> Config:
-    """The validated dataclass of a config without stages.
+def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | None = None) -> Config:
+    """Return the validated dataclass of a config without stages.
 
     Args:
       inherit: read what the config leaves open of the model from the run itself if it is to be resumed, else from
         init_from. False: the checkpoint need not be here; it is the preset's, as without init_from.
+      before: the model of the stage before this one, which comes before init_from and the preset.
 
     Raises:
       ValueError: for a value that cannot be.
       FileNotFoundError: if init_from is no folder of a run or of a converted model.
     """
-    return _parse(config, _begun(config.run_dir, config.init_from) if inherit else None)
+    base = _begun(config.run_dir, config.init_from, before) if inherit else before
+    values = config.to_dict()
+    if values["stages"]:
+        raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
+    family = family_of(values["preset"])
+    given = values["model"] = _without_none(values["model"])
+    base = base or family.config(**family.presets[values["preset"]])
+    for field in base.INHERITED:
+        default: Any = getattr(base, field)
+        nested = dataclasses.is_dataclass(default)
+        if not nested:
+            given.setdefault(field, default)
+        elif "kind" not in given[field]:  # the fields that are written, in the scaling that is there
+            given[field] = dataclasses.replace(default, **given[field])
+    parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig}
+    return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 
 
 def register_models(path: str | None) -> None:
@@ -140,25 +156,6 @@ def _begun(run_dir: str, init_from: str, before: ModelConfig | None = None) -> M
     if run_dir and (Path(run_dir) / METRICS).is_file() and (Path(run_dir) / CONFIG).is_file():
         return model_of(run_dir)
     return before or (model_of(init_from) if init_from else None)
-
-
-def _parse(config: ConfigDict, base: ModelConfig | None) -> Config:
-    """The dataclass of a config; what it leaves open of the model is that of `base`, None: the preset's."""
-    values = config.to_dict()
-    if values["stages"]:
-        raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
-    family = family_of(values["preset"])
-    given = values["model"] = _without_none(values["model"])
-    base = base or family.config(**family.presets[values["preset"]])
-    for field in base.INHERITED:
-        default: Any = getattr(base, field)
-        nested = dataclasses.is_dataclass(default)
-        if not nested:
-            given.setdefault(field, default)
-        elif "kind" not in given[field]:  # the fields that are written, in the scaling that is there
-            given[field] = dataclasses.replace(default, **given[field])
-    parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig}
-    return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -191,9 +188,7 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
                 values.copy_to = f"{config.copy_to.rstrip('/')}/stage-{number}-{values.seq_len}"
             if runs:
                 values.init_from = runs[-1].run_dir
-            before = runs[-1].model if runs else None
-            base = _begun(values.run_dir, config.init_from, before) if inherit else before
-            runs.append(_parse(values, base))
+            runs.append(parse(values, inherit=inherit, before=runs[-1].model if runs else None))
             runs[-1].model.check_stage({key.removeprefix("model.") for key in overrides if key.startswith("model.")})
         except (TypeError, ValueError) as error:
             raise ValueError(f"stage {number}: {error}") from None

@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 
-from ringformer.checkpoints.copies import Copies
+from ringformer.checkpoints.copies import Copies, not_apart, settled_steps
 from ringformer.checkpoints.manager import Checkpoints, State
 from ringformer.checkpoints.retention import Keep
 from ringformer.checkpoints.saved_model import latest_step
+from ringformer.checkpoints.verify import checkpoint_faults
 from ringformer.data import Tokenizer, save_tokenizer
 from ringformer.files.atomic import write_object, write_whole
+from ringformer.files.bucket import ObjectStore
 from ringformer.files.run_layout import CARRIED, CONFIG, HF_CONFIG, METRICS
 from ringformer.files.untrusted import contained_files
 from ringformer.models.registry import registered_by
@@ -21,7 +23,7 @@ from ringformer.processes.agreement import from_process_0
 from ringformer.processes.run_lock import RunLock
 from ringformer.runs.config import Config
 from ringformer.runs.identity import Identity, identity_hash, origin
-from ringformer.runs.metrics import evaluation_losses
+from ringformer.runs.metrics import evaluation_losses, read_metrics
 from ringformer.runs.record import Checked, check_run, keep_record, note_saved
 
 
@@ -85,14 +87,16 @@ class RunFolder:
           ValueError: the checkpoints of another run are where copies would go.
           DamagedFiles: there are checkpoints, and none of them is whole.
         """
-        self._copies = self._open_copies()
+        if self._config.copy_to:
+            self._copies = self._open_copies()
         checkpoints = Checkpoints(self.path, target, shardings, self.keep, self._copies)
         self.start, self.damage = checkpoints.newest_whole()
         # Later losses are of steps that are made again.
         losses = evaluation_losses(self.path)
         self.keep.losses |= {step: loss for step, loss in losses.items() if step <= (self.start or 0)}
-        self.about_start = checkpoints.about(self.start)
-        self.keep.resume(self.about_start, self.changes)
+        if self.start is not None:
+            self.about_start = checkpoints.about(self.start)
+            self.keep.resume(self.about_start, self.changes)
         if not self.changes:
             self._record()
         return checkpoints
@@ -120,8 +124,6 @@ class RunFolder:
         """Return what copies checkpoints, on process 0 alone. Raises ValueError, on all processes, if they cannot go
         where they should."""
         copies, refusal = None, ""
-        if not self._config.copy_to:
-            return None
         if jax.process_index() == 0:
             try:
                 copies = Copies(self.path, self._config.copy_to)
@@ -145,3 +147,22 @@ class RunFolder:
             write_whole(self.path / file.name, file.read_bytes())
         save_tokenizer(self._tokenizer, self.path)
         keep_record(self.path, self._identity, self.start, self.changes)
+
+
+def nothing_left(config: Config) -> bool:
+    """Whether a run is finished, its last checkpoint whole, and copied if it is to be; all processes call it."""
+    if not finished(config) or checkpoint_faults(config.run_dir, config.steps):
+        return False
+    if not config.copy_to:
+        return True
+    store = ObjectStore(config.copy_to)
+    return config.steps in settled_steps(store) and not not_apart(Path(config.run_dir), store)
+
+
+def finished(config: Config) -> bool:
+    """Whether the checkpoint of the stage's last step exists, and its evaluation if there are held-out data."""
+    if not config.run_dir:
+        return False
+    rows = read_metrics(Path(config.run_dir, METRICS))
+    evaluated = any(row["step"] == config.steps and "eval_tokens" in row for row in rows)
+    return (latest_step(config.run_dir) or 0) >= config.steps and (evaluated or not config.data.held_out)

@@ -1,7 +1,7 @@
 """What must be true of a run: of the folders it begins with, of its batches, of the state it keeps."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,6 @@ def check_folders(run_dir: Path, config: Config) -> None:
 
 def context_changes(config: Config) -> list[str]:
     """What of the positions is not as in the model that the run begins with, as "rope_theta 10000 -> 5e+07"."""
-    if not config.init_from:
-        return []
     return _differences(model_of(config.init_from), config.model, config.model.CONTEXT, "{} -> {}")
 
 
@@ -136,10 +134,10 @@ class BatchWatch:
         return [f"{count} of {steps} batches had {kind}" for kind, count in self.counts.items() if count]
 
 
-def check_state_finite(state, which: str) -> None:
-    """Raise FloatingPointError if any number of the state is not finite; `which` completes "the state"."""
+def check_state_finite(state, which: Callable[[], str]) -> None:
+    """Raise FloatingPointError if any number of the state is not finite; `which()` completes "the state"."""
     if not bool(all_finite(state)):
-        raise FloatingPointError(f"numbers that are not finite are in the state {which}; it is not saved")
+        raise FloatingPointError(f"numbers that are not finite are in the state {which()}; it is not saved")
 
 
 @jax.jit

@@ -39,8 +39,8 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ringformer.processes.lasting_stderr import lasting_stderr
     from ringformer.processes.signals import SignalThread
+    from ringformer.processes.stderr import lasting_stderr
 
     with lasting_stderr(), SignalThread(_nothing_begun) as signals:  # while libraries are imported
         from ringformer.processes.supervisor import Supervisor
@@ -82,9 +82,10 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
         asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
         supervisor.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
     from ringformer.processes.stopping import Terminated
+    from ringformer.runs.folder import nothing_left
     from ringformer.train.loop import train
     from ringformer.train.prepare import prepare
-    from ringformer.train.stages import nothing_left, prepare_stages, train_stages
+    from ringformer.train.stages import prepare_stages, train_stages
 
     allow = [key for key in args.allow.split(",") if key]
     try:

@@ -77,7 +77,7 @@ class Evaluation:
             return
         if not first:
             self._reports.flush()
-            check_state_finite(state, f"after step {step}")
+            check_state_finite(state, lambda: f"after step {step}")
         with self._stopping.phase(Phase.EVALUATION, step), self._saving.reading(state, step):
             values = self._evaluate(state.params, stop=self._stopping.due)
         if values:

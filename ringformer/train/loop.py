@@ -37,7 +37,7 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
 
 def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
     config, program = run.config, run.program
-    checkpoints = folder.resume(program.abstract_state(), program.shardings)
+    checkpoints = folder.resume(program.state, program.shardings)
     start = folder.start or 0
     state = run.first_state() if folder.start is None else checkpoints.restore(start)
     reports = StepReports(run, folder)
@@ -47,7 +47,7 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
 
     # `stopping` outlives the checkpoints: no signal may end the process while the last one is being written.
     with closing(reports), stopping, closing(checkpoints), closing(batches):
-        check_state_finite(state, run.origin(folder.start))
+        check_state_finite(state, lambda: run.origin(folder.start))
         folder.begin_copies()
         evaluation.run_if_due(state, start)
         stopping.enter(Phase.COMPILATION, start + 1)

@@ -20,7 +20,7 @@ from ringformer.runs.identity import Identity, check_same_on_all, run_identity, 
 from ringformer.runs.record import Checked, check_keys, check_run
 from ringformer.train.checks import check_folders, check_host_pool, count_batches
 from ringformer.train.program import Program, make_program
-from ringformer.train.state import TrainState
+from ringformer.train.state import TrainState, first_state, init_state
 
 
 class Run(NamedTuple):
@@ -49,8 +49,9 @@ class Run(NamedTuple):
         """Return a state drawn from the seed; with the parameters of another run, if the config names one."""
         source, program = self.config.init_from, self.program
         if not source:
-            return program.init(self.config.seed)
-        return program.first_state(restore_params(source, program.shardings.params, program.mesh))
+            return init_state(program.model, program.optimizer, program.shardings, program.mesh, self.config.seed)
+        params = restore_params(source, program.shardings.params, program.mesh)
+        return first_state(params, program.optimizer, program.shardings, program.mesh)
 
     def origin(self, start: int | None) -> str:
         """Describe where the first state comes from, and what to do if it is not finite."""
@@ -69,7 +70,8 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     """
     run_dir = Path(config.run_dir or _new_run_dir())
     check_folders(run_dir, config)  # first: the rest may take hours
-    check_keys(config, allow)
+    if allow:
+        check_keys(config, allow)
     mesh = make_mesh(config.mesh_dim)
     check_mesh(config.model, mesh)
     check_batch(config.model.layout, mesh, config.seq_len, config.batch_size, config.accumulate)

@@ -1,17 +1,17 @@
 """The programs of a run on its mesh: the same for training, for the evaluations inside it, and for estimates."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optax
 from jax.sharding import Mesh, NamedSharding
 
 from ringformer.models.interface import ModelConfig
 from ringformer.parallel.mesh import BATCH
-from ringformer.parallel.parameters import weight_shardings
+from ringformer.parallel.parameters import abstract_model, shard_weights
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import TrainState, abstract_state, decayed, first_state, init_state, state_shardings
+from ringformer.train.state import TrainState, abstract_state, decayed, state_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
 
@@ -28,23 +28,10 @@ class Program(NamedTuple):
     """The jitted train step, as `make_train_step` returns it."""
     eval_step: Callable
     """The jitted sums of an evaluation's batch, as `make_eval_step` returns it."""
-
-    @property
-    def batch_sharding(self) -> NamedSharding:
-        """The sharding of a batch's arrays [B, T]."""
-        return NamedSharding(self.mesh, BATCH)
-
-    def abstract_state(self) -> TrainState:
-        """Return shapes, dtypes and shardings of the state."""
-        return abstract_state(self.shardings, self.optimizer, self.mesh)
-
-    def init(self, seed: int) -> TrainState:
-        """Return a fresh state, drawn from the seed."""
-        return init_state(self.model, self.optimizer, self.shardings, self.mesh, seed)
-
-    def first_state(self, params: Any) -> TrainState:
-        """Return the state that begins with these parameters."""
-        return first_state(params, self.optimizer, self.shardings, self.mesh)
+    state: TrainState
+    """Shapes, dtypes and shardings of the state."""
+    batch_sharding: NamedSharding
+    """The sharding of a batch's arrays [B, T]."""
 
 
 def make_program(
@@ -64,8 +51,9 @@ def make_program(
       seq_len: tokens of a sequence, for the evaluation's position buckets.
       accumulate: microbatches of a step, and of an evaluation's batch.
     """
-    transformation = make_optimizer(optimizer, steps, decayed(model))
-    shardings = state_shardings(weight_shardings(model, mesh), transformation)
+    _, shapes, letters = abstract_model(model)
+    transformation = make_optimizer(optimizer, steps, decayed(letters))
+    shardings = state_shardings(shard_weights(shapes, letters, mesh), transformation)
     step = make_train_step(
         model,
         transformation,
@@ -76,4 +64,5 @@ def make_program(
         skip_spikes=optimizer.skip_spikes > 0,
     )
     eval_step = make_eval_step(model, shardings.params, mesh, seq_len=seq_len, accumulate=accumulate)
-    return Program(model, mesh, transformation, shardings, step, eval_step)
+    state = abstract_state(shardings, transformation, mesh)
+    return Program(model, mesh, transformation, shardings, step, eval_step, state, NamedSharding(mesh, BATCH))

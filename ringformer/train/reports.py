@@ -79,7 +79,7 @@ class StepReports:
         """Describe the run, and warn of what looks wrong with its data."""
         config, mesh, start = run.config, run.program.mesh, self._start
         shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
-        changed = context_changes(config) if start == 0 else []
+        changed = context_changes(config) if start == 0 and config.init_from else []
         lengths, passes = run.train_data.document_lengths(), run.train_data.passes(config.steps)
         lines = [
             f"{config.model.num_params / 1e6:.1f}M parameters, {config.seq_len} tokens x {config.batch_size}, "

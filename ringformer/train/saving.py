@@ -28,7 +28,7 @@ class SaveClock:
     def __init__(self, minutes: float, step: int):
         self._seconds = 60 * minutes
         self._started, self._first = time.monotonic(), step
-        self.saved(step)
+        self._saved, self._ask_at = self._started, step + 1
 
     def saved(self, step: int) -> None:
         """Note that the state of `step` was saved."""
@@ -91,7 +91,7 @@ class Saving:
             self._verify_stores()
         with self._stopping.phase(Phase.SAVE, step):
             self._reports.flush()
-            check_state_finite(state, f"after step {step}")
+            check_state_finite(state, lambda: f"after step {step}")
             keep = self._folder.keep
             if (doubt := keep.doubt()) and step < self._run.config.steps and not keep.skipping:
                 self._reports.say(f"warning: step {step} is saved, but {doubt}; a checkpoint that is proven stays")

@@ -18,16 +18,14 @@ from pathlib import Path
 
 import jax
 
-from ringformer.checkpoints.copies import not_apart, settled_steps
 from ringformer.checkpoints.saved_model import latest_step
-from ringformer.checkpoints.verify import checkpoint_faults
 from ringformer.files.atomic import write_whole
-from ringformer.files.bucket import ObjectStore
 from ringformer.files.run_layout import METRICS, STAGES
 from ringformer.processes.agreement import from_process_0
 from ringformer.processes.run_lock import RunLock
 from ringformer.processes.stopping import Stopping
 from ringformer.runs.config import Config
+from ringformer.runs.folder import finished, nothing_left
 from ringformer.runs.identity import contents, origin
 from ringformer.runs.metrics import read_metrics
 from ringformer.runs.record import RunChanged, recorded, set_aside
@@ -96,25 +94,6 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
         _write_record(configs)
         if jax.process_index() == 0:
             print(record_table(_record(configs)))
-
-
-def nothing_left(config: Config) -> bool:
-    """Whether a run is finished, its last checkpoint whole, and copied if it is to be; all processes call it."""
-    if not finished(config) or checkpoint_faults(config.run_dir, config.steps):
-        return False
-    if not config.copy_to:
-        return True
-    store = ObjectStore(config.copy_to)
-    return config.steps in settled_steps(store) and not not_apart(Path(config.run_dir), store)
-
-
-def finished(config: Config) -> bool:
-    """Whether the checkpoint of the stage's last step exists, and its evaluation if there are held-out data."""
-    if not config.run_dir:
-        return False
-    rows = read_metrics(Path(config.run_dir, METRICS))
-    evaluated = any(row["step"] == config.steps and "eval_tokens" in row for row in rows)
-    return (latest_step(config.run_dir) or 0) >= config.steps and (evaluated or not config.data.held_out)
 
 
 def _other_beginnings(configs: list[Config]) -> dict[int, str]:

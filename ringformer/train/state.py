@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
-from ringformer.parallel.parameters import abstract_model, abstract_params, named
+from ringformer.parallel.parameters import abstract_params, named
 from ringformer.parallel.weight_sharding import WeightSharding
 
 REPLICATED = WeightSharding((), None, None, (), 1)
@@ -29,9 +29,9 @@ class TrainState(NamedTuple):
     opt_state: Any
 
 
-def decayed(config: ModelConfig) -> dict:
-    """Which parameters weight decay applies to: all but the vectors."""
-    return jax.tree.map(lambda letters: len(letters) > 1, abstract_model(config)[2])
+def decayed(letters: dict) -> dict:
+    """Mark the parameters that weight decay applies to, from their shape letters: all but the vectors."""
+    return jax.tree.map(lambda letter: len(letter) > 1, letters)
 
 
 def state_shardings(weights: dict, optimizer: optax.GradientTransformation) -> TrainState:
@@ -55,7 +55,12 @@ def make_init(config: ModelConfig, weights: dict, mesh: Mesh, seed: int):
 
     @partial(jax.jit, out_shardings=named(weights, mesh))
     def init():
-        return jax.tree.map(_pad, weights, nnx.to_pure_dict(nnx.state(build(config, nnx.Rngs(seed)))))
+        params = nnx.to_pure_dict(nnx.state(build(config, nnx.Rngs(seed))))
+        return jax.tree.map(
+            lambda w, x: jnp.pad(x, [(0, whole - n) for whole, n in zip(w.padded_shape, x.shape, strict=True)]),
+            weights,
+            params,
+        )
 
     return init
 
@@ -92,7 +97,3 @@ def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformatio
         shardings.opt_state,
     )
     return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P())), params, opt_state)
-
-
-def _pad(w: WeightSharding, x):
-    return jnp.pad(x, [(0, p - s) for p, s in zip(w.padded_shape, w.shape, strict=True)])

@@ -40,9 +40,9 @@ def make_train_step(
     as they were, on every device, and the step's number alone goes on. With `skip_spikes` the step has a third
     argument, a float32 scalar: a larger norm is skipped, too.
     """
-    gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate)
 
     def step(state, batch, *largest_norm):
+        gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate)
         loss, grads, norm, tokens, masked = gradients(state.params, batch)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
@@ -92,10 +92,10 @@ def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: i
     Both are [buckets], one for each power of two (`position_bucket`): the summed loss, float32, and the number of
     tokens that it is over, int32. As many microbatches as in training, so that an evaluation fits where it does.
     """
-    definition, axes, gather = _per_device(config, weights, mesh)
-    buckets = jnp.arange(position_bucket(seq_len - 1) + 1)
 
     def evaluate(params, batch):
+        definition, axes, gather = _per_device(config, weights, mesh)
+        buckets = jnp.arange((seq_len - 1).bit_length() + 1)
         model = nnx.merge(definition, vary(params, AXIS_NAMES))
 
         def add_microbatch(total, batch):

@@ -20,9 +20,9 @@ from ringformer.files import bucket as object_store
 from ringformer.files.bucket import ObjectStore
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig, base_config
 from ringformer.runs.config_file import parse_stages
+from ringformer.runs.folder import nothing_left
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
-from ringformer.train.stages import nothing_left
 from tests.gcs_emulator import emulated
 from tests.train.runs import MODEL, read_metrics, saved_arrays
 from tests.train.states import assert_same_bits, laid_out, logical_state, opened, setup

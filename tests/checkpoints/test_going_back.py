@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ringformer.checkpoints.verify import saved_steps, tree_folder
+from ringformer.runs.folder import finished, nothing_left
 from ringformer.train import evaluation
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
-from ringformer.train.stages import finished, nothing_left
 from tests.damage import flip
 from tests.processes.test_stopping import rows
 

@@ -15,7 +15,7 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.registry import FAMILIES, Family, build, family_of, register
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
-from ringformer.parallel.parameters import weight_shardings
+from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig, base_config
 from ringformer.runs.config_file import parse
 from ringformer.train.loop import train
@@ -31,7 +31,7 @@ from tests.train.runs import read_metrics
 def one_step(mesh_dim: str, devices: int):
     """Loss and logical parameters after a step on the same batch, in the mesh's layout."""
     mesh, config = make_mesh(mesh_dim, jax.devices()[:devices]), ToyConfig()
-    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), 10, decayed(config))
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), 10, decayed(abstract_model(config)[2]))
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
     state = init_state(config, optimizer, shardings, mesh, seed=1)
     rng = np.random.default_rng(0)
@@ -110,7 +110,7 @@ def test_a_parameter_without_its_letters_is_named(letters, monkeypatch):
 
     monkeypatch.setitem(FAMILIES, "toy", Family(ToyConfig, Unlettered, {"toy": {}}))
     with pytest.raises(ValueError, match=r"a parameter of shape \(5, 3\) has letters="):
-        decayed(ToyConfig())
+        abstract_model(ToyConfig())
 
 
 def test_only_a_llama_is_exported(tmp_path):

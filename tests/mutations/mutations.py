@@ -254,8 +254,8 @@ MUTATIONS = [
     Mutation(
         "the seed of the parameters ignored",
         "train/prepare.py",
-        "program.init(self.config.seed)",
-        "program.init(0)",
+        "program.mesh, self.config.seed)",
+        "program.mesh, 0)",
         UNTIED,
     ),
     Mutation(

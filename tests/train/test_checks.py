@@ -59,9 +59,9 @@ def test_a_hundred_odd_batches_in_a_row_stop(values, kind):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_state_must_be_finite(bad):
     state = {"step": jnp.zeros((), jnp.int32), "params": jnp.ones((4, 4)), "moments": jnp.zeros(7)}
-    check_state_finite(state, "here")
+    check_state_finite(state, lambda: "here")
     with pytest.raises(FloatingPointError, match="not finite are in the state here"):
-        check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, "here")
+        check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, lambda: "here")
 
 
 def check_offload(offload: bool, platform: str = "gpu") -> None:

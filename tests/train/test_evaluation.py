@@ -12,7 +12,7 @@ from ringformer.data import Batch
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
-from ringformer.parallel.parameters import weight_shardings
+from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train import evaluation, step
 from ringformer.train.evaluation import make_evaluation
@@ -67,7 +67,7 @@ class HeldOut:
 @pytest.fixture(scope="module")
 def params():
     mesh = make_mesh("1,2,1,4")
-    optimizer = make_optimizer(OptimizerConfig(), 10, decayed(MODEL))
+    optimizer = make_optimizer(OptimizerConfig(), 10, decayed(abstract_model(MODEL)[2]))
     return init_state(MODEL, optimizer, state_shardings(weight_shardings(MODEL, mesh), optimizer), mesh, 0).params
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `(\w+\.json)` \| (.+) \| (.+) \| (?:`(.+)`|in the file) \|$", re.MULTILINE)
 ROWS = ROW.findall((ROOT / "results" / "README.md").read_text())
 
