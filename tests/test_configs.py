@@ -84,7 +84,7 @@ def test_estimates_of_stages_without_a_compiler(monkeypatch, capsys):
         assert row["device_hours_model"] == pytest.approx(8 * 24 * row["days_model"])
     assert run_verb(*command, "--target=8xA100-80", "--stage=3", "--require_fit") == 3
     assert "DOES NOT FIT" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="there is no stage 4: the config has 3"):
+    with pytest.raises(ValueError, match="--stage=4 does not exist: the config has 3 stages"):
         run_verb(*command, "--target=8xH200", "--stage=4")
 
 

@@ -1,4 +1,4 @@
-"""Closed forms: what a step takes by count, before any compiler is asked. Everything here is modelled."""
+"""Closed forms of a train step: seconds and bytes from counts alone, without a compiler. Every number is modelled."""
 
 from dataclasses import dataclass
 
@@ -20,15 +20,15 @@ from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 
 CLOSED_FORM = "closed form"
-"""How the source of seconds begins that are none of a compiled program."""
+"""Start of `StepTime.source` for seconds that are not based on a compiled program."""
 
 LOGITS_ON_CHIP = {"v4": 32 * 2**20, "v5e": 32 * 2**20, "v6e": 32 * 2**20}
-"""Bytes of a chunk pair's float32 logits that the TPU compiler keeps on the chip, by generation: larger ones, and all
-of the other generations in every program that was compiled, lie in HBM. Compiled programs say it themselves."""
+"""Largest float32 logits of a chunk pair, in bytes, that the TPU compiler keeps on the chip, by generation. Larger ones
+spill to HBM, as do all logits on other generations, in every program compiled so far. A compiled program shows it."""
 
 SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
-"""HBM bytes of a chunk pair, forward and backward, for each byte of its logits where these lie there: of compiled
-programs of v5e and A100 (there 5.2 to 8.0, and 9.7 to 12.2)."""
+"""HBM bytes per byte of a chunk pair's logits where these spill, (forward, backward), from compiled programs: v5e for
+TPU, A100 for GPU (range on A100: 5.2 to 8.0 forward, 9.7 to 12.2 backward)."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class StepTime:
 
     compute: float
     exposed: float
-    """Communication that the schedule leaves uncovered, at the link's full rate."""
+    """Communication that the schedule leaves exposed, at the link's full rate."""
     tokens: int
     floor: float = 0.0
-    """The roofline: no instruction faster than its FLOPs at the peak and its bytes allow."""
+    """Lower bound (roofline): each instruction takes its FLOPs at the peak or its bytes, whichever is longer."""
     serial: float = 0.0
-    """As long as it takes if no instruction's bytes move while it computes: the other end of the error band."""
+    """Upper bound: no data moves while an instruction computes."""
     counted: float = 0.0
-    """The share of `compute` that machine code or HBM bytes say."""
+    """Share of `compute` that is based on machine code or HBM bytes."""
     has_machine_code: bool = True
-    """Whether machine code is counted at all, which it is on TPU."""
+    """True if cycles of machine code can be counted, as on TPU."""
     closed_form: bool = False
-    """Whether `compute` is none of a compiled program."""
+    """True if `compute` is not based on a compiled program."""
     assumed: Efficiency = USUAL
-    """What the rest counts on."""
+    """Shares of the peak assumed for the rest."""
 
     @property
     def step(self) -> float:
@@ -62,7 +62,7 @@ class StepTime:
 
     @property
     def source(self) -> str:
-        """Where the seconds come from, in words."""
+        """Description of what the seconds are based on."""
         if self.closed_form:
             spilling = "" if self.assumed.pairs_of else ", and logits that spill at the memory's rate"
             return f"{CLOSED_FORM}: {self.assumed}{spilling}"
@@ -72,12 +72,12 @@ class StepTime:
         return f"{self.counted:.0%} of the computation by {by}, the rest {self.assumed}"
 
     def days(self, tokens: float) -> float:
-        """Days that it takes to train on so many tokens."""
+        """Return the days it takes to train on `tokens`."""
         return tokens / self.tokens_per_second / 86400
 
 
 def step_time(schedule: Schedule, tokens: int) -> StepTime:
-    """The time of a compiled step, from its program and its schedule."""
+    """Return the time of a compiled step from its schedule."""
     seconds = schedule.seconds
     return StepTime(
         seconds.overlapped,
@@ -92,10 +92,10 @@ def step_time(schedule: Schedule, tokens: int) -> StepTime:
 
 
 def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = None) -> float:
-    """Pairs of a query and a key that a ring's busiest ranks compute, over those that a causal mask leaves a rank.
+    """Return the pairs of a query and a key that a ring's busiest ranks compute, relative to a rank's causal share.
 
-    Every hop waits for its busiest rank: an uneven layout costs up to 2. With m chunks a shard, blocks that a mask cuts
-    along their diagonal cost 1 + 1/m: the own block, and with stripes all of them.
+    Every hop waits for its busiest rank, so an uneven layout costs up to 2. With m chunks per shard, blocks that the
+    mask cuts along their diagonal cost 1 + 1/m: a rank's own block, and with stripes every block.
     """
     m = -(-local // (chunk or default_chunk(local)))
     cut = m * (m + 1) / 2
@@ -109,21 +109,21 @@ def computation_seconds(workload: Workload) -> float:
     peak, (_, forwards) = target.chip.flops(model.compute_dtype), forward_runs(model)
     ring = workload.mesh_shape[3] if model.attention == "ring" else 1
     excess = causal_excess(model.layout, workload.seq_len // ring, ring, model.q_chunk)
-    each = workload.batch_size / target.num_devices  # of a sequence's work, a device's
+    each = workload.batch_size / target.num_devices  # a device's share of the work on one sequence
     attention = executed_attention_flops(model, workload.seq_len) * each
     rest = executed_flops(model, workload.seq_len) * each - attention
-    parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs of all
+    parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs in all
     share = efficiency(target.generation, model.kernel, model.head_dim)
     seconds = rest / (share.products * peak)
     for spilled, (passes, flops) in zip(SPILLED[target.chip.kind], parts, strict=True):
-        pairs = excess * attention / sum(all_ for _, all_ in parts) / model.head_dim  # of a query and a key, in a head
+        pairs = excess * attention / sum(all_ for _, all_ in parts) / model.head_dim  # query-key pairs of all heads
         memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
         seconds += max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
     return seconds
 
 
 def _logits_on_chip(workload: Workload) -> bool:
-    """Whether the logits of a chunk pair of all heads that are computed at once stay out of HBM."""
+    """Return True if the logits of one chunk pair, for all heads computed at once, stay out of HBM."""
     if workload.model.kernel != "xla":
         return True
     model, (_, _, tp, sp) = workload.model, workload.mesh_shape
@@ -133,9 +133,10 @@ def _logits_on_chip(workload: Workload) -> bool:
 
 
 def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
-    """Attention FLOPs of one device in one hop of a balanced ring, `local` tokens of one sequence on a device.
+    """Attention FLOPs of one device in one hop of a balanced ring, with `local` tokens of one sequence per device.
 
-    4 d per visible pair of a query and a key forward (two products), 10 d backward (five); a causal mask leaves half.
+    Each visible pair of a query and a key takes 4 d forward (two products) and 10 d backward (five); a causal mask
+    leaves half of the pairs.
     """
     pairs = local * local * (0.5 if causal else 1.0)
     each = PAIR_BACKWARD + PAIR_LOGITS_AGAIN if backward else PAIR_FORWARD
@@ -143,52 +144,50 @@ def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = 
 
 
 def hop_bytes(model: LlamaConfig, local: int, *, backward: bool, itemsize: int = 2) -> float:
-    """Bytes that a device sends in one hop: keys and values, and in the backward their float32 gradients."""
+    """Bytes that a device sends in one hop: keys and values, plus their float32 gradients in the backward pass."""
     return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize + (4 if backward else 0))
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One hop of the ring on one device, at the peak rates of device and link."""
+    """One hop of the ring on one device, at the peak rates of the device and the link."""
 
     flops: float
     bytes: float
     compute: float
-    """Seconds."""
+    """Seconds of computation."""
     link: float
-    """Seconds."""
+    """Seconds of transfer."""
 
     @property
     def intensity(self) -> float:
-        """FLOPs for each byte on the link."""
+        """FLOPs per byte on the link."""
         return self.flops / self.bytes
 
 
 def hop(model: LlamaConfig, target: Target, local: int, *, ranks: int, tp: int, backward: bool) -> Hop:
-    """A hop of `local` tokens of one sequence, on a ring whose ranks spread their heads over `tp`; `ranks`: sp x tp."""
+    """Return a hop of `local` tokens of one sequence on a ring of sp ranks of `tp` devices; `ranks` is sp x tp."""
     flops = hop_flops(model, local, backward=backward) / tp
     sent = hop_bytes(model, local, backward=backward, itemsize=itemsize(model)) / tp
     return Hop(flops, sent, flops / target.chip.flops(model.compute_dtype), sent / target.ring_bandwidth(ranks))
 
 
 def ring_hops(workload: Workload) -> dict[str, Hop]:
-    """A hop of the ring "forward" and "backward"; nothing without a ring."""
-    _, _, tp, sp = workload.mesh_shape
-    if workload.model.attention != "ring" or sp == 1:
+    """Return a hop of the ring for "forward" and "backward"; empty without a ring."""
+    w, (_, _, tp, sp) = workload, workload.mesh_shape
+    if w.model.attention != "ring" or sp == 1:
         return {}
     return {
-        name: hop(
-            workload.model, workload.target, workload.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward"
-        )
+        name: hop(w.model, w.target, w.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward")
         for name in ("forward", "backward")
     }
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
-    """The local length from which a hop's computation takes as long as its transfer (paper, Table 2).
+    """Return the local length from which a hop's computation takes as long as its transfer (paper, Table 2).
 
-    The paper's column, forward and without a mask, is F/B; a balanced causal ring needs 2 (K/H) F/B, and its backward
-    2.4 (K/H) F/B with float32 gradients on the way.
+    The paper's column (forward, no mask) is F/B. A balanced causal ring needs 2 (K/H) F/B, and 2.4 (K/H) F/B in the
+    backward pass, which also sends float32 gradients.
     """
     seconds = hop_bytes(model, 1, backward=backward) / chip.link_bandwidth
     return seconds * chip.bf16_flops / hop_flops(model, 1, backward=backward, causal=causal)
@@ -200,15 +199,15 @@ def host_bytes(workload: Workload) -> float:
 
 
 def state_bytes(workload: Workload) -> float:
-    """Bytes of the run's state on a device: parameters and two moments, float32."""
+    """Bytes of the training state on a device: float32 parameters and two moments."""
     return 12 * workload.model.num_params / workload.state_shards
 
 
 def memory(workload: Workload) -> dict[str, float]:
-    """Bytes of device memory of a train step by what they are for.
+    """Bytes of device memory of a train step, by purpose.
 
-    Kept inputs and state are exact; the numbers of [T, D] arrays that are alive at the peak of a layer's backward (7,
-    and 18 over the number of head groups) were fitted to compiled TPU programs.
+    Kept inputs and state are exact. The numbers of [T, D] arrays alive at the peak of a layer's backward pass (7, plus
+    18 divided by the number of head groups) were fitted to compiled TPU programs.
     """
     model, local, (_, _, tp, _) = workload.model, workload.local_tokens, workload.mesh_shape
     D, F, V = model.hidden_size, model.intermediate_size, model.vocab_size
@@ -221,14 +220,14 @@ def memory(workload: Workload) -> dict[str, float]:
     here += model.remat_group * (of_input + of_attention) if groups else 0
     working = 7 * stream + 18 * stream / model.head_groups
     chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
-    if chunks:  # p, its gradient and the logits, float32, as they differ from those of the fit
+    if chunks:  # float32 p, its gradient and the logits: the difference to the fitted chunks
         working += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
     if model.attention in ("vanilla", "memory_efficient"):
         working += 4 * item * local * F / tp
     if model.attention == "vanilla":
         working += 12 * model.num_heads / tp * local * local
     state = 20 * model.num_params / workload.state_shards
-    if workload.accumulate > 1:  # the sum of the microbatches' gradients
+    if workload.accumulate > 1:  # the sum of the microbatch gradients
         state += 4 * model.num_params / workload.state_shards
     return {
         "kept layer inputs": here,
@@ -244,11 +243,11 @@ ADVICE = {
     "weights of a layer, their gradients, embedding gradient": "tp",
     "parameters, optimizer and gradients": "more devices on fsdp or sp",
 }
-"""What makes each part of `memory` smaller."""
+"""Settings that reduce each part of `memory`."""
 
 
 def peak_bytes(workload: Workload) -> float:
-    """The sum of `memory`: to choose what to compile, and the answer where there is no compiler."""
+    """Sum of `memory`, used to choose what to compile and as the answer where there is no compiler."""
     return sum(memory(workload).values())
 
 

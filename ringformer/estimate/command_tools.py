@@ -1,4 +1,4 @@
-"""What the verbs of estimates share: an exit code, lines for a waiting person, what an answer is of."""
+"""Helpers shared by the estimating commands: exit code, progress lines, and the provenance of an estimate."""
 
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     from ringformer.estimate.targets import Target
 
 DOES_NOT_FIT = 3
-"""The exit code of `--require_fit`."""
+"""Exit code of `--require_fit` when something does not fit."""
 
 
 def log(line: str) -> None:
-    """Say what is being done, on stderr."""
+    """Print a progress line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def origin(model: str, target: "Target") -> dict[str, Any]:
-    """What an estimate is of, a preset or a config's file, and what it was made with."""
+    """Return the model (a preset or a config's file), the target and the versions behind an estimate."""
     import ringformer
     from ringformer.estimate.targets import compiler_versions
 

@@ -30,63 +30,59 @@ MODEL_FLAGS = (
 )
 """The fields of `LlamaConfig` that are flags of an estimate."""
 
-BROKE_DOWN = "the compiler broke down, which says nothing of whether it fits: "
-
 
 def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Arguments of `ringformer estimate`."""
     parser.description = (
         "Compile the programs of a run for a target and report memory, communication and overlap. With --config, "
-        "overrides such as --config.model.ffn_chunk=512 change the configuration; of one with stages, each is "
-        "estimated, with the days and device-hours of its tokens. If neither --head_groups nor --remat_group is given, "
-        "a preset's are chosen so that it fits."
+        "overrides such as --config.model.ffn_chunk=512 change the configuration, and each stage of the config is "
+        "estimated, with the days and device-hours of its tokens. Without --head_groups and --remat_group, a preset "
+        "gets values that fit."
     )
     parser.set_defaults(overrides=[])
     parser.add_argument(
         "--mode",
         choices=("train", "prefill", "decode"),
         default="train",
-        help="a run of training; a context taken into its cache; one token more against a full cache",
+        help="train: a training run; prefill: the context is read into the cache; decode: one token, the cache full",
     )
-    parser.add_argument("--model", help="a preset (ringformer/models/llama_presets.py); without: llama_7b")
+    parser.add_argument("--model", help="a preset (ringformer/models/llama_presets.py); default: llama_7b")
     parser.add_argument("--config", metavar="FILE", help="a config file instead of a preset")
-    parser.add_argument("--stage", type=int, help="of a config with stages, this one alone (1 is the first)")
+    parser.add_argument("--stage", type=int, help="estimate only this stage of the config (1 is the first)")
     parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
-    parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (a preset: 1,1,1,-1)")
+    parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (default of a preset: 1,1,1,-1)")
     parser.add_argument(
         "--seq_len",
         type=int,
-        help="tokens of a sequence; a preset needs it. Of inference: the "
-        "context, prompt and continuation together; without, the longest that fits",
+        help="tokens of a sequence; required with a preset. For inference: prompt and continuation together; default: "
+        "the longest that fits",
     )
     parser.add_argument(
         "--prefill_chunk",
         type=int,
-        help="of inference: tokens of a row that are taken in at once; without, the best that fit",
+        help="for inference: tokens of a row that prefill reads at once; default: the best that fit",
     )
-    parser.add_argument("--batch_size", type=int, help="sequences a step (a preset: 1)")
-    parser.add_argument("--accumulate", type=int, help="microbatches that they are computed in (a preset: 1)")
+    parser.add_argument("--batch_size", type=int, help="sequences per step (default of a preset: 1)")
+    parser.add_argument("--accumulate", type=int, help="microbatches per step (default of a preset: 1)")
     from ringformer.cli.dataclass_flags import add_flags
     from ringformer.models.llama_config import LlamaConfig
 
     add_flags(parser, LlamaConfig, MODEL_FLAGS, unset=True)
-    parser.add_argument("--tokens", type=float, help="to train on in all, e.g. 1e9: days and device-hours for them")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line, of each stage")
-    parser.add_argument(
-        "--require_fit", action="store_true", help=f"exit with code {DOES_NOT_FIT} if something does not fit"
-    )
+    parser.add_argument("--tokens", type=float, help="total training tokens, e.g. 1e9: adds days and device-hours")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, one for each stage")
+    parser.add_argument("--require_fit", action="store_true", help=f"exit with code {DOES_NOT_FIT} if it does not fit")
     parser.add_argument(
         "--generate_code",
         action="store_true",
-        help="compile on from the schedule to machine code: "
-        "ten times as long on TPU, and proof that all programs of a run compile",
+        help="compile to machine code, not only to a schedule: takes ten times as long on TPU, and shows that every "
+        "program of a run compiles",
     )
-    parser.add_argument("--closed_form", action="store_true", help="ask no compiler: what can be counted, in a second")
+    parser.add_argument("--closed_form", action="store_true", help="run no compiler: closed forms only, in a second")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="seconds by bytes and FLOPs at stated shares of the peak; "
-        "without, on TPU, by the machine code of a layer's attention: a minute, once",
+        help="model seconds from bytes and FLOPs at stated shares of the peak; default on TPU: from the machine code "
+        "of a layer's attention, which takes a minute, once",
     )
     return _estimate
 
@@ -100,14 +96,13 @@ def _estimate(args: argparse.Namespace) -> int:
     from ringformer.estimate.compiler.dump import CompilerFailure
     from ringformer.estimate.programs_report import programs_json, programs_text
     from ringformer.estimate.report import stages_table
-    from ringformer.estimate.seconds.kernel_cycles import NoMachineCode
     from ringformer.estimate.targets import find_target, only_compilers
     from ringformer.parallel.runtime_environment import runtime_environment
 
     only_compilers()
     target = find_target(args.target)
     workloads, staged = _workloads(args, target)
-    of, reports = origin(args.config or args.model, target), []
+    origins, reports = origin(args.config or args.model, target), []
     for workload in workloads:
         printed = not args.json and (not staged or len(workloads) == 1)
         workload, kernel = workload.with_kernel()
@@ -124,14 +119,13 @@ def _estimate(args: argparse.Namespace) -> int:
                 if printed:
                     print(programs_text(run))
         except CompilerFailure as failure:
-            broke_down = "" if isinstance(failure, NoMachineCode) else BROKE_DOWN
-            print(f"ringformer estimate: {workload.name}: {broke_down}{failure}", file=sys.stderr)
+            print(f"ringformer estimate: {workload.name}: {failure.meaning}{failure}", file=sys.stderr)
             return 1
         report["environment"] = runtime_environment(target.chip.kind, report["host_bytes"])
         reports.append(report)
         if args.json:
             shape = {"mesh_dim": workload.mesh_dim, "seq_len": workload.seq_len, "batch_size": workload.batch_size}
-            print(json.dumps(of | shape | report), flush=True)
+            print(json.dumps(origins | shape | report), flush=True)
     if staged and not args.json:
         print(stages_table(reports))
         for report in reports:
@@ -144,29 +138,27 @@ def _estimate(args: argparse.Namespace) -> int:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    """Raise ValueError for a number that no estimate can have, and for arguments that mean nothing without a config."""
+    """Raise ValueError for numbers out of range and for flags that exclude each other."""
     for name in ("stage", "seq_len", "batch_size", "accumulate", "remat_group", "head_groups", "q_chunk", "k_chunk"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     if args.tokens is not None and not 0 < args.tokens < math.inf:
-        raise ValueError(f"--tokens={args.tokens:g} must be positive: how many tokens to train on, e.g. 1e9")
+        raise ValueError(f"--tokens={args.tokens:g} must be positive: the number of training tokens, e.g. 1e9")
     if args.prefill_chunk is not None:
-        raise ValueError(f"--prefill_chunk={args.prefill_chunk} is for --mode=prefill and --mode=decode")
+        raise ValueError(f"--prefill_chunk={args.prefill_chunk} needs --mode=prefill or --mode=decode")
     if args.overrides and not args.config:
-        raise ValueError(
-            f"unexpected arguments: {' '.join(args.overrides)}; with --config=FILE, overrides are possible"
-        )
+        raise ValueError(f"unexpected arguments: {' '.join(args.overrides)}; overrides need --config=FILE")
     if args.config and args.model:
-        raise ValueError(f"--model={args.model} and --config={args.config}: give one of them")
+        raise ValueError(f"--model={args.model} and --config={args.config} exclude each other: give one of them")
     args.model = args.model or "llama_7b"
     if args.closed_form and args.generate_code:
-        raise ValueError("--closed_form asks no compiler, --generate_code all of it: give one of them")
+        raise ValueError("--closed_form and --generate_code exclude each other: give one of them")
     if not args.config and args.seq_len is None:
-        raise ValueError("which context? --seq_len=1048576, or a --config that says")
+        raise ValueError("a preset needs a context: give --seq_len, e.g. --seq_len=1048576, or --config=FILE")
 
 
 def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Workload"], bool]:
-    """What is to be estimated, with the flags in it, and whether these are the stages of a config."""
+    """Return the workloads with the flags applied, and whether they are the stages of a config."""
     from dataclasses import replace
 
     from ringformer.estimate.workload import Workload, stage_workloads
@@ -184,12 +176,12 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
         workloads = [Workload(model, target, "1,1,1,-1", args.seq_len, name=args.model)]
     if args.stage is not None:
         if args.stage > stages:
-            raise ValueError(f"there is no stage {args.stage}: the config has {stages}")
+            raise ValueError(f"--stage={args.stage} does not exist: the config has {stages} stages")
         workloads = workloads[args.stage - 1 : args.stage]
     elif stages > 1 and args.tokens is not None:
         raise ValueError(
-            f"--tokens={args.tokens:g}: each of the {stages} stages has its own; give a --stage, "
-            "or change --config.stages"
+            f"--tokens={args.tokens:g} is ambiguous: each of the {stages} stages has its own tokens; select one with "
+            "--stage, or change --config.stages"
         )
     names = ("mesh_dim", "seq_len", "batch_size", "accumulate", "tokens")
     fields: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
@@ -197,19 +189,19 @@ def _workloads(args: argparse.Namespace, target: "Target") -> tuple[list["Worklo
     for w in workloads:
         if settings and not w.has_closed_forms:
             given = f"--{next(iter(settings))}"
-            raise ValueError(f"{given}: {type(w.model).__name__} is no LLaMA; use its own --config.model.NAME=VALUE")
+            raise ValueError(f"{given}: {type(w.model).__name__} is not a LLaMA; use its own --config.model.NAME=VALUE")
     return [replace(w, model=replace(w.model, **settings), **fields) for w in workloads], stages > 0
 
 
 def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload", "Estimate | None"]:
-    """The workload as it was compiled and its estimate; without the compiler the first settings, and None."""
+    """Return the workload as it was compiled and its estimate; without a compiler, the first settings and None."""
     from ringformer.estimate.compiler.dump import CompilerFailure
     from ringformer.estimate.compiler.known_failures import known_failure
     from ringformer.estimate.compiler.process import compile_apart
     from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
     from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 
-    if not workload.has_closed_forms:  # nothing to choose by, and no answer without the compiler
+    if not workload.has_closed_forms:  # no closed form to choose settings with, or to answer without the compiler
         return workload, compile_apart(workload, generate_code=args.generate_code)
     choose = not (args.config or args.head_groups or args.remat_group)
     settings = likely_settings(workload) if choose else [workload.settings]
@@ -218,7 +210,7 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
     def announce(w: "Workload") -> None:
         log(f"compiling for {w.target.topology} with {w.settings}; {duration}")
 
-    if not_compiled := "counted, not compiled" if args.closed_form else _missing_compiler(workload):
+    if not_compiled := "closed form only, not compiled" if args.closed_form else workload.target.missing_compiler:
         log(not_compiled)
         workload = workload.with_settings(settings[0])
         workload.check()
@@ -229,19 +221,8 @@ def _compile(workload: "Workload", args: argparse.Namespace) -> tuple["Workload"
     return workload, estimate if args.quick else with_machine_code(workload, estimate, log)
 
 
-def _missing_compiler(workload: "Workload") -> str:
-    """What to install; empty if the target's compiler is there."""
-    from ringformer.estimate.targets import MissingCompiler
-
-    try:
-        workload.target.require_compiler()
-    except MissingCompiler as missing:
-        return str(missing)
-    return ""
-
-
 def _compile_others(workload: "Workload", step: "Estimate", args: argparse.Namespace) -> "RunEstimate":
-    """The estimate of the whole run, or of the train step alone if that does not fit."""
+    """Return the estimate of the whole run, or of the train step alone if that does not fit."""
     from ringformer.estimate.run_estimate import RunEstimate, compile_others
 
     if not step.fits:
@@ -253,7 +234,7 @@ def _compile_others(workload: "Workload", step: "Estimate", args: argparse.Names
 def _report(
     workload: "Workload", estimate: "Estimate | None", args: argparse.Namespace, staged: bool
 ) -> tuple[dict, str]:
-    """What there is to say of a workload, as JSON and as text."""
+    """Report on a workload as JSON and as text."""
     from ringformer.estimate.programs_report import save_closed_form
     from ringformer.estimate.report import closed_form_json, closed_form_text, estimate_json, estimate_text, stage_json
 

@@ -1,8 +1,8 @@
-"""What one program of a run takes on a device of its target, from what the compiler said of it."""
+"""Estimates of one program of a run on a device of its target, based on what the compiler reported."""
 
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringformer.estimate.compiler.dump import Compiled, CompilerFailure
 from ringformer.estimate.compiler.peak_buffers import PeakBuffers
@@ -17,71 +17,71 @@ _KERNEL = re.compile(r"flash_(forward|backward)_\d+_whole_")
 
 
 class Surroundings(NamedTuple):
-    """What is known of a program before it is compiled."""
+    """Facts about a program that are known before it is compiled."""
 
     program: str
-    """One of `PROGRAMS` or of `INFERENCE`."""
+    """A name in `PROGRAMS` or `INFERENCE`."""
     rates: Rates
     max_link_hops: int | None
     state: int
-    """Bytes of the run's state on a device."""
+    """Bytes of the training state on a device."""
     alive: int
-    """Bytes of what else lies on a device while the program runs."""
+    """Bytes of everything else on a device while the program runs."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one program takes on one device of a target, compiled: bytes, FLOPs, communication. None: nobody said."""
+    """Bytes, FLOPs and communication of one program on one device of a target. None: the compiler did not report it."""
 
     fits: bool
     peak_bytes: int
-    """Arguments, results, temporaries, the machine code if there is any, and what else is alive meanwhile."""
+    """Arguments, results, temporaries, machine code if there is any, and whatever else is alive at the time."""
     hbm_bytes: int
     budget: float
-    """What of that a program may take."""
+    """Bytes of device memory that a program may use."""
     host_bytes: int
-    """Host memory per device, for offloaded activations."""
+    """Host memory per device for offloaded activations."""
     usual_host_bytes: int
-    """What a host of the target usually has for each device."""
-    argument_bytes: int | None
-    temp_bytes: int | None
-    schedule: Schedule | None
-    """Of the train step, the evaluation and the programs of inference; None if the compiler gave up on memory before it
-    had one."""
-    max_link_hops: int | None
-    compile_seconds: float | None
+    """Host memory per device on a usual host of the target."""
+    argument_bytes: int | None = None
+    temp_bytes: int | None = None
+    schedule: Schedule | None = None
+    """Schedule of a train step, an evaluation or a program of inference; None if it exceeded the memory before it was
+    scheduled."""
+    max_link_hops: int | None = None
+    compile_seconds: float | None = None
     program: str = TRAIN_STEP
     alive_bytes: int = 0
-    """What else is alive while the program runs, for example the optimizer's state beside an evaluation."""
+    """Whatever else is alive while the program runs, such as the optimizer's state during an evaluation."""
     state_bytes: int = 0
-    """The run's state, which a save copies to the host."""
+    """Bytes of the training state, which a save copies to the host."""
     generated_code: bool = False
-    """Whether the compiler went on to machine code; its verdict, the memory and the schedule come before that."""
+    """True if the compiler generated machine code; verdict, memory and schedule are known before that."""
     untried_kernels: bool = False
-    """Whether it has TPU kernels of ours of which nobody knows yet that they become machine code, whatever fits."""
+    """True if the program has this package's TPU kernels and no compiler has turned them into machine code yet."""
     code_bytes: int | None = None
-    """Of the machine code on the device; GPU compilers do not say."""
+    """Bytes of machine code on the device; GPU compilers do not report it."""
     own_machine_code: bool = False
-    """Whether the seconds of the schedule are by this program's own machine code."""
+    """True if the schedule's seconds are based on this program's own machine code."""
     by_parts: Schedule | None = None
-    """If they are: the schedule with the cycles of parts compiled alone, to be held against it."""
+    """For comparison with own machine code: the schedule with the cycles of parts that were compiled alone."""
     largest: str = ""
-    """What the compiler lists as the largest allocations, where it does not fit."""
+    """Largest allocations as listed by the compiler, if the program does not fit."""
     peak_buffers: PeakBuffers | None = None
-    """What is alive at the peak, where it fits."""
+    """Buffers alive at the peak, if the program fits."""
     text: str = field(default="", repr=False, compare=False)
-    """The scheduled program."""
+    """Text of the scheduled program."""
 
     @property
     def verdict(self) -> str:
-        """On its memory, and what was not tried."""
+        """The verdict on its memory; it mentions kernels that were not tried."""
         if not self.fits:
             return "DOES NOT FIT"
         return f"SHOULD FIT, {NOT_TRIED}" if self.untried_kernels else "FITS"
 
     @property
     def save_host_bytes(self) -> int:
-        """Host memory per device while a save is being written: the state's copy, beside offloaded activations."""
+        """Host memory per device during a save: a copy of the state beside the offloaded activations."""
         return self.host_bytes + self.state_bytes
 
     @property
@@ -90,8 +90,8 @@ class Estimate:
 
 
 def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seconds: float) -> Estimate:
-    """The estimate of a program that the compiler accepted. On TPU it compared arguments, results and temporaries with
-    the memory; what it does not know of is compared here."""
+    """Return the estimate of a program that the compiler accepted. The TPU compiler has checked arguments, results and
+    temporaries against the memory; this adds what it does not know about."""
     memory = compiled.memory
     own = memory.arguments + memory.outputs + memory.temporaries
     more = around.alive + (compiled.code_bytes or 0)
@@ -100,28 +100,22 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
         fits=own + more <= target.budget or (target.chip.kind == "tpu" and not more),
         peak_bytes=own + more,
         hbm_bytes=target.chip.hbm_bytes,
-        budget=target.budget,
         host_bytes=memory.host,
-        usual_host_bytes=target.chip.host_bytes,
         argument_bytes=memory.arguments,
         temp_bytes=memory.temporaries,
         schedule=read_schedule(compiled.program, around.rates, compiled.cycles) if has_schedule else None,
-        max_link_hops=around.max_link_hops,
-        compile_seconds=seconds,
-        program=around.program,
-        alive_bytes=around.alive,
-        state_bytes=around.state,
         generated_code=compiled.generated_code,
         untried_kernels=not compiled.generated_code and _KERNEL.search(compiled.program) is not None,
         code_bytes=compiled.code_bytes,
         peak_buffers=compiled.peak_buffers,
         own_machine_code=bool(compiled.cycles),
         text=compiled.program,
+        **_common(around, target, seconds),
     )
 
 
 def read_refusal(message: str, around: Surroundings, target: Target, seconds: float) -> Estimate:
-    """The estimate of a program that is too large, by the compiler's error; raises CompilerFailure for another one."""
+    """Return the estimate of a program that does not fit, by its error; raises CompilerFailure for others."""
     size = r"\(?([\d.]+)([KMGT])\)?"
     used = re.search(rf"Used {size} of {size} hbm", message)
     used = used or re.search(rf"required for HLO temporaries {size} exceeds available HBM {size}", message)
@@ -134,16 +128,22 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
         fits=False,
         peak_bytes=needed + around.alive,
         hbm_bytes=available,
-        budget=target.budget,
         host_bytes=0,
-        usual_host_bytes=target.chip.host_bytes,
         argument_bytes=0,
         temp_bytes=needed,
-        schedule=None,
-        max_link_hops=around.max_link_hops,
-        compile_seconds=seconds,
-        program=around.program,
-        alive_bytes=around.alive,
-        state_bytes=around.state,
         largest=allocations.strip(),
+        **_common(around, target, seconds),
     )
+
+
+def _common(around: Surroundings, target: Target, seconds: float) -> dict[str, Any]:
+    """Fields of an estimate that do not depend on the compiler's answer."""
+    return {
+        "budget": target.budget,
+        "usual_host_bytes": target.chip.host_bytes,
+        "max_link_hops": around.max_link_hops,
+        "compile_seconds": seconds,
+        "program": around.program,
+        "alive_bytes": around.alive,
+        "state_bytes": around.state,
+    }

@@ -1,4 +1,4 @@
-"""The programs of a run as JSON objects, and as text for a person: the verdict on all of them."""
+"""Reports on the programs of a run: JSON objects and text with the verdict on the run."""
 
 from ringformer.estimate.closed_forms import host_bytes, state_bytes
 from ringformer.estimate.program_estimate import NOT_TRIED, Estimate
@@ -8,7 +8,7 @@ from ringformer.hardware import GiB
 
 
 def programs_json(run: RunEstimate) -> dict:
-    """Whether the whole run fits, and the bytes of a device for each of its programs."""
+    """Return whether the whole run fits, and the bytes per device of each of its programs."""
     return {
         "fits": not run.reasons_against,
         "reasons_against": run.reasons_against,
@@ -32,25 +32,25 @@ def programs_json(run: RunEstimate) -> dict:
 
 
 def programs_text(run: RunEstimate) -> str:
-    """Each program with its verdict, what saving needs, and the verdict on the run."""
+    """Return the verdict on each program, the memory that saving needs, and the verdict on the run."""
     lines = [f"  the programs of a run, {how_far(run)}:", *(f"    {_program_line(run, p)}" for p in run.programs)]
     lines += [f"  {save_line(run.step)}", f"  {verdict_line(run)}"]
     return "\n".join(lines)
 
 
 def save_closed_form(workload: Workload) -> str:
-    """What closed forms say of the run beyond the train step's memory, and what they cannot."""
+    """Return what closed forms show about the run beyond the train step's device memory, and what they do not show."""
     host, usual = host_bytes(workload) + state_bytes(workload), workload.target.chip.host_bytes
     verdict = "should fit" if host <= usual else "should not fit"
     return (
-        f"  a save beside what is offloaded: {verdict}, {host / GiB:.1f} of {usual / GiB:.0f} GiB of host memory a "
-        "device\n"
-        "  not judged without the compiler: evaluation, init, machine code; by count they hold less than the train step"
+        f"  a save beside offloaded activations: {verdict}, {host / GiB:.1f} of {usual / GiB:.0f} GiB of host memory "
+        "per device\n"
+        "  not checked without the compiler: evaluation, init, machine code; by count they need less than a train step"
     )
 
 
 def verdict_line(run: RunEstimate) -> str:
-    """Whether the run fits, and if not what does not, and by how much."""
+    """Return the verdict on the run: that it fits, or what does not fit and by how much."""
     if reasons := run.reasons_against:
         return f"DOES NOT FIT: {'; '.join(reasons)}"
     verdict = f"SHOULD FIT, {NOT_TRIED}" if run.untried_kernels else "FITS"
@@ -58,7 +58,7 @@ def verdict_line(run: RunEstimate) -> str:
 
 
 def how_far(run: RunEstimate) -> str:
-    """How far the compiler went with the programs."""
+    """Describe how far the compiler went with the programs."""
     if not run.step.fits:
         return "not scheduled: too large"
     generated = all(p.generated_code for p in run.programs)
@@ -66,11 +66,11 @@ def how_far(run: RunEstimate) -> str:
 
 
 def save_line(step: Estimate) -> str:
-    """What saving and restoring take: no program, but host memory."""
+    """Describe the host memory that a save needs; saving and restoring run no program."""
     beside = f" beside {step.host_bytes / GiB:.2f} GiB of offloaded activations" if step.host_bytes else ""
     return (
-        f"save, restore and init_from run no program; a save copies {step.state_bytes / GiB:.2f} GiB a device to "
-        f"its host{beside}, of {step.usual_host_bytes / GiB:.0f} GiB that a usual one has"
+        f"save, restore and init_from run no program; a save copies {step.state_bytes / GiB:.2f} GiB per device to "
+        f"the host{beside}; a usual host has {step.usual_host_bytes / GiB:.0f} GiB"
     )
 
 

@@ -1,4 +1,4 @@
-"""Estimates as JSON objects for a program, and as text for a person."""
+"""Reports on the train step: JSON objects and text."""
 
 from ringformer.estimate.closed_forms import (
     ADVICE,
@@ -6,6 +6,7 @@ from ringformer.estimate.closed_forms import (
     StepTime,
     host_bytes,
     memory,
+    peak_bytes,
     ring_hops,
     state_bytes,
     step_time,
@@ -20,24 +21,24 @@ from ringformer.estimate.time_report import (
     cost_json,
     mfu,
     modelled_time,
+    seconds_by_purpose,
     seconds_text,
-    where_the_time_goes,
 )
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 
 
 def estimate_json(workload: Workload, estimate: Estimate) -> dict:
-    """A compiled workload's settings, bytes and seconds of one device and one step. Null: the compiler came to say no
-    such thing."""
+    """Return a compiled workload's settings, and the bytes and seconds of one device and one step. Null: the compiler
+    stopped before it reported this."""
     time = modelled_time(workload, estimate)
     settings, hops = (vars(workload.settings), ring_hops(workload)) if workload.has_closed_forms else ({}, {})
     return settings | _numbers(workload, estimate, time, hops) | cost_json(workload, time)
 
 
 def closed_form_json(workload: Workload) -> dict:
-    """The answer without a compiler: what only a compiler can say is null."""
-    target, peak = workload.target, sum(memory(workload).values())
+    """Return the same from closed forms; null where only a compiler knows."""
+    target, peak = workload.target, peak_bytes(workload)
     counted = Estimate(
         fits=peak <= target.budget,
         peak_bytes=round(peak),
@@ -46,11 +47,6 @@ def closed_form_json(workload: Workload) -> dict:
         state_bytes=round(state_bytes(workload)),
         host_bytes=round(host_bytes(workload)),
         usual_host_bytes=target.chip.host_bytes,
-        argument_bytes=None,
-        temp_bytes=None,
-        schedule=None,
-        max_link_hops=None,
-        compile_seconds=None,
     )
     time = computation_time(workload)
     seconds = {
@@ -62,15 +58,14 @@ def closed_form_json(workload: Workload) -> dict:
 
 
 def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
-    """A stage's shape and settings, bytes of a device, modelled seconds of a step, days and device-hours of its tokens.
+    """Return a stage's shape and settings, bytes per device, modelled seconds per step, days and device-hours.
 
-    Without a compiler (None) it is the closed form, whose seconds are those of the computation alone.
+    Without a compiler (None), the numbers are closed forms and the seconds count computation alone.
     """
     w, m = workload, workload.model
     shape = {"seq_len": w.seq_len, "batch_size": w.batch_size, "accumulate": w.accumulate, "mesh_dim": w.mesh_dim}
-    names = ("head_groups", "remat_group", "offload") if w.has_closed_forms else ()
+    names = ("head_groups", "remat_group", "offload", "rope_theta") if w.has_closed_forms else ()
     settings = {name: getattr(m, name) for name in names} | {"tokens": w.tokens}
-    settings |= {"rope_theta": m.rope_theta} if w.has_closed_forms else {}
     time: StepTime | None
     if estimate is None:
         time = computation_time(w)
@@ -104,7 +99,7 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
         "seconds_source": time and time.source,
         "step_seconds_by_parts": estimate.by_parts and step_time(estimate.by_parts, workload.step_tokens).step,
         "step_seconds_bounds": time and time.floor and [time.floor + time.exposed, time.serial + time.exposed],
-        "seconds_by_purpose": s and where_the_time_goes(s),
+        "seconds_by_purpose": s and seconds_by_purpose(s),
         "host_waits": s and s.host_waits,
         "mfu_causal_model": used.get("causal"),
         "mfu_palm_model": used.get("palm"),
@@ -120,24 +115,20 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
 
 
 def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
-    """What a person wants to know of a compiled workload, the verdict first."""
+    """Return the report on a compiled workload, the verdict first."""
     e, s, time = estimate, estimate.schedule, modelled_time(workload, estimate)
-    of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
-    lines = [title, f"  the train step {e.verdict}: {of_hbm}; {headroom(workload, e)}"]
+    lines = heading(title, workload, e)
     if s is None or time is None or e.argument_bytes is None or e.temp_bytes is None:
-        if e.largest:
-            lines.append("  what takes the memory, by the compiler:")
-            lines += ["    " + line for line in e.largest.splitlines()[:24]]
         return "\n".join(lines + _parts(workload))
     lines += [
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
         + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
-        + ("" if e.fits_host else f": MORE THAN A USUAL HOST HAS, {e.usual_host_bytes / GiB:.0f} GiB"),
+        + ("" if e.fits_host else f": MORE THAN THE {e.usual_host_bytes / GiB:.0f} GiB OF A USUAL HOST"),
         *largest_buffers(e.peak_buffers),
         *seconds_text(workload, e, s, time),
-        f"  {s.flops:.3g} FLOPs a device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
-        f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed, of that {s.exposed_in_ring_loops / GiB:,.1f} GiB inside "
-        "its loops" + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
+        f"  {s.flops:.3g} FLOPs per device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
+        f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed ({s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops)"
+        + (f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}" if e.max_link_hops else ""),
         *_hops(workload),
         *("  " + line for line in collectives_table(s.transfers)),
         f"  compiled {'to machine code' if e.generated_code else 'and scheduled'} in {e.compile_seconds:.0f} s; --json "
@@ -146,16 +137,26 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
     return "\n".join(lines)
 
 
+def heading(title: str, workload: Workload, e: Estimate) -> list[str]:
+    """Return the title, the verdict and, if the program does not fit, its largest allocations."""
+    of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
+    lines = [title, f"  the {e.program} {e.verdict}: {of_hbm}; {_headroom(workload, e)}"]
+    if e.largest:
+        lines.append("  largest allocations, as the compiler lists them:")
+        lines += ["    " + line for line in e.largest.splitlines()[:24]]
+    return lines
+
+
 def closed_form_text(title: str, workload: Workload) -> str:
-    """What a person wants to know of a workload that was not compiled."""
-    peak, target = sum(memory(workload).values()), workload.target
+    """Return the report on a workload that was not compiled."""
+    peak, target = peak_bytes(workload), workload.target
     verdict = "should fit" if peak <= target.budget else "should not fit"
     line = f"  closed form, not compiled: {verdict}, {peak / GiB:.1f} of {target.chip.hbm_bytes / GiB:.2f} GiB"
     return "\n".join([title, line, *_parts(workload), *closed_form_seconds(workload)])
 
 
 def stages_table(stages: list[dict]) -> str:
-    """A table of `stage_json`s for a person, and what its seconds are of."""
+    """Return a table of `stage_json` results and a line that explains its times."""
     lines = [
         f"{'stage':9}{'context':>10}{'batch':>6}  {'mesh':13}{'peak GiB':>16}{'host GiB':>9}{'s/step':>9}"
         f"{'days':>8}{'device-hours':>14}"
@@ -174,25 +175,25 @@ def stages_table(stages: list[dict]) -> str:
             f"{stage['host_bytes'] / GiB:>9.1f}{seconds:>9}{days:>8}{hours:>14}  {verdict} ({how})"
         )
     lines.append(
-        "s/step: of one optimizer step, from the batch on the devices to the updated state; days and "
-        "device-hours: of the stage's tokens"
+        "s/step: one optimizer step, from the batch on the devices to the updated state; days and device-hours: all "
+        "tokens of the stage"
     )
     return "\n".join(lines)
 
 
-def headroom(workload: Workload, e: Estimate) -> str:
-    """What is left of what a step may take: all of a TPU's memory, of a GPU's the share that libraries leave."""
+def _headroom(workload: Workload, e: Estimate) -> str:
+    """Return how much memory is left for a step: on TPU of the whole memory, on GPU of the share without libraries."""
     budget = workload.target.budget
     left = budget - e.peak_bytes
-    of = f" of {budget / GiB:.2f} GiB that a step may take" if budget < e.hbm_bytes else ""
+    of = f" of the {budget / GiB:.2f} GiB that a step may use" if budget < e.hbm_bytes else ""
     return f"{abs(left) / GiB:.2f} GiB ({abs(left) / budget:.1%}) {'free' if left >= 0 else 'too much'}{of}"
 
 
 def largest_buffers(alive: PeakBuffers | None) -> list[str]:
-    """The largest buffers at the peak, one a line; nothing if nobody said."""
+    """Return the largest buffers at the peak, one per line; empty if the compiler did not report them."""
     if alive is None:
         return []
-    lines = [f"  alive at the peak: {alive.bytes / GiB:.2f} GiB, the rest is holes in the heap; the largest:"]
+    lines = [f"  alive at the peak: {alive.bytes / GiB:.2f} GiB, the rest is fragmentation; the largest buffers:"]
     for b in alive.largest:
         made = b.op_name if b.is_argument else " ".join(filter(None, (b.source, _short_name(b.op_name))))
         lines.append(f"    {b.bytes / 2**20:>10,.1f} MiB  {b.type:28} {made or b.instruction}")
@@ -200,7 +201,7 @@ def largest_buffers(alive: PeakBuffers | None) -> list[str]:
 
 
 def _short_name(op_name: str) -> str:
-    """The end of an op's name: what it does, and whether it is done again for the backward, or the backward itself."""
+    """Return the end of an op's name, marked if it belongs to the backward pass or to recomputation."""
     again = "rematerialised" if "rematted" in op_name else "backward" if "transpose(" in op_name else ""
     return " ".join(filter(None, (op_name.rpartition("/")[2], again and f"({again})")))
 
@@ -208,9 +209,9 @@ def _short_name(op_name: str) -> str:
 def _hops(workload: Workload) -> list[str]:
     lines = []
     for name, h in (ring_hops(workload) if workload.has_closed_forms else {}).items():
-        times = f"{h.compute * 1e3:,.2f} ms of computation over {h.link * 1e3:,.2f} ms of link"
+        times = f"{h.compute * 1e3:,.2f} ms of computation over {h.link * 1e3:,.2f} ms of transfer"
         lines.append(
-            f"  a hop {name}, at peak rates: {times} ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs a byte"
+            f"  one {name} hop at peak rates: {times} ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs per byte"
         )
     return lines
 
@@ -218,19 +219,19 @@ def _hops(workload: Workload) -> list[str]:
 def _parts(workload: Workload) -> list[str]:
     if not workload.has_closed_forms:
         return []
-    lines = ["  by the closed form, and what makes it smaller:"]
+    lines = ["  memory by the closed form, and what reduces it:"]
     for name, size in sorted(memory(workload).items(), key=lambda item: -item[1]):
         lines.append(f"    {size / GiB:6.2f} GiB  {name}: {ADVICE[name]}")
     return lines
 
 
 def by_bytes(transfers: list[Transfer]) -> list[Transfer]:
-    """Those with most bytes in all first."""
+    """Sort transfers by their total bytes, largest first."""
     return sorted(transfers, key=lambda t: -t.bytes * t.count)
 
 
 def transfer_json(t: Transfer) -> dict:
-    """A collective as a JSON object."""
+    """Return a collective as a JSON object."""
     return {
         "kind": t.kind,
         "dtype": t.dtype,

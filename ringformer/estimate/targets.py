@@ -1,8 +1,8 @@
-"""Compile targets: real hardware by name, described without any of it being here.
+"""Compilation targets: hardware by name, described without having it.
 
-    TPU     v3-512 (core devices), v4-1024 (cores; megacore makes 512 devices of them), v5e-256, v5p-1024 (cores),
-            v6e-256, tpu7x-64, or any slice by its shape: v5e:4x8, v4:4x4x8
-    GPU     8xA100-80, 32xA100-80, 8xH100, 8xH200, 8xB200: any number of whole nodes of eight, or fewer GPUs of one node
+    TPU     v3-512 (cores; each is a device), v4-1024 (cores; megacore joins them into 512 devices), v5e-256,
+            v5p-1024 (cores), v6e-256, tpu7x-64, or any slice by its shape: v5e:4x8, v4:4x4x8
+    GPU     8xA100-80, 32xA100-80, 8xH100, 8xH200, 8xB200: whole nodes of eight, or fewer GPUs of one node
 
 The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks them for the topology.
 """
@@ -25,10 +25,10 @@ from ringformer.parallel.runtime_environment import GPU_FRACTION
 
 
 def only_compilers() -> None:
-    """Tell JAX that this process wants no TPU or GPU but its compiler, which several processes may load at once.
+    """Configure JAX to use the TPU and GPU compilers, which several processes may load at once, but no devices.
 
-    What the environment says already stays, but for JAX's compilation cache: a program that is not here cannot be read
-    from it again (JAX warns, and compiles), and one that could would leave no dump.
+    Environment variables that are already set stay as they are. JAX's compilation cache is disabled: programs for
+    absent devices cannot be read back (JAX warns and recompiles), and a cached program would leave no dump.
     """
     jax.config.update("jax_enable_compilation_cache", False)
     for name in ("ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_SKIP_MDS_QUERY"):
@@ -41,7 +41,7 @@ COMPILERS = {
     "tpu": {"libtpu": "libtpu"},
     "gpu": {"jax_plugins.xla_cuda12": "jax-cuda12-plugin", "jax_plugins.xla_cuda13": "jax-cuda13-plugin"},
 }
-"""The module of each compiler and the wheel that it comes in; of two that are installed JAX loads the first."""
+"""Python module and wheel of each compiler; if both GPU wheels are installed, JAX loads the first."""
 
 
 class MissingCompiler(ValueError):
@@ -50,13 +50,13 @@ class MissingCompiler(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """A number of devices of one kind, and how they are connected."""
+    """A number of devices of one kind and their topology."""
 
     name: str
     generation: str
     """A key of CHIPS."""
     topology: str
-    """TPU: "v5e:16x16". GPU: "1x4x8", partitions x nodes x devices of a node."""
+    """TPU: "v5e:16x16". GPU: "1x4x8" (partitions x nodes x devices per node)."""
 
     @property
     def chip(self) -> Chip:
@@ -64,40 +64,46 @@ class Target:
 
     @property
     def budget(self) -> float:
-        """Bytes of a device that a step may take: all of a TPU's, most of a GPU's."""
+        """Bytes that a step may use on a device: all of a TPU's memory, most of a GPU's."""
         return self.chip.hbm_bytes * (GPU_FRACTION if self.chip.kind == "gpu" else 1.0)
 
     @property
     def num_devices(self) -> int:
-        """JAX devices, known without a compiler."""
+        """Number of JAX devices; needs no compiler."""
         shape = math.prod(int(x) for x in self.topology.split(":")[-1].split("x"))
-        return shape * (2 if self.generation in ("v3", "tpu7x") else 1)  # cores of a chip
+        return shape * (2 if self.generation in ("v3", "tpu7x") else 1)  # each core of a chip is a device
 
     def require_compiler(self) -> str:
-        """The installed wheel with the target's compiler.
-
-        Raises MissingCompiler, with the command that installs it, if there is none.
-        """
+        """Return the wheel with the target's compiler; raises MissingCompiler, which says how to install it."""
         for module, wheel in COMPILERS[self.chip.kind].items():
             if _installed(module):
                 return wheel
         package = "'jax[cuda13]'" if self.chip.kind == "gpu" else "libtpu"
         raise MissingCompiler(f"the compiler for {self.chip.name} is missing: pip install {package}")
 
+    @property
+    def missing_compiler(self) -> str:
+        """The message of MissingCompiler; empty if the compiler is installed."""
+        try:
+            self.require_compiler()
+        except MissingCompiler as missing:
+            return str(missing)
+        return ""
+
     def devices(self) -> list[Any]:
-        """The target's devices, as the compiler describes them. Raises MissingCompiler."""
+        """Return the target's devices as the compiler describes them. Raises MissingCompiler."""
         self.require_compiler()
         return list(_devices(self.generation, self.topology))
 
     def ring_bandwidth(self, ranks: int) -> float:
-        """Bytes per second, one way, of the slowest hop of a ring; `ranks` devices, tp groups included, are close."""
+        """Bytes per second, one way, of the slowest hop of a ring of `ranks` neighbouring devices (tp included)."""
         if self.chip.kind == "gpu" and ranks > GPUS_OF_A_NODE and self.chip.node_bandwidth:
             return self.chip.node_bandwidth
         return self.chip.link_bandwidth
 
 
 def compiler_versions(target: Target) -> dict[str, str]:
-    """The versions of what compiles for a target: jax, jaxlib, and the wheel with the compiler if it is installed."""
+    """Return the versions of jax, jaxlib and, if it is installed, the wheel with the target's compiler."""
     names = ["jax", "jaxlib"]
     with suppress(MissingCompiler):
         names.append(target.require_compiler())
@@ -105,13 +111,13 @@ def compiler_versions(target: Target) -> dict[str, str]:
 
 
 def compiled_by(target: Target) -> str:
-    """The compiler of a target with its version, and JAX's, in words; raises MissingCompiler."""
+    """Return the versions of JAX and of the target's compiler as text; raises MissingCompiler."""
     wheel = target.require_compiler()
     return f"jax {_version('jax')}, {wheel} {_version(wheel)}"
 
 
 def find_target(name: str) -> Target:
-    """The target of a name; raises ValueError with the known ones."""
+    """Return the target of a name; raises ValueError that lists the valid names."""
     if re.search(r"(?<!\d)0+(?!\d)", name.partition(":")[2] or name.partition("x")[0]):
         raise ValueError(f"target {name!r} has a size of 0")
     if match := re.fullmatch(r"(\d+)x([A-Za-z][\w-]*)", name):
@@ -120,7 +126,7 @@ def find_target(name: str) -> Target:
         if gpu in CHIPS and (count <= 8 or count % 8 == 0):
             return Target(name, gpu, f"1x{max(1, count // 8)}x{min(count, 8)}")
         if gpu in CHIPS:
-            raise ValueError(f"target {name!r}: more than one node of eight must be whole nodes, e.g. 16x{gpu}")
+            raise ValueError(f"target {name!r}: more than eight GPUs must be whole nodes of eight, e.g. 16x{gpu}")
     elif match := re.fullmatch(r"([a-z]\w*):(\d+(?:x\d+)+)", name):
         if match[1] in SLICES:
             _check_shape(name)
@@ -132,38 +138,38 @@ def find_target(name: str) -> Target:
         if generation in SLICES:
             sizes = ", ".join(f"{generation}-{n}" for n in SLICES[generation])
             raise ValueError(
-                f"unknown slice {name!r}; known: {sizes}, or any by its shape, e.g. {generation}:"
+                f"unknown slice {name!r}; known: {sizes}, or any slice by its shape, e.g. {generation}:"
                 f"{next(iter(SLICES[generation].values()))}"
             )
-    known = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["8xA100-80", "8xH100", "8xH200", "8xB200"]
+    valid = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["8xA100-80", "8xH100", "8xH200", "8xB200"]
     raise ValueError(
-        f"unknown target {name!r}; known: {', '.join(known)}, other sizes of these, "
+        f"unknown target {name!r}; known: {', '.join(valid)}, other sizes of these, "
         "or a TPU slice by its shape, e.g. v5e:4x8"
     )
 
 
 def _check_shape(name: str) -> None:
-    """Raise ValueError, with what is possible, if there is no slice of the shape in a name such as "v5e:4x8"."""
+    """Raise ValueError that lists valid shapes if no slice has the shape in a name such as "v5e:4x8"."""
     generation, _, sides = name.partition(":")
     shape, pod = ([int(x) for x in text.split("x")] for text in (sides, PODS[generation]))
     if len(shape) != len(pod):
-        problem = f"it is laid out in {len(pod)} dimensions"
+        problem = f"it needs {len(pod)} dimensions"
     elif math.prod(shape) > math.prod(pod):
         problem = f"a whole pod is {PODS[generation]}, {math.prod(pod):,} chips"
     elif (shape[0] % 2 or shape[1] % 2) and sides not in _PARTS_OF_A_HOST.get(generation, ()):
-        problem = "its hosts hold 2x2 chips, so that the first two sides are even"
+        problem = "its hosts have 2x2 chips, so the first two sides must be even"
     elif any(side > most for side, most in zip(sorted(shape), sorted(pod), strict=True)):
         problem = f"a whole pod is {PODS[generation]}"
     elif not _is_cut(generation, shape):
-        problem = "beyond those with a name, slices are cut in cubes of 4x4x4" if len(pod) == 3 else "nobody cuts it"
+        problem = "larger slices than the named ones are cubes of 4x4x4" if len(pod) == 3 else "no such slice exists"
     else:
         return
-    known = ", ".join(f"{generation}:{shape}" for shape in SLICES[generation].values())
-    raise ValueError(f"no slice of {CHIPS[generation].name} has the shape {name}: {problem}; usual ones: {known}")
+    usual = ", ".join(f"{generation}:{shape}" for shape in SLICES[generation].values())
+    raise ValueError(f"no slice of {CHIPS[generation].name} has the shape {name}: {problem}; usual shapes: {usual}")
 
 
 def _is_cut(generation: str, shape: list[int]) -> bool:
-    """Whether slices of this shape are sold, whichever way round: those with a name, parts of a host, whole cubes."""
+    """Return True for shapes that exist, in any orientation: named slices, parts of a host, cubes of 4x4x4."""
     sold = [*SLICES[generation].values(), *_PARTS_OF_A_HOST.get(generation, ())]
     cubes = len(shape) == 3 and all(side % 4 == 0 for side in shape)
     return cubes or sorted(shape) in [sorted(int(x) for x in sides.split("x")) for sides in sold]
@@ -174,7 +180,7 @@ _PARTS_OF_A_HOST = {"v3": ("1x1",), "v5e": ("1x1", "1x2", "2x1"), "v6e": ("1x1",
 
 
 def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
-    """What the GPU compiler is told instead of a device (the text of a GpuTargetConfigProto)."""
+    """Return the description that the GPU compiler needs instead of a device (text of a GpuTargetConfigProto)."""
     return f"""
         gpu_device_info {{
           threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -197,21 +203,21 @@ def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
 def _devices(generation: str, topology: str) -> tuple:
     chip = CHIPS[generation]
     if chip.multiprocessors:
-        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of versions of drivers that are not here
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # it checks versions of drivers that are not installed
         config = _gpu_target_config(chip, chip.multiprocessors)
         more: dict[str, Any] = dict(topology_name="", platform="cuda", target_config=config, topology=topology)
     else:
         more = dict(topology_name=topology, platform="tpu")
-        if topology.split(":")[0] in ("v4", "v5p"):  # both cores of a chip as one device
+        if topology.split(":")[0] in ("v4", "v5p"):  # megacore: both cores of a chip are one device
             more |= dict(chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1))
     try:
         return tuple(topologies.get_topology_desc(**more).devices)
     except Exception as error:
-        raise ValueError(f"the compiler knows no topology {topology!r} of {chip.name}: {str(error)[:300]}") from error
+        raise ValueError(f"the compiler has no topology {topology!r} of {chip.name}: {str(error)[:300]}") from error
 
 
 def _version(wheel: str) -> str:
-    """Of an installed wheel; "unknown" if a compiler came another way: what it compiled is not lost to that."""
+    """Return the version of an installed wheel; "unknown" if the compiler was installed another way."""
     try:
         return version(wheel)
     except PackageNotFoundError:
@@ -221,5 +227,5 @@ def _version(wheel: str) -> str:
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of its parent
+    except ModuleNotFoundError:  # the parent package is missing
         return False

@@ -1,4 +1,4 @@
-"""The seconds of a step for a person: what they count on, what they are worth, and where they go."""
+"""Reports on the seconds of a step: the sum, its bounds and sources, MFU, and seconds by purpose."""
 
 from ringformer.estimate.closed_forms import StepTime, computation_seconds, step_time
 from ringformer.estimate.program_estimate import Estimate
@@ -9,36 +9,31 @@ from ringformer.models.flops import model_flops_per_token
 
 
 def seconds_text(workload: Workload, estimate: Estimate, schedule: Schedule, time: StepTime) -> list[str]:
-    """The lines of a report on a compiled step's seconds."""
-    return [
-        *_time(workload, time),
-        *_held_against_parts(workload, estimate, time),
-        *where_text(schedule),
-        *host_waits_text(schedule),
-    ]
+    """Return the lines of a report on a compiled step's seconds."""
+    return [*_time(workload, time), *_compared_with_parts(workload, estimate, time), *purposes_text(schedule)]
 
 
 def figures(x: float) -> str:
-    """A number with four figures, or all of those before the point."""
+    """Format a number with four digits, or with all digits before the decimal point."""
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
 
 
 def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
-    """The time of a step by its schedule; None if the compiler gave up before it had one."""
+    """Return the time of a step by its schedule; None if the compiler stopped before it had one."""
     return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
 
 
 def computation_time(workload: Workload) -> StepTime:
-    """The time of a step's computation by the closed form, as if all communication were hidden."""
+    """Return the time of a step's computation by the closed form, as if all communication were hidden."""
     assumed = efficiency(workload.target.generation, workload.model.kernel, workload.model.head_dim)
     return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed, closed_form=True)
 
 
 def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
-    """Model FLOPs utilisation of a modelled step by two conventions; nothing for a model without closed forms.
+    """Model FLOPs utilisation of a modelled step in two conventions; empty for a model without closed forms.
 
-    "causal" halves attention for its mask, which is what has to be computed; "palm" does not, as most papers print it
-    (PaLM, appendix B). At long contexts they differ by almost 2. Of the peak of the compute dtype.
+    "causal" counts the half of attention that the mask leaves to compute; "palm" counts all of it, as most papers do
+    (PaLM, appendix B). At long contexts they differ by almost 2. Both are relative to the peak of the compute dtype.
     """
     if not workload.has_closed_forms:
         return {}
@@ -51,34 +46,34 @@ def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
 
 
 def cost_json(workload: Workload, time: StepTime | None) -> dict:
-    """The modelled hours, days and device-hours of the workload's tokens; nothing if there are none, or no time."""
+    """Modelled hours, days and device-hours of the workload's tokens; empty without tokens or time."""
     if time is None or not workload.tokens:
         return {}
     days = time.days(workload.tokens)
     return {"hours_model": 24 * days, "days_model": days, "device_hours_model": 24 * days * workload.target.num_devices}
 
 
-def where_the_time_goes(schedule: Schedule) -> dict[str, float]:
-    """Seconds of a step by what they are for, the most first."""
+def seconds_by_purpose(schedule: Schedule) -> dict[str, float]:
+    """Seconds of a step by purpose, largest first."""
     seconds = {name: spent.overlapped for name, spent in schedule.purposes.items()}
     seconds["exposed communication"] = schedule.exposed_seconds
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def _time(workload: Workload, time: StepTime) -> list[str]:
-    """What a step takes and is worth, each number with what it counts on."""
+    """Return the lines on a step's seconds, bounds and source, its speed, and the cost of the workload's tokens."""
     used = mfu(workload, time)
     lines = [
-        f"  modelled {figures(time.step)} s a step, from the batch on the devices to the updated state:",
+        f"  modelled {figures(time.step)} s per step, from the batch on the devices to the updated state:",
         f"    {figures(time.compute)} s of computation, {time.exposed:,.3g} s of communication that the schedule "
         "leaves exposed",
         f"    {time.source}",
-        f"    no less than {figures(time.floor + time.exposed)} s by bytes and FLOPs at the peak, no more than "
+        f"    at least {figures(time.floor + time.exposed)} s by bytes and FLOPs at the peak, at most "
         f"{figures(time.serial + time.exposed)} s if no data moves while an instruction computes",
-        f"  {figures(time.tokens_per_second)} tokens a second"
+        f"  {figures(time.tokens_per_second)} tokens per second"
         + (
-            f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} with all of it "
-            "(PaLM's convention)"
+            f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} without (PaLM's "
+            "convention)"
             if used
             else ""
         ),
@@ -87,14 +82,14 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
 
 
 def closed_form_seconds(workload: Workload) -> list[str]:
-    """The lines on the seconds of a step that was not compiled."""
+    """Return the lines on the seconds of a step that was not compiled."""
     time = computation_time(workload)
-    speed = f"{figures(time.tokens_per_second)} tokens a second"
-    return [f"  modelled {figures(time.step)} s a step ({time.source}), {speed}", *_cost(workload, time)]
+    speed = f"{figures(time.tokens_per_second)} tokens per second"
+    return [f"  modelled {figures(time.step)} s per step ({time.source}), {speed}", *_cost(workload, time)]
 
 
 def _cost(workload: Workload, time: StepTime) -> list[str]:
-    """What the workload's tokens take; nothing if there are none."""
+    """Return the line on the cost of the workload's tokens; empty without tokens."""
     if not workload.tokens:
         return []
     hours, days, device_hours = cost_json(workload, time).values()
@@ -104,36 +99,31 @@ def _cost(workload: Workload, time: StepTime) -> list[str]:
     ]
 
 
-def _held_against_parts(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
-    """What a step that has its own machine code would be said to take without it."""
+def _compared_with_parts(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
+    """Compare a step with its own machine code to the estimate that would be given without it."""
     if estimate.by_parts is None:
         return []
     parts = step_time(estimate.by_parts, workload.step_tokens).step
     return [
-        f"  held against the machine code of a layer's attention, compiled alone: {figures(parts)} s "
+        f"  by the machine code of a layer's attention, compiled alone, it would be {figures(parts)} s "
         f"({parts / time.step - 1:+.1%})"
     ]
 
 
-def where_text(schedule: Schedule) -> list[str]:
-    """The lines of `where_the_time_goes`."""
-    seconds = where_the_time_goes(schedule)
+def purposes_text(schedule: Schedule) -> list[str]:
+    """Return the lines of `seconds_by_purpose` and, if a GPU waits for its host, how often and where."""
+    seconds = seconds_by_purpose(schedule)
     whole = sum(seconds.values())
     digits = 3 if whole >= 0.1 else 6
-    return ["  where the time goes:"] + [
+    lines = ["  seconds by purpose:"] + [
         f"    {spent:>10,.{digits}f} s {spent / whole:>6.1%}  {name}"
         for name, spent in seconds.items()
         if spent > 5e-4 * whole
     ]
-
-
-def host_waits_text(schedule: Schedule) -> list[str]:
-    """How often a GPU's program waits for its host; nothing if it never does."""
-    waits = schedule.host_waits
-    if not waits:
-        return []
-    named = ", ".join(f"{count:,.0f} in {name}" for name, count in sorted(waits.items(), key=lambda item: -item[1]))
-    return [
-        f"  loops that wait for the host, at most {sum(waits.values()):,.0f} times, which is in none of the "
-        f"seconds above: {named}"
-    ]
+    if waits := schedule.host_waits:
+        named = ", ".join(f"{count:,.0f} in {name}" for name, count in sorted(waits.items(), key=lambda item: -item[1]))
+        lines.append(
+            f"  loops wait for the host at most {sum(waits.values()):,.0f} times, not included in the seconds above: "
+            f"{named}"
+        )
+    return lines

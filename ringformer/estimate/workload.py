@@ -1,4 +1,4 @@
-"""What an estimate is of: a train step on a target."""
+"""Workloads of training: a train step of a model on a target."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from ringformer.train.checks import check_platform
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """Settings of a `LlamaConfig` that buy memory with time."""
+    """Settings of a `LlamaConfig` that trade time for memory."""
 
     head_groups: int = 1
     remat_group: int = 1
@@ -30,22 +30,22 @@ class MemorySettings:
 
 @dataclass(frozen=True)
 class Workload:
-    """One train step on a target, and how many tokens to train on with it."""
+    """One train step on a target, and the number of tokens to train on."""
 
     model: Any
-    """A `ModelConfig`. All but the compiled estimate itself asks for a `LlamaConfig`: see `has_closed_forms`."""
+    """A `ModelConfig`. Only a compiled estimate accepts one that is not a `LlamaConfig` (see `has_closed_forms`)."""
     target: Target
     mesh_dim: str
     seq_len: int
     batch_size: int = 1
-    """Sequences of a step, in `accumulate` microbatches."""
+    """Sequences per step, split into `accumulate` microbatches."""
     accumulate: int = 1
     tokens: float | None = None
-    """Tokens to train on in all; None: nobody said."""
+    """Total training tokens; None if not given."""
     name: str = ""
-    """A preset (`estimate_command` needs one), or the stage of a config."""
+    """The name of a preset (required by `estimate_command`), or the stage of a config."""
     masks: bool | None = None
-    """Whether sequences have segment ids; None: nobody said, as far as the kernel can have them."""
+    """True if sequences have segment ids; None: they do if the kernel supports them."""
 
     @property
     def step_tokens(self) -> int:
@@ -53,23 +53,23 @@ class Workload:
 
     @property
     def local_tokens(self) -> int:
-        """Tokens of a microbatch on a device."""
+        """Tokens of a microbatch on one device."""
         return self.step_tokens // self.accumulate // self.target.num_devices
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """The sizes of (dp, fsdp, tp, sp)."""
+        """Sizes of the axes (dp, fsdp, tp, sp)."""
         return mesh_shape(self.mesh_dim, self.target.num_devices)
 
     @property
     def state_shards(self) -> int:
-        """The number of devices that share one copy of the parameters and of the optimizer's state."""
+        """Number of devices that share one copy of the parameters and the optimizer's state."""
         _, fsdp, tp, sp = self.mesh_shape
         return fsdp * tp * sp
 
     @property
     def has_closed_forms(self) -> bool:
-        """Whether closed forms and memory settings are known of the model: LLaMA's are."""
+        """True for models with closed forms and memory settings, which only LLaMA has."""
         return isinstance(self.model, LlamaConfig)
 
     @property
@@ -78,15 +78,15 @@ class Workload:
         return MemorySettings(m.head_groups, m.remat_group, m.q_chunk, m.k_chunk)
 
     def check(self) -> None:
-        """Raise ValueError for a mesh, a length or a batch that no run can have, without a compiler."""
+        """Raise ValueError for a mesh, length or batch that no run can have; needs no compiler."""
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_batch(self.model.layout, mesh, self.seq_len, self.batch_size, self.accumulate)
         check_platform(self.model, self.target.chip.kind, self.target.chip, bool(self.masks))
 
     def with_kernel(self) -> tuple["Workload", str]:
-        """The workload with the kernel and the chunks of its model on this target, and a line that says which and why.
-        Raises ValueError for a kernel that the target cannot have."""
+        """Return the workload with kernel and chunks chosen for the target, and a line that says which and why. Raises
+        ValueError for a kernel that the target does not support."""
         chip = self.target.chip
         local_tokens, masks = self.seq_len // self.mesh_shape[3], bool(self.masks)
         model, why = with_kernel(self.model, chip.kind, chip, local_tokens, masks)
@@ -97,7 +97,7 @@ class Workload:
 
 
 def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
-    """What the runs of `parse_stages` train on a target, each with all of its steps' tokens."""
+    """Return the workloads of the runs of `parse_stages` on a target, each with the tokens of all its steps."""
     return [
         Workload(
             c.model,
@@ -115,7 +115,7 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
 
 
 def estimate_command(workload: Workload) -> str:
-    """The command line that estimates a preset's workload; raises ValueError if the flags cannot say it."""
+    """Return the command line that estimates a preset's workload; raises ValueError if flags cannot express it."""
     model, settings = workload.model, vars(workload.settings)
     flags = {"attention": model.attention, "compute_dtype": model.compute_dtype}
     shape = {"mesh_dim": workload.mesh_dim, "batch_size": workload.batch_size}
@@ -128,7 +128,7 @@ def estimate_command(workload: Workload) -> str:
     switches = {name: getattr(model, name) for name in ("offload", "fetch_ahead")}
     named = LlamaConfig(**preset(workload.name) | flags | layout | settings | switches)
     if named != model:
-        raise ValueError(f"no flags of `ringformer estimate` make {model} of {workload.name!r}; write a config file")
+        raise ValueError(f"no flags of `ringformer estimate` turn {workload.name!r} into {model}; write a config file")
     options = {
         "model": workload.name,
         "target": workload.target.name,

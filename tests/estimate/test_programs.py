@@ -375,7 +375,7 @@ def test_a_report_says_where_the_time_goes():
         "optimizer",
     } <= set(spent)
     assert spent["attention backward"] > spent["attention forward"] > spent["feed-forward"]
-    assert found["seconds_source"] in text and f"{next(iter(spent))}" in text.partition("where the time goes:")[2]
+    assert found["seconds_source"] in text and f"{next(iter(spent))}" in text.partition("seconds by purpose:")[2]
 
 
 @on_tpu

@@ -85,19 +85,19 @@ def test_programs_for_elsewhere_are_kept_in_no_compilation_cache(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v5e:3x7", "hosts hold 2x2 chips, so that the first two sides are even; usual ones: v5e:1x1, v5e:2x2"),
-        ("v4:5x1x1", "the first two sides are even"),
-        ("v5p:1x1x1", "the first two sides are even"),
+        ("v5e:3x7", "hosts have 2x2 chips, so the first two sides must be even; usual shapes: v5e:1x1, v5e:2x2"),
+        ("v4:5x1x1", "the first two sides must be even"),
+        ("v5p:1x1x1", "the first two sides must be even"),
         ("v5e:999x1", "a whole pod is 16x16, 256 chips"),
         ("v5e:32x32", "a whole pod is 16x16, 256 chips"),
         ("v4:32x16x16", "a whole pod is 16x16x16, 4,096 chips"),
-        ("v4:4x4", "laid out in 3 dimensions; usual ones: v4:2x2x1"),
+        ("v4:4x4", "needs 3 dimensions; usual shapes: v4:2x2x1"),
         ("v5e:2x64", "a whole pod is 16x16; usual"),
-        ("v5e:6x6", "nobody cuts it; usual"),
-        ("v3:2x6", "nobody cuts it; usual"),
-        ("v4:2x2x3", "slices are cut in cubes of 4x4x4"),
+        ("v5e:6x6", "no such slice exists; usual"),
+        ("v3:2x6", "no such slice exists; usual"),
+        ("v4:2x2x3", "larger slices than the named ones are cubes of 4x4x4"),
         ("v4:4x4x256", "a whole pod is 16x16x16; usual"),
-        ("v5e:2x2x2", "laid out in 2 dimensions"),
+        ("v5e:2x2x2", "needs 2 dimensions"),
     ],
 )
 def test_a_shape_that_no_slice_has(name, message):

@@ -35,7 +35,7 @@ def test_every_recorded_command_is_that_of_its_cell():
 
 @pytest.mark.parametrize("change", [{"name": "small"}, {"model": replace(TINY.model, ffn_chunk=512)}])
 def test_what_no_flags_say_has_no_command(change):
-    with pytest.raises(ValueError, match="no flags of `ringformer estimate` make"):
+    with pytest.raises(ValueError, match="no flags of `ringformer estimate` turn"):
         estimate_command(replace(TINY, **change))
 
 

@@ -1,4 +1,4 @@
-"""The collectives of a compiled step, grouped by what they are for: a few lines for a person instead of hundreds."""
+"""Collectives of a compiled step grouped by purpose: a short table instead of hundreds of lines."""
 
 import math
 from collections import defaultdict
@@ -20,23 +20,23 @@ PURPOSES = (
     "offloaded, to the host",
     "offloaded, from the host",
 )
-"""What transfers are for, in the order of the table. At the ends of a ring's loops: the hops before the first turn
-and after the last. Gradients are those of training; activations gathered and partial results merged, of split products
-and of attention to a cache that is spread, those of inference. Other: activations over tp, scalars such as the loss."""
+"""Purposes of transfers, in the order of the table. The ends of a ring's loops are the hops before the first and after
+the last iteration. Gradients occur in training; in inference, activations are gathered and partial results merged, for
+split products and for attention to a cache spread over devices. Other: activations over tp, scalars like the loss."""
 
 
 class Group(NamedTuple):
-    """The collectives of one kind and purpose, of one step on one device."""
+    """The collectives of one kind and purpose in one step on one device."""
 
     purpose: str
     kind: str
     executions: float
     synchronous: float
-    """Those of the executions that have no start of their own: nothing can travel under other work."""
+    """Executions without a separate start, so that nothing can be hidden under other work."""
     hidden_bytes: float
     exposed_bytes: float
     longest: Transfer
-    """The one with most bytes, which is on the link for longest; of several, the one that waits for it most."""
+    """The one with the most bytes, which occupies the link longest; of equals, the one that takes most seconds."""
 
     @property
     def bytes(self) -> float:
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 def purpose(t: Transfer) -> str:
-    """What a collective is for: one of `PURPOSES`."""
+    """Return the purpose of a collective, one of `PURPOSES`."""
     inside, ends, gathered, reduced, _, _, other, to_host, from_host = PURPOSES
     if t.kind in (TO_HOST, FROM_HOST):
         return to_host if t.kind == TO_HOST else from_host
@@ -52,21 +52,21 @@ def purpose(t: Transfer) -> str:
         return inside if t.in_ring_loop else ends
     if GATHER in t.op_name:
         return gathered
-    # Gradients of weights that every device holds whole are summed where their replicas were made, without a scope.
+    # Gradients of weights that are whole on every device are summed where their replicas were made, without a scope.
     if SCATTER in t.op_name or (t.kind == "all-reduce" and math.prod(t.shape) > 1):
         return reduced
     return other
 
 
 def inference_purpose(t: Transfer) -> str:
-    """As `purpose`, of a program without gradients."""
+    """Return the purpose of a collective in a program without gradients."""
     if t.kind == "collective-permute" or GATHER in t.op_name:
         return purpose(t)
     return "activations gathered" if t.kind == "all-gather" else "partial results merged"
 
 
 def grouped(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[Group]:
-    """The groups in the order of `PURPOSES`; of one purpose, the kind with most bytes first."""
+    """Group transfers in the order of `PURPOSES`; within a purpose, the kind with the most bytes comes first."""
     members: dict[tuple[str, str], list[Transfer]] = defaultdict(list)
     for t in transfers:
         members[purpose(t), t.kind].append(t)
@@ -86,14 +86,14 @@ def grouped(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purp
 
 
 def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[str]:
-    """The lines of a table of the groups; none for a step without collectives."""
+    """Return the lines of a table of the groups; empty for a step without collectives."""
     lines = [
         f"{'transfers':26}{'kind':20}{'executed':>10}{'synchronous':>13}{'hidden GiB':>12}{'exposed GiB':>13}"
-        "  longest single one"
+        "  longest single transfer"
     ]
     for g in grouped(transfers, purpose):
         t = g.longest
-        single = f"{t.dtype}{list(t.shape)}, {t.bytes / 2**20:,.1f} MiB, through after {t.seconds * 1e3:,.2f} ms"
+        single = f"{t.dtype}{list(t.shape)}, {t.bytes / 2**20:,.1f} MiB, {t.seconds * 1e3:,.2f} ms"
         lines.append(
             f"{g.purpose:26}{g.kind:20}{g.executions:>10,.0f}{g.synchronous:>13,.0f}{g.hidden_bytes / GiB:>12,.2f}"
             f"{g.exposed_bytes / GiB:>13,.2f}  {single}"
@@ -102,7 +102,7 @@ def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], s
 
 
 def group_json(g: Group) -> dict:
-    """A group as a JSON object."""
+    """Return a group as a JSON object."""
     numbers = g._asdict() | {"longest_seconds": g.longest.seconds, "longest_bytes": g.longest.bytes}
     del numbers["longest"]
     return numbers

@@ -1,7 +1,7 @@
-"""A program as its compiler has scheduled it and placed its buffers, read from what XLA dumps before it generates code.
+"""Scheduled programs with their buffer assignment, read from what XLA dumps before it generates code.
 
-Whether the program fits, what it holds and what it overlaps is decided there. On TPU nine tenths of a compilation
-still lie ahead then: machine code, which an estimate does not need.
+At that point it is decided whether a program fits, what it holds and what it overlaps. On TPU nine tenths of a
+compilation are still ahead: the machine code, which an estimate does not need.
 """
 
 import re
@@ -13,58 +13,61 @@ import jax
 from ringformer.estimate.compiler.peak_buffers import PeakBuffers, read_peak_buffers
 
 PROGRAM = {"tpu": "*after_optimizations_after_buffer_assignment.txt", "gpu": "*gpu_after_optimizations.txt"}
-"""The dump of the scheduled program. The TPU compiler writes this one only of a program that it found to fit."""
+"""File of the scheduled program. The TPU compiler writes it only for a program that fits."""
 
 LAST = {"tpu": PROGRAM["tpu"], "gpu": "*.debug_options"}
-"""The file that is written when the program and the buffer assignment are there."""
+"""File whose existence shows that the program and its buffer assignment have been written."""
 
 AS_COMPILED_PROGRAMS_PRINT = {
     "xla_dump_hlo_as_text": True,
     "xla_dump_compact_gte": False,
     "xla_syntax_sugar_async_ops": True,
 }
-"""How a dump writes the same text as `jax.stages.Compiled.as_text`, of a compiler that knows these options."""
+"""Options that make a dump equal to the text of `jax.stages.Compiled.as_text`, for compilers that have them."""
 
 HOST = "5"
-"""The number ("color") of host memory in a buffer assignment; that of the device is not printed."""
+"""Number ("color") of host memory in a buffer assignment; device memory has none."""
 
 
 class CompilerFailure(RuntimeError):
-    """The compiler broke down. That says nothing of whether the program fits."""
+    """The compiler broke down, which does not show whether the program fits."""
+
+    meaning = "the compiler broke down, so it is unknown whether it fits: "
+    """Introduction to the error in a command's output."""
 
 
 class Refusal(str):
-    """The error of a compiler that does not accept a program."""
+    """The error of a compiler that rejects a program."""
 
 
 class Memory(NamedTuple):
-    """Bytes of one device."""
+    """Bytes on one device."""
 
     arguments: int
     outputs: int
-    """Outputs that take the place of no argument."""
+    """Outputs that do not reuse the memory of an argument."""
     temporaries: int
     host: int
     """Temporaries in host memory."""
 
 
 class Compiled(NamedTuple):
-    """What a compiler says of a program that it accepts."""
+    """A compiler's report on a program that it accepts."""
 
     program: str
-    """The text of the scheduled program."""
+    """Text of the scheduled program."""
     memory: Memory
     generated_code: bool = False
     code_bytes: int | None = None
-    """Of the machine code, in the device's memory; None: the compiler does not say."""
+    """Bytes of machine code in device memory; None if the compiler does not report it."""
     peak_buffers: PeakBuffers | None = None
-    """What is alive at the peak; None if no dump says so."""
+    """Buffers alive at the peak; None if the dump does not contain them."""
     cycles: dict[str, float] | None = None
-    """Of the program's own machine code, by `KernelKeys.key`; None if it was not read."""
+    """Cycles of the program's own machine code, by `KernelKeys.key`; None if it was not read."""
 
 
 def read_dump(folder: Path, kind: str) -> Compiled | None:
-    """What the dump in a folder says of the program of a target of this kind ("tpu" or "gpu"), once it is all there.
+    """Read the dump of a program for a target of this kind ("tpu" or "gpu"); None until it is complete.
 
     The buffer assignment is written before the program, and a program's entry computation comes last in its text.
     """
@@ -83,9 +86,9 @@ def read_dump(folder: Path, kind: str) -> Compiled | None:
 
 
 def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[str, Any]) -> jax.stages.Compiled:
-    """Compile with these options, and with those of `printing` that the compiler knows: it refuses others at once.
+    """Compile with `options`, and with those options in `printing` that the compiler accepts.
 
-    One that is older than an option writes only what the option asks for.
+    A compiler rejects an unknown option at once; one that is older than an option always behaves as the option asks.
     """
     try:
         return lowered.compile(compiler_options=options | printing)
@@ -97,29 +100,24 @@ def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[
 
 
 def generated_program(folder: Path) -> str | None:
-    """The text of the program in a TPU compiler's dump after it generated code: the schedule, with its own estimates of
-    cycles. (`jax.stages.Compiled.as_text` cannot print programs with offloaded arrays on every chip.)"""
+    """Return the text of the program from a TPU compiler's dump after code generation: the schedule with the compiler's
+    estimates of cycles. (`jax.stages.Compiled.as_text` fails on programs with offloaded arrays on some chips.)"""
     program = next(folder.glob("*after_codegen.txt"), None)
     return program.read_text() if program else None
 
 
+USES = {"parameter ": "arguments", "preallocated-temp": "temporaries", "maybe-live-out": "outputs"}
+"""Fields of `Memory` by the word that an allocation in device memory is described with."""
+
+
 def read_memory(assignment: str) -> Memory:
-    """What the text of a buffer assignment says; only newer compilers give an allocation a page."""
+    """Read the text of a buffer assignment; only newer compilers print the page of an allocation."""
     sizes = dict.fromkeys(Memory._fields, 0)
     allocation = r"^allocation \d+: size (\d+), (?:color (\d+), )?(?:page \d+, )?(.*)$"
-    for size, color, use in re.findall(allocation, assignment, re.M):
-        if color == HOST and "preallocated-temp" in use:
+    for size, color, description in re.findall(allocation, assignment, re.M):
+        use = re.search("|".join(USES), description)
+        if color == HOST and use and use[0] == "preallocated-temp":
             sizes["host"] += int(size)
-        elif not color:
-            kind = (
-                "arguments"
-                if use.startswith("parameter ")
-                else "temporaries"
-                if "preallocated-temp" in use
-                else "outputs"
-                if "maybe-live-out" in use
-                else None
-            )
-            if kind:
-                sizes[kind] += int(size)
+        elif not color and use:
+            sizes[USES[use[0]]] += int(size)
     return Memory(**sizes)

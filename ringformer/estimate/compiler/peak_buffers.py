@@ -1,8 +1,8 @@
-"""The largest buffers of a compiled program at its peak, and the lines of source that made them.
+"""Largest buffers of a compiled program at its peak, and the source lines that made them.
 
-XLA dumps where every value lies (`*-buffer-assignment.txt`) and from when to when it lives (`*-live-range.txt`). Of the
-moment at which the values in device memory take most bytes, the largest are what a person can do something about. What
-the heap has beyond their sum is holes.
+XLA dumps the place of every value (`*-buffer-assignment.txt`) and its lifetime (`*-live-range.txt`). This module finds
+the moment at which the values in device memory take the most bytes, and the largest of them, which are worth reducing.
+Whatever the heap needs beyond their sum is fragmentation.
 """
 
 import os
@@ -12,60 +12,59 @@ from pathlib import Path
 from typing import NamedTuple
 
 SUFFIXES = {"assignment": "-buffer-assignment.txt", "live_ranges": "-live-range.txt", "program": ".txt"}
-"""How the names of the files end that a program is dumped to."""
+"""Endings of the files that a program is dumped to."""
 
 VALUE = r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
-"""A line of a buffer assignment: instruction, element of its tuple, size, offset, type."""
+"""A value in a buffer assignment: instruction, element of its tuple, size, offset, type."""
 
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
 ESTIMATE = str(Path(__file__).parents[1]) + os.sep
-"""Where the program is lowered: what calls it is no part of it."""
+"""Files that lower the program; their frames are not part of it."""
 
 WRAPPERS = tuple(PACKAGE + os.path.join("ops", name) for name in ("derivative_guards.py", "varying_axes.py"))
-"""Modules that compute nothing themselves: who calls them says more."""
+"""Modules that compute nothing themselves; their callers are reported instead."""
 
 
 class Buffer(NamedTuple):
     """A value in device memory, alive at the peak."""
 
     bytes: int
-    """What it takes, the padding of its tiles among it."""
+    """Size, including the padding of tiles."""
     type: str
     """Its dtype and shape in XLA's notation, e.g. "bf16[1,4096,512]"."""
     instruction: str
     op_name: str
-    """JAX's name of the operation, the transformations around it in front; empty: the compiler's own."""
+    """JAX's name of the operation, preceded by its transformations; empty if the compiler added it."""
     source: str
-    """File and line of the innermost frame that is not a library's, e.g. "ringformer/ops/rope.py:31"; empty: nobody
-    said."""
+    """File and line of the innermost frame outside libraries, e.g. "ringformer/ops/rope.py:31"; empty if unknown."""
     is_argument: bool
-    """Whether it is the state or the batch, which stay for the whole step."""
+    """True for the state and the batch, which stay for the whole step."""
 
 
 class PeakBuffers(NamedTuple):
-    """What is alive on one device at the moment at which that is most."""
+    """Buffers alive on one device when they take the most bytes."""
 
     bytes: int
-    """All that is alive, arguments too; the compiler's peak has the holes of its heap besides."""
+    """Bytes of everything alive, arguments included; the compiler's peak also includes fragmentation."""
     largest: list[Buffer]
 
 
 class _Value(NamedTuple):
     name: str
-    """Of the instruction and the element of its tuple, e.g. "while.3{1}"; "{}" if it is no tuple."""
+    """Instruction and element of its tuple, e.g. "while.3{1}"; "{}" if it is not a tuple."""
     place: tuple[int, int]
-    """Allocation and offset: values of one place that live at one time are one buffer under several names."""
+    """Allocation and offset; values with the same place and lifetime are one buffer under several names."""
     size: int
     type: str
     is_argument: bool
 
 
 def read_peak_buffers(folder: Path, count: int = 10) -> PeakBuffers | None:
-    """`peak_buffers` of the one program that a compiler dumped to the folder; None if it dumped no live ranges."""
-    found = next(folder.glob("*after_optimizations-live-range.txt"), None)
-    if found is None:
+    """Return the `peak_buffers` of the one program dumped to the folder; None if it has no live ranges."""
+    live_ranges = next(folder.glob("*after_optimizations-live-range.txt"), None)
+    if live_ranges is None:
         return None
-    stem = found.name.removesuffix(SUFFIXES["live_ranges"])
+    stem = live_ranges.name.removesuffix(SUFFIXES["live_ranges"])
     texts = {what: folder / (stem + suffix) for what, suffix in SUFFIXES.items()}
     if not all(path.exists() for path in texts.values()):
         return None
@@ -73,12 +72,12 @@ def read_peak_buffers(folder: Path, count: int = 10) -> PeakBuffers | None:
 
 
 def peak_buffers(assignment: str, live_ranges: str, program: str, count: int = 10) -> PeakBuffers:
-    """The `count` largest buffers at the peak of device memory.
+    """Return the `count` largest buffers at the peak of device memory.
 
     Args:
-      assignment: the text of XLA's buffer assignment.
-      live_ranges: the text of its live ranges.
-      program: the text of the scheduled program, with the source of its instructions.
+      assignment: text of XLA's buffer assignment.
+      live_ranges: text of its live ranges.
+      program: text of the scheduled program, with the source of its instructions.
     """
     ranges = {
         name: (int(start), int(end)) for name, start, end in re.findall(r"^    (\S+):(\d+)-(\d+)$", live_ranges, re.M)
@@ -92,7 +91,7 @@ def peak_buffers(assignment: str, live_ranges: str, program: str, count: int = 1
 
 
 def _values(assignment: str) -> tuple[list[_Value], list[_Value]]:
-    """The values in device memory: those that stay for the whole step, and those that share the heap."""
+    """Return the values in device memory: those that stay for the whole step, and those that share the heap."""
     always: list[_Value] = []
     temporary: list[_Value] = []
     heap = argument = skip = False
@@ -100,17 +99,18 @@ def _values(assignment: str) -> tuple[list[_Value], list[_Value]]:
     for line in assignment.partition("\nTotal bytes used")[0].splitlines():
         if header := re.match(r"allocation (\d+): size \d+, (color \d+, )?(.*)$", line):
             number, use = int(header[1]), header[3]
-            skip = bool(header[2]) or "thread-local" in use  # of another memory, or of a fused loop's scalars
+            skip = bool(header[2]) or "thread-local" in use  # in another memory, or scalars of a fused loop
             heap, argument = "preallocated-temp" in use, bool(re.search(r"\bparameter \d", use))
         elif not skip and (value := re.match(VALUE, line)):
             name, element, size, offset, type_ = value.groups()
-            found = _Value(name + (element or "{}"), (number, int(offset)), int(size), _plain(type_), argument)
-            (temporary if heap else always).append(found)
+            place = number, int(offset)
+            kind = temporary if heap else always
+            kind.append(_Value(name + (element or "{}"), place, int(size), _plain(type_), argument))
     return always, temporary
 
 
 def _at_peak(values: list[_Value], ranges: dict[str, tuple[int, int]]) -> dict[tuple[int, int], list[_Value]]:
-    """The values that live at the moment at which their places take most bytes, by place."""
+    """Return the values that live when their places take the most bytes, grouped by place."""
     changes: dict[int, list[tuple[bool, _Value]]] = defaultdict(list)
     for value in values:
         start, end = ranges[value.name]
@@ -140,21 +140,21 @@ def _by_place(values: list[_Value]) -> dict[tuple[int, int], list[_Value]]:
 
 
 def _buffer(values: list[_Value], sources: "_Sources") -> Buffer:
-    """One buffer of the values in its place: described by one of the largest, rather one whose source is known."""
+    """Describe the buffer of the values in one place by one of the largest, preferably one with a known source."""
     size = max(v.size for v in values)
-    told = [(v, *sources.of(v.name)) for v in values if v.size == size]
-    if values[0].is_argument:  # by its own name, not that of what is written in its place
-        told = told[:1]
-    value, op_name, source = max(told, key=lambda t: (bool(t[2]), bool(t[1])))
+    largest = [(v, *sources.of(v.name)) for v in values if v.size == size]
+    if values[0].is_argument:  # by its own name, not by the name of what is written in its place
+        largest = largest[:1]
+    value, op_name, source = max(largest, key=lambda described: (bool(described[2]), bool(described[1])))
     return Buffer(size, value.type, value.name.removesuffix("{}"), op_name, source, value.is_argument)
 
 
 class _Sources:
-    """The origin of a program's instructions."""
+    """Origins of a program's instructions."""
 
     def __init__(self, program: str):
         self._lines: dict[str, str] = {}
-        self._loops: dict[str, str] = {}  # the loop of each body, and the body of each parameter
+        self._loops: dict[str, str] = {}  # body -> its loop, parameter -> its body
         self._frames = _frames(program)
         computation = ""
         for line in program.splitlines():
@@ -169,10 +169,10 @@ class _Sources:
         self._program = program
 
     def of(self, value: str) -> tuple[str, str]:
-        """The op's name and `file:line` of a value.
+        """Return the op's name and `file:line` of a value.
 
-        Of one that a loop or a copy hands on, those of what it hands on; of one that nobody names, those of the
-        instruction that takes it.
+        For a value that a loop or a copy passes on, they are those of the value passed on; for a value without either,
+        those of the first instruction that uses it.
         """
         name, _, element = value.removesuffix("}").partition("{")
         op_name, source = self._handed_on(name, element)
@@ -182,7 +182,7 @@ class _Sources:
         return op_name, source
 
     def _taker(self, name: str) -> tuple[str, str] | None:
-        """The first instruction that has this one for an operand, with its line."""
+        """Return the first instruction that has this one as an operand, with its line."""
         pattern = rf"^\s+(?:ROOT )?%([\w.\-]+) = [^\n]*? [a-z][a-z0-9\-]*\([^)\n]*%{re.escape(name)}[,)].*$"
         user = re.search(pattern, self._program, re.M)
         return (user[1], user[0]) if user else None
@@ -223,8 +223,8 @@ class _Sources:
 
 
 def _op_name(line: str) -> str:
-    said = re.search(r'op_name="((?:[^"\\]|\\.)*)"', line)
-    return said[1].replace("\\'", "'") if said else ""
+    name = re.search(r'op_name="((?:[^"\\]|\\.)*)"', line)
+    return name[1].replace("\\'", "'") if name else ""
 
 
 def _operands(line: str) -> tuple[str, list[str]]:
@@ -233,8 +233,8 @@ def _operands(line: str) -> tuple[str, list[str]]:
 
 
 def _frames(program: str) -> dict[int, str]:
-    """`file:line` by the number of a stack frame, from the tables at the head of a program's text: that of the
-    innermost frame that is not a library's."""
+    """Return `file:line` of the innermost frame outside libraries for each stack frame, from the tables at the head of
+    a program's text."""
     tables: dict[str, dict[int, str]] = {}
     for name in ("FileNames", "FileLocations", "StackFrames"):
         section = re.search(rf"^{name}\n((?:\d+ .*\n)*)", program, re.M)
@@ -243,8 +243,8 @@ def _frames(program: str) -> dict[int, str]:
         {n: {key: int(x) for key, x in re.findall(r"(\w+)=(\d+)", row)} for n, row in tables[name].items()}
         for name in ("StackFrames", "FileLocations")
     )
-    # XLA prints the number of a frame's parent plus one: the outermost of a stack seems to be its own, or to have a
-    # sibling for a parent.
+    # XLA prints the number of a frame's parent plus one, so that the outermost frame seems to be its own parent, or to
+    # have a sibling for a parent.
     plus = 1 if any(frame.get("parent_frame_id") == n for n, frame in frames.items()) else 0
 
     def place(frame: int) -> str:
@@ -262,17 +262,17 @@ def _frames(program: str) -> dict[int, str]:
 
 
 def _is_foreign(file: str) -> bool:
-    """Whether a file belongs to Python, to another package that is installed, to the estimate itself or to wrappers."""
+    """Return True for files of Python, of other installed packages, of the estimate itself, and for wrappers."""
     if file.startswith(PACKAGE):
         return file.startswith(ESTIMATE) or file in WRAPPERS
     return file.startswith("<") or bool(re.search(r"/(?:site|dist)-packages/|/lib/python[\d.]+/", file))
 
 
 def _short(file: str) -> str:
-    """The path from the package on, of a file of its own."""
+    """Return the path starting at the package, for the package's own files."""
     return "ringformer/" + file.removeprefix(PACKAGE) if file.startswith(PACKAGE) else file
 
 
 def _plain(type_: str) -> str:
-    """A type without its layouts."""
+    """Return a type without its layouts."""
     return re.sub(r"\{[^{}]*\}", "", type_)

@@ -1,9 +1,9 @@
-"""A program compiled in a process of its own, so that a compiler that dies takes nothing along.
+"""Compilation in a separate process, so that a crash of the compiler is contained.
 
-`python -m ringformer.estimate.compiler.process FOLDER PARENT` is that process: it reads the call that `compile_apart`
-left in the folder, and leaves there what it knows before the compiler begins, what the compiler dumps, and the answer
-if it ends. Who asked reads the dump: whether a program fits is known when it is scheduled, whatever becomes of the
-compiler then.
+`python -m ringformer.estimate.compiler.process FOLDER PARENT` is that process. It reads the call that `compile_apart`
+left in the folder, and writes there the program's surroundings before compilation, the compiler's dump, and the answer
+if it finishes. The parent reads the dump: a program's fit is known once it is scheduled, whatever happens to the
+compiler after that.
 """
 
 import os
@@ -51,7 +51,7 @@ from ringformer.parallel.device_order import max_link_hops
 from ringformer.runs.config_file import CONFIG_MODULE
 
 MACHINE_CODE = "machine_code"
-"""The folder in a process's own for the machine code that is to be read."""
+"""Folder inside the process's folder for the machine code to be read."""
 
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
 
@@ -63,46 +63,46 @@ def compile_apart(
     generate_code: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Estimate:
-    """What one of `PROGRAMS`, or of `INFERENCE`, takes, compiled in a process of its own until it is scheduled and its
-    buffers are placed: on TPU after a tenth of the compiler's work. Then the process is ended; what a compiler does
-    after its schedule changes nothing.
+    """Compile one of `PROGRAMS` or `INFERENCE` in a separate process until it is scheduled and its buffers are placed,
+    which on TPU takes a tenth of the compiler's work. Then end the process; the rest cannot change the answer.
 
-    With `generate_code` it goes on to machine code, and a compiler that dies on the way is a failure; of the train step
-    on TPU that code is read, and its cycles are in the estimate's seconds. `environment` holds variables of that
-    process, LIBTPU_INIT_ARGS for example.
+    With `generate_code` it continues to machine code, and a crash on the way is a failure. For a train step on TPU that
+    code is read, and the estimate's seconds include its cycles. `environment` holds variables of the process, such as
+    LIBTPU_INIT_ARGS.
 
-    Raises ValueError for a mesh that cannot be, MissingCompiler, and CompilerFailure, of one line, if the compiler
-    fails for another reason than memory, dies, or is known to die of such a workload.
+    Raises ValueError for an invalid mesh, MissingCompiler, and CompilerFailure (with a message of one line) if the
+    compiler fails for another reason than memory, crashes, or is known to crash on such a workload.
     """
     workload.target.require_compiler()
     if type(workload.model).__module__ == CONFIG_MODULE:
         raise ValueError(
-            f"{type(workload.model).__name__} is defined in the config file, where the compiler's process cannot find "
-            "it: put the model in a module beside the config, and import that"
+            f"{type(workload.model).__name__} is defined in the config file, which the compiler's process cannot "
+            "import: move the model to a module beside the config, and import that"
         )
     if reason := known_failure(workload):
         raise CompilerFailure(f"{program}: {reason}")
     begin = time.perf_counter()
     read_code = generate_code and program == TRAIN_STEP and workload.target.chip.kind == "tpu"
     with at_work((workload, program, generate_code), environment or {}, read_code=read_code) as (process, folder):
-        said = wait_for_schedule(process, folder, None if generate_code else workload.target.chip.kind)
-        if said is None:
+        answer = wait_for_schedule(process, folder, None if generate_code else workload.target.chip.kind)
+        if answer is None:
             raise CompilerFailure(_death(program, process.returncode, (folder / "log").read_text(errors="replace")))
-        if isinstance(said, Exception):
-            raise said
+        if isinstance(answer, Exception):
+            raise answer
         around: Surroundings = pickle.loads((folder / "surroundings").read_bytes())
     seconds = time.perf_counter() - begin
-    if isinstance(said, Refusal):
-        return read_refusal(said, around, workload.target, seconds)
-    return read_estimate(said, around, workload.target, seconds)
+    if isinstance(answer, Refusal):
+        return read_refusal(answer, around, workload.target, seconds)
+    return read_estimate(answer, around, workload.target, seconds)
 
 
 @contextmanager
 def at_work(
     call: tuple, environment: Mapping[str, str], *, read_code: bool = False
 ) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """A process that compiles `(workload, program, generate_code)`, and its folder, in which it dumps to "dump", with
-    `read_code` a TPU's machine code to `MACHINE_CODE`. Both are gone when the context ends."""
+    """Start a process that compiles `call`, a tuple (workload, program, generate_code), and yield it with its folder.
+    It dumps to the subfolder "dump", and with `read_code` a TPU's machine code to `MACHINE_CODE`. When the context
+    ends, the process is killed and the folder removed."""
     with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "call").write_bytes(pickle.dumps(call))
@@ -114,7 +114,7 @@ def at_work(
         try:
             yield process, folder
         finally:
-            with suppress(ProcessLookupError):  # it has ended, and so has all that it started
+            with suppress(ProcessLookupError):  # the whole process group has ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -135,10 +135,10 @@ def _start(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen:
 def wait_for_schedule(
     process: subprocess.Popen, folder: Path, dumps: str | None
 ) -> Compiled | Refusal | Exception | None:
-    """What the dump of a target of the kind `dumps` says as soon as it is there, else the process's answer when it
-    ends; None: it died without one."""
+    """Return what the dump of a target of the kind `dumps` contains as soon as it is complete, or the process's answer
+    if it ends first; None if it died without an answer."""
     while True:
-        ended = process.poll() is not None  # asked first: what it wrote last is then there to be read
+        ended = process.poll() is not None  # before the dump is read, so that its last files are not missed
         if dumps and (compiled := read_dump(folder / "dump", dumps)):
             return compiled
         if ended:
@@ -149,16 +149,16 @@ def wait_for_schedule(
 
 
 def _death(program: str, returncode: int, log: str) -> str:
-    """What a compiler that died said last, in a line, and what to try."""
+    """Describe in one line how a compiler died, its last message, and what to try."""
     how = f"exit code {returncode}" if returncode >= 0 else signal.Signals(-returncode).name
-    checks = re.findall(r"^F\d{4} [\d:.]+ +\d+ (.+)$", log, re.MULTILINE)  # how C++ logs what it dies of
-    last = (checks[:1] or log.strip().splitlines()[-1:] or ["it said nothing"])[0].strip()
+    checks = re.findall(r"^F\d{4} [\d:.]+ +\d+ (.+)$", log, re.MULTILINE)  # fatal errors in the C++ log
+    last = (checks[:1] or log.strip().splitlines()[-1:] or ["it printed nothing"])[0].strip()
     hint = "; try other head_groups or remat_group, more devices on sp, or half the sequence" if returncode < 0 else ""
     return f"{program}: the compiler died ({how}): {last[:300]}{hint}"
 
 
 def main(folder: Path, parent: int) -> None:
-    """The process itself. It ends with the compiler's answer, and if its parent is gone."""
+    """Run the compiling process. It ends with the compiler's answer, or when its parent is gone."""
 
     def follow():
         while os.getppid() == parent:
@@ -184,12 +184,12 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
     rates, dump = _rates(workload, mesh), folder / "dump"
     _write(folder / "surroundings", Surroundings(program, rates, max_link_hops(mesh), state, alive))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
-    if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # somebody else wants to read it
+    if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # the user's own dump takes precedence
         dumps = {}
     compiled = compile_printing(lowered, options, dumps)
     text, memory = generated_program(dump) or compiled.as_text(), compiled.memory_analysis()
     if text is None or memory is None:
-        raise CompilerFailure(f"{program}: this compiler tells neither its program nor its memory")
+        raise CompilerFailure(f"{program}: this compiler reports neither its program nor its memory")
     return Compiled(
         text,
         Memory(
@@ -199,7 +199,7 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
             host=memory.host_temp_size_in_bytes,
         ),
         generated_code=True,
-        code_bytes=memory.generated_code_size_in_bytes or None,  # 0 is what GPU compilers say
+        code_bytes=memory.generated_code_size_in_bytes or None,  # GPU compilers report 0
         peak_buffers=read_peak_buffers(dump),
         cycles=_cycles(text, folder / MACHINE_CODE) if (folder / MACHINE_CODE).exists() else None,
     )
@@ -214,7 +214,7 @@ def _lower(workload: Workload, program: str) -> LoweredProgram:
 
 
 def _cycles(text: str, code: Path) -> dict[str, float]:
-    """Of a program's instructions by their keys; of equal ones the compiler writes the machine code of one."""
+    """Cycles of a program's instructions by key; the compiler writes the machine code of equal ones once."""
     by_name = read_cycles(code)
     kernels = KernelKeys(Program.parse(text)).kernels()
     return {key: by_name[instruction.name] for _, instruction, key in kernels if instruction.name in by_name}
@@ -224,7 +224,7 @@ def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
     target, model = workload.target, workload.model
     hop = target.ring_bandwidth(mesh.shape["sp"] * mesh.shape["tp"])
     gather = target.ring_bandwidth(mesh.devices.size)
-    if target.chip.kind == "tpu":  # in both directions of each dimension of the slice, shared by the cores of a chip
+    if target.chip.kind == "tpu":  # both directions of each dimension of the slice, shared by the cores of a chip
         chips = [tuple(x.coords) for x in mesh.devices.flat]
         links = 2 * sum(len(set(places)) > 1 for places in zip(*chips, strict=True))
         gather *= max(1, links) * len(set(chips)) / len(chips)

@@ -1,10 +1,10 @@
-"""Read a compiled program: what it executes, how often, in which order.
+"""Parser of compiled programs: their instructions, how often each runs, and their order.
 
-XLA prints a loop body once. An instruction inside it runs as often as the loop's trip count says, which compilers
-either state (`known_trip_count`) or leave to be read off: counters start at a constant and stop below another. A loop
-whose trip count is data (chunk pairs with segment ids) carries its upper bound in its name, `at_most_N_trips`.
+XLA prints the body of a loop once. Its instructions run as often as the loop's trip count, which compilers either state
+(`known_trip_count`) or leave to be derived: counters start at a constant and stop below another. A loop whose trip
+count depends on data (chunk pairs with segment ids) has its upper bound in its name, `at_most_N_trips`.
 
-In a scheduled module the order of the text is the order of execution.
+In a scheduled module, instructions are executed in the order of the text.
 """
 
 import math
@@ -46,8 +46,14 @@ class Array(NamedTuple):
         return DTYPE_BYTES.get(self.dtype, 0) * math.prod(self.shape)
 
 
+def parse_type(type_: str) -> list[tuple[Array, str]]:
+    """Return the arrays of a type, each with its layout."""
+    arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^{}]*)\})?", type_)
+    return [(Array(dtype, tuple(int(x) for x in dims.split(",") if x)), layout) for dtype, dims, layout in arrays]
+
+
 class Instruction(NamedTuple):
-    """An instruction of a compiled module, as its line says it."""
+    """An instruction of a compiled module, parsed from its line."""
 
     name: str
     type: str
@@ -58,19 +64,18 @@ class Instruction(NamedTuple):
 
     @property
     def arrays(self) -> list[Array]:
-        """The array or arrays of its result."""
-        types = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.type)
-        return [Array(dtype, tuple(int(x) for x in dims.split(",") if x)) for dtype, dims in types]
+        """Array or arrays of its result."""
+        return [array for array, _ in parse_type(self.type)]
 
     @property
     def op_name(self) -> str:
-        """The path of scopes and the primitive that it was traced from; empty if the compiler made it."""
-        found = re.search(r'op_name="([^"]*)"', self.text)
-        return found[1] if found else ""
+        """Path of scopes and the primitive that it was traced from; empty if the compiler added it."""
+        name = re.search(r'op_name="([^"]*)"', self.text)
+        return name[1] if name else ""
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs, a loop's condition left out."""
+        """Computations that it runs, except a loop's condition."""
         names = re.findall(r"\b(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", self.text)
         for branches in re.findall(r"branch_computations=\{([^}]*)\}", self.text):
             names += re.findall(r"%?([\w.\-]+)", branches)
@@ -78,29 +83,29 @@ class Instruction(NamedTuple):
 
     @property
     def collective(self) -> str | None:
-        """The kind of collective that the instruction is; None if it is none, or only the end of one."""
+        """Kind of collective that the instruction starts; None if it starts none."""
         opcode = self.opcode
         if opcode in ("async-start", "async-update", "async-done"):
-            return None  # what it wraps stands in the computation it calls
+            return None  # the collective is in the computation that it calls
         return next((k for k in COLLECTIVES if opcode.startswith(k) and not opcode.endswith("-done")), None)
 
 
 class KernelCost(NamedTuple):
-    """What a Pallas kernel says of one run of itself."""
+    """Cost of one run of a Pallas kernel, as the kernel states it."""
 
     flops: float
     hbm_bytes: float
 
 
 def kernel_cost(instruction: Instruction) -> KernelCost | None:
-    """The cost estimate that a kernel was given; None if it was given none."""
+    """Return the cost estimate given to a kernel; None if it has none."""
     stated = re.search(r'"cost_estimate":\{([^}]*)\}', instruction.text)
     numbers = dict(re.findall(r'"(\w+)":"(\d+)"', stated[1])) if stated else {}
     return KernelCost(float(numbers["flops"]), float(numbers["bytes_accessed"])) if "flops" in numbers else None
 
 
 class Collective(NamedTuple):
-    """A kind of collective. `array` is what one device sends of a permute or receives of a gather."""
+    """A kind of collective; its array is what one device sends of a permute, or receives of a gather."""
 
     kind: str
     asynchronous: bool
@@ -110,7 +115,7 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The computations of a compiled module, each a list of instructions by name, in order."""
+    """Computations of a compiled module: their instructions by name, in order."""
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
@@ -132,12 +137,12 @@ class Program:
                 operands = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
                 current[name] = Instruction(name, type_, opcode, operands, line, bool(root))
         if entry is None:
-            raise ValueError("not the text of a compiled program: it has no ENTRY computation")
+            raise ValueError("the text is not a compiled program: it has no ENTRY computation")
         return Program(computations, entry)
 
     @cached_property
     def executed(self) -> dict[str, float]:
-        """How often each computation runs, those of fusions left out; branches count as if each were taken."""
+        """Number of runs of each computation, except those of fusions; every branch counts as taken."""
         counts: dict[str, float] = {}
 
         def visit(name, times):
@@ -152,7 +157,7 @@ class Program:
         return counts
 
     def executed_collectives(self) -> dict[Collective, float]:
-        """How often one run executes each collective."""
+        """Number of executions of each collective in one run."""
         counts: dict[Collective, float] = {}
         for name, times in self.executed.items():
             for instruction in self.computations[name].values():
@@ -163,13 +168,13 @@ class Program:
         return counts
 
     def flops(self, name: str) -> float:
-        """Matrix multiplication FLOPs of one run of a computation; of branches, the cheapest."""
+        """Matrix multiplication FLOPs of one run of a computation; of a conditional's branches, the cheapest counts."""
         if name not in self._flops:
             self._flops[name] = sum(self.instruction_flops(name, i) for i in self.computations[name].values())
         return self._flops[name]
 
     def instruction_flops(self, computation: str, instruction: Instruction) -> float:
-        """Matrix multiplication FLOPs of one instruction, with everything that it calls."""
+        """Matrix multiplication FLOPs of one instruction, including everything that it calls."""
         if instruction.opcode == "convolution":
             return _convolution_flops(self.computations[computation], instruction)
         if instruction.opcode == "dot":
@@ -188,7 +193,7 @@ class Program:
         return sum(inside) * (self.trip_count(computation, instruction) if instruction.opcode == "while" else 1)
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """How often a loop's body runs; an upper bound where that is data, and 1 where nothing is known of it."""
+        """Number of runs of a loop's body: an upper bound if it depends on data, 1 if nothing is known."""
         if stated := re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text):
             return int(stated[1])
         if bound := re.search(r"at_most_(\d+)_trips/while", loop.text):
@@ -209,14 +214,14 @@ class Program:
 
 
 def _stated(pattern: str, instruction: Instruction) -> str:
-    """The first group of a pattern in an instruction's text; raises ValueError if the compiler left it out."""
+    """Return the first group of a pattern in an instruction's text; raises ValueError if the text lacks it."""
     if match := re.search(pattern, instruction.text):
         return match[1]
     raise ValueError(f"this compiler's text has no {pattern}: {instruction.text.strip()[:200]}")
 
 
 def _constant(computation: dict[str, Instruction], name: str) -> int | None:
-    """The number that an instruction holds, seen through copies; None if it is not a constant."""
+    """Return the constant that an instruction holds, possibly through copies; None if it is not a constant."""
     instruction = computation[name]
     while instruction.opcode in ("copy", "bitcast", "convert", "copy-start", "copy-done"):
         instruction = computation[instruction.operands[0]]
@@ -237,7 +242,7 @@ def _cublas_flops(computation: dict[str, Instruction], gemm: Instruction) -> flo
 
 
 def _attention_flops(computation: dict[str, Instruction], call: Instruction) -> float:
-    """Of a call of cuDNN's attention: two products forward and five backward, half of each under a causal mask."""
+    """FLOPs of a call of cuDNN's attention: two products forward, five backward, half of each under a causal mask."""
     (B, T, H, d), (_, S, _, _) = (computation[name].arrays[0].shape for name in call.operands[:2])
     products = 5 if cudnn_calls.BACKWARD in call.text else 2
     seen = 0.5 if re.search(r'"mask_type":\s*"CAUSAL"', call.text) else 1.0
@@ -245,8 +250,8 @@ def _attention_flops(computation: dict[str, Instruction], call: Instruction) -> 
 
 
 def _convolution_flops(computation: dict[str, Instruction], convolution: Instruction) -> float:
-    """The TPU compiler writes every matmul as a convolution, batch dimensions as dilated or padded windows: count the
-    pairs of an output and a kernel place that meet an element of the input."""
+    """FLOPs of a convolution. The TPU compiler writes every matmul as one, with batch dimensions as dilated or padded
+    windows, so this counts the pairs of an output and a kernel position that meet an element of the input."""
     labels = re.split("_|->", _stated(r"dim_labels=(\w+_\w+->\w+)", convolution))
     lhs, rhs = (computation[name].arrays[0].shape for name in convolution.operands[:2])
     out = convolution.arrays[0].shape

@@ -1,4 +1,4 @@
-"""What inference holds and takes by count: to choose what to compile, and the floor of a token's time."""
+"""Closed forms of inference: bytes, the lower bound of a token's time, and what to compile first."""
 
 import math
 from functools import lru_cache
@@ -17,11 +17,11 @@ from ringformer.parallel.mesh import AXIS_NAMES
 
 def weight_bytes(workload: InferenceWorkload) -> int:
     """Bytes of a device's shares of the weights."""
-    return sum(map(_share_bytes, _shares(workload)))
+    return _weight_bytes(workload.model, workload.mesh_shape)
 
 
 def cache_bytes(workload: InferenceWorkload) -> int:
-    """Bytes of a device's keys and values: 2 L B S K d, cut over sp, and over tp as far as there are heads."""
+    """Bytes of a device's keys and values: 2 L B S K d, split over sp, and over tp up to the number of key heads."""
     m, (dp, _, tp, _) = workload.model, workload.mesh_shape
     heads = max(1, m.num_kv_heads // tp)
     slots = workload.batch_size // dp * workload.sizes.capacity
@@ -29,8 +29,8 @@ def cache_bytes(workload: InferenceWorkload) -> int:
 
 
 def floor_seconds(workload: InferenceWorkload) -> float:
-    """Of a token of every row: once over the cache and over the weights at the memory's rate. Of an embedding that is
-    not the output head, rows alone are read."""
+    """Lower bound of the seconds of one token in every row: cache and weights read once at the memory's rate. Of an
+    embedding that is not also the output head, only rows are read."""
     m, mesh = workload.model, AbstractMesh(workload.mesh_shape, AXIS_NAMES)
     unread = 0 if m.tie_embeddings else _share_bytes(weight_shares(m, mesh)["embed"])
     read = weight_bytes(workload) - unread + cache_bytes(workload)
@@ -38,10 +38,10 @@ def floor_seconds(workload: InferenceWorkload) -> float:
 
 
 def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
-    """Bytes of a device in the prefill of a context's last chunk, by what they are for.
+    """Bytes on a device during the prefill of a context's last chunk, by purpose.
 
-    Weights, cache and new keys are exact (of a whole context, they are computed where the cache will be); how many
-    arrays of a layer are alive at once was read off compiled programs.
+    Weights, cache and new keys are exact (without chunks, keys are computed in their place in the cache). The number of
+    arrays of a layer that are alive at once was read from compiled programs.
     """
     m, (dp, _, tp, sp) = workload.model, workload.mesh_shape
     item, rows = itemsize(m), workload.batch_size // dp
@@ -62,20 +62,20 @@ def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
 
 
 def prefill_peak(workload: InferenceWorkload) -> float:
-    """The sum of `prefill_memory`."""
+    """Sum of `prefill_memory`."""
     return sum(prefill_memory(workload).values())
 
 
 def prefill_seconds(workload: InferenceWorkload) -> float:
-    """Seconds of a whole context's prefill by FLOPs at the usual shares of the peak and by the bytes that a layer of
-    each chunk moves, none of them hidden but the ring's."""
+    """Seconds of a whole context's prefill, by FLOPs at the usual shares of the peak and the bytes that each layer of a
+    chunk moves; only the ring's transfers count as hidden."""
     m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
     share, peak, item = (
         efficiency(target.generation, m.kernel, m.head_dim),
         target.chip.flops(m.compute_dtype),
         itemsize(m),
     )
-    rows, shared = workload.batch_size // dp, tp * sp  # fsdp shares no work
+    rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work
     products = 2 * rows * workload.seq_len * (m.num_params - 2 * m.vocab_size * m.hidden_size)
     pairs = 2 * rows * workload.seq_len**2 * m.num_heads * m.head_dim * m.num_layers  # causal
     compute = (products / share.products + pairs / share.pairs) / shared / peak
@@ -89,19 +89,15 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
 
 
 def _queries_travel(workload: InferenceWorkload) -> bool:
-    """Whether those of the last chunk do."""
+    """Return True if the queries of the last chunk travel around the ring."""
     cached = workload.seq_len - workload.chunk
     several = workload.mesh_shape[3] > 1 and cached > 0
     return several and cheaper_to_move(workload.model, workload.chunk, cached) == "queries"
 
 
 @lru_cache(maxsize=64)
-def _shares_of(model: LlamaConfig, shape: tuple[int, ...]) -> list[WeightShare]:
-    return jax.tree.leaves(weight_shares(model, AbstractMesh(shape, AXIS_NAMES)))
-
-
-def _shares(workload: InferenceWorkload) -> list[WeightShare]:
-    return _shares_of(workload.model, workload.mesh_shape)
+def _weight_bytes(model: LlamaConfig, shape: tuple[int, ...]) -> int:
+    return sum(map(_share_bytes, jax.tree.leaves(weight_shares(model, AbstractMesh(shape, AXIS_NAMES)))))
 
 
 def _share_bytes(share: WeightShare) -> int:

@@ -29,13 +29,13 @@ OF_TRAINING = (
     "generate_code",
     "closed_form",
 )
-"""Flags that mean nothing without a train step, or that no program of inference has an answer for."""
+"""Flags that apply only to a train step, or that programs of inference do not support."""
 MODEL_FLAGS = ("layout", "compute_dtype", "q_chunk", "k_chunk", "kernel")
 
 
 def estimate_inference(args: argparse.Namespace) -> int:
-    """Compile what `args.mode` names for a context, or for the longest that fits, and print what it takes. Raises
-    ValueError for flags of training and for what no session can have."""
+    """Compile prefill or decoding (`args.mode`) for a context, or for the longest that fits, and print the report.
+    Raises ValueError for flags of training and for settings that no session can have."""
     _check(args)
     only_compilers()
     target = find_target(args.target)
@@ -55,24 +55,23 @@ def estimate_inference(args: argparse.Namespace) -> int:
     reasons: list[str] = []
     open_ = {"mesh": args.mesh_dim is None, "chunk": args.prefill_chunk is None}
     try:
-        found: Accepted | None
+        accepted: Accepted | None
         if args.seq_len is None:
-            found, reasons = longest(workload, **open_, log=log)
-            if found is None:
+            accepted, reasons = longest(workload, **open_, log=log)
+            if accepted is None:
                 print("\n".join(["no context fits:", *(f"  {reason}" for reason in reasons)]))
                 return DOES_NOT_FIT
         else:
-            found = first_accepted(likely(workload, **open_)[: None if program == PREFILL else 1], program, log)
-        workload, estimates = found = _with_seconds(found, program, args.quick)
+            accepted = first_accepted(likely(workload, **open_)[: None if program == PREFILL else 1], program, log)
+        workload, estimates = accepted = _with_seconds(accepted, program, args.quick)
     except CompilerFailure as failure:
-        said = f"the compiler broke down, which says nothing of whether it fits: {failure}"
-        print(f"ringformer estimate: {workload.name}: {said}", file=sys.stderr)
+        print(f"ringformer estimate: {workload.name}: {failure.meaning}{failure}", file=sys.stderr)
         return 1
     if args.json:
-        of = {"mode": args.mode} | origin(workload.name, target)
+        origins = {"mode": args.mode} | origin(workload.name, target)
         if args.seq_len is None:
-            of["why_not_longer"] = reasons
-        print(json.dumps(of | inference_json(workload, program, estimates)), flush=True)
+            origins["why_not_longer"] = reasons
+        print(json.dumps(origins | inference_json(workload, program, estimates)), flush=True)
     else:
         title = (
             f"{workload.name}, {workload.batch_size} x {workload.seq_len:,} tokens, mesh {workload.mesh_dim}, "
@@ -84,27 +83,24 @@ def estimate_inference(args: argparse.Namespace) -> int:
             print(f"the longest context that {fits}: {workload.seq_len:,} tokens, for prefill, decoding and loading")
             print("\n".join(f"  not {reason}" for reason in reasons))
         print(inference_text(title, workload, program, estimates))
-    return DOES_NOT_FIT if args.require_fit and not found.fits else 0
+    return DOES_NOT_FIT if args.require_fit and not accepted.fits else 0
 
 
-def _with_seconds(found: Accepted, program: str, quick: bool) -> Accepted:
-    """With the loading, and all that the seconds of `program` need."""
-    if program == PREFILL and found.workload.chunks > 1:
-        found = completed(found, (FIRST_CHUNK,), log)
-    found = completed(found, (LOADING,), log)
-    workload, estimates = found
+def _with_seconds(accepted: Accepted, program: str, quick: bool) -> Accepted:
+    """Add the loading and everything that the seconds of `program` depend on."""
+    if program == PREFILL and accepted.workload.chunks > 1:
+        accepted = completed(accepted, (FIRST_CHUNK,), log)
+    workload, estimates = accepted = completed(accepted, (LOADING,), log)
     if program == PREFILL and not quick:
         for name in (name for name in (PREFILL, FIRST_CHUNK) if name in estimates):
             estimates[name] = with_machine_code(workload, estimates[name], log, name)
-    return found
+    return accepted
 
 
 def _check(args: argparse.Namespace) -> None:
     for name in OF_TRAINING:
         if getattr(args, name) not in (None, False):
-            raise ValueError(
-                f"--{name} means nothing with --mode={args.mode}: leave it out, or estimate training with --mode=train"
-            )
+            raise ValueError(f"--{name} does not apply to --mode={args.mode}: leave it out, or use --mode=train")
     if args.overrides:
         raise ValueError(f"unexpected arguments: {' '.join(args.overrides)}")
     for name in ("seq_len", "batch_size", "prefill_chunk", "q_chunk", "k_chunk"):

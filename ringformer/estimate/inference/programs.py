@@ -1,4 +1,4 @@
-"""The programs of inference, lowered for a target as a generator and its sessions run them."""
+"""Programs of inference, lowered for a target as a generator and its sessions run them."""
 
 import jax
 from jax.sharding import Mesh
@@ -15,8 +15,8 @@ from ringformer.parallel.parameters import abstract_params, weight_shardings
 
 
 def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram:
-    """`LOADING` or one of `INFERENCE` for abstract arrays on the target; tokens are drawn greedily. What lies on a
-    device are its arguments and results. Raises ValueError for a mesh that cannot be."""
+    """Lower `LOADING` or one of `INFERENCE` for abstract arrays on the target, with greedy decoding. Nothing but the
+    arguments and results is on a device. Raises ValueError for an invalid mesh."""
     workload.check()
     mesh = make_mesh(workload.mesh_dim, workload.target.devices())
     sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
@@ -35,7 +35,7 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
 
 
 def _lower_loading(config: LlamaConfig, mesh: Mesh) -> jax.stages.Lowered:
-    """The largest parameter from shards to shares, while all others lie there."""
+    """Lower the conversion of the largest parameter from shards to shares while all other parameters are loaded."""
     shardings = weight_shardings(config, mesh)
     params = jax.tree.map(
         lambda x, dtype: x.update(dtype=dtype), abstract_params(shardings, mesh), parameter_dtypes(config)

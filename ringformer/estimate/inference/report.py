@@ -1,4 +1,4 @@
-"""Estimates of inference as JSON objects for a program, and as text for a person."""
+"""Reports on inference: JSON objects and text."""
 
 from typing import NamedTuple
 
@@ -7,25 +7,26 @@ from ringformer.estimate.compiler.collectives import collectives_table, group_js
 from ringformer.estimate.inference.closed_forms import cache_bytes, floor_seconds, prefill_memory, weight_bytes
 from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.report import by_bytes, headroom, largest_buffers, transfer_json
-from ringformer.estimate.time_report import figures, host_waits_text, where_text, where_the_time_goes
+from ringformer.estimate.report import by_bytes, heading, largest_buffers, transfer_json
+from ringformer.estimate.time_report import figures, purposes_text, seconds_by_purpose
 from ringformer.hardware import GiB
 
 
 class PrefillTime(NamedTuple):
-    """Seconds of a whole context's prefill, modelled."""
+    """Modelled seconds of a whole context's prefill."""
 
     seconds: float
     exposed: float
-    """Of that, communication that the schedules leave exposed."""
+    """Part of `seconds`: communication that the schedules leave exposed."""
     first: float
+    """The first chunk."""
     last: float
-    """Of those chunks."""
+    """The last chunk."""
 
 
 def prefill_time(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> PrefillTime | None:
-    """Of the compiled first and last chunk, and of those between them in proportion to the slots that each attends to;
-    None if one of them has no schedule."""
+    """Return the time of prefill from the compiled first and last chunk; chunks between them are interpolated by the
+    slots that each attends to. None if one of the two has no schedule."""
     last = _step(workload, estimates.get(PREFILL))
     first = last if workload.chunks == 1 else _step(workload, estimates.get(FIRST_CHUNK))
     if first is None or last is None:
@@ -39,8 +40,8 @@ def prefill_time(workload: InferenceWorkload, estimates: dict[str, Estimate]) ->
 
 
 def inference_json(workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> dict:
-    """Bytes of a device and modelled seconds of the prefill of a whole context, or of a decode step. Null: the compiler
-    came to say no such thing."""
+    """Return bytes per device and modelled seconds of a whole context's prefill or of a decode step. Null: the compiler
+    did not report this."""
     e = estimates[program]
     s, time, loading = e.schedule, _step(workload, e), estimates.get(LOADING)
     shape = {
@@ -67,7 +68,7 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
         "exposed_seconds": time and time.exposed,
         "exposed_permute_bytes": s and s.exposed_permute_bytes,
         "exposed_gather_bytes": s and s.exposed_gather_bytes,
-        "seconds_by_purpose": s and where_the_time_goes(s),
+        "seconds_by_purpose": s and seconds_by_purpose(s),
         "host_waits": s and s.host_waits,
         "collectives_executed": s and sum(t.count for t in s.transfers),
         "max_link_hops": e.max_link_hops,
@@ -80,27 +81,21 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
 
 
 def inference_text(title: str, workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> str:
-    """What a person wants to know of a compiled program of inference, the verdict first."""
+    """Return the report on a compiled program of inference, the verdict first."""
     e = estimates[program]
-    s, time = e.schedule, _step(workload, e)
-    of_hbm = f"{e.peak_bytes / GiB:.2f} of {e.hbm_bytes / GiB:.2f} GiB on each {workload.target.chip.name}"
-    lines = [title, f"  the {program} {e.verdict}: {of_hbm}; {headroom(workload, e)}"]
+    s, time, lines = e.schedule, _step(workload, e), heading(title, workload, e)
     held = f"weights {weight_bytes(workload) / GiB:.2f} GiB, cache {cache_bytes(workload) / GiB:.2f} GiB"
     if s is None or time is None or e.temp_bytes is None:
-        if e.largest:
-            lines.append("  what takes the memory, by the compiler:")
-            lines += ["    " + line for line in e.largest.splitlines()[:24]]
         return "\n".join([*lines, f"  by count: {held}", *(_parts(workload) if program == PREFILL else [])])
     lines += [f"  {held}, temporaries {e.temp_bytes / GiB:.2f} GiB", *largest_buffers(e.peak_buffers)]
     lines += _decode_text(workload, time) if program == DECODE else _prefill_text(workload, estimates)
     lines += [f"    {time.source}"] if time.compute else []
     count = sum(t.count for t in s.transfers)
     if loading := estimates.get(LOADING):
-        lines.append(f"  before it the {LOADING} {loading.verdict}: {loading.peak_bytes / GiB:.2f} GiB")
+        lines.append(f"  before that, the {LOADING} {loading.verdict}: {loading.peak_bytes / GiB:.2f} GiB")
     lines += [
-        *where_text(s),
-        *host_waits_text(s),
-        f"  {count:,.0f} collectives, whose latency nobody modelled: a microsecond of each is {count * 1e-3:,.2f} ms",
+        *purposes_text(s),
+        f"  {count:,.0f} collectives; their latency is not modelled: a microsecond each adds {count * 1e-3:,.2f} ms",
         *("  " + line for line in collectives_table(s.transfers, inference_purpose)),
         f"  compiled and scheduled in {e.compile_seconds:.0f} s; --json lists every collective",
     ]
@@ -141,27 +136,25 @@ def _prefill_text(workload: InferenceWorkload, estimates: dict[str, Estimate]) -
         return []
     several = f" in {workload.chunks:,} chunks of {workload.chunk:,} tokens" if workload.chunks > 1 else ""
     lines = [
-        f"  modelled {figures(time.seconds)} s for the whole context{several}, of that {time.exposed:,.3g} s of "
-        f"communication left exposed; {figures(workload.step_tokens / time.seconds)} tokens a second"
+        f"  modelled {figures(time.seconds)} s for the whole context{several}, including {time.exposed:,.3g} s of "
+        f"exposed communication; {figures(workload.step_tokens / time.seconds)} tokens per second"
     ]
     if workload.chunks > 1:
-        lines.append(
-            f"    the first chunk {figures(time.first)} s, the last {figures(time.last)} s, which is what follows"
-        )
+        lines.append(f"    first chunk {figures(time.first)} s, last chunk {figures(time.last)} s (details below)")
     return lines
 
 
 def _decode_text(workload: InferenceWorkload, time: StepTime) -> list[str]:
     floor, rows = floor_seconds(workload), workload.batch_size
-    of_rows = f" of each of {rows} rows" if rows > 1 else ""
+    of_rows = f" in each of {rows} rows" if rows > 1 else ""
     return [
-        f"  modelled {figures(time.step * 1e3)} ms a token{of_rows}, of that {time.exposed * 1e3:,.3g} ms of "
-        f"communication left exposed; {figures(time.tokens_per_second)} tokens a second",
-        f"    the floor is {figures(floor * 1e3)} ms: weights and cache once at the memory's rate",
+        f"  modelled {figures(time.step * 1e3)} ms per token{of_rows}, including {time.exposed * 1e3:,.3g} ms of "
+        f"exposed communication; {figures(time.tokens_per_second)} tokens per second",
+        f"    at least {figures(floor * 1e3)} ms: weights and cache read once at the memory's rate",
     ]
 
 
 def _parts(workload: InferenceWorkload) -> list[str]:
-    lines = ["  by the closed form; smaller chunks (--prefill_chunk) need less:"]
+    lines = ["  memory by the closed form; smaller chunks (--prefill_chunk) need less:"]
     parts = sorted(prefill_memory(workload).items(), key=lambda item: -item[1])
     return lines + [f"    {size / GiB:6.2f} GiB  {name}" for name, size in parts]

@@ -1,5 +1,5 @@
-"""Which mesh and chunks a context is taken in with, and the longest context that a target holds: closed forms choose,
-the compiler judges."""
+"""Search for the mesh and chunks of a context, and for the longest context on a target: closed forms choose what to
+compile, the compiler decides."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,19 +12,19 @@ from ringformer.estimate.program_estimate import Estimate
 from ringformer.hardware import GiB
 
 ATTEMPTS = 3
-"""Prefills that are compiled for a context, before it is said not to fit."""
+"""Number of prefills to compile before a context is reported not to fit."""
 SHORTEST = 2**10
-"""The shortest context that is searched for, in tokens."""
+"""Shortest context to try, in tokens."""
 SMALLEST_CHUNK = 2**11
-"""Tokens of the smallest chunk that is tried."""
+"""Smallest chunk to try, in tokens."""
 
 
 class Accepted(NamedTuple):
-    """A workload that was compiled, with what the compiler said of its programs so far."""
+    """A workload and the estimates of its programs compiled so far."""
 
     workload: InferenceWorkload
     estimates: dict[str, Estimate]
-    """By program; not of those that were not asked for."""
+    """Estimates of the requested programs, by name."""
 
     @property
     def fits(self) -> bool:
@@ -32,8 +32,8 @@ class Accepted(NamedTuple):
 
 
 def candidates(workload: InferenceWorkload, mesh: bool, chunk: bool) -> Iterator[InferenceWorkload]:
-    """The workload, on every mesh of tp and sp if the `mesh` is open, and with every power of two of a chunk that
-    divides the context if the `chunk` is; those that no session can have left out."""
+    """Yield the workload on every mesh of tp and sp if `mesh`, with every power-of-two chunk that divides the context
+    if `chunk`; combinations that no session can have are left out."""
     n = workload.target.num_devices
     meshes = [f"1,1,{tp},{n // tp}" for tp in (1, 2, 4, 8) if n % tp == 0] if mesh else [workload.mesh_dim]
     chunks = [workload.prefill_chunk]
@@ -55,7 +55,7 @@ def candidates(workload: InferenceWorkload, mesh: bool, chunk: bool) -> Iterator
 
 
 def likely(workload: InferenceWorkload, *, mesh: bool, chunk: bool) -> list[InferenceWorkload]:
-    """The candidates to compile, in this order: those that should fit, the fastest first, then the smallest.
+    """Return the candidates to compile in order: those that should fit, fastest first, then the smallest.
 
     Raises ValueError if no session can have any of them.
     """
@@ -63,15 +63,15 @@ def likely(workload: InferenceWorkload, *, mesh: bool, chunk: bool) -> list[Infe
     if not options:
         workload.check()
         raise ValueError(
-            f"no mesh of {workload.target.name} takes a context of {workload.seq_len} tokens: give a "
-            "--mesh_dim, or a power of two"
+            f"no mesh of {workload.target.name} can hold a context of {workload.seq_len} tokens: set --mesh_dim, or "
+            "use a power of two"
         )
     fitting = sorted((o for o in options if prefill_peak(o) <= workload.target.budget), key=prefill_seconds)
     return list(dict.fromkeys([*_spread(fitting), min(options, key=prefill_peak)]))[:ATTEMPTS]
 
 
 def _spread(ranked: list[InferenceWorkload]) -> list[InferenceWorkload]:
-    """The first, and then each that needs at most three quarters of the working memory of the one before."""
+    """Return the first, and then each that needs at most three quarters of the previous one's working memory."""
     chosen: list[InferenceWorkload] = []
     for option in ranked:
         if not chosen or _working(option) <= 0.75 * _working(chosen[-1]):
@@ -84,7 +84,7 @@ def _working(workload: InferenceWorkload) -> float:
 
 
 def first_accepted(options: list[InferenceWorkload], program: str, log: Callable[[str], None]) -> Accepted:
-    """The first of the workloads of which the compiler lets a program fit, else the last. Raises as `compile_apart`."""
+    """Compile a program of one workload after another until it fits; return the last. Raises as `compile_apart`."""
     for option in options:
         chunk = f" in chunks of {option.chunk:,}" if option.chunks > 1 and program == PREFILL else ""
         log(
@@ -98,7 +98,7 @@ def first_accepted(options: list[InferenceWorkload], program: str, log: Callable
 
 
 def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str], None]) -> Accepted:
-    """With the estimates of more programs, up to the first that does not fit. Raises as `compile_apart`."""
+    """Add the estimates of more programs, up to the first that does not fit. Raises as `compile_apart`."""
     estimates = dict(accepted.estimates)
     for name in programs:
         if name not in estimates and all(e.fits for e in estimates.values()):
@@ -107,23 +107,23 @@ def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str]
 
 
 def whole(options: list[InferenceWorkload], log: Callable[[str], None]) -> Accepted:
-    """The first workload whose prefill fits, with its other programs. Raises as `compile_apart`."""
+    """Compile until a workload's prefill fits, then its other programs. Raises as `compile_apart`."""
     return completed(first_accepted(options, PREFILL, log), (DECODE, LOADING), log)
 
 
 def longest(
     workload: InferenceWorkload, *, mesh: bool, chunk: bool, log: Callable[[str], None]
 ) -> tuple[Accepted | None, list[str]]:
-    """The longest context, a power of two, of which prefill, decoding and loading fit, whatever the workload's own; and
-    why not twice as long. None: no context of at least SHORTEST tokens does. Raises as `compile_apart`.
+    """Search powers of two for the longest context that fits prefill, decoding and loading, whatever the workload's
+    own, and return reasons why longer ones do not fit. None: not even SHORTEST tokens fit. Raises as `compile_apart`.
 
-    Weights and cache are counted before a compiler is asked: they are arguments, which have to lie somewhere.
+    Before compilation, weights and cache are counted: they are arguments and need memory in any case.
     """
     reasons: list[str] = []
     length, budget = SHORTEST, workload.target.budget
 
     def held(tokens: int) -> float:
-        """The least, of the meshes."""
+        """Bytes of weights and cache, the least over all meshes."""
         sized = replace(workload, seq_len=tokens, prefill_chunk=None)
         return min(weight_bytes(o) + cache_bytes(o) for o in candidates(sized, mesh, False))
 
@@ -142,7 +142,7 @@ def longest(
                 for name, e in accepted.estimates.items()
                 if not e.fits
             ]
-            if LOADING in accepted.estimates:  # the last that was asked for, and the same at every length
+            if LOADING in accepted.estimates:  # it does not fit, at any length
                 break
         length //= 2
     return None, reasons

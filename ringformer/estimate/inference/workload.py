@@ -1,4 +1,4 @@
-"""What an estimate of inference is of: rows that a model continues on a target, and the programs that it takes."""
+"""Workloads of inference: rows that a model continues on a target, and the programs that this takes."""
 
 from dataclasses import dataclass, replace
 
@@ -11,19 +11,20 @@ from ringformer.ops.layouts import Layout
 from ringformer.parallel.mesh import AXIS_NAMES
 
 PREFILL, FIRST_CHUNK, DECODE = "prefill", "prefill of the first chunk", "decode step"
-"""The last chunk of a context into its cache, which is the whole of it without chunks; the first of several, before
-which nothing came; one token of each row against a full cache."""
+"""PREFILL reads the last chunk of a context into the cache (without chunks, the whole context); FIRST_CHUNK reads the
+first of several, with nothing before it; DECODE generates one token of each row with a full cache."""
 INFERENCE = (PREFILL, FIRST_CHUNK, DECODE)
 LOADING = "layout of the weights"
-"""Before there is a cache: from the shards of a checkpoint to the shares of decoding, the largest parameter in both."""
+"""Converts the weights, before there is a cache, from shards of a checkpoint to shares for decoding; the largest
+parameter is on the device in both layouts."""
 
 
 @dataclass(frozen=True)
 class InferenceWorkload(Workload):
-    """`batch_size` rows with a cache for `seq_len` tokens each, prompt and continuation together."""
+    """`batch_size` rows, each with a cache for `seq_len` tokens, prompt and continuation together."""
 
     prefill_chunk: int | None = None
-    """Tokens of a row that are taken in at once; None: all."""
+    """Tokens of a row that prefill reads at once; None: all."""
 
     @property
     def chunk(self) -> int:
@@ -31,12 +32,12 @@ class InferenceWorkload(Workload):
 
     @property
     def chunks(self) -> int:
-        """That a context is taken in in."""
+        """Number of chunks of a context."""
         return self.seq_len // self.chunk
 
     @property
     def local_tokens(self) -> int:
-        """Tokens of a chunk on a device, which fsdp and dp do not divide."""
+        """Tokens of a chunk on a device; dp splits rows, and fsdp does not split inference."""
         dp, _, tp, sp = self.mesh_shape
         return self.batch_size // dp * self.chunk // (tp * sp)
 
@@ -46,16 +47,16 @@ class InferenceWorkload(Workload):
 
     @property
     def sizes(self) -> ProgramSizes:
-        """Those of a session."""
+        """Sizes of a session's programs."""
         _, _, tp, sp = self.mesh_shape
         return ProgramSizes(sp, granule(self.layout, tp, sp), self.seq_len, self.prefill_chunk)
 
     def attended_slots(self, number: int) -> int:
-        """Slots of a rank's cache that chunk `number`, from 0, attends to."""
+        """Number of cache slots of a rank that chunk `number` (from 0) attends to."""
         return self.sizes.cached(self.model, self.chunk, number * self.chunk // self.sizes.ranks)[0]
 
     def check(self) -> None:
-        """Raise ValueError for what no session can have."""
+        """Raise ValueError for a mesh, batch or chunk that no session can have."""
         dp = self.mesh_shape[0]
         replace(self.model, attention="ring").check_mesh(AbstractMesh(self.mesh_shape, AXIS_NAMES))
         if self.batch_size % dp:
@@ -63,12 +64,12 @@ class InferenceWorkload(Workload):
         unit = self.sizes.granule
         if self.seq_len % self.chunk or self.chunk % unit:
             raise ValueError(
-                f"chunks of {self.chunk} tokens: on mesh {self.mesh_dim} they must be multiples of {unit} and divide "
-                f"the context of {self.seq_len}; powers of two do"
+                f"chunks of {self.chunk} tokens do not work on mesh {self.mesh_dim}: use a multiple of {unit} that "
+                f"divides the context of {self.seq_len}, such as a power of two"
             )
 
     def with_kernel(self) -> tuple["InferenceWorkload", str]:
-        """As in training; chunks are of the tokens of a prefill's chunk."""
+        """Return the workload with kernel and chunks chosen for a chunk of prefill, and a line that says why."""
         chip = self.target.chip
         model, why = with_kernel(self.model, chip.kind, chip, self.chunk // self.mesh_shape[3])
         return replace(self, model=model), why

@@ -1,8 +1,8 @@
-"""The chunks with which the TPU kernels take the fewest cycles, counted in their machine code, without the TPU.
+"""Search for the chunks with which the TPU kernels take the fewest cycles, counted in machine code, without the TPU.
 
-What is compared is attention of a causal stretch of a shard as a train step with full rematerialisation computes it,
-twice forward and once backward, with segment ids, so that packed documents fit too: cycles of all its pairs of chunks,
-those that the mask cuts with what they waste, over the query-keys that are needed.
+It compares attention over a causal stretch of a shard as a train step with full rematerialisation computes it: twice
+forward and once backward, with segment ids, so that packed documents fit too. The score relates the cycles of all pairs
+of chunks, including what pairs cut by the mask waste, to the query-key pairs that are needed.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,30 +14,30 @@ from ringformer.ops.kernels.chunk_sizes import STRETCH
 from ringformer.ops.work_list import cut_axis, visible_pairs
 
 HEAD_DIMS = 64, 100, 128, 256
-"""Head sizes that are tuned; others between them use the next larger."""
+"""Head sizes that are tuned; a size in between uses the next larger one."""
 
 SIZES = 512, 1024, 2048
 TIMES: dict[Kind, int] = {"forward": 2, "backward": 1}
 
 
 class Candidate(NamedTuple):
-    """Chunks of one size that were tried."""
+    """A pair of chunk sizes that was tried."""
 
     q_chunk: int
     k_chunk: int
     share_of_ideal: float | None
-    """Of the cycles that the needed matrix products take at the units' full rate; None: not known."""
+    """Ideal cycles of the needed matrix products, divided by the actual cycles; None: not computed."""
     why: str = ""
-    """That it is not: too large for the chip, or slower than another for its forward alone."""
+    """Reason for None: too large for the chip, or slower than another by its forward alone."""
 
 
 Count = Callable[[str, Kind, Pair], dict[str, SlotUse]]
 
 
 def search(generation: str, head_dim: int, count: Count = count_kernel) -> Iterator[Candidate]:
-    """Every candidate as it is judged: from the middle on, chunks of twice or half as many queries or keys than the
-    best so far have, until none of those is better. What is larger than one that is too large is not compiled, and
-    neither is the backward of one whose forward alone takes longer than the best, with an ideal backward.
+    """Yield every candidate as it is judged: starting in the middle, chunks with twice or half as many queries or keys
+    as the best so far, until none of them is better. Two kinds are not compiled: chunks larger than some that are too
+    large, and the backward of chunks whose forward with an ideal backward is already slower than the best.
 
     Raises CompilerFailure and MissingCompiler.
     """
@@ -66,7 +66,7 @@ def search(generation: str, head_dim: int, count: Count = count_kernel) -> Itera
 
 
 def _neighbours(q: int, k: int) -> list[tuple[int, int]]:
-    """Twice or half as many queries, keys, or both."""
+    """Return chunks with twice or half as many queries, keys, or both."""
     near = (2 * q, k), (q, 2 * k), (2 * q, 2 * k), (q // 2, k), (q, k // 2), (q // 2, k // 2)
     return [chunks for chunks in near if chunks[0] in SIZES and chunks[1] in SIZES]
 
@@ -82,16 +82,16 @@ def _judge(generation: str, pair: Pair, best: float, count: Count) -> Candidate:
 
 
 def best_of(candidates: list[Candidate]) -> Candidate:
-    """The candidate with the largest share of the ideal. Raises ValueError if none has one."""
-    known = [candidate for candidate in candidates if candidate.share_of_ideal is not None]
-    if not known:
+    """Return the candidate with the largest share of the ideal. Raises ValueError if none has one."""
+    judged = [candidate for candidate in candidates if candidate.share_of_ideal is not None]
+    if not judged:
         raise ValueError(f"no candidate fits: {'; '.join(f'{c.q_chunk} x {c.k_chunk}: {c.why}' for c in candidates)}")
-    return max(known, key=lambda candidate: candidate.share_of_ideal or 0.0)
+    return max(judged, key=lambda candidate: candidate.share_of_ideal or 0.0)
 
 
 def stretch_cycles(kind: Kind, pair: Pair, uses: dict[str, SlotUse], generation: str) -> float:
-    """Of a kernel over a causal stretch: of each part its cycles, or those that its bytes of HBM take if that is
-    longer. A visit is to a chunk of queries forward, to one of keys backward."""
+    """Cycles of a kernel over a causal stretch; each part takes its cycles or its HBM bytes, whichever is longer. A
+    visit is to a chunk of queries forward, and to a chunk of keys backward."""
     q, k = (cut_axis(STRETCH, 1, chunk) for chunk in (pair.q_chunk, pair.k_chunk))
     whole, masked = (len(pairs.q) for pairs in visible_pairs("contiguous", "own", True, q, k))
     visits = len((q if kind == "forward" else k).start)
@@ -101,6 +101,6 @@ def stretch_cycles(kind: Kind, pair: Pair, uses: dict[str, SlotUse], generation:
 
 
 def ideal_cycles(generation: str, kind: Kind, head_dim: int) -> float:
-    """Of the needed products of a stretch, so often as a step computes them."""
+    """Cycles of a stretch's needed products, as often as a step computes them."""
     needed = Pair(STRETCH, STRETCH, head_dim).ideal_cycles(generation, kind) * (STRETCH + 1) / (2 * STRETCH)
     return TIMES[kind] * needed

@@ -13,10 +13,11 @@ def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     """Arguments of `ringformer tune`."""
     parser.description = (
         "Find the chunks with which the TPU kernels (model.kernel=pallas) take the fewest cycles and fit a chip's "
-        "VMEM, and write the table that they read. Counted in machine code, without the chip: 5 to 30 minutes a target."
+        "VMEM, and write the table that the kernels read. Cycles are counted in machine code, without the chip: 5 to "
+        "30 minutes per target."
     )
-    parser.add_argument("--target", required=True, help="v4, v5e, v5p, v6e, or a slice of them")
-    parser.add_argument("--out", metavar="FILE", help="write the table there; without: into the installed package")
+    parser.add_argument("--target", required=True, help="v4, v5e, v5p, v6e, or a slice of one of them")
+    parser.add_argument("--out", metavar="FILE", help="file of the table; default: in the installed package")
     return _tune
 
 
@@ -43,15 +44,14 @@ def _tune(args: argparse.Namespace) -> int:
             for candidate in search(generation, head_dim):
                 candidates.append(candidate)
                 share = candidate.share_of_ideal
-                said = candidate.why if share is None else f"{share:.1%} of ideal"
-                print(
-                    f"{generation}, heads of {head_dim}: {candidate.q_chunk} x {candidate.k_chunk}: {said}", flush=True
-                )
+                result = candidate.why if share is None else f"{share:.1%} of ideal"
+                chunks = f"{candidate.q_chunk} x {candidate.k_chunk}"
+                print(f"{generation}, heads of {head_dim}: {chunks}: {result}", flush=True)
         except CompilerFailure as failure:
             print(f"ringformer tune: heads of {head_dim}: the compiler broke down: {failure}", file=sys.stderr)
             return 1
         best = best_of(candidates)
-        print(f"{generation}, heads of {head_dim}: the best are {best.q_chunk} x {best.k_chunk}", flush=True)
+        print(f"{generation}, heads of {head_dim}: best chunks {best.q_chunk} x {best.k_chunk}", flush=True)
         sizes.append(
             {
                 "head_dim": head_dim,

@@ -1,7 +1,7 @@
-"""The TPU kernels of a block compiled alone, for their cycles a step: a pair of chunks, all query heads of a key head.
+"""TPU kernels compiled alone, for their cycles per step: one pair of chunks with all query heads of a key head.
 
-`python -m ringformer.estimate.kernels.pair_kernels GENERATION KIND NUMBERS` compiles one, in a process whose machine
-code is dumped.
+`python -m ringformer.estimate.kernels.pair_kernels GENERATION KIND NUMBERS` compiles one kernel, in a process that
+dumps its machine code.
 """
 
 import os
@@ -31,10 +31,10 @@ from ringformer.ops.kernels.pair_table import PairTable
 from ringformer.ops.online_softmax import Softmax
 
 TARGETS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
-"""The generations whose kernels are judged, and a slice of each that its compiler knows."""
+"""Generations whose kernels are judged, each with a slice that the compiler supports."""
 
 TOKENS, KEY_HEADS, PAIRS = 65536, 16, 64
-"""Of the shard: of smaller arrays the compiler would keep whole ones on the chip, and the counts would lie."""
+"""Size of the shard. The compiler would keep smaller arrays on the chip, which would distort the counts."""
 
 Kind = Literal["forward", "backward"]
 
@@ -43,24 +43,24 @@ _NO_VMEM = re.compile(r"memory in memory space vmem|VmemOom|exceeded scoped vmem
 
 
 class TooLarge(ValueError):
-    """A kernel asks for more on-chip memory than the chip has."""
+    """A kernel needs more on-chip memory than the chip has."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The shape of a kernel's step."""
+    """Shape of a kernel's step."""
 
     q_chunk: int = 1024
     k_chunk: int = 1024
     head_dim: int = 128
     heads: int = 1
-    """Query heads of a key head."""
+    """Query heads per key head."""
     packed: int = 0
-    """1: with segment ids."""
+    """1 with segment ids, 0 without."""
 
     def ideal_cycles(self, generation: str, kind: Kind) -> float:
-        """Of a step's matrix products, two forward and five backward, at the full rate of a core's units; of v6e at the
-        half that products over heads of up to 128 can fill: products over more keys than that may take less."""
+        """Cycles of a step's matrix products (two forward, five backward) at the full rate of a core's units. On v6e it
+        is the half that products over heads of up to 128 can fill; products over more keys may take fewer cycles."""
         cores = find_target(TARGETS[generation]).chip.tensor_cores
         assert cores is not None, "the targets are TPUs"
         products = {"forward": 2, "backward": 5}[kind]
@@ -69,7 +69,7 @@ class Pair:
 
 
 def find_generation(target: str) -> str:
-    """The generation of a target, "v5e" or any slice of it. Raises ValueError with those that can be judged."""
+    """Return the generation of a target, "v5e" or any slice of it. Raises ValueError that lists the valid ones."""
     generation = target if target in TARGETS else target.partition("-")[0].partition(":")[0]
     if generation in TARGETS and (target in TARGETS or find_target(target)):
         return generation
@@ -77,7 +77,7 @@ def find_generation(target: str) -> str:
 
 
 def hbm_bytes_per_cycle(generation: str) -> float:
-    """Of one core of a chip, whose cores share its memory."""
+    """Bytes of HBM per cycle of one core; the cores of a chip share its memory."""
     chip = find_target(TARGETS[generation]).chip
     assert chip.tensor_cores is not None, "the targets are TPUs"
     return chip.hbm_bandwidth / chip.tensor_cores.count / chip.clock_hz
@@ -85,9 +85,9 @@ def hbm_bytes_per_cycle(generation: str) -> float:
 
 @contextmanager
 def dumped(command: list[str]) -> Iterator[tuple[Path, str]]:
-    """The folder to which a command of Python dumped the machine code of what it compiled, and what it printed.
+    """Run a Python command and yield the folder with the machine code of what it compiled, and its output.
 
-    Raises TooLarge if that needs more on-chip memory than there is, CompilerFailure if the process failed otherwise.
+    Raises TooLarge if a kernel needs more on-chip memory than there is, CompilerFailure if the process fails otherwise.
     """
     with tempfile.TemporaryDirectory(prefix="ringformer-") as name:
         flags = f"{os.environ.get(LIBTPU_FLAGS, '')} {detailed_dump_flags(Path(name))}"
@@ -100,18 +100,18 @@ def dumped(command: list[str]) -> Iterator[tuple[Path, str]]:
             text=True,
         )
         if done.returncode:
-            said = re.findall(r"^\S*Error: .*$", done.stderr, re.MULTILINE) or ["it said nothing"]
-            raise (TooLarge if _NO_VMEM.search(done.stderr) else CompilerFailure)(said[-1][:300])
+            errors = re.findall(r"^\S*Error: .*$", done.stderr, re.MULTILINE) or ["it printed no error"]
+            raise (TooLarge if _NO_VMEM.search(done.stderr) else CompilerFailure)(errors[-1][:300])
         yield Path(name), done.stdout
 
 
 PARTS = {"whole": Grid(1, 0, 0), "masked": Grid(0, 1, 0), "visit": Grid(0, 0, 1)}
-"""What of a grid is counted apart: a step without and with a mask, and what is done besides when a visit begins and
-ends."""
+"""Parts of a grid that are counted separately: a step without a mask, a step with one, and the extra work at the
+beginning and end of a visit."""
 
 
 def count_kernel(generation: str, kind: Kind, pair: Pair) -> dict[str, SlotUse]:
-    """Compile a kernel, and count its `PARTS`. Raises TooLarge, CompilerFailure and MissingCompiler."""
+    """Compile a kernel and count its `PARTS`. Raises TooLarge, CompilerFailure and MissingCompiler."""
     find_target(TARGETS[generation]).require_compiler()
     numbers = [str(number) for number in astuple(pair)]
     with dumped(["-m", "ringformer.estimate.kernels.pair_kernels", generation, kind, *numbers]) as (folder, _):
@@ -132,8 +132,9 @@ def compile_kernel(
     """Compile a kernel of a shard for a device of a target.
 
     Args:
-      tokens: of queries, and of keys. biased: with a bias of keys.
-      continued: the backward goes on with the gradients of keys of a table before.
+      tokens: number of queries, and of keys.
+      biased: with a bias on the keys.
+      continued: the backward adds to the gradients of keys from a previous table.
     """
     mesh = jax.sharding.Mesh(target.devices()[:1], "x")
     chunks = pair.q_chunk, pair.k_chunk

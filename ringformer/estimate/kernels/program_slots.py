@@ -1,4 +1,4 @@
-"""What a whole compiled program makes of a TPU core: the slots of its instructions, as often as each runs."""
+"""Slots of a TPU core that a whole compiled program uses, each instruction counted as often as it runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ NOTHING = SlotUse(0.0, {}, 0.0, 0.0, 0.0, 0.0)
 
 
 def one_after_the_other(uses: Iterable[SlotUse]) -> SlotUse:
-    """The use of all; on-chip memory is that of the largest."""
+    """Add up uses; on-chip memory is the maximum."""
     total = NOTHING
     for use in uses:
         cycles = total.cycles + use.cycles
@@ -35,7 +35,7 @@ def one_after_the_other(uses: Iterable[SlotUse]) -> SlotUse:
 
 
 def times(use: SlotUse, count: float) -> SlotUse:
-    """A use so often, or a share of it."""
+    """Multiply a use by a count, which may be a fraction."""
     return use._replace(
         cycles=use.cycles * count, fills=use.fills * count, spills=use.spills * count, hbm_bytes=use.hbm_bytes * count
     )
@@ -43,7 +43,7 @@ def times(use: SlotUse, count: float) -> SlotUse:
 
 @dataclass(frozen=True)
 class ProgramSlots:
-    """The use of a program's computations, by a finished dump with `detailed_dump_flags`."""
+    """Slots used by a program's computations, from a finished dump with `detailed_dump_flags`."""
 
     program: Program
     folder: Path
@@ -56,19 +56,19 @@ class ProgramSlots:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """By key, the instruction whose machine code was dumped: of equal ones the compiler dumps one."""
+        """Instruction whose machine code was dumped, by key; the compiler dumps equal instructions once."""
         dump = dumped_kernels(self.folder)
         return {key: i.name for _, i, key in self._keys.kernels() if i.name in dump}
 
     def of_computation(self, name: str) -> SlotUse:
-        """One run of a computation with all that it calls; of branches, the longest."""
+        """Use of one run of a computation and everything it calls; of a conditional's branches, the longest counts."""
         if name not in self._uses:
             here = self.program.computations[name].values()
             self._uses[name] = one_after_the_other(self.of_instruction(name, i) for i in here)
         return self._uses[name]
 
     def of_instruction(self, computation: str, instruction: Instruction) -> SlotUse:
-        """One run of an instruction; what has no machine code of its own moves bytes alone."""
+        """Use of one run of an instruction; one without machine code of its own only moves bytes."""
         if instruction.opcode == "while":
             turns = self.program.trip_count(computation, instruction)
             return times(self.of_computation(instruction.called[0]), turns)

@@ -1,7 +1,7 @@
-"""What a kernel makes of a TPU core: its slots, spilled registers, on-chip memory, and bytes of HBM.
+"""Use of a TPU core by a kernel: slots, spilled registers, on-chip memory, and bytes of HBM.
 
-libtpu writes beside a program how many slots of each unit every bundle uses. Weighted by how often the bundles run,
-that says what a kernel waits for: a unit whose slots are nearly full is its bound.
+libtpu dumps, beside a program, how many slots of each unit every bundle uses. Weighted by how often the bundles run,
+this shows a kernel's bottleneck: the unit whose slots are nearly full.
 """
 
 import json
@@ -22,45 +22,45 @@ UNITS = {
     "VLOAD": "load",
     "VSTORE": "store",
 }
-"""The units by what the compiler calls their slots."""
+"""Names of the units by the compiler's names of their slots."""
 _FILLS, _SPILLS = "VLOAD:FILL", "VSTORE:SPILL"
 
 _SLOTS, _VMEM = "pre-delay_hlo-static-per-bundle-utilization", "vmem_report"
 _COPY = re.compile(r"dma\.(\w+) [^;]*?size_in_granules=\*/(\d+)")
 _OF_HBM = ("hbm_to_vmem", "vmem_to_hbm", "general")
-"""Copies between HBM and VMEM; `general` are those of arrays that do not lie in one piece."""
+"""Copies between HBM and VMEM; `general` copies are those of arrays that are not contiguous."""
 _GRANULE_BYTES = {"v3": 512, "v4": 512}
-"""What sizes of copies count in; 32 bytes on later chips."""
+"""Unit in which sizes of copies are counted; 32 bytes on later chips."""
 
 
 class SlotUse(NamedTuple):
-    """Of a kernel, or of one step of its grid."""
+    """Use by a kernel, or by one step of its grid."""
 
     cycles: float
     units: dict[str, float]
-    """The share of a unit's slots that is used, by `UNITS`: 1 is full."""
+    """Used share of each unit's slots, by `UNITS`; 1 is full."""
     fills: float
-    """Vector registers read back from where they were spilled."""
+    """Number of vector registers read back after a spill."""
     spills: float
     hbm_bytes: float
-    """Copied between HBM and VMEM at most: as if every condition of a copy held."""
+    """Upper bound of the bytes copied between HBM and VMEM: every conditional copy counts."""
     vmem_bytes: float
-    """Of on-chip memory, for blocks, scratch and spills."""
+    """Bytes of on-chip memory for blocks, scratch and spills."""
 
 
 def detailed_dump_flags(folder: Path) -> str:
-    """`dump_flags` with all that `read_slot_use` reads."""
+    """Return `dump_flags` with everything that `read_slot_use` reads."""
     return dump_flags(folder, f"{_SLOTS}|{_VMEM}")
 
 
 def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = None) -> SlotUse:
-    """The use of the kernel of an instruction in a finished dump with `detailed_dump_flags`; with a grid, of so many of
-    its steps. Raises ValueError if the dump lacks the kernel or its slots."""
+    """Read the use of an instruction's kernel from a finished dump with `detailed_dump_flags`; with a grid, the use of
+    these steps of it. Raises ValueError if the dump lacks the kernel or its slots."""
     text, slots = (_only(folder, f"*-{name}-*-{what}.txt").read_text() for what in (DUMP, _SLOTS))
     runs = bundle_runs(text, grid)
     capacity, used = _read_slots(slots)
     if any(len(column) != len(runs) for column in used.values()):
-        raise ValueError(f"{name}: its slots are those of another program than its {len(runs)} bundles")
+        raise ValueError(f"{name}: its slots belong to another program than its {len(runs)} bundles")
     cycles = float(runs.sum())
     times = {unit: float(runs @ column) for unit, column in used.items()}
     shares = {name: times[unit] / (capacity[unit] * max(cycles, 1.0)) for unit, name in UNITS.items()}
@@ -75,14 +75,15 @@ def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = 
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    found = [path for path in folder.glob(pattern) if "schedule-analysis" not in path.name]
-    if len(found) != 1:
-        raise ValueError(f"{folder} has {len(found)} files {pattern}: one is needed")
-    return found[0]
+    paths = [path for path in folder.glob(pattern) if "schedule-analysis" not in path.name]
+    if len(paths) != 1:
+        raise ValueError(f"{folder} has {len(paths)} files {pattern}: exactly one is needed")
+    return paths[0]
 
 
 def _read_slots(text: str) -> tuple[dict[str, int], dict[str, Float[np.ndarray, " bundles"]]]:
-    """How many slots of a unit a bundle has, and how many each uses: names, capacities, then a bundle a line."""
+    """Return the number of slots that each unit has in a bundle, and the number that each bundle uses. The text holds
+    names, capacities, then one bundle per line."""
     names, capacity, _, *bundles = text.partition("\n")[2].splitlines()
     units = names.split(", ")
     columns = np.array([line.split() for line in bundles], float).T
@@ -90,7 +91,7 @@ def _read_slots(text: str) -> tuple[dict[str, int], dict[str, Float[np.ndarray, 
 
 
 def _copied(text: str, bundles: int) -> Float[np.ndarray, " bundles"]:
-    """Granules of the copies between HBM and VMEM that start in each bundle."""
+    """Granules copied between HBM and VMEM, by the bundle that starts the copy."""
     granules = np.zeros(bundles)
     for line in text.splitlines():
         if number := re.match(r" *(0x[0-9a-f]+|0) ", line):
@@ -99,6 +100,6 @@ def _copied(text: str, bundles: int) -> Float[np.ndarray, " bundles"]:
 
 
 def _vmem_bytes(page: str, name: str) -> float:
-    """What the compiler's report of on-chip memory, a page with its data as JSON, says of an instruction."""
+    """Read an instruction's bytes from the compiler's report of on-chip memory, a page with JSON data."""
     report, _ = json.JSONDecoder().raw_decode(page.partition("const DATA =")[2].lstrip())
     return float(report["hlo_breakdowns"].get(name, {"total_size": 0})["total_size"])

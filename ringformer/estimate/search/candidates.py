@@ -1,4 +1,4 @@
-"""What a plan may choose from: meshes, layouts, chunks and memory settings, with what the closed forms say of each."""
+"""Candidates of a plan: meshes, layouts, chunks and memory settings, with their closed forms."""
 
 import math
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from ringformer.ops.work_list import default_chunk
 
 
 class Candidate(NamedTuple):
-    """A workload with what the closed forms say of it: bytes of a device and of its host, seconds a token."""
+    """A workload with its closed forms: bytes on a device and on its host, seconds per token."""
 
     workload: Workload
     peak: float
@@ -40,18 +40,18 @@ class Candidate(NamedTuple):
 
     @property
     def impossible(self) -> str:
-        """Why no compiler need be asked; empty if one must be."""
+        """Reason why it cannot work, without asking a compiler; empty if a compiler must decide."""
         target, host = self.workload.target, self.host + state_bytes(self.workload)
         if host > target.chip.host_bytes:
             return (
-                f"needs {host / GiB:.0f} GiB of host memory a device, a usual host has "
+                f"needs {host / GiB:.0f} GiB of host memory per device, a usual host has "
                 f"{target.chip.host_bytes / GiB:.0f}"
             )
         return known_failure(self.workload)
 
     @property
     def reason_against(self) -> str:
-        """Why it cannot be; empty if it can, as far as the closed forms know."""
+        """Reason why it cannot work, by the closed forms; empty if there is none."""
         target = self.workload.target
         if self.peak > target.budget:
             return f"needs about {self.peak / GiB:.1f} of {target.budget / GiB:.1f} GiB"
@@ -68,8 +68,8 @@ class Candidate(NamedTuple):
 
 
 def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> list[Candidate]:
-    """Every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk and memory setting; the
-    fastest first."""
+    """Return every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk size and memory
+    setting, fastest first."""
     ranked = []
     shape = LlamaConfig(**preset(model) | {"compute_dtype": compute_dtype})
     for tp in (1, 2, 4, 8):
@@ -81,7 +81,7 @@ def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> 
                 continue
             usual = default_chunk(seq_len // sp)
             for layout, remat, offload, chunk in product(VISIBLE, OFFLOADABLE, (False, True), (None, usual // 2)):
-                # For the longest contexts: what is fetched ahead would take memory.
+                # Fetching ahead would take memory that the longest contexts need.
                 config = replace(
                     shape,
                     layout=layout,
@@ -103,26 +103,26 @@ def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> 
 def _counted(workload: Workload) -> Candidate:
     model, target, seq_len = workload.model, workload.target, workload.seq_len
     _, rings, tp, sp = workload.mesh_shape
-    ring = seq_len // sp  # tokens of a ring's rank; with tp its heads are spread, not its tokens
+    ring = seq_len // sp  # tokens of a ring's rank; tp splits its heads, not its tokens
     of_weights, of_attention = forward_runs(model)
     compute = computation_seconds(workload)
     exposed = 0.0
     for backward, times in ((False, of_attention), (True, 1)):
         one_hop = hop(model, target, ring, ranks=sp * tp, tp=tp, backward=backward)
         exposed += times * (sp - 1) * model.num_layers * max(0.0, one_hop.link - one_hop.compute)
-    if tp > 1:  # gathers into, scatters out of attention and feed-forward; forward, recomputed, backward
+    if tp > 1:  # gathers and scatters of attention and feed-forward: forward, recomputed, backward
         moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
         exposed += (1 + of_weights) * model.num_layers * moved / target.ring_bandwidth(tp)
-    moved = host_bytes(workload) / target.chip.host_bandwidth  # out under the forward pass, back before each layer's
+    moved = host_bytes(workload) / target.chip.host_bandwidth  # out during forward, back before a layer's backward
     exposed += max(0.0, moved - compute / (of_weights + 2)) + moved
-    # Groups of heads and small chunks make more, smaller kernels.
+    # Groups of heads and small chunks result in more and smaller kernels.
     smaller = math.log2(model.head_groups) + 2 * (model.q_chunk is not None)
     seconds = (compute + exposed) * (1 + 0.005 * smaller)
     return Candidate(workload, peak_bytes(workload), host_bytes(workload), seconds / (seq_len * rings))
 
 
 def neighbours(candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate with half or double the head groups, layers of a remat group, or tokens of a chunk."""
+    """Yield the candidate with half or double the head groups, layers per remat group, or tokens per chunk."""
     workload, m = candidate.workload, candidate.workload.model
     _, _, tp, sp = workload.mesh_shape
     local = workload.seq_len // sp

@@ -10,17 +10,18 @@ from ringformer.estimate.command_tools import DOES_NOT_FIT, log
 def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """Arguments of `ringformer plan`."""
     parser.description = (
-        "The fastest mesh and memory settings that the compiler accepts for a context, or for the longest: that which "
-        "fits, and that whose step takes at most --max_step_seconds. Fastest by the seconds that `estimate` says of "
-        "bytes, FLOPs and exposed communication; those of the winner by machine code."
+        "Find the fastest mesh and memory settings that the compiler accepts for a context. Without --seq_len, find "
+        "the longest context that fits, and the longest whose step takes at most --max_step_seconds. Candidates "
+        "are compared by the seconds that `estimate` models from bytes, FLOPs and exposed communication; the winner's "
+        "seconds are based on machine code."
     )
     parser.add_argument("--model", required=True, help="a preset (ringformer/models/llama_presets.py)")
     parser.add_argument("--target", required=True, help="v5e-256, 32xA100-80, ...")
-    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; without: as long as possible")
+    parser.add_argument("--seq_len", type=int, help="tokens of a sequence; default: as many as fit")
     parser.add_argument(
         "--max_step_seconds",
         type=float,
-        help="of the longest context: plan also the longest whose step takes no more, modelled; 3600 if not given",
+        help="without --seq_len: also plan the longest context whose modelled step takes at most this; default: 3600",
     )
     from ringformer.cli.dataclass_flags import add_flags
     from ringformer.models.llama_config import LlamaConfig
@@ -29,7 +30,7 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     parser.add_argument(
         "--no_generate_code",
         action="store_true",
-        help="end with the schedule of the winner's programs, a minute; without, with their machine code, minutes",
+        help="stop at the schedule of the winner's programs (a minute); default: compile to machine code (minutes)",
     )
     return _plan
 
@@ -45,10 +46,12 @@ def _plan(args: argparse.Namespace) -> int:
 
     limit = MAX_STEP_SECONDS if args.max_step_seconds is None else args.max_step_seconds
     if not limit > 0:
-        raise ValueError(f"--max_step_seconds={limit:g} must be positive: how long one step may take, e.g. 3600")
+        raise ValueError(f"--max_step_seconds={limit:g} must be positive: the longest step in seconds, e.g. 3600")
     if args.seq_len is not None and args.max_step_seconds is not None:
         raise ValueError(
-            f"--max_step_seconds={limit:g} is for the longest context, and --seq_len={args.seq_len} says "
+            "which: leave one of them out"
+            f"--max_step_seconds={limit:g} searches for a context, and --seq_len={args.seq_len} sets one: leave one of "
+            "them out"
             "which: leave one of them out"
         )
     only_compilers()
@@ -57,17 +60,18 @@ def _plan(args: argparse.Namespace) -> int:
     try:
         if args.seq_len is None:
             planned = longest_plan(args.model, target, args.compute_dtype, compiler)
-            print(f"the longest that {how_it_fits(planned)}: {plan_text(args.model, target, planned)}", flush=True)
+            print(
+                f"the longest context that {how_it_fits(planned)}: {plan_text(args.model, target, planned)}", flush=True
+            )
             if planned.chosen is None:
                 return DOES_NOT_FIT
             quick = longest_plan_within(planned, args.model, target, args.compute_dtype, compiler, limit)
-            of = f"the longest of which a step takes at most {limit:,.4g} s"
-            print(f"{of}: the same" if quick is planned else f"{of}: {plan_text(args.model, target, quick)}")
+            text = "the same" if quick is planned else plan_text(args.model, target, quick)
+            print(f"the longest with a step of at most {limit:,.4g} s: {text}")
             return 0
         planned = plan(args.model, target, args.seq_len, args.compute_dtype, compiler)
     except CompilerFailure as failure:
-        said = f"the compiler broke down, which says nothing of what fits: {failure}"
-        print(f"ringformer plan: {said}", file=sys.stderr)
+        print(f"ringformer plan: {failure.meaning}{failure}", file=sys.stderr)
         return 1
     print(plan_text(args.model, target, planned))
     return 0 if planned.chosen else DOES_NOT_FIT

@@ -1,5 +1,5 @@
-"""The longest context that trains on a target, and the longest whose step a person would wait for: powers of two, each
-one compiled."""
+"""Search for the longest context that trains on a target, and the longest whose step is short enough to wait for. Every
+attempt is a power of two, compiled."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,19 +14,19 @@ from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import Workload, estimate_command
 
 MAX_STEP_SECONDS = 3600.0
-"""The longest step of the second end of a search, unless somebody says another: in a day it makes two dozen of them."""
+"""Default limit in seconds for a step that is short enough; a day has two dozen of them."""
 
 
 def attempt(
     workload: Workload, log: Callable[[str], None], *, whole_run: bool = False, generate_code: bool = False
 ) -> dict:
-    """Whether a preset's workload trains, with the first likely memory settings that the compiler accepts, of those
-    with which its schedule hides the ring's loops, if there are any.
+    """Compile a preset's workload with the first likely memory settings that the compiler accepts, preferring those
+    whose schedule hides the ring's loops.
 
-    Returns the JSON of the estimate without its lists of collectives and buffers, with `seq_len`, the settings and the
-    command that says the same; that of the smallest settings if none fits. It does not fit either if what it offloads
-    is too much for a usual host. Its `programs` are those that were judged: the train step, or with `whole_run` all of
-    a run, with `generate_code` to machine code. Raises CompilerFailure if a compiler broke down.
+    Returns the JSON of the estimate without its lists of collectives and buffers, plus `seq_len`, the settings and the
+    command that reproduces it; if nothing fits, that of the smallest settings. It does not fit either if it offloads
+    more than a usual host holds. Its `programs` are those that were judged: the train step, or with `whole_run` every
+    program of a run, with `generate_code` compiled to machine code. Raises CompilerFailure if a compiler broke down.
     """
     workload, estimate = compile_first_accepted(
         workload,
@@ -42,8 +42,8 @@ def attempt(
 
 
 def brief_json(workload: Workload, estimate: Estimate) -> dict:
-    """The JSON of a preset's estimate without its lists of collectives and buffers, with its `seq_len` and the command
-    that says the same."""
+    """Return the JSON of a preset's estimate without its lists of collectives and buffers, plus its `seq_len` and the
+    command that reproduces it."""
     answer = estimate_json(workload, estimate)
     for listed in ("collectives", "collective_groups", "largest_buffers"):
         del answer[listed]
@@ -51,7 +51,7 @@ def brief_json(workload: Workload, estimate: Estimate) -> dict:
 
 
 def next_length(attempts: list[dict], first: int) -> int | None:
-    """The length to try next in a search over powers of two that begins at `first`; None: the maximum is known."""
+    """Return the next length in a search over powers of two that begins at `first`; None: the maximum is known."""
     fitting = [a["seq_len"] for a in attempts if a["fits"]]
     failing = [a["seq_len"] for a in attempts if not a["fits"]]
     if not attempts:
@@ -61,7 +61,7 @@ def next_length(attempts: list[dict], first: int) -> int | None:
 
 
 def longest_start(workload: Workload) -> int:
-    """The length to begin a search with: a power of two, the longest that the closed form lets fit, whatever the
+    """Return the length to begin a search with: the longest power of two that fits by the closed form with any
     settings."""
     model, length = workload.model, 1024
     settings = list(possible_settings(model)) if model.attention == "ring" else [workload.settings]
@@ -76,16 +76,18 @@ def longest_start(workload: Workload) -> int:
 
 
 def longest_within(attempts: list[dict], max_step_seconds: float = MAX_STEP_SECONDS) -> dict | None:
-    """The attempt at the longest context that fits and whose modelled step takes at most so long; None: none does."""
+    """Return the attempt at the longest context that fits and whose modelled step takes at most `max_step_seconds`;
+    None if there is none."""
     quick = [a for a in attempts if a["fits"] and a["step_seconds_model"] <= max_step_seconds]
     return max(quick, key=lambda a: a["seq_len"], default=None)
 
 
 def counted_longest_within(workload: Workload, max_step_seconds: float = MAX_STEP_SECONDS) -> int | None:
-    """The longest context, the workload's halved until it is, whose step takes at most so long by the closed form.
+    """Return the longest context whose step takes at most `max_step_seconds` by the closed form, halving the workload's
+    own.
 
-    For what was not compiled. The closed form leaves exposed communication out, and takes the fastest memory settings
-    that should fit. None: not even 1024 tokens are quick enough.
+    This is for contexts that were not compiled. The closed form ignores exposed communication and uses the fastest
+    memory settings that should fit. None: a step of 1024 tokens takes longer.
     """
     length = workload.seq_len
     while length >= 1024:

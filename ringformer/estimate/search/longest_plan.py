@@ -1,4 +1,4 @@
-"""The plan of the longest context that trains, and of the longest whose step a person would wait for."""
+"""Plans of the longest context that trains, and of the longest whose step is short enough to wait for."""
 
 import math
 from dataclasses import replace
@@ -11,35 +11,35 @@ from ringformer.estimate.targets import Target
 
 
 def longest_plan(model: str, target: Target, compute_dtype: str, compiler: RunCompiler) -> Plan:
-    """The plan of the longest power of two that some candidate is accepted at.
+    """Return the plan of the longest power of two at which a candidate is accepted.
 
-    The search begins where the closed forms end, and goes up from a length that fits, else down. Neighbours are
-    compiled and machine code is generated where it ends; what fails there is halved again.
+    The search starts at the limit of the closed forms; it goes up from a length that fits, otherwise down. Only at the
+    end are neighbours compiled and machine code generated; lengths that fail then are halved again.
     """
     first = 2**12
     while any(not c.reason_against for c in candidates(model, target, 2 * first, compute_dtype)):
         first *= 2
     scheduler = replace(compiler, generate_code=False, thorough=False)
-    found = plan(model, target, first, compute_dtype, scheduler)
-    while found.run:
-        longer = _tried(model, target, 2 * found.seq_len, compute_dtype, scheduler, found.excess)
+    best = plan(model, target, first, compute_dtype, scheduler)
+    while best.run:
+        longer = _tried(model, target, 2 * best.seq_len, compute_dtype, scheduler, best.excess)
         if longer.chosen is None:
             break
-        found = longer
-    while found.chosen is None and found.seq_len > 2**12:
-        found = plan(model, target, found.seq_len // 2, compute_dtype, scheduler, excess=found.excess)
-    if found.run:
-        found = _tried(model, target, found.seq_len, compute_dtype, compiler, found.excess)
-        while found.chosen is None and found.seq_len > 2**12:
-            found = _tried(model, target, found.seq_len // 2, compute_dtype, compiler, found.excess)
-    return found
+        best = longer
+    while best.chosen is None and best.seq_len > 2**12:
+        best = plan(model, target, best.seq_len // 2, compute_dtype, scheduler, excess=best.excess)
+    if best.run:
+        best = _tried(model, target, best.seq_len, compute_dtype, compiler, best.excess)
+        while best.chosen is None and best.seq_len > 2**12:
+            best = _tried(model, target, best.seq_len // 2, compute_dtype, compiler, best.excess)
+    return best
 
 
 def longest_plan_within(
     longest: Plan, model: str, target: Target, compute_dtype: str, compiler: RunCompiler, max_step_seconds: float
 ) -> Plan:
-    """The plan of the longest power of two, at most that of the plan `longest`, of which one step takes at most so many
-    seconds, modelled; `longest` itself if that is it. Nothing is chosen if no length is quick enough."""
+    """Return the plan of the longest power of two, at most that of the plan `longest`, whose modelled step takes at
+    most `max_step_seconds`; this may be `longest` itself. Nothing is chosen if no length is fast enough."""
     if longest.step_seconds <= max_step_seconds:
         return longest
     best = longest._replace(chosen=None, run=None)
@@ -60,7 +60,7 @@ def _tried(
     *,
     max_step_seconds: float = math.inf,
 ) -> Plan:
-    """The plan of a length; of one that the compiler breaks down on, that is said, and nothing is chosen."""
+    """Plan a length; if the compiler breaks down on it, log that and choose nothing."""
     try:
         return plan(model, target, seq_len, compute_dtype, compiler, excess=excess, max_step_seconds=max_step_seconds)
     except CompilerFailure as failure:

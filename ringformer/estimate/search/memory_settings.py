@@ -1,4 +1,4 @@
-"""Which memory settings to compile a workload with: closed forms choose, the compiler judges."""
+"""Memory settings to compile a workload with: closed forms choose them, the compiler decides."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,9 +11,10 @@ from ringformer.models.llama_config import LlamaConfig
 
 
 def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
-    """The settings worth a try: groups of heads cost latency and save memory, two-level remat a forward."""
+    """Yield the settings worth trying: head groups save memory for latency, two-level remat saves it for a forward
+    pass."""
     groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
-    # Layers that make no group cost a second loop in the program: only if they save much.
+    # Layers outside the groups need a second loop in the program, which is worth it only if they save much.
     fewest = min(
         range(1, model.num_layers), default=1, key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0)
     )
@@ -23,13 +24,13 @@ def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
 
 
 def possible_head_groups(model: LlamaConfig) -> list[int]:
-    """The numbers of groups that the key heads can be cut into."""
-    alone = model.offload and model.remat == "attention"  # outputs of groups would stay on the device
+    """Return the numbers of groups that the key heads can be split into."""
+    alone = model.offload and model.remat == "attention"  # the outputs of groups would stay on the device
     return [g for g in range(1, model.num_kv_heads + 1) if model.num_kv_heads % g == 0][: 1 if alone else None]
 
 
 def likely_settings(workload: Workload) -> list[MemorySettings]:
-    """The settings to compile, in this order: the two fastest that the closed forms let fit, and the smallest."""
+    """Return the settings to compile, in order: the two fastest that fit by the closed forms, and the smallest."""
     model, target = workload.model, workload.target
     if model.attention != "ring":
         return [replace(workload.settings, head_groups=1, remat_group=1)]
@@ -50,10 +51,10 @@ def compile_first_accepted(
     generate_code: bool = False,
     prefers: Callable[[Estimate], bool] = lambda estimate: True,
 ) -> tuple[Workload, Estimate]:
-    """The workload with the first of these settings whose estimate is accepted and preferred, and that; else the
-    first that is accepted; else the last.
+    """Compile a workload with one setting after another; return the first that is accepted and preferred with its
+    estimate, otherwise the first that is accepted, otherwise the last.
 
-    `announce` is told of each workload before it is compiled. Raises as `compile_apart`.
+    `announce` is called with each workload before it is compiled. Raises as `compile_apart`.
     """
     kept = None
     for option in settings:

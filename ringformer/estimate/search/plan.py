@@ -1,5 +1,5 @@
-"""Which settings to train with: closed forms rank the candidates, the compiler judges them in that order, and of the
-first that it accepts the neighbours, by the seconds of what it compiled."""
+"""Search for the settings to train with: closed forms rank candidates, and the compiler judges them in that order.
+Around the first that it accepts, neighbours are compared by the seconds of their compiled programs."""
 
 import math
 from typing import NamedTuple
@@ -9,30 +9,30 @@ from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.search.candidates import Candidate, candidates, neighbours
-from ringformer.estimate.targets import MissingCompiler, Target
+from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 
 
 class Plan(NamedTuple):
-    """The chosen candidate, None if none fits, and its compiled programs, None if the compiler is not installed."""
+    """The chosen candidate (None if none fits) and its compiled programs (None if the compiler is not installed)."""
 
     seq_len: int
     chosen: Candidate | None
     run: RunEstimate | None
     refused: list[tuple[Candidate, str]]
-    """What lost against it, fastest first, and why."""
+    """Rejected candidates, fastest first, each with the reason."""
     excess: float = 1.0
-    """By how much the compiler's bytes exceeded the closed form's where it refused a candidate."""
+    """Factor by which the compiler's bytes exceeded the closed form's where it rejected a candidate."""
 
     @property
     def estimate(self) -> Estimate | None:
-        """The train step's."""
+        """Estimate of the train step."""
         return self.run.step if self.run else None
 
     @property
     def step_seconds(self) -> float:
-        """Modelled, of the compiled step if there is one; infinite if nothing was chosen."""
+        """Modelled seconds of a step, compiled if possible; infinite if nothing was chosen."""
         if self.chosen is None:
             return math.inf
         return step_seconds(self.chosen, self.estimate)
@@ -48,34 +48,32 @@ def plan(
     excess: float = 1.0,
     max_step_seconds: float = math.inf,
 ) -> Plan:
-    """The fastest settings of a preset of which the compiler accepts all programs, trying at most `attempts` of the
-    likely ones, and the neighbours of the first that fits.
+    """Find the fastest settings of a preset for which the compiler accepts all programs, trying at most `attempts` of
+    the likely ones and the neighbours of the first that fits.
 
-    One step of it, with all of its sequences, takes at most `max_step_seconds`, modelled. What the compiler refuses
-    corrects the closed forms for those that follow. Without the compiler it is the fastest that the closed forms let
-    fit, and the log says what to install. Raises CompilerFailure if the compiler broke down on all that it was asked
-    for.
+    A modelled step, with all of its sequences, takes at most `max_step_seconds`. Whatever the compiler rejects corrects
+    the closed forms for the candidates that follow. Without the compiler, the fastest settings that fit by the closed
+    forms are chosen, and the log says what to install. Raises CompilerFailure if the compiler broke down on everything
+    it was asked to compile.
     """
     if seq_len < 1:
-        raise ValueError(f"seq_len={seq_len} must be at least 1; without it, the longest context is planned")
+        raise ValueError(f"seq_len={seq_len} must be at least 1; leave it out to plan the longest context")
     ranked = candidates(model, target, seq_len, compute_dtype)
     if not ranked:
-        raise ValueError(f"no mesh of {target.name} divides sequences of {seq_len} tokens; use a power of two")
+        raise ValueError(f"no mesh of {target.name} can divide sequences of {seq_len} tokens; use a power of two")
     slow = [(c, f"a step takes about {c.step_seconds:,.0f} s") for c in ranked if c.step_seconds > max_step_seconds]
     ranked = [c for c in ranked if c.step_seconds <= max_step_seconds]
     if not ranked:
         return Plan(seq_len, None, None, slow, excess)
     refused = slow + [(c, c.reason_against) for c in ranked if c.reason_against]
     likely = [c for c in ranked if not c.reason_against]
-    try:
-        target.require_compiler()
-    except MissingCompiler as missing:
-        compiler.log(str(missing))
+    if missing := target.missing_compiler:
+        compiler.log(missing)
         return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
-    # The closed forms, corrected or not, may be wrong about the smallest: the compiler decides.
+    # Closed forms, even corrected ones, may be wrong about the smallest candidate, so the compiler judges it.
     smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
     failures: list[CompilerFailure] = []
-    failed: set[Workload] = set()  # as machine code, or another program than the step
+    failed: set[Workload] = set()  # in generating machine code, or in another program than the step
     asked, waiting = 0, likely or ([smallest] if smallest else [])
     for candidate in waiting:
         if candidate is not smallest and candidate.peak * excess > target.budget:
@@ -113,17 +111,17 @@ def plan(
 
 
 def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, failed: set[Workload]) -> Candidate:
-    """The candidate, or a neighbour that fits, has not failed, and whose compiled step is over 3% faster, and so on
-    from that one.
+    """Return the candidate, or a neighbour that fits, has not failed, and whose compiled step is over 3% faster; then
+    repeat from that neighbour.
 
-    Raises CompilerFailure as `RunCompiler.scheduled` of the candidate, not of a neighbour.
+    Raises CompilerFailure as `RunCompiler.scheduled` for the candidate, but not for a neighbour.
     """
     seconds = step_seconds(candidate, compiler.timed(candidate.workload))
     for other in neighbours(candidate):
         too_large = other.peak * excess > other.workload.target.budget
         if other.impossible or too_large or other.workload in failed:
             continue
-        compiler.log(f"  {seconds:,.1f} s a step; compiling its neighbour {other}")
+        compiler.log(f"  {seconds:,.1f} s per step; compiling its neighbour {other}")
         try:
             step = compiler.timed(other.workload)
         except CompilerFailure as failure:
@@ -135,13 +133,13 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
 
 
 def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
-    """The candidates that take longer than the first, and by how much."""
+    """Return the candidates that are slower than the first, with the difference."""
     pairs = [(c, c.seconds_per_token / ranked[0].seconds_per_token - 1) for c in ranked]
     return [(c, f"{slower:.1%} slower (modelled)") for c, slower in pairs if slower > 0]
 
 
 def step_seconds(c: Candidate, e: Estimate | None) -> float:
-    """Seconds of a step, modelled: of the compiled one, or counted."""
+    """Modelled seconds of a step: of the compiled one if there is one, otherwise by the closed form."""
     if e is None:
         return c.step_seconds
     assert e.schedule is not None, "what fits has a schedule"

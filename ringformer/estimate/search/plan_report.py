@@ -1,4 +1,4 @@
-"""A plan as text for a person."""
+"""Reports on plans."""
 
 from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.program_estimate import NOT_TRIED, Estimate
@@ -12,46 +12,43 @@ from ringformer.hardware import GiB
 
 
 def _verdict(c: Candidate, e: Estimate | None) -> str:
-    """The line that says how much memory and time it takes, and who says so."""
+    """Return the line on a candidate's memory and time, compiled or by the closed form."""
     have, exposed = c.workload.target.chip.hbm_bytes, ""
     if e is None:
-        need, host, said = c.peak, c.host, "closed form, not compiled"
+        need, host, how = c.peak, c.host, "closed form, not compiled"
         source = computation_time(c.workload).source
     else:
         assert e.schedule is not None, "what fits has a schedule"
-        need, host, said = e.peak_bytes, e.host_bytes, "compiled"
-        exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of ring bytes exposed in its loops; "
+        need, host, how = e.peak_bytes, e.host_bytes, "compiled"
+        exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of the ring exposed in its loops; "
         source = step_time(e.schedule, c.workload.step_tokens).source
-    of_host = f", {host / GiB:.1f} GiB of host memory a device" if host else ""
+    of_host = f", {host / GiB:.1f} GiB of host memory per device" if host else ""
     step = step_seconds(c, e)
     return (
-        f"  {said}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(step)} s a step of "
+        f"  {how}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(step)} s per step of "
         f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
     )
 
 
 def how_it_fits(planned: Plan) -> str:
-    """With what was not tried."""
+    """Describe whether the plan fits, and what was not tried."""
     if planned.run is None:
         return "should fit by the closed form" if planned.chosen else "fits"
     return f"should fit, {NOT_TRIED}" if planned.run.untried_kernels else "fits"
 
 
 def _programs(run: RunEstimate | None) -> list[str]:
-    """The lines on the other programs of a run."""
+    """Return the lines on the other programs of a run."""
     if run is None:
-        return ["  evaluation, init, saves and machine code were not judged: they need the compiler"]
+        return ["  evaluation, init, saves and machine code were not checked: this needs the compiler"]
     return [f"  {verdict_line(run)}", f"  {save_line(run.step)}"]
 
 
 def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str:
-    """What a person wants to know of a plan; of what lost against it, the fastest `listed`."""
+    """Return the report on a plan; of the rejected candidates, it lists the fastest `listed`."""
     title = f"{model} on {target.name}, {planned.seq_len:,} tokens"
     if planned.chosen is None:
-        lines = [
-            f"{title}: nothing that was tried fits and is quick enough",
-            "  use a larger slice, or half the sequence",
-        ]
+        lines = [f"{title}: no candidate fits and is fast enough", "  use a larger slice, or half the sequence"]
     else:
         w, m = planned.chosen.workload, planned.chosen.workload.model
         chunks = f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}" if m.q_chunk else ""
@@ -67,6 +64,6 @@ def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str
             f"    --config.model.layout={m.layout}{chunks}",
         ]
     refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)
-    lines.append(f"  why not the others (the fastest {min(listed, len(refused))} of {len(refused)}):")
+    lines.append(f"  rejected candidates (the fastest {min(listed, len(refused))} of {len(refused)}):")
     lines += [f"    {c!s:60s} {why}" for c, why in refused[:listed]]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""Where a GPU waits for its host in the middle of a step.
+"""Waits of a GPU for its host in the middle of a step.
 
-XLA runs a loop whose trip count it knows from the device's queue alone. Of any other loop, and of a branch, the host
-reads the predicate back before it can launch what follows: once before each turn, once for each branch taken. (TPUs
-decide on the chip.)
+XLA runs a loop with a known trip count entirely from the device's queue. For any other loop, and for a branch, the host
+reads the predicate back before it can launch what follows: once before each iteration, once for each branch taken.
+(TPUs decide on the chip.)
 """
 
 from ringformer.estimate.compiler.program_text import Program
@@ -10,9 +10,9 @@ from ringformer.estimate.seconds.program_seconds import purpose
 
 
 def host_waits(program: Program) -> dict[str, float]:
-    """How often at most the host is waited for in one run of a GPU's program, by what the loops and branches are for.
+    """Upper bound of the number of waits in one run of a GPU's program, by purpose.
 
-    At most: a loop whose trip count is data is counted with its bound, and every branch as if it were reached.
+    A loop whose trip count depends on data counts with its bound, and every branch counts as reached.
     """
     counts: dict[str, float] = {}
     for name, times in program.executed.items():
@@ -20,7 +20,7 @@ def host_waits(program: Program) -> dict[str, float]:
             if instruction.opcode == "conditional":
                 waits = 1
             elif instruction.opcode == "while" and "known_trip_count" not in instruction.text:
-                waits = program.trip_count(name, instruction) + 1  # after the last turn too
+                waits = program.trip_count(name, instruction) + 1  # also after the last iteration
             else:
                 continue
             counts[purpose(instruction)] = counts.get(purpose(instruction), 0.0) + times * waits

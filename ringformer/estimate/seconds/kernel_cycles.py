@@ -1,4 +1,4 @@
-"""The seconds of a train step on TPU by its machine code, of which the part that matters is generated alone."""
+"""Seconds of a train step on TPU by machine code, which is generated only for the part that matters."""
 
 import subprocess
 import time
@@ -19,22 +19,26 @@ from ringformer.estimate.seconds.step_parts import ATTENTION
 from ringformer.estimate.workload import Workload
 
 IDLE_SECONDS = 15.0
-"""Without a new kernel, after those with matrix products: what is left is the program around them, which takes long."""
+"""Seconds without a new kernel, once those with matrix products are there, after which to stop: what is left is the
+program around them, which takes long."""
 
 
 class NoMachineCode(CompilerFailure):
-    """A kernel of the program cannot become machine code: the program is none, whatever its schedule says."""
+    """A kernel cannot become machine code, so the program does not compile, whatever its schedule shows."""
+
+    meaning = ""
 
 
 def with_machine_code(
     workload: Workload, estimate: Estimate, log: Callable[[str], None], part: str = ATTENTION
 ) -> Estimate:
-    """The estimate of a scheduled train step, or of another program that is its own `part`, its seconds by the machine
-    code of its chunk pairs.
+    """Base the seconds of a scheduled program on the machine code of its chunk pairs. The program is a train step, or
+    another one that is its own `part`.
 
-    That is generated if the cache lacks it, in about a minute. An estimate by the step's own machine code keeps its
-    seconds, and has these beside them. That of a GPU, or of a model whose parts are not known, stays as it is; so does
-    one of a compiler that writes no machine code, and the log says so. Raises NoMachineCode.
+    Machine code that is not cached is generated, which takes about a minute. If the estimate is based on the step's own
+    machine code, its seconds stay and these are added beside them. Estimates of GPUs, and of models without known
+    parts, do not change; neither do those of a compiler that writes no machine code, and the log says so. Raises
+    NoMachineCode.
     """
     attends = workload.has_closed_forms and workload.model.attention != "vanilla"
     if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
@@ -42,7 +46,7 @@ def with_machine_code(
     program, cache = Program.parse(estimate.text), KernelCache.of(workload.target)
     wanted, cycles = kernel_keys(program, of_chunk_pairs), cache.read()
     missing = wanted.keys() - cycles.keys()
-    if any(wanted[key] for key in missing):  # a copy or a sum is not worth a minute: its bytes say enough
+    if any(wanted[key] for key in missing):  # not for copies and sums alone: their bytes are accurate enough
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
         try:
             generated = generate_cycles(workload, {key: wanted[key] for key in missing}, part)
@@ -50,17 +54,17 @@ def with_machine_code(
         except NoMachineCode:
             raise
         except CompilerFailure as failure:
-            log(f"{failure}; its seconds are not by machine code")
-    known = {key: found for key in wanted if (found := cycles.get(key)) is not None}
+            log(f"{failure}; the seconds are not based on machine code")
+    counted = {key: count for key in wanted if (count := cycles.get(key)) is not None}
     estimate = with_tried_kernels(workload, estimate)
     assert estimate.schedule is not None, "as above"
-    schedule = read_schedule(estimate.text, estimate.schedule.rates, known)
+    schedule = read_schedule(estimate.text, estimate.schedule.rates, counted)
     return replace(estimate, by_parts=schedule) if estimate.own_machine_code else replace(estimate, schedule=schedule)
 
 
 def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
-    """The estimate, its kernels no longer untried if this compiler made machine code of all of them before, here or in
-    another program."""
+    """Mark the kernels as tried if this compiler has turned all of them into machine code before, here or in another
+    program."""
     if not estimate.untried_kernels:
         return estimate
     wanted, cycles = kernel_keys(Program.parse(estimate.text), of_chunk_pairs), KernelCache.of(workload.target).read()
@@ -69,7 +73,7 @@ def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
 
 
 def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda _: True) -> dict[str, bool]:
-    """The keys of the instructions of a program that have machine code, and whether they do matrix products."""
+    """Keys of a program's instructions that have machine code, and whether they compute matrix products."""
     return {
         key: program.instruction_flops(name, instruction) > 0
         for name, instruction, key in KernelKeys(program).kernels()
@@ -78,16 +82,17 @@ def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda 
 
 
 def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = ATTENTION) -> dict[str, float]:
-    """The cycles of the wanted instructions that the attention of a layer has too, or one of `PROGRAMS`, by their key.
+    """Generate machine code for one layer's attention, or for one of `PROGRAMS`, and return the cycles of the wanted
+    instructions in it by key.
 
-    The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code,
-    NoMachineCode if it refuses to.
+    The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code, and
+    NoMachineCode if it rejects the program.
     """
     with at_work((workload, program, True), {}, read_code=True) as (process, folder):
-        said = wait_for_schedule(process, folder, "tpu")
-        if not isinstance(said, Compiled):
-            raise CompilerFailure(f"{program}: the compiler wrote no schedule: {str(said)[:300]}")
-        kernels = KernelKeys(Program.parse(said.program)).kernels()
+        compiled = wait_for_schedule(process, folder, "tpu")
+        if not isinstance(compiled, Compiled):
+            raise CompilerFailure(f"{program}: the compiler wrote no schedule: {str(compiled)[:300]}")
+        kernels = KernelKeys(Program.parse(compiled.program)).kernels()
         keys = {instruction.name: key for _, instruction, key in kernels if key in wanted}
         if not keys:
             return {}
@@ -107,7 +112,7 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
 def _read_as_written(
     process: subprocess.Popen, folder: Path, keys: dict[str, str], products: set[str]
 ) -> dict[str, float]:
-    """Cycles by key, read while the compiler writes, until all are there or nothing comes any more."""
+    """Read cycles by key while the compiler writes, until all are there or no more appear."""
     cycles: dict[str, float] = {}
     last = time.monotonic()
     while cycles.keys() != set(keys.values()):

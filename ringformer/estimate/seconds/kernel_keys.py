@@ -1,8 +1,8 @@
-"""What decides the machine code of an instruction: instructions with equal keys have equal code.
+"""Keys of machine code: instructions with equal keys have equal code.
 
 The compiler generates code for an instruction from its opcode, the computation that it fuses, and the types of its
-operands and results with their layouts and memory spaces; names and metadata change nothing (it reuses code by the same
-rule). So the cycles of a step's instruction may be read from another program that has the same one.
+operands and results with their layouts and memory spaces. Names and metadata do not matter (the compiler reuses code by
+the same rule). So the cycles of a step's instruction can be read from another program with the same instruction.
 """
 
 import base64
@@ -17,25 +17,25 @@ _SAYS_NOTHING = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_a
 
 
 KERNEL_OPCODES = ("fusion", "convolution", "custom-call", "copy", "reduce", "dynamic-slice", "dynamic-update-slice")
-"""Instructions that have machine code of their own."""
+"""Opcodes of instructions that have machine code of their own."""
 
 
 @dataclass(frozen=True)
 class KernelKeys:
-    """The keys of a program's instructions."""
+    """Keys of a program's instructions."""
 
     program: Program
     _texts: dict[str, str] = field(default_factory=dict)
 
     def kernels(self) -> Iterator[tuple[str, Instruction, str]]:
-        """Every executed instruction that has machine code of its own: its computation, itself, and its key."""
+        """Yield every executed instruction that has machine code of its own: its computation, itself, and its key."""
         for name in self.program.executed:
             for instruction in self.program.computations[name].values():
                 if instruction.opcode in KERNEL_OPCODES:
                     yield name, instruction, self.key(name, instruction)
 
     def key(self, computation: str, instruction: Instruction) -> str:
-        """A hash of what decides the machine code of this instruction of a computation."""
+        """Return a hash of everything that determines the machine code of an instruction of this computation."""
         if body := re.search(r'"body":"([^"]+)"', instruction.text):
             return hashlib.sha256(_kernel_program(body[1]).encode()).hexdigest()[:20]
         here = self.program.computations[computation]
@@ -45,7 +45,7 @@ class KernelKeys:
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:20]
 
     def _text(self, computation: str) -> str:
-        """A computation's instructions, each value named by its place."""
+        """Return a computation's instructions as a hash in which each value is named by its position."""
         if computation not in self._texts:
             instructions = self.program.computations[computation].values()
             places = {instruction.name: f"%{place}" for place, instruction in enumerate(instructions)}
@@ -55,8 +55,8 @@ class KernelKeys:
 
 
 def _kernel_program(body: str) -> str:
-    """The program of a Pallas kernel for TPU, from the bytecode in its instruction, without the lines of its source."""
-    # JAX has no public reader of Mosaic's dialect; only programs with kernels come here.
+    """Return the program of a Pallas kernel for TPU, from the bytecode in its instruction, without source locations."""
+    # JAX has no public parser of Mosaic's dialect; only programs with kernels need one.
     from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
 
@@ -68,7 +68,7 @@ def _kernel_program(body: str) -> str:
 
 
 def _without_names(instruction: Instruction, places: dict[str, str]) -> str:
-    """An instruction's text, its values by their `places`, without the names of what it calls."""
+    """Return an instruction's text with values named by their `places`, without the names of computations it calls."""
     text = _SAYS_NOTHING.sub("", instruction.text.strip())
     for called in instruction.called:
         text = text.replace(f"%{called}", "")

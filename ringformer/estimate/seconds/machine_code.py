@@ -1,8 +1,8 @@
-"""Cycles of a TPU's programs, counted in the machine code that its compiler writes, without the TPU.
+"""Cycles of TPU programs, counted in the machine code that the compiler writes, without the TPU.
 
-libtpu dumps the final VLIW program of everything that it generates, XLA's fusions and Pallas kernels alike: a bundle a
-line, and a bundle issues in one cycle. A program takes its bundles times the trip counts of the loops around them;
-branches are counted as if not taken. Waits for data from HBM are not in it.
+libtpu dumps the final VLIW program of everything that it generates, XLA's fusions and Pallas kernels alike, one bundle
+per line; a bundle issues in one cycle. Each bundle counts as often as the loops around it run; branches count as not
+taken. Waiting for data from HBM is not included.
 """
 
 import re
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 DUMP = "packed-bundles-post-ra"
-"""The dump after the last pass that changes a program: registers are allocated, bundles packed, nops in place."""
+"""Dump after the last pass that changes a program: registers are allocated, bundles packed, nops in place."""
 
 _FILE = re.compile(rf"\d+-(?P<name>.+)-\d\d-{DUMP}\.txt")
 _BUNDLE = re.compile(r" *(0x[0-9a-f]+|0) ")
@@ -22,23 +22,23 @@ _EXIT = re.compile(r"%(p\w+) = scmp\.ge\.\w+\.totalorder %\w+, (\d+) /\* loop ex
 
 
 class Kernel(NamedTuple):
-    """The machine code of one instruction of a compiled program."""
+    """Machine code of one instruction of a compiled program."""
 
     cycles: float
     bundles: int
     open_loops: int
-    """Loops whose trip count the code does not state; their bodies are counted once."""
+    """Number of loops whose trip count the code does not state; their bodies are counted once."""
 
 
 def dump_flags(folder: Path, more: str = "") -> str:
-    """What libtpu must find in LIBTPU_INIT_ARGS, before JAX loads it, to write its final programs to a folder; `more`
-    is a pattern of other dumps that are wanted."""
+    """Return the flags that make libtpu write its final programs to a folder; they must be in LIBTPU_INIT_ARGS before
+    JAX loads it. `more` is a pattern of additional dumps."""
     dumps = f"^({DUMP}|{more})$" if more else f"^{DUMP}$"
     return f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex={dumps}"
 
 
 def dumped_kernels(folder: Path) -> dict[str, Path]:
-    """The files of a dump by the name of their instruction; of equal instructions the compiler writes the first."""
+    """Return the files of a dump by the name of their instruction; the compiler writes equal instructions once."""
     files = {}
     for path in folder.iterdir():
         match = _FILE.fullmatch(path.name)
@@ -48,33 +48,33 @@ def dumped_kernels(folder: Path) -> dict[str, Path]:
 
 
 def read_cycles(folder: Path) -> dict[str, float]:
-    """The cycles of every kernel of a finished dump by the name of its instruction."""
+    """Read the cycles of every kernel in a finished dump, by the name of its instruction."""
     kernels = {name: read_kernel(path.read_text(), grid_of(name)) for name, path in dumped_kernels(folder).items()}
     return {name: kernel.cycles for name, kernel in kernels.items() if kernel}
 
 
 SHORT = 200
-"""Bundles of a conditional part of a grid's step that is taken to run at each of them."""
+"""Bundles up to which a conditional part of a grid's step counts as running in every step."""
 
 
 class Grid(NamedTuple):
-    """How often a kernel that walks a list of pairs runs each of its bodies."""
+    """Number of runs of each body of a kernel that walks a list of pairs."""
 
     whole: int
     masked: int
     visits: int
     heads: int = 1
-    """Equal parts of the grid, of which the cores of a device take a share each."""
+    """Number of equal parts of the grid, which the cores of a device divide among them."""
 
 
 def grid_of(name: str) -> Grid | None:
-    """What the name of a kernel says of its grid (`ops/kernels/pair_table.py`); None of other instructions."""
+    """Parse a kernel's grid from its name (`ops/kernels/pair_table.py`); None for other instructions."""
     match = re.search(r"flash_\w+?_(\d+)_whole_(\d+)_masked_(\d+)_visits_(\d+)_heads", name)
     return Grid(*map(int, match.groups())) if match else None
 
 
 def read_kernel(text: str, grid: Grid | None = None) -> Kernel | None:
-    """The kernel of a dumped program; None if the text is not written to its end."""
+    """Read the kernel of a dumped program; None if the text is incomplete."""
     if "End region 0" not in text[-2000:]:
         return None
     code = _Code.read(text)
@@ -82,20 +82,20 @@ def read_kernel(text: str, grid: Grid | None = None) -> Kernel | None:
 
 
 def bundle_runs(text: str, grid: Grid | None = None) -> Float[np.ndarray, " bundles"]:
-    """How often each bundle of a dumped program runs; with a grid, in the loop over its steps."""
+    """Number of runs of each bundle of a dumped program; with a grid, in the loop over its steps."""
     return _Code.read(text).runs(grid)
 
 
 class _Code(NamedTuple):
     bundles: int
     loops: dict[int, tuple[int, int | None]]
-    """By their first bundle: the last, and the trip count, None if it is not stated."""
+    """Last bundle and trip count of each loop, by its first bundle; None: the trip count is not stated."""
     skipped: list[tuple[int, int]]
-    """From each branch forward to its target: what runs under a condition."""
+    """From each forward branch to its target: the parts that run under a condition."""
     products: list[int]
-    """The bundles that feed a matrix unit."""
+    """Bundles that feed a matrix unit."""
     cores: int
-    """That share a kernel's grid."""
+    """Number of cores that share a kernel's grid."""
 
     @staticmethod
     def read(text: str) -> "_Code":
@@ -121,8 +121,8 @@ class _Code(NamedTuple):
         return _Code(number + 1, loops, skipped, products, 2 if "megacore core id" in text else 1)
 
     def runs(self, grid: Grid | None) -> Float[np.ndarray, " bundles"]:
-        """How often each bundle runs: as often as the loops around it turn; with a grid, as the steps ask that the core
-        with most of its heads takes."""
+        """Number of runs of each bundle: the product of the loops around it; with a grid, of the steps that the core
+        with the most heads runs."""
         turns = np.ones(self.bundles)
         steps = max(self.loops, key=lambda first: self.loops[first][0] - first) if grid and self.loops else None
         for first, (last, trips) in self.loops.items():
@@ -133,9 +133,9 @@ class _Code(NamedTuple):
         return turns * self._runs_of_grid(grid, steps) * (-(-grid.heads // self.cores) / grid.heads)
 
     def _runs_of_grid(self, grid: Grid, first: int) -> Float[np.ndarray, " bundles"]:
-        """Of the loop over a grid's steps, each of which runs one of two bodies, without and with a mask: in this order
-        the conditional parts with matrix products. A single one runs at each step. Other long parts run at each visit;
-        the short ones (they set out copies) are taken to run at each step."""
+        """Number of runs in the loop over a grid's steps. Each step runs one of two bodies, without and with a mask:
+        the conditional parts with matrix products, in this order. A single body runs in every step. Other long parts
+        run in every visit; short ones, which start copies, are assumed to run in every step."""
         last, _ = self.loops[first]
         within = [span for span in self.skipped if first <= span[0] and span[1] <= last + 1]
         parts = [span for span in within if SHORT < span[1] - span[0] < 0.9 * (last - first)]

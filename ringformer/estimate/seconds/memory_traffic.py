@@ -1,24 +1,22 @@
 """Bytes that an instruction of a compiled program moves to and from HBM.
 
-An operand or result that the compiler placed in on-chip memory says so in its layout: `S(1)` is VMEM, `S(3)` CMEM. Of
-an operand that a fusion only slices it reads the slices, and of a result that it updates in place it writes the update.
+The layout of an operand or result shows if the compiler placed it in on-chip memory: `S(1)` is VMEM, `S(3)` CMEM. If a
+fusion only slices an operand, it reads the slices; if it updates a result in place, it writes the update.
 """
 
-import math
 import re
 
-from ringformer.estimate.compiler.program_text import DTYPE_BYTES, Instruction, Program, kernel_cost
+from ringformer.estimate.compiler.program_text import Instruction, Program, kernel_cost, parse_type
 
-_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _ELSEWHERE = re.compile(r"S\([1-9]\)")
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
 _NO_WORK = ("parameter", "constant", "tuple", "after-all", "partition-id", "replica-id", "opt-barrier", *_VIEWS)
 
 
 def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> float:
-    """What one run of an instruction reads and writes, without what it calls unless it is a fusion.
+    """Bytes that one run of an instruction reads and writes; it includes what the instruction calls only for a fusion.
 
-    The start of an asynchronous copy counts for all of it, its end and the start of a collective for nothing.
+    The start of an asynchronous copy counts for the whole copy; its end and the start of a collective count nothing.
     """
     opcode, here = instruction.opcode, program.computations[computation]
     if opcode in (*_NO_WORK, "while", "conditional", "call") or opcode.endswith(("-done", "-update")):
@@ -53,14 +51,14 @@ def _fusion(program: Program, fusion: Instruction, operands: list[Instruction]) 
 
 
 def _read(program: Program, computation: str, name: str, size: float) -> float:
-    """Bytes that a fused computation reads of one of its values, which has `size` bytes."""
+    """Bytes that a fused computation reads of one of its values; `size` is the value's own."""
     here, total = program.computations[computation], 0.0
     for user in here.values():
         for place in (i for i, operand in enumerate(user.operands) if operand == name):
             if user.opcode in ("dynamic-slice", "slice", "gather") and place == 0:
                 total += _bytes(user.type, everywhere=True)
             elif (user.opcode == "dynamic-update-slice" and place == 0) or user.opcode == "tuple":
-                continue  # updated in place, or handed through
+                continue  # updated in place, or passed on
             elif user.opcode in _VIEWS:
                 total += _read(program, computation, user.name, size)
             elif user.opcode == "fusion":
@@ -72,15 +70,13 @@ def _read(program: Program, computation: str, name: str, size: float) -> float:
 
 
 def _written(program: Program, computation: str, root: Instruction, type_: str) -> float:
-    """Bytes that a fused computation writes to HBM; `type_` says where its results lie."""
+    """Bytes that a fused computation writes to HBM; `type_` contains the layouts of its results."""
     here = program.computations[computation]
     results = [here[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    places = [match[0] for match in _ARRAY.finditer(type_)]
-    if len(places) != len(results):
+    sizes = [array.bytes if _in_hbm(layout) else 0 for array, layout in parse_type(type_)]
+    if len(sizes) != len(results):
         return _bytes(type_)
-    return sum(
-        _update(program, computation, result, _bytes(place)) for result, place in zip(results, places, strict=True)
-    )
+    return sum(_update(program, computation, result, size) for result, size in zip(results, sizes, strict=True))
 
 
 def _update(program: Program, computation: str, result: Instruction, size: float) -> float:
@@ -98,19 +94,18 @@ def _update(program: Program, computation: str, result: Instruction, size: float
 
 
 def _asynchronous(start: Instruction) -> float:
-    """Half of the arrays of a start's tuple are what it moves; each of its ends that is HBM counts."""
-    sizes = [(_bytes(m[0], everywhere=True), _in_hbm(m[0])) for m in _ARRAY.finditer(start.type)]
-    arrays = [(size, here) for size, here in sizes if size > 4]
+    """Bytes of an asynchronous copy: half of the arrays of its tuple move, and count for each end that is in HBM."""
+    arrays = [(array.bytes, _in_hbm(layout)) for array, layout in parse_type(start.type) if array.bytes > 4]
     moved = min((size for size, _ in arrays), default=0.0)
     return moved * min(2, sum(here for _, here in arrays))
 
 
 def _parameters(program: Program, computation: str) -> dict[int, str]:
-    found = {}
+    names = {}
     for instruction in program.computations[computation].values():
         if instruction.opcode == "parameter" and (number := re.search(r"parameter\((\d+)\)", instruction.text)):
-            found[int(number[1])] = instruction.name
-    return found
+            names[int(number[1])] = instruction.name
+    return names
 
 
 def _root(program: Program, computation: str) -> Instruction:
@@ -118,12 +113,8 @@ def _root(program: Program, computation: str) -> Instruction:
 
 
 def _bytes(type_: str, everywhere: bool = False) -> float:
-    """Bytes of the arrays of a type, of those in HBM unless `everywhere`."""
-    total = 0.0
-    for dtype, dims, layout in _ARRAY.findall(type_):
-        if everywhere or not _ELSEWHERE.search(layout):
-            total += DTYPE_BYTES.get(dtype, 0) * math.prod(int(x) for x in dims.split(",") if x)
-    return total
+    """Bytes of the arrays of a type that are in HBM, or with `everywhere` of all."""
+    return sum(array.bytes for array, layout in parse_type(type_) if everywhere or _in_hbm(layout))
 
 
 def _in_hbm(type_: str) -> bool:

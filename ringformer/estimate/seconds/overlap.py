@@ -1,10 +1,9 @@
-"""What of a program's communication is hidden, read off the compiler's own schedule.
+"""Hidden and exposed communication of a program, read from the compiler's schedule.
 
-A collective that starts here and is waited for there travels while the instructions between the two execute. It counts
-as hidden if these take (`program_seconds.py`) at least as long as its bytes on the link; permutes share one link, in
-the order in which they start. A collective without a start of its own is exposed, and so is one whose computation is a
-branch that may not be taken. Copies to the host share one link, and copies from it another; they travel under the waits
-for collectives, too.
+A collective with a start and an end travels while the instructions between the two execute. It is hidden if these take
+(`program_seconds.py`) at least as long as its bytes take on the link. Permutes share one link, in the order in which
+they start. A collective without a separate start is exposed, and so is one in a branch that may not be taken. Copies to
+the host share one link, copies from it another; both also travel while the device waits for collectives.
 """
 
 import re
@@ -13,22 +12,21 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from ringformer.estimate.compiler.program_text import COLLECTIVES, Array, Instruction, Program
+from ringformer.estimate.compiler.program_text import COLLECTIVES, Array, Instruction, Program, parse_type
 from ringformer.estimate.seconds.host_waits import host_waits
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.ops.ring_attention import LOOP
 
 TO_HOST, FROM_HOST = "copy to the host", "copy from the host"
-"""What travels besides collectives: what `offload` keeps in host memory."""
+"""Kinds of transfers other than collectives: what `offload` keeps in host memory."""
 
-_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](\{[^{}]*\})?")
 _IN_HOST_MEMORY = "S(5)"
-"""In the layout of an array."""
+"""Mark in the layout of an array."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One collective instruction of the program, or one copy to or from the host, executed `count` times."""
+    """One collective instruction, or one copy to or from the host, executed `count` times."""
 
     kind: str
     """One of `COLLECTIVES`, `TO_HOST` or `FROM_HOST`."""
@@ -36,18 +34,18 @@ class Transfer:
     shape: tuple[int, ...]
     count: float
     bytes: int
-    """That one device sends, or receives of a gather, each time."""
+    """Bytes that one device sends each time, or receives of a gather."""
     asynchronous: bool
     seconds: float
-    """The time from its start until its last byte is through; a permute queues behind those that started before it."""
+    """Seconds from its start until its last byte arrives; a permute queues behind those that started earlier."""
     cover: float
     """Seconds of computation between its start and its end."""
     wait: float
-    """Seconds for which the device stands still at its end."""
+    """Seconds that the device idles at its end."""
     in_ring_loop: bool
     computation: str
     op_name: str
-    """JAX's name of the operation, its name scopes in front."""
+    """JAX's name of the operation, preceded by its name scopes."""
 
     @property
     def hidden(self) -> bool:
@@ -56,20 +54,20 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The seconds and the communication of one step on one device."""
+    """Seconds and communication of one step on one device."""
 
     transfers: list[Transfer]
     flops: float
-    """FLOPs of matrix multiplications, of one step, per device; chunk pairs counted as for one document."""
+    """Matrix multiplication FLOPs of one step on one device; chunk pairs are counted as for one document."""
     rates: Rates
     purposes: dict[str, Seconds]
-    """Seconds of computation by what they are for; chunk pairs as for one document."""
+    """Seconds of computation by purpose; chunk pairs are counted as for one document."""
     host_waits: dict[str, float] = field(default_factory=dict)
-    """How often at most a GPU waits for its host, by what it is for."""
+    """Upper bound of the number of times that a GPU waits for its host, by purpose."""
 
     @property
     def seconds(self) -> Seconds:
-        """Of computation, as if all communication were hidden."""
+        """Seconds of computation, as if all communication were hidden."""
         return sum(self.purposes.values(), Seconds())
 
     def bytes(self, kinds: tuple[str, ...], hidden: bool) -> float:
@@ -85,31 +83,31 @@ class Schedule:
 
     @property
     def exposed_in_ring_loops(self) -> float:
-        """Bytes of permutes inside the loops over hops that are not hidden."""
+        """Bytes of permutes inside the loops over hops that are exposed."""
         return sum(t.bytes * t.count for t in self.transfers if t.in_ring_loop and not t.hidden)
 
     @property
     def exposed_gather_bytes(self) -> float:
-        """Bytes of every collective that is not a permute and not hidden: weights gathered, gradients reduced."""
+        """Bytes of exposed collectives other than permutes: weights gathered, gradients reduced."""
         return self.bytes(tuple(k for k in COLLECTIVES if k != "collective-permute"), False)
 
     @property
     def exposed_seconds(self) -> float:
-        """What communication adds to the step."""
+        """Seconds that communication adds to the step."""
         return sum(t.count * t.wait for t in self.transfers)
 
     @property
     def exposed_host_seconds(self) -> float:
-        """Of that, what copies to and from the host add."""
+        """Part of `exposed_seconds`: copies to and from the host."""
         return sum(t.count * t.wait for t in self.transfers if t.kind in (TO_HOST, FROM_HOST))
 
 
 def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = None) -> Schedule:
-    """The schedule of a compiled program's text, with the cycles of known machine code by `KernelKeys.key`."""
+    """Read the schedule from a compiled program's text; `cycles` of machine code are by `KernelKeys.key`."""
     program = Program.parse(text)
     seconds = ProgramSeconds(program, rates, cycles or {})
     loops = {
-        body: loop.text
+        body: loop.op_name
         for instructions in program.computations.values()
         for loop in instructions.values()
         if loop.opcode == "while"
@@ -123,12 +121,12 @@ def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = 
 
 
 class _Span(NamedTuple):
-    """What travels while a computation's instructions from `start` to `end` execute; end None: while nothing does."""
+    """A transfer during a computation's instructions from `start` to `end`; end None: during none of them."""
 
     kind: str
     array: Array
     bytes: int
-    text: str
+    op_name: str
     start: int
     end: int | None
 
@@ -138,14 +136,14 @@ class _Span(NamedTuple):
 
 
 def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str | None) -> list[Transfer]:
-    """`loop`: the text of the loop whose body this computation is."""
+    """Return the transfers of a computation; `loop` is the op's name of the loop whose body it is."""
     program, rates = seconds.program, seconds.rates
     instructions = list(program.computations[name].values())
     spans = [*_collectives(program, instructions), *_host_copies(instructions)]
     if not spans:
         return []
     of_kind = {kind: [s for s in spans if s.kind == kind] for kind in ("collective-permute", TO_HOST, FROM_HOST)}
-    before = [0.0]  # seconds of computation before each instruction, of branches the fastest
+    before = [0.0]  # seconds of computation before each instruction; of branches, only what is certain
     for instruction in instructions:
         taken = sum(s.certain for s in seconds.of_instruction(name, instruction).values())
         before.append(before[-1] + taken)
@@ -153,9 +151,9 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
 
     def transfer(span: _Span, on_its_way: float, cover: float, wait: float) -> Transfer:
         waits[span.last + 1] += wait
-        in_loop = _in_ring_loop(span.text, loop)
+        in_loop = _in_ring_loop(span.op_name, loop)
         sent = span.kind, *span.array, count, span.bytes, span.end is not None
-        return Transfer(*sent, on_its_way, cover, wait, in_loop, name, _op_name(span.text))
+        return Transfer(*sent, on_its_way, cover, wait, in_loop, name, span.op_name)
 
     def on_one_link(kind: str, passed: list[float], rate: float) -> list[Transfer]:
         link = _share_link(of_kind[kind], passed, rate)
@@ -174,19 +172,19 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
 
 
 def _cover(span: _Span, before: list[float]) -> float:
-    """Seconds between a span's start and its end."""
+    """Seconds between the start and the end of a span."""
     return 0.0 if span.end is None else before[span.end] - before[span.start + 1]
 
 
 def _share_link(spans: list[_Span], compute: list[float], rate: float) -> list[tuple[float, float]]:
-    """What travels on one link in a computation, first come, first served, one at a time.
+    """Schedule transfers on one link: first come, first served, one at a time.
 
     Args:
       compute: seconds of computation before each instruction.
-      rate: bytes a second.
+      rate: bytes per second.
 
     Returns:
-      `(seconds, wait)` of each one's `Transfer`.
+      `(seconds, wait)` of each transfer.
     """
     starts = [(span.start, False, i) for i, span in enumerate(spans)]
     ends = [(span.last, True, i) for i, span in enumerate(spans)]
@@ -205,25 +203,18 @@ def _share_link(spans: list[_Span], compute: list[float], rate: float) -> list[t
     return [(seconds[i], waits[i]) for i in range(len(spans))]
 
 
-def _op_name(text: str) -> str:
-    name = re.search(r'op_name="([^"]*)"', text)
-    return name[1] if name else ""
-
-
-def _in_ring_loop(permute: str, loop: str | None) -> bool:
-    """Whether a collective is executed by a loop over hops, and not by a loop around one that was inlined."""
-    scope, around = (re.search(r'op_name="([^"]*)"', text or "") for text in (permute, loop))
-    if not scope or not re.search(f"/{LOOP}/(eval_jaxpr/)?while/body", scope[1]):
-        return False
-    return around is None or bool(re.search(f"/{LOOP}/(eval_jaxpr/)?while$", around[1]))
+def _in_ring_loop(op_name: str, loop: str | None) -> bool:
+    """Return True if a loop over hops executes a collective; False if it is in a loop around an inlined one."""
+    inside = re.search(f"/{LOOP}/(eval_jaxpr/)?while/body", op_name) is not None
+    return inside and (not loop or re.search(f"/{LOOP}/(eval_jaxpr/)?while$", loop) is not None)
 
 
 def _collectives(program: Program, instructions: list[Instruction]) -> Iterator[_Span]:
-    """The collectives of a computation.
+    """Yield the collectives of a computation.
 
-    Three forms: X-start and X-done; async-start and async-done around a wrapped X; and the TPU's chains of fusions,
-    which carry a gather along with other work, also through the turns of a loop, from AsyncCollectiveStart to
-    AsyncCollectiveDone.
+    They have three forms: X-start and X-done; async-start and async-done around X; and on TPU chains of fusions from
+    AsyncCollectiveStart to AsyncCollectiveDone, which carry a gather along with other work, also across the iterations
+    of a loop.
     """
     ends = _ends(instructions)
     chains: dict[str, tuple[Instruction, int]] = {}
@@ -248,11 +239,12 @@ def _collective(x: Instruction, start: int, end: int | None) -> _Span:
     kind, array = x.collective or "", x.arrays[0]
     largest = max(a.bytes for a in x.arrays)
     sent = array.bytes if kind == "collective-permute" else largest
-    return _Span(kind, array, 2 * sent if kind == "all-reduce" else sent, x.text, start, end)  # reduce, then gather
+    moved = 2 * sent if kind == "all-reduce" else sent  # all-reduce: reduce, then gather
+    return _Span(kind, array, moved, x.op_name, start, end)
 
 
 def _host_copies(instructions: list[Instruction]) -> Iterator[_Span]:
-    """The copies of a computation between the device's memory and the host's: whole arrays, or slices of them."""
+    """Yield the copies of a computation between the memories of device and host: whole arrays, or slices of them."""
     here, ends = {x.name: x for x in instructions}, _ends(instructions)
     for i, x in enumerate(instructions):
         starts = x.opcode.endswith("-start") and not x.collective
@@ -261,19 +253,15 @@ def _host_copies(instructions: list[Instruction]) -> Iterator[_Span]:
         end = ends.get(x.name) if starts else None
         result = x.type if end is None else instructions[end].type
         types = [x.type, *(here[name].type for name in x.operands if name in here)]
-        arrays = [match for type_ in types for match in _ARRAY.finditer(type_)]
-        on_device = [_array(match) for match in arrays if _IN_HOST_MEMORY not in match[0]]
+        arrays = [typed for type_ in types for typed in parse_type(type_)]
+        on_device = [array for array, layout in arrays if _IN_HOST_MEMORY not in layout]
         if on_device and len(on_device) < len(arrays):
             moved = max(on_device, key=lambda array: array.bytes)
-            yield _Span(TO_HOST if _IN_HOST_MEMORY in result else FROM_HOST, moved, moved.bytes, x.text, i, end)
-
-
-def _array(match: re.Match) -> Array:
-    return Array(match[1], tuple(int(n) for n in match[2].split(",") if n))
+            yield _Span(TO_HOST if _IN_HOST_MEMORY in result else FROM_HOST, moved, moved.bytes, x.op_name, i, end)
 
 
 def _ends(instructions: list[Instruction]) -> dict[str, int]:
-    """The place of the instruction that waits for each one that starts something."""
+    """Return the position of the instruction that waits for each asynchronous one, by its name."""
     place = {x.name: i for i, x in enumerate(instructions)}
     ends: dict[str, int] = {}
     for i, x in enumerate(instructions):
@@ -286,8 +274,7 @@ def _ends(instructions: list[Instruction]) -> dict[str, int]:
 
 
 def _inside(program: Program, instruction: Instruction):
-    """The collectives of the computations that a fusion or an async-start calls, each with what its own computation
-    calls."""
+    """Yield the collectives inside a fusion or an async-start, each with the custom calls of its own computation."""
     for called in instruction.called:
         inside = program.computations[called].values()
         targets = {t for x in inside for t in re.findall(r'custom_call_target="(\w+)"', x.text)}

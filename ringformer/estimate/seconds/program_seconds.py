@@ -1,8 +1,8 @@
-"""Seconds of a compiled program on one device: cycles of its machine code where they are known, bytes, and FLOPs.
+"""Seconds of a compiled program on one device, from cycles of machine code where they are known, bytes, and FLOPs.
 
-An instruction takes the larger of its cycles at the chip's clock and its HBM bytes at the memory's rate, as often as it
-is executed: data are fetched while the units compute. Where no machine code is known, its FLOPs at a share of the peak
-stand for the cycles. Communication is not in it; the schedule says what of that is exposed (`overlap.py`).
+An instruction takes its cycles at the chip's clock or its HBM bytes at the memory's rate, whichever is longer, each
+time it is executed: data are fetched while the units compute. Without machine code, FLOPs at a share of the peak
+replace the cycles. Communication is not included; the schedule shows how much of it is exposed (`overlap.py`).
 """
 
 import math
@@ -29,18 +29,19 @@ SCOPES = {
     "embedding": "embedding",
     "optimizer": "optimizer",
 }
-"""What a `jax.named_scope` of the model or of the train step is called in a report; of attention, all but the pairs."""
+"""Purpose in a report, by `jax.named_scope` of the model or the train step; for attention, without its chunk pairs."""
 
 
 class Efficiency(NamedTuple):
-    """Shares of the peak that stand for the cycles of matrix products where no machine code says them."""
+    """Shares of the peak that replace the cycles of matrix products without machine code."""
 
     pairs: float = 0.55
-    """Of a chunk pair's products: with it, attention takes the seconds of its machine code, exponentials and all."""
+    """Share for the products of chunk pairs, chosen so that attention takes the seconds of its machine code, including
+    exponentials."""
     products: float = 0.85
-    """Of all others."""
+    """Share for all other products."""
     pairs_of: str = ""
-    """Whose the first is; empty: XLA's code."""
+    """Source of `pairs`; empty: XLA's code."""
 
     def __str__(self) -> str:
         whose = f" ({self.pairs_of})" if self.pairs_of else ""
@@ -48,7 +49,7 @@ class Efficiency(NamedTuple):
 
 
 USUAL = Efficiency()
-"""What the machine code of v5e says; for all generations whose own was not read in whole."""
+"""Shares that match the machine code of v5e; used for every generation whose own was not read completely."""
 
 _EFFICIENCY = {
     "v4": Efficiency(0.27, 0.70),
@@ -56,61 +57,63 @@ _EFFICIENCY = {
     "v6e": Efficiency(0.12, 0.63),
     "tpu7x": Efficiency(0.12, 0.63),
 }
-"""What the machine code of whole 7B steps says (results/part_cycles.json); of tpu7x that of their attention alone,
-the rest v6e's, whose matrix units are of the same size."""
+"""Shares that match the machine code of whole 7B steps (results/part_cycles.json). For tpu7x, `pairs` comes from the
+machine code of attention alone, and the rest from v6e, whose matrix units have the same size."""
 
 
 _CUDNN = 0.61, "cuDNN's by NVIDIA's table of H200"
-"""Causal bfloat16 of 16K tokens, 64 heads of 128 on 8: 673 TFLOP/s forward, 579 backward of a peak of 989."""
+"""Causal bfloat16 attention over 16K tokens, 64 heads of 128 on 8 key heads: 673 TFLOP/s forward and 579 backward, of a
+peak of 989."""
 
 _PALLAS = "the kernels' by their machine code"
 
 
 def efficiency(generation: str, kernel: str = "xla", head_dim: int = LANES) -> Efficiency:
-    """That of a key of CHIPS, with what computes the blocks of attention (`ops/kernels/block_kernels.py`), for heads of
-    so many features: on TPU a product over less than 128, or no whole multiple, takes as long as one over the next."""
-    known = _EFFICIENCY.get(generation, USUAL)
+    """Return the shares for a key of CHIPS, for the kernel that computes attention's blocks
+    (`ops/kernels/block_kernels.py`) and for heads of `head_dim` features. On TPU a product over a number of features
+    that is not a multiple of 128 takes as long as one over the next multiple."""
+    own = _EFFICIENCY.get(generation, USUAL)
     chip = CHIPS.get(generation)
     if kernel == "cudnn":
-        return known._replace(pairs=_CUDNN[0], pairs_of=_CUDNN[1])
+        return own._replace(pairs=_CUDNN[0], pairs_of=_CUDNN[1])
     if kernel == "pallas" and (share := tuned_share(generation, head_dim)):
-        return known._replace(pairs=share, pairs_of=_PALLAS)
+        return own._replace(pairs=share, pairs_of=_PALLAS)
     padded = -(-head_dim // LANES) * LANES if chip and chip.tensor_cores else head_dim
-    return known._replace(pairs=known.pairs * head_dim / padded)
+    return own._replace(pairs=own.pairs * head_dim / padded)
 
 
 class Rates(NamedTuple):
-    """What a device can do in a second."""
+    """Rates of a device, per second."""
 
     flops: float
-    """Of matrix products in the program's dtype, at the peak."""
+    """Peak FLOPs of matrix products in the program's dtype."""
     hop_bytes: float
     """Bytes of a permute, one way."""
     gather_bytes: float
-    """Bytes of a gather or reduction, over all links that it spreads over."""
+    """Bytes of a gather or reduction, over all links that it uses."""
     hbm_bytes: float
     cycles: float
-    """The clock; 0 where machine code is not counted (GPU)."""
+    """Clock rate; 0 where machine code is not counted (GPU)."""
     efficiency: Efficiency = USUAL
     host_bytes: float = math.inf
     """Bytes between a device and its host, one way."""
 
 
 class Seconds(NamedTuple):
-    """Seconds of instructions: with data fetched while the units compute, and what bounds that."""
+    """Seconds of instructions if data are fetched while the units compute, with lower and upper bounds."""
 
     busy: float = 0.0
-    """Of the units: cycles, or FLOPs at an efficiency."""
+    """Seconds of the units: cycles, or FLOPs at an efficiency."""
     memory: float = 0.0
-    """Of HBM bytes."""
+    """Seconds of HBM bytes."""
     overlapped: float = 0.0
-    """The estimate: the larger of the two for each instruction."""
+    """Estimate: for each instruction, the larger of `busy` and `memory`."""
     floor: float = 0.0
-    """The roofline: the larger of FLOPs at the peak and HBM bytes."""
+    """Roofline: for each instruction, the larger of FLOPs at the peak and HBM bytes."""
     counted: float = 0.0
-    """Of the estimate what has machine code, or moves bytes for longer than it could compute."""
+    """Part of the estimate with machine code, or with bytes that take longer than the computation could."""
     certain: float = 0.0
-    """Of the estimate what passes whichever branches are taken."""
+    """Part of the estimate that passes whichever branches are taken."""
 
     def __add__(self, other):
         return Seconds(*(a + b for a, b in zip(self, other, strict=True)))
@@ -121,12 +124,12 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class ProgramSeconds:
-    """Seconds of every instruction of a program, each with all that it calls."""
+    """Seconds of every instruction of a program, including everything it calls."""
 
     program: Program
     rates: Rates
     cycles: Mapping[str, float] = field(default_factory=dict)
-    """Of known machine code, by `KernelKeys.key`."""
+    """Cycles of known machine code, by `KernelKeys.key`."""
     _keys: KernelKeys = field(init=False)
     _computations: dict[str, dict[str, Seconds]] = field(default_factory=dict, init=False)
 
@@ -135,11 +138,11 @@ class ProgramSeconds:
 
     @property
     def purposes(self) -> dict[str, Seconds]:
-        """The seconds of one run of the whole program by what they are for (`purpose`)."""
+        """Seconds of one run of the whole program, by purpose (`purpose`)."""
         return self.of_computation(self.program.entry)
 
     def of_computation(self, name: str) -> dict[str, Seconds]:
-        """One run of a computation; no less than its HBM bytes, those of asynchronous copies too, take."""
+        """Seconds of one run of a computation, at least those of its HBM bytes, which include asynchronous copies."""
         if name not in self._computations:
             sums: dict[str, Seconds] = {}
             for instruction in self.program.computations[name].values():
@@ -151,12 +154,13 @@ class ProgramSeconds:
         return self._computations[name]
 
     def of_instruction(self, computation: str, instruction: Instruction) -> dict[str, Seconds]:
-        """One run of an instruction; of branches, the slowest: the ring waits for its busiest rank."""
+        """Seconds of one run of an instruction; of branches, the slowest counts, because the ring waits for its busiest
+        rank."""
         if instruction.opcode == "while":
             trips = self.program.trip_count(computation, instruction)
             sums: dict[str, Seconds] = {}
             for name, seconds in self.of_computation(instruction.called[0]).items():
-                # GPU compilers make one computation of equal ones: its names are those of one of the loops around it
+                # GPU compilers merge equal computations: the names inside are those of one of the loops around it
                 shared = of_chunk_pairs(instruction) and name.startswith(ATTENTION)
                 _add(sums, {purpose(instruction) if shared else name: seconds.times(trips)})
             return sums
@@ -178,7 +182,7 @@ class ProgramSeconds:
         share = self.rates.efficiency.pairs if of_chunk_pairs(instruction) else self.rates.efficiency.products
         guess = flops / (share * self.rates.flops)
         busy = guess if cycles is None else cycles / self.rates.cycles
-        if instruction.opcode.endswith("-start"):  # beside what follows it; of_computation sees to its bytes
+        if instruction.opcode.endswith("-start"):  # runs beside what follows; of_computation counts its bytes
             return Seconds(memory=memory)
         overlapped = max(busy, memory)
         counted = overlapped if cycles is not None or memory >= guess else 0.0
@@ -200,7 +204,7 @@ def _add(sums: dict[str, Seconds], more: dict[str, Seconds]) -> None:
 
 
 def purpose(instruction: Instruction) -> str:
-    """What an instruction's seconds are for, by its opcode and the scopes in its name."""
+    """Return the purpose of an instruction's seconds, from its opcode and the scopes in its name."""
     if instruction.opcode in ("copy", "copy-start", "slice-start", "transpose"):
         return COPIES
     name = instruction.op_name
@@ -215,5 +219,5 @@ def purpose(instruction: Instruction) -> str:
 
 
 def of_chunk_pairs(instruction: Instruction) -> bool:
-    """Whether an instruction stands in a loop over chunk pairs of attention, or is a kernel that walks them."""
+    """Return True for an instruction in a loop over chunk pairs of attention, and for a kernel that walks them."""
     return re.search(r"at_most_\d+_trips|flash_(forward|backward)_", instruction.op_name) is not None

@@ -1,7 +1,7 @@
-"""Parts of a train step, lowered alone, so that their machine code is there in a fraction of the step's time.
+"""Parts of a train step lowered alone, so that their machine code is available in a fraction of the step's time.
 
-The compiler makes the same instructions of a part as of the step, if it sees the same arrays in the same memories; what
-it makes differently has another key (`kernel_keys.py`) and stands for nothing.
+For the same arrays in the same memories, the compiler generates the same instructions for a part as for the step. An
+instruction that differs has another key (`kernel_keys.py`) and does not count.
 """
 
 from functools import partial
@@ -21,11 +21,11 @@ ATTENTION = "attention of a layer"
 
 
 def lower_attention(workload: Workload) -> LoweredProgram:
-    """The forward and the backward pass of one layer's attention, a ring's or one device's, of the heads that the step
-    computes at once."""
+    """Lower the forward and backward pass of one layer's attention, over a ring or on one device, for the heads that
+    the step computes at once."""
     model, mesh = workload.model, make_mesh(workload.mesh_dim, workload.target.devices())
     dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")
-    ring = model.attention == "ring"  # else the keys are all at hand, as in the model
+    ring = model.attention == "ring"  # otherwise every device has all keys, as in the model
     attend = partial(
         ring_attention,
         axis_name="sp" if ring else None,
@@ -43,7 +43,7 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         o, backward = jax.vjp(lambda q, k, v: attend(q, k, v, segment_ids=segment_ids), q, k, v)
         return o, backward(do)
 
-    key_heads = max(model.num_kv_heads, mesh.shape["tp"])  # fewer than tp ranks: each reads one of them
+    key_heads = max(model.num_kv_heads, mesh.shape["tp"])  # with fewer heads than tp ranks, each rank reads one
     q, k = array(model.num_heads // model.head_groups), array(key_heads // model.head_groups)
     ids_spec = P(("dp", "fsdp"), "sp")
     ids = jax.ShapeDtypeStruct(q.shape[:2], jnp.int32, sharding=NamedSharding(mesh, ids_spec))

@@ -109,7 +109,7 @@ def test_a_compilation_ends_with_who_asked_for_it():
         return subprocess.run(command, capture_output=True, text=True).stdout
 
     wait_until(others)
-    folder = Path(re.search(r"compiler_process (\S+) \d+$", others(), re.MULTILINE)[1])
+    folder = Path(re.search(r"compiler\.process (\S+) \d+$", others(), re.MULTILINE)[1])
     assert folder.exists()
     parent.kill()
     parent.wait()

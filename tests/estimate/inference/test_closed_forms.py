@@ -97,8 +97,13 @@ def test_chunks_save_activations_where_a_device_has_many_tokens():
 @pytest.mark.parametrize(
     ("seq_len", "chunk", "mesh_dim", "message"),
     [
-        (65536, 3000, "1,1,1,8", "chunks of 3000 tokens: on mesh 1,1,1,8 they must be multiples of 16 and divide"),
-        (65536, 48, "1,1,1,8", "must be multiples of 16 and divide the context of 65536"),
+        (
+            65536,
+            3000,
+            "1,1,1,8",
+            "chunks of 3000 tokens do not work on mesh 1,1,1,8: use a multiple of 16 that divides",
+        ),
+        (65536, 48, "1,1,1,8", "use a multiple of 16 that divides the context of 65536"),
         (1001, None, "1,1,1,8", "chunks of 1001 tokens"),
         (65536, None, "2,1,1,4", "1 rows on a mesh with dp=2: --batch_size must be a multiple of dp"),
         (65536, None, "1,1,3,1", "needs 3 devices, there are 8"),

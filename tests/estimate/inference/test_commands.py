@@ -129,7 +129,7 @@ def test_the_verb_says_it_all(capsys):
     out = capsys.readouterr().out
     assert "tiny, 2 x 8,192 tokens, mesh 1,1,1,4, v5e-4, kernel xla\n  the prefill FITS: " in out
     assert "s for the whole context in 2 chunks of 4,096 tokens" in out and "the layout of the weights FITS" in out
-    assert "whose latency nobody modelled" in out
+    assert "their latency is not modelled" in out
 
 
 @on_tpu
@@ -148,7 +148,7 @@ def estimate(*flags):
     ("flag", "message"),
     [
         *[
-            (flag, f"{flag.partition('=')[0]} means nothing with --mode=prefill")
+            (flag, f"{flag.partition('=')[0]} does not apply to --mode=prefill")
             for flag in (
                 "--remat=full",
                 "--remat_group=2",
@@ -178,7 +178,7 @@ def test_flags_that_mean_nothing(flag, message, monkeypatch):
 
 
 def test_a_chunk_is_of_inference():
-    with pytest.raises(ValueError, match="--prefill_chunk=512 is for --mode=prefill and --mode=decode"):
+    with pytest.raises(ValueError, match="--prefill_chunk=512 needs --mode=prefill or --mode=decode"):
         run_verb(add_estimate, "--target=v5e-8", "--seq_len=8192", "--prefill_chunk=512")
 
 
@@ -196,7 +196,7 @@ def test_a_broken_compiler_is_not_called_too_large(monkeypatch, capsys):
     monkeypatch.setattr(inference_search, "compile_apart", breaks)
     assert estimate("--seq_len=8192") == 1
     out, err = capsys.readouterr()
-    assert not out and "which says nothing of whether it fits: prefill: INTERNAL" in err
+    assert not out and "so it is unknown whether it fits: prefill: INTERNAL" in err
 
 
 @on_tpu

@@ -49,7 +49,7 @@ def test_what_is_given_is_not_searched():
     given = inference("llama_7b", "v5e-32", 2**16, "1,1,4,8", prefill_chunk=2**13)
     (only,) = likely(given, mesh=False, chunk=False)
     assert (only.mesh_dim, only.prefill_chunk) == ("1,1,4,8", 2**13)
-    with pytest.raises(ValueError, match="chunks of 8200 tokens: on mesh 1,1,32,1 they must be multiples of 32"):
+    with pytest.raises(ValueError, match="chunks of 8200 tokens do not work on mesh 1,1,32,1: use a multiple of 32"):
         likely(replace(given, mesh_dim="1,1,32,1", prefill_chunk=8200), mesh=False, chunk=False)
     with pytest.raises(ValueError, match="chunks of 65537 tokens"):
         likely(replace(given, seq_len=2**16 + 1, prefill_chunk=None), mesh=True, chunk=True)

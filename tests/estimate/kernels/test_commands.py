@@ -21,7 +21,7 @@ def test_the_table_is_read_again(tmp_path, monkeypatch, capsys):
     assert main(["tune", "--target=v6e-64", f"--out={out}"]) == 0
     said = capsys.readouterr().out
     assert "v6e, heads of 256: 1024 x 1024: too large for the chip's VMEM" in said
-    assert "v6e, heads of 128: the best are 1024 x 1024" in said and said.endswith(f"written to {out}\n")
+    assert "v6e, heads of 128: best chunks 1024 x 1024" in said and said.endswith(f"written to {out}\n")
     table = json.loads(out.read_text())
     assert "libtpu" in table["compiled_by"] and all(len(row["candidates"]) >= 4 for row in table["sizes"])
     sizes = read_chunk_sizes(out, "v6e")

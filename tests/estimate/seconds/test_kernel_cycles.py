@@ -106,4 +106,7 @@ def test_a_compiler_that_writes_no_machine_code_is_said(monkeypatch):
     monkeypatch.setattr(kernel_cycles, "generate_cycles", none)
     w, said, assumed = workload(), [], scheduled()
     assert with_machine_code(w, assumed, said.append).schedule == assumed.schedule
-    assert said[1] == "attention of a layer: this compiler writes no machine code; its seconds are not by machine code"
+    assert (
+        said[1]
+        == "attention of a layer: this compiler writes no machine code; the seconds are not based on machine code"
+    )
