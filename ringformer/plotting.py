@@ -1,6 +1,6 @@
-"""How every figure of the package looks, and how it is written: SVG or PNG by its suffix.
+"""Style and output of every figure: SVG or PNG by the suffix of its file.
 
-Text stays text in an SVG, and the ground is white, so that a picture reads the same on a light page and on a dark one.
+Text in an SVG stays text, and the background is white, so that figures look the same on light and dark pages.
 """
 
 import importlib.util
@@ -29,18 +29,18 @@ STYLE: Any = {
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
-    "text.parse_math": False,  # a name with a $ is no formula
+    "text.parse_math": False,  # names may contain $
 }
 
 
 def check_matplotlib() -> None:
-    """Raise ValueError if figures cannot be drawn here, before hours of what they would show."""
+    """Raise ValueError if matplotlib is missing, before hours of computation for a figure."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("figures need matplotlib: pip install -e '.[plot]' in the clone of ringformer")
 
 
 def drawn(draw: Callable) -> Callable:
-    """Make of `draw(plt, *data) -> figure` a function of (*data, path) that writes the figure, alike every time."""
+    """Turn `draw(plt, *data) -> figure` into a function of (*data, path) that writes the figure reproducibly."""
 
     @wraps(draw)
     def write(*data, path: Path | str) -> None:
@@ -59,7 +59,7 @@ def drawn(draw: Callable) -> Callable:
 
 
 def log_tokens(axes, low: float, high: float, ticks: Sequence[int] | None = None, pad: float = 1.7) -> None:
-    """A log axis of tokens from low to high, labelled 4K, 1M, ..."""
+    """Make a log axis of tokens from low to high, labelled 4K, 1M, ..."""
     axes.set_xscale("log", base=2)
     ticks = ticks or [2**i for i in range(math.ceil(math.log2(low)), int(math.log2(high)) + 1, 2)]
     axes.set_xlim(low / pad ** (0.8 if pad < 1.5 else 0.6), high * pad)

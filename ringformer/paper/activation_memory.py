@@ -1,8 +1,8 @@
-"""The paper's Table 1: what one layer holds, by its closed form and in the compiled program.
+"""The paper's Table 1: activations of one layer, by its closed form and in compiled programs.
 
-The compiled number is a slope. A two-layer model of 7B's width is compiled at several local lengths; what its
-temporaries grow by, less the layer inputs kept for the backward, is what the layer at work holds of activations.
-Weights and their gradients do not grow with the length and drop out.
+The compiled number is a slope. A two-layer model of 7B's width is compiled at several local lengths. The growth of its
+temporaries, minus the layer inputs kept for the backward pass, is what the layer at work holds in activations. Weights
+and their gradients do not grow with the length and drop out.
 """
 
 import json
@@ -22,22 +22,23 @@ from ringformer.paper.attempts import NUMBER, check_fields, entries
 
 TARGET, DEVICES, LAYERS = "v5e-8", 8, 2
 LENGTHS = {"vanilla": (512, 1024, 2048)} | dict.fromkeys(ATTENTION[1:], (8192, 16384))
-"""Tokens on a device; the table gives the first length of the linear kinds, the last of vanilla."""
+"""Tokens on a device; the table gives the first length of the linear kinds and the last of vanilla."""
 
 
-SAID = "local_tokens", "paper_bytes", "forward_bytes", "backward_bytes"
-"""What the table says of a kind."""
+FIELDS = "local_tokens", "paper_bytes", "forward_bytes", "backward_bytes"
+"""Fields of the table's entry for a kind of attention."""
 
 
 def local_length(kind: str) -> int:
-    """Tokens on a device for which the table gives the bytes."""
+    """Return the tokens on a device for which the table gives the bytes."""
     return LENGTHS[kind][-1 if kind == "vanilla" else 0]
 
 
 def paper(kind: str, model: LlamaConfig, c: int) -> int:
     """Bytes of the largest activations of a layer with `c` tokens on a device, bfloat16 (paper, Table 1).
 
-    For vanilla the paper's total prints 2 b h s^2; its attention column, 2 b n s^2 with n heads, is what it means.
+    For vanilla the paper's total prints 2 b h s^2, but its attention column, 2 b n s^2 with n heads, is the intended
+    one.
     """
     h = model.hidden_size
     return {
@@ -49,28 +50,29 @@ def paper(kind: str, model: LlamaConfig, c: int) -> int:
 
 
 def grows_by(kind: str, temporaries: list[int]) -> float:
-    """What grows with the length, linearly and for vanilla also with its square: its bytes at `local_length(kind)`."""
+    """Bytes at `local_length(kind)` of the part that grows with the length, linearly and for vanilla also with its
+    square."""
     lengths = np.array(LENGTHS[kind], float)
     slopes = np.polyfit(lengths, temporaries, len(lengths) - 1)[:-1]
     return float(np.polyval([*slopes, 0.0], local_length(kind)))
 
 
 def fill(path: Path, log: Callable[[str], None]) -> None:
-    """Compile what `path` does not know yet; it is written after each kind."""
-    known, target = read(path), find_target(TARGET)
+    """Compile the kinds that are missing in `path`, which is written after each."""
+    kinds, target = read(path), find_target(TARGET)
     for kind in ATTENTION:
-        if kind in known:
+        if kind in kinds:
             continue
         model = LlamaConfig(**preset("llama_7b") | {"num_layers": LAYERS, "attention": kind})
         forward, train = [], []
         for c in LENGTHS[kind]:
-            log(f"[table 1] {kind}, {c:,} tokens a device")
+            log(f"[table 1] {kind}, {c:,} tokens per device")
             mesh, seq_len, batch = ("1,1,1,-1", c * DEVICES, 1) if kind == "ring" else ("1,-1,1,1", c, DEVICES)
             workload = Workload(model, target, mesh, seq_len, batch)
             forward.append(_temporaries(workload, EVALUATION))
             train.append(_temporaries(workload, TRAIN_STEP))
         c = local_length(kind)
-        known[kind] = {
+        kinds[kind] = {
             "local_tokens": c,
             "paper_bytes": paper(kind, model, c),
             "forward_bytes": grows_by(kind, forward),
@@ -86,7 +88,7 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
             "target": TARGET,
             "layers": LAYERS,
             "command": "ringformer tables --only=table1",
-            "kinds": known,
+            "kinds": kinds,
         }
         path.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -94,13 +96,13 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
 def _temporaries(workload: Workload, program: str) -> int:
     size = compile_apart(workload, program).temp_bytes
     if size is None:
-        raise ValueError(f"the compiler of {TARGET} tells no memory of the {program}")
+        raise ValueError(f"the compiler of {TARGET} does not report the memory of the {program}")
     return size
 
 
 def read(path: Path) -> dict[str, dict]:
-    """The bytes of each attention kind; none if there is no file. Raises ValueError if it is not such a file."""
+    """Read the bytes of each attention kind; empty if there is no file. Raises ValueError for a damaged file."""
     kinds = entries(path, "kinds")
-    for kind, held in kinds.items():
-        check_fields(path, kind, held, dict.fromkeys(SAID, NUMBER))
+    for kind, entry in kinds.items():
+        check_fields(path, kind, entry, dict.fromkeys(FIELDS, NUMBER))
     return kinds

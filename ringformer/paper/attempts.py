@@ -1,4 +1,4 @@
-"""The files of what was compiled for the tables: attempts by the name of their cell, and by what they were compiled."""
+"""Files of compiled attempts for the tables: the attempts of each cell by its name, each with its compiler."""
 
 import datetime
 import json
@@ -18,7 +18,7 @@ TRIED: dict[str, Any] = {
     "compiled_by": str,
     "date": str,
 }
-"""What every attempt says, with its type."""
+"""Fields of every attempt, with their types."""
 FITTING = dict.fromkeys(
     (
         "peak_bytes",
@@ -30,37 +30,37 @@ FITTING = dict.fromkeys(
     ),
     NUMBER,
 )
-"""What one that fits says, too."""
+"""Additional fields of an attempt that fits."""
 RUN = {"peak_bytes": NUMBER, "mesh_dim": str, "batch_size": int, "accumulate": int, "seconds_by_purpose": dict | None}
 RUN |= dict.fromkeys(("step_seconds_model", "mfu_palm_model", "mfu_causal_model"), NUMBER | None)
-"""What a run of Table 4 says, too, whether it fits or not."""
+"""Additional fields of a run of Table 4, whether it fits or not."""
 
 
 def read(path: Path) -> dict[str, list[dict]]:
-    """The attempts of each cell of Table 3, by its name; none if there is no file. Raises ValueError, as for all files
-    here, if it is not such a file."""
+    """Read the attempts of each cell of Table 3 by its name; empty if there is no file. Like every reader in this
+    module, it raises ValueError for a damaged file."""
     cells = entries(path, "cells")
     for name, tried in cells.items():
         if not isinstance(tried, list):
-            raise damaged(path, f"{name} is no list of attempts")
+            raise damaged(path, f"{name} is not a list of attempts")
         for i, attempt in enumerate(tried):
             _check_attempt(path, f"attempt {i} of {name}", attempt, {})
     return cells
 
 
 def read_runs(path: Path) -> dict[str, dict[str, dict]]:
-    """The runs of each cell of Table 4, by its name; none if there is no file."""
+    """Read the runs of each cell of Table 4 by its name; empty if there is no file."""
     cells = entries(path, "cells")
     for name, runs in cells.items():
         if not isinstance(runs, dict):
-            raise damaged(path, f"{name} is no object of runs")
+            raise damaged(path, f"{name} is not an object of runs")
         for run, attempt in runs.items():
             _check_attempt(path, f"{run} of {name}", attempt, RUN)
     return cells
 
 
 def entries(path: Path, key: str) -> dict[str, Any]:
-    """The object at a key of a file of results; empty if there is no file."""
+    """Read the object at a key of a file of results; empty if there is no file."""
     try:
         content = json.loads(path.read_text()) if path.exists() else {key: {}}
     except (ValueError, RecursionError) as error:
@@ -71,9 +71,9 @@ def entries(path: Path, key: str) -> dict[str, Any]:
 
 
 def check_fields(path: Path, where: str, entry: Any, wanted: Mapping[str, Any]) -> None:
-    """Raise ValueError if an entry of a file lacks what is wanted, or has it of another type."""
+    """Raise ValueError if an entry of a file lacks a required field or has another type."""
     if not isinstance(entry, dict):
-        raise damaged(path, f"{where} is no object")
+        raise damaged(path, f"{where} is not an object")
     for name, kind in wanted.items():
         if name not in entry:
             raise damaged(path, f"{where} has no {name!r}")
@@ -88,13 +88,14 @@ def _check_attempt(path: Path, where: str, attempt: Any, more: dict[str, Any]) -
 
 
 def damaged(path: Path, why: str) -> ValueError:
-    """What is said of a file that cannot be gone on with."""
-    return ValueError(f"{path} is no file of these results: {why}; delete it, or restore it: git checkout {path}")
+    """Return the error for a damaged file."""
+    return ValueError(f"{path} is not a file of these results: {why}; delete it, or restore it: git checkout {path}")
 
 
-def write_cells(path: Path, about: str, command: str, known: Mapping[str, Any]) -> None:
-    """Write what `read` reads, with what it is and the command that fills it; at any time the file is a whole one."""
-    content = {"what": about, "command": command, "cells": dict(sorted(known.items()))}
+def write_cells(path: Path, about: str, command: str, results: Mapping[str, Any]) -> None:
+    """Write the cells for `read`, with a description and the command that fills them. The file is replaced as a
+    whole."""
+    content = {"what": about, "command": command, "cells": dict(sorted(results.items()))}
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
@@ -102,32 +103,31 @@ def write_cells(path: Path, about: str, command: str, known: Mapping[str, Any]) 
 
 
 def stamp(target: Target) -> dict[str, str]:
-    """When and by what an attempt is made today."""
+    """Return today's date and the target's compiler, which every attempt records."""
     return {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(target)}
 
 
 def installed(targets: Iterable[str], log: Callable[[str], None]) -> set[str]:
-    """The names of the targets whose compiler is there; of each other one it is said what to install."""
-    there = set()
-    for name in dict.fromkeys(targets):
-        try:
-            find_target(name).require_compiler()
-        except MissingCompiler as missing:
-            log(f"{name} is left out: {missing}")
-        else:
-            there.add(name)
-    return there
+    """Return the names of the targets whose compiler is installed; log for each of the others what to install."""
+    missing = {name: find_target(name).missing_compiler for name in dict.fromkeys(targets)}
+    for name, why in missing.items():
+        if why:
+            log(f"{name} is left out: {why}")
+    return {name for name, why in missing.items() if not why}
 
 
-def other_compilers(before: Mapping[str, set[str]]) -> list[str]:
-    """A line for each target whose attempts were compiled by another compiler than the one that is installed."""
+def other_compilers(attempts: Iterable[tuple[str, dict]]) -> list[str]:
+    """Return a line for each target with attempts by another compiler than the installed one, from pairs of both."""
+    compilers: dict[str, set[str]] = {}
+    for name, attempt in attempts:
+        compilers.setdefault(name, set()).add(attempt["compiled_by"])
     lines = []
-    for name, compilers in before.items():
+    for name, before in compilers.items():
         with suppress(MissingCompiler):
             now = compiled_by(find_target(name))
-            if others := compilers - {now}:
+            if others := before - {now}:
                 lines.append(
-                    f"{name}: attempts of {'; '.join(sorted(others))} stand in the file, the compiler here is "
-                    f"{now}: bytes and seconds may differ a little"
+                    f"{name}: the file has attempts by {'; '.join(sorted(others))}, the installed compiler is {now}: "
+                    "bytes and seconds may differ a little"
                 )
     return lines

@@ -10,25 +10,27 @@ from pathlib import Path
 def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
     """Arguments of `ringformer tables`."""
     parser.description = (
-        "Search the paper's Table 3 with the real compilers, and compile what Tables 1 and 4 are of: hours for all of "
-        "it. Each attempt is kept; run it again to go on."
+        "Search the contexts of the paper's Table 3 with the actual compilers, and compile the programs of Tables 1 "
+        "and 4. All of it takes hours; every attempt is saved, and a second call resumes."
     )
-    parser.add_argument("--row", help="one row, e.g. v5e-256/7b; without: all")
+    parser.add_argument("--row", help="one row, e.g. v5e-256/7b; default: all")
     parser.add_argument(
         "--again",
         action="store_true",
-        help="of a --row: compile it anew beside what is in the file, and change no file",
+        help="with --row: compile the row again and print it beside the file's numbers; changes no file",
     )
-    parser.add_argument("--out", default="results/max_context.json", help="the file of the attempts")
-    parser.add_argument("--docs", metavar="DIR", help="write tables.md and its pictures to this folder")
-    parser.add_argument("--passes", type=int, help="stop after this many lengths of each cell; 0 only writes --docs")
+    parser.add_argument("--out", default="results/max_context.json", help="file of the attempts")
+    parser.add_argument("--docs", metavar="DIR", help="write tables.md and its figures to this folder")
+    parser.add_argument("--passes", type=int, help="stop after this many lengths per cell; 0 only writes --docs")
     parser.add_argument(
         "--only",
         default="",
-        help="cells with this in their name, e.g. ring/bfloat16 of Table 3, table4 or table4/v4-1024; or table1",
+        help="only cells whose name contains this, e.g. ring/bfloat16 (Table 3), table4, table4/v4-1024; or table1",
     )
-    parser.add_argument("--whole_runs", action="store_true", help="compile every program of the runs at the maxima")
-    parser.add_argument("--generate_code", action="store_true", help="the same, to machine code: minutes each on TPU")
+    parser.add_argument(
+        "--whole_runs", action="store_true", help="compile every program of a run at the longest contexts"
+    )
+    parser.add_argument("--generate_code", action="store_true", help="the same, to machine code; minutes each on TPU")
     return _tables
 
 
@@ -39,34 +41,34 @@ def _tables(args: argparse.Namespace) -> None:
     from ringformer.paper.tables_document import Results, write_tables
 
     only_compilers()
-    known = max_context.ROWS + max_context.SCALING
-    rows = tuple(row for row in known if args.row in (None, row.name))
+    every_row = max_context.ROWS + max_context.SCALING
+    rows = tuple(row for row in every_row if args.row in (None, row.name))
     if not rows:
-        raise ValueError(f"no row {args.row!r}; rows: {', '.join(row.name for row in known)}")
+        raise ValueError(f"--row={args.row} is not a row; rows: {', '.join(row.name for row in every_row)}")
     whole = not (args.row or args.only or args.passes == 0)
     searched = [cell for cell in max_context.cells(rows) if args.only in cell.name]
     named = whole or args.only.startswith(training_mfu.TABLE)
     compared = [cell for cell in training_mfu.cells() if named and args.only in cell.name]
     if Path(args.out).is_dir():
-        raise ValueError(f"--out={args.out} is a folder; name the JSON file, e.g. results/max_context.json")
+        raise ValueError(f"--out={args.out} is a folder; give a JSON file, e.g. results/max_context.json")
     if args.docs is not None and (not args.docs or Path(args.docs).is_file()):
-        raise ValueError(f"--docs={args.docs} is no folder; name one, or leave --docs out")
+        raise ValueError(f"--docs={args.docs} is not a folder; give one, or leave --docs out")
     if not (searched or compared or args.only == "table1"):
         names = [cells[0].name for cells in (max_context.cells(rows), training_mfu.cells())]
-        raise ValueError(f"no cell has {args.only!r} in its name; a name is like {' or '.join(names)}, or table1")
+        raise ValueError(f"--only={args.only} is in no cell's name; names look like {' or '.join(names)}, or table1")
     if args.passes is not None and args.passes < 0:
         raise ValueError(f"--passes={args.passes} must be at least 0")
     if args.passes == 0 and not args.docs:
-        raise ValueError("--passes=0 searches nothing, and without --docs=DIR nothing is written")
+        raise ValueError("--passes=0 only writes the page: give --docs=DIR")
 
     if args.again and (not args.row or args.docs is not None or args.whole_runs or args.generate_code):
-        raise ValueError("--again compiles one --row=NAME anew, and goes with --only, --passes and --out alone")
+        raise ValueError("--again needs --row=NAME, and can be combined only with --only, --passes and --out")
 
     def log(line: str) -> None:
         print(line, flush=True)
 
     files = Results.beside(Path(args.out))
-    activation_memory.read(files.activations)  # a damaged one is said before the hours of the others
+    activation_memory.read(files.activations)  # a damaged file fails before the others take hours
     if args.again:
         with tempfile.TemporaryDirectory() as folder:
             anew = Path(folder) / "max_context.json"
@@ -75,9 +77,11 @@ def _tables(args: argparse.Namespace) -> None:
             print(*max_context.beside_paper(searched, *columns), sep="\n")
         return
     if changed := max_context.renew_counted(files.contexts):
-        log(f"{changed} attempts have other seconds by today's closed form")
-    made = max_context.compilers(read(files.contexts), searched), training_mfu.compilers(read_runs(files.mfu), compared)
-    for line in (line for before in made for line in other_compilers(before)):
+        log(f"{changed} attempts have new seconds by the current closed form")
+    contexts, runs = read(files.contexts), read_runs(files.mfu)
+    made = [(cell.row.target, a) for cell in searched for a in contexts.get(cell.name, [])]
+    made += [(cell.target, a) for cell in compared for a in runs.get(cell.name, {}).values()]
+    for line in other_compilers(made):
         print(line, file=sys.stderr)
     if whole or args.only == "table1":
         activation_memory.fill(files.activations, log)

@@ -1,6 +1,6 @@
-"""The paper's figures from our own numbers.
+"""The paper's figures, drawn from our numbers.
 
-Each function takes its data and the path to write, SVG or PNG by its suffix.
+Each function takes its data and the path to write; the suffix selects SVG or PNG.
 """
 
 import math
@@ -14,34 +14,34 @@ from ringformer.plotting import FAINT, INK, RULE, drawn, log_tokens
 
 RANK_COLORS = ("#3b75af", "#e1872f", "#4f9a5b", "#a06cc0")
 REGIMES = {"float32": "#3b75af", "bf16": "#c2570c", "bf16 + offload": "#2c8a57"}
-"""The label and colour of each regime of Table 3, in the order of `Contexts.ours`."""
+"""Label and colour of each regime of Table 3, in the order of `Contexts.ours`."""
 
 
 class Contexts(NamedTuple):
-    """The longest contexts of one row of Table 3, in tokens."""
+    """Longest contexts of one row of Table 3, in tokens."""
 
     hardware: str
     model: str
     paper: int
     ours: tuple[int | None, int | None, int | None]
-    """In the order of `REGIMES`; None: not known yet."""
+    """In the order of `REGIMES`; None if unknown."""
     days: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """Modelled days of one step there."""
+    """Modelled days of one step at these contexts."""
 
 
 @drawn
 def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
-    """Table 3 as dots on a log axis: the paper's context, ours, and how many times the paper's ours are."""
+    """Draw Table 3 as dots on a log axis: the paper's context, ours, and our multiples of the paper's."""
     figure, axes = plt.subplots(figsize=(8.6, 0.42 * len(rows) + 1.4), layout="constrained")
     for y, row in enumerate(rows):
-        known = [x for x in row.ours if x]
-        axes.plot([row.paper, max([row.paper, *known])], [y, y], color=RULE, linewidth=2, zorder=1)
-        size = 15 if row.paper in row.ours else 7  # the paper's is a ring around ours where they are the same
+        ours = [x for x in row.ours if x]
+        axes.plot([row.paper, max([row.paper, *ours])], [y, y], color=RULE, linewidth=2, zorder=1)
+        size = 15 if row.paper in row.ours else 7  # if both are equal, the paper's dot is a ring around ours
         axes.plot(row.paper, y, "o", markersize=size, color="white", markeredgecolor=FAINT, markeredgewidth=1.5)
         for i, (length, color) in enumerate(zip(row.ours, REGIMES.values(), strict=True)):
             if not length:
                 continue
-            # A context that two regimes share is a ring of the one around a dot of the other.
+            # If two regimes share a context, one is a ring around the other's dot.
             axes.plot(length, y, "o", markersize=11 - 4 * row.ours[:i].count(length), color=color, zorder=3)
             if length not in row.ours[i + 1 :]:
                 axes.annotate(
@@ -97,14 +97,14 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
 
 @drawn
 def draw_training_cost(plt) -> Any:
-    """Figure 5: FLOPs of a pass over the same tokens at a longer context, relative to a context of 4096."""
+    """Draw Figure 5: FLOPs of a pass over the same tokens at a longer context, relative to a context of 4096."""
     figure, axes = plt.subplots(figsize=(7.4, 4), layout="constrained")
     lengths = [4096 * 2**i for i in range(12)]
     models = (("7B", 4096), ("13B", 5120), ("33B", 6656), ("65B", 8192), ("175B", 12288), ("1T", 36864))
     label = math.inf
     for (name, width), color in zip(models, plt.get_cmap("viridis")(np.linspace(0, 0.8, len(models))), strict=True):
         ratios = [flops_ratio(width, length) for length in lengths]
-        label = min(ratios[-1], 0.75 * label)  # below the one before
+        label = min(ratios[-1], 0.75 * label)  # below the previous label
         axes.plot(lengths, ratios, color=color, linewidth=2)
         axes.annotate(
             f"{name}: {ratios[-1]:.0f}×",
@@ -125,17 +125,18 @@ def draw_training_cost(plt) -> Any:
 
 
 def flops_ratio(hidden_size: int, context: int, baseline: int = 4096) -> float:
-    """FLOPs of a dataset at a context over those at the baseline: (6 h + s2) / (6 h + s1), attention not halved."""
+    """FLOPs of a pass over a dataset at a context, relative to the baseline: (6 h + s2) / (6 h + s1), attention not
+    halved."""
     return (6 * hidden_size + context) / (6 * hidden_size + baseline)
 
 
 @drawn
 def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple[str, str], float]) -> Any:
-    """Is a hop hidden? The computation that the compiler scheduled under it over its time on the link.
+    """Draw how far hops are hidden: the computation scheduled during a hop, relative to the hop's time on the link.
 
     Args:
-      rows: of results/overlap.json, with target, local, forward_cover_over_link and backward_cover_over_link.
-      smallest: by (target, "forward" or "backward"), the closed form's smallest local length that hides a hop.
+      rows: rows of results/overlap.json, with target, local, forward_cover_over_link and backward_cover_over_link.
+      smallest: smallest local length that hides a hop by the closed form, by (target, "forward" or "backward").
     """
     targets = list(dict.fromkeys(row["target"] for row in rows))
     lengths = sorted({row["local"] for row in rows})

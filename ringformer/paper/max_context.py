@@ -1,7 +1,7 @@
-"""The paper's Table 3 and beyond: the longest context of every hardware, model and attention kind, compiled.
+"""The paper's Table 3 and beyond: the longest context for each hardware, model and attention kind, compiled.
 
-Cells are searched breadth first, one length each in turn, and every attempt is written to a file at once: interrupted,
-the search goes on where it was, and at any time the file says what is known so far.
+Cells are searched breadth first, one length each in turn, and every attempt is written to a file at once. An
+interrupted search resumes where it stopped, and the file always holds everything known so far.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ K = 1024
 
 
 class Row(NamedTuple):
-    """One row of the paper's Table 3. Contexts in K tokens, in the order of `ATTENTION`."""
+    """One row of the paper's Table 3. Contexts are in K tokens, in the order of `ATTENTION`."""
 
     target: str
     model: str
     devices: int
     sequences: int
-    """m: how many the ring trains at once (n/m is the ratio of the table's ring and blockwise columns)."""
+    """m: the number that the ring trains at once (n/m is the ratio of the table's ring and blockwise columns)."""
     paper: tuple[int, int, int, int] | None = None
-    """None: the row is ours."""
+    """None for a row that is not in the paper."""
 
     @property
     def name(self) -> str:
@@ -55,11 +55,12 @@ ROWS = (
     Row("v5e-256", "llama_7b", 256, 2, (2, 8, 16, 2048)),
 )
 SCALING = tuple(Row(f"v5e-{n}", "llama_7b", n, 1) for n in (32, 64, 128))
-"""Rows that are not in the paper: is the longest context linear in devices? The fourth is the last of `ROWS`, m=1."""
+"""Rows that are not in the paper, to test if the longest context is linear in devices. The fourth point is the last of
+`ROWS` with m=1."""
 
 
 class Regime(NamedTuple):
-    """What is computed in which dtype and by which kernel, and where layer inputs wait."""
+    """Dtype and kernel of the computation, and the memory that holds layer inputs."""
 
     name: str
     compute_dtype: str
@@ -67,7 +68,7 @@ class Regime(NamedTuple):
     kernel: str = "xla"
 
     def wanted_multiple(self, row: Row) -> int:
-        """How many times the paper's ring column is wanted."""
+        """Return the desired multiple of the paper's ring column."""
         regime = "offload" if self.offload else self.compute_dtype
         if row.target == "32xA100-80":
             return {"float32": 1, "bfloat16": 1, "offload": 2}[regime]
@@ -79,16 +80,17 @@ REGIMES = (
     Regime("bfloat16", "bfloat16", False),
     Regime("offload", "bfloat16", True),
 )
-"""float32: the paper's, float32 arrays (matrix products in bf16 passes on TPU). The baselines are searched in it."""
+"""float32 is the paper's regime: float32 arrays (matrix products in bf16 passes on TPU). The baselines are searched in
+it."""
 KERNEL_REGIMES = (
     Regime("bfloat16+kernel", "bfloat16", False, "auto"),
     Regime("offload+kernel", "bfloat16", True, "auto"),
 )
-"""The same with the kernel that the chips have (`models/kernel_choice.py`), where they have one."""
+"""The same with the chip's kernel, if it has one (`models/kernel_choice.py`)."""
 
 
 class Cell(NamedTuple):
-    """A cell of the table: whose longest context is searched."""
+    """A cell of the table, whose longest context is searched."""
 
     row: Row
     attention: str
@@ -100,7 +102,7 @@ class Cell(NamedTuple):
         return f"{self.row.name}/{self.attention}/{self.regime.name}/m={self.sequences}"
 
     def workload(self, seq_len: int) -> Workload:
-        """What is trained at a length, with the fastest memory settings."""
+        """Return the workload of a sequence length, with the fastest memory settings."""
         n, m = self.row.devices, self.sequences
         ring = self.attention == "ring"
         _, dtype, offload, kernel = self.regime
@@ -113,7 +115,7 @@ class Cell(NamedTuple):
 
     @property
     def has_kernel(self) -> bool:
-        """Whether its chips have a kernel besides XLA's code."""
+        """True if its chips have a kernel other than XLA's code."""
         return cast(LlamaConfig, self._replace(regime=KERNEL_REGIMES[0]).workload(1024 * K).model).kernel != "xla"
 
     @property
@@ -123,22 +125,23 @@ class Cell(NamedTuple):
 
     @property
     def paper(self) -> int:
-        """The tokens that the paper prints for this cell; ValueError for a row that is not in it."""
+        """Tokens that the paper prints for this cell; raises ValueError for a row that is not in the paper."""
         if self.row.paper is None:
             raise ValueError(f"the paper has no row {self.row.name}")
         return K * self.row.paper[ATTENTION.index(self.attention)]
 
     @property
     def first_length(self) -> int:
-        """The search begins at what is wanted of the paper's ring, else at what the closed form lets fit."""
+        """First length of the search: the desired multiple of the paper's ring, otherwise the longest that fits by the
+        closed form."""
         if self.attention == "ring" and self.row.paper:
             return self.paper * self.regime.wanted_multiple(self.row)
         return longest_start(self.workload(1024))
 
 
 def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
-    """Every cell, rings first: with the paper's number of sequences, then with one; the baselines; the scaling; and
-    the rings with kernels."""
+    """Return every cell: rings with the paper's number of sequences, then with one; the baselines; the scaling; the
+    rings with kernels."""
     scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if row.paper is None]
     papers = [row for row in rows if row.paper]
     rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in papers]
@@ -154,35 +157,38 @@ def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
 
 
 def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int | None = None) -> None:
-    """Search the cells, breadth first, until all maxima are known or for some passes; attempts go to `path`.
+    """Search the cells breadth first until all maxima are known, or for a number of passes; attempts are written to
+    `path`.
 
-    Cells whose compiler is not installed are left out. The search ends if a pass learns nothing, because the compiler
-    breaks down on all that is left.
+    Cells whose compiler is not installed are left out. The search also ends if a pass learns nothing because the
+    compiler breaks down on everything that is left.
     """
     wanted = _compilable(wanted, log)
     done, learned = 0, True
     while learned and (passes is None or done < passes):
         learned = False
-        known = read(path)
-        pending = [(c, n) for c in wanted if (n := next_length(known.get(c.name, []), _first_length(c, known)))]
-        pending.sort(key=lambda item: len(known.get(item[0].name, [])))  # the least known cells first
+        results = read(path)
+        pending = [(c, n) for c in wanted if (n := next_length(results.get(c.name, []), _first_length(c, results)))]
+        pending.sort(key=lambda item: len(results.get(item[0].name, [])))  # cells with the fewest attempts first
         if not pending:
             return
         for i, (cell, seq_len) in enumerate(pending):
             log(f"[{i + 1}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
             workload = cell.workload(seq_len)
-            if refused := known_failure(workload):  # which is an answer: nobody can compile it
-                log(f"  does not fit: {refused}")
-                said = {"seq_len": seq_len, "command": estimate_command(workload)} | vars(workload.settings)
-                write(path, cell, said | {"fits": False, "reasons_against": [refused]})
+            if failure := known_failure(workload):  # this is an answer: it cannot be compiled
+                log(f"  does not fit: {failure}")
+                refused = {"seq_len": seq_len, "command": estimate_command(workload)} | vars(workload.settings)
+                write(path, cell, refused | {"fits": False, "reasons_against": [failure]})
                 learned = True
                 continue
             try:
                 answer = attempt(workload, log)
-            except CompilerFailure as error:  # said, and not taken for an answer
+            except CompilerFailure as error:  # not an answer; it is tried again
                 log(f"  the compiler broke down: {error}")
                 continue
-            host = "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of a usual host,"
+            host = (
+                "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of host memory on a usual host,"
+            )
             log(
                 f"  {'fits' if answer['fits'] else 'does not fit'}:{host} {answer['peak_bytes'] / GiB:.2f} of "
                 f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s"
@@ -192,20 +198,26 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
         done += 1
 
 
-def _first_length(cell: Cell, known: dict[str, list[dict]]) -> int:
-    """Where a search begins: with a kernel, at the longest that fits without."""
-    found = [a["seq_len"] for a in known.get(cell.with_xla.name, []) if a["fits"]]
-    return max(found) if cell.regime.kernel != "xla" and found else cell.first_length
+def _first_length(cell: Cell, results: dict[str, list[dict]]) -> int:
+    """Return the first length of a search; with a kernel, the longest that fits without it."""
+    without = longest(results.get(cell.with_xla.name, []))
+    return without["seq_len"] if cell.regime.kernel != "xla" and without else cell.first_length
 
 
-def beside_paper(wanted: list[Cell], *found: tuple[str, dict[str, list[dict]]]) -> list[str]:
-    """Lines of a table: the longest context of each cell in tokens, the paper's and those of each title's attempts."""
+def longest(attempts: list[dict]) -> dict | None:
+    """Return the attempt at the longest context that fits; None if none does."""
+    return max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
+
+
+def beside_paper(wanted: list[Cell], *titled: tuple[str, dict[str, list[dict]]]) -> list[str]:
+    """Return the lines of a table: the longest context of each cell in tokens, in the paper and in each titled set of
+    attempts."""
     columns = {"cell": [cell.name for cell in wanted]}
     columns["paper"] = [f"{cell.paper:,}" if cell.row.paper else "-" for cell in wanted]
-    columns |= {title: [_longest(cell, known) for cell in wanted] for title, known in found}
+    columns |= {title: [_longest(cell, results) for cell in wanted] for title, results in titled}
     aligned = [_aligned(title, texts) for title, texts in columns.items()]
-    compiled = {a["compiled_by"] for _, known in found for cell in wanted for a in known.get(cell.name, [])}
-    about = f"tokens whose train step fits, compiled by {'; '.join(sorted(compiled)) or 'nothing yet'}"
+    compiled = {a["compiled_by"] for _, results in titled for cell in wanted for a in results.get(cell.name, [])}
+    about = f"longest context in tokens whose train step fits; compilers: {'; '.join(sorted(compiled)) or 'none yet'}"
     return [*("  ".join(line) for line in zip(*aligned, strict=True)), about]
 
 
@@ -214,26 +226,27 @@ def _aligned(title: str, texts: list[str]) -> list[str]:
     return [text.ljust(width) if title == "cell" else text.rjust(width) for text in [title, *texts]]
 
 
-def _longest(cell: Cell, known: dict[str, list[dict]]) -> str:
-    """The longest that fits, in words that say whether the search is at its end."""
-    attempts = known.get(cell.name, [])
-    fits = max((a["seq_len"] for a in attempts if a["fits"]), default=None)
-    if next_length(attempts, _first_length(cell, known)) is None:
-        return "none" if fits is None else f"{fits:,}"
-    return "not known" if fits is None else f"at least {fits:,}"
+def _longest(cell: Cell, results: dict[str, list[dict]]) -> str:
+    """Return the longest context that fits, as text that shows if the search is complete."""
+    attempts = results.get(cell.name, [])
+    best = longest(attempts)
+    if next_length(attempts, _first_length(cell, results)) is None:
+        return f"{best['seq_len']:,}" if best else "none"
+    return f"at least {best['seq_len']:,}" if best else "not known"
 
 
 def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], generate_code: bool) -> None:
-    """Compile every program of the runs at the longest contexts that fit so far, to machine code or to their schedules.
+    """Compile every program of the runs at the longest contexts that fit so far, to their schedules or to machine code.
 
-    What was judged so before stays. A run of which a program fails does not fit: `fill` goes on from there.
+    Runs that were compiled that far before are skipped. If a program of a run fails, the run does not fit, and `fill`
+    continues from there.
     """
     pending = [(c, a) for c in _compilable(wanted, log) if (a := _unjudged(read(path).get(c.name, []), generate_code))]
     for i, (cell, before) in enumerate(pending):
         log(f"[{i + 1}/{len(pending)}] {cell.name} at {before['seq_len']:,} tokens: every program of the run")
         try:
             answer = attempt(cell.workload(before["seq_len"]), log, whole_run=True, generate_code=generate_code)
-        except CompilerFailure as error:  # of a run that was scheduled before: it does not compile
+        except CompilerFailure as error:  # the run was scheduled before, so it does not compile
             log(f"  {error}")
             answer = before | {"fits": False, "reasons_against": [str(error)]}
         log("  fits" if answer["fits"] else f"  does not fit: {'; '.join(answer['reasons_against'])}")
@@ -241,10 +254,10 @@ def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], gen
 
 
 def renew_counted(path: Path) -> int:
-    """Give every attempt whose seconds are the closed form's those of today's; how many of them changed."""
-    known, changed = read(path), 0
+    """Update the seconds of every attempt that uses the closed form; return the number of attempts that changed."""
+    results, changed = read(path), 0
     for cell in cells():
-        for a in known.get(cell.name, []):
+        for a in results.get(cell.name, []):
             if (a.get("seconds_source") or "").startswith(CLOSED_FORM):
                 settings = MemorySettings(a["head_groups"], a["remat_group"], a.get("q_chunk"), a.get("k_chunk"))
                 time = computation_time(cell.workload(a["seq_len"]).with_settings(settings))
@@ -256,40 +269,32 @@ def renew_counted(path: Path) -> int:
                 changed += a | renewed != a
                 a |= renewed
     if changed:
-        _write(path, known)
+        _write(path, results)
     return changed
 
 
 def _unjudged(attempts: list[dict], generate_code: bool) -> dict | None:
-    """The attempt at the longest context that fits, if its run was not judged as wanted."""
-    best = max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
+    """Return the attempt at the longest context that fits, unless its run was already compiled that far."""
+    best = longest(attempts)
     judged = best and len(best.get("programs", ())) > 1 and (best["generated_code"] or not generate_code)
     return None if judged else best
 
 
 def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
-    """The cells whose compiler is installed."""
+    """Return the cells whose compiler is installed."""
     there = installed((cell.row.target for cell in wanted), log)
     return [cell for cell in wanted if cell.row.target in there]
 
 
-def compilers(known: dict[str, list[dict]], wanted: list[Cell]) -> dict[str, set[str]]:
-    """By target, what compiled the attempts at these cells."""
-    found: dict[str, set[str]] = {}
-    for cell in wanted:
-        found.setdefault(cell.row.target, set()).update(a["compiled_by"] for a in known.get(cell.name, []))
-    return found
-
-
 def write(path: Path, cell: Cell, answer: dict) -> None:
-    """Add today's attempt at a cell to the file, instead of an older one at its length; the file is read anew, so that
-    two searches can share it."""
-    known = read(path)
-    known[cell.name] = [a for a in known.get(cell.name, []) if a["seq_len"] != answer["seq_len"]]
-    known[cell.name].append(answer | stamp(find_target(cell.row.target)))
-    _write(path, known)
+    """Add today's attempt at a cell to the file and replace an older one at its length. The file is read again first,
+    so that two searches can share it."""
+    results = read(path)
+    results[cell.name] = [a for a in results.get(cell.name, []) if a["seq_len"] != answer["seq_len"]]
+    results[cell.name].append(answer | stamp(find_target(cell.row.target)))
+    _write(path, results)
 
 
-def _write(path: Path, known: dict[str, list[dict]]) -> None:
+def _write(path: Path, results: dict[str, list[dict]]) -> None:
     about = "compiled: whole train steps of `ringformer train`, one attempt per length; bytes of one device"
-    write_cells(path, about, "ringformer tables", known)
+    write_cells(path, about, "ringformer tables", results)

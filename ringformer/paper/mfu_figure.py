@@ -1,4 +1,4 @@
-"""The picture of the paper's Table 4."""
+"""Figure of the paper's Table 4."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 from ringformer.plotting import FAINT, INK, RULE, drawn
 
 COLORS = {"float32, XLA": "#3b75af", "bf16, XLA": "#c2570c", "bf16, Pallas": "#2c8a57", "bf16, cuDNN": "#7a5195"}
-"""Of a variant, by its name."""
+"""Colours of the variants by name."""
 
 
 class Shares(NamedTuple):
-    """MFU by one convention; None: it does not fit, or is not known yet."""
+    """MFU by one convention; None if the run does not fit or is not known."""
 
     blockwise: float | None
     expected: float | None
@@ -28,11 +28,12 @@ class Bar(NamedTuple):
 
 @drawn
 def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> Any:
-    """Table 4 as dots: the baseline's MFU (open), what it lets expect of the ring (line), and the ring's (filled).
+    """Draw Table 4 as dots: the baseline's MFU (open), the MFU it predicts for the ring (line), and the ring's
+    (filled).
 
     Args:
-      rows: from top to bottom.
-      paper: the range of the paper's figures, as a band where its convention is drawn.
+      rows: rows from top to bottom.
+      paper: range of the paper's numbers, drawn as a band for its own convention.
     """
     figure, both = plt.subplots(1, 2, figsize=(8.6, 0.34 * len(rows) + 1.6), sharey=True, layout="constrained")
     names = ("all pairs counted (PaLM), as in the paper", "attention halved for its mask")
@@ -73,7 +74,7 @@ def _row(axes, y: int, shares: Shares, color: str) -> None:
     if shares.ring is not None:
         axes.plot(shares.ring, y, "o", markersize=7, color=color, zorder=3)
         ours = [share for share in (shares.ring, shares.expected) if share is not None]
-        right = shares.blockwise is None or shares.ring > shares.blockwise  # the side where nothing else stands
+        right = shares.blockwise is None or shares.ring > shares.blockwise  # the side without another mark
         axes.annotate(
             f"{shares.ring:.0%}",
             (max(ours) if right else min(ours), y),

@@ -1,4 +1,4 @@
-"""The paper's Table 4 as it stands on the page of tables, and as its picture draws it."""
+"""The paper's Table 4, as text on the page of tables and as the rows of its figure."""
 
 from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.targets import find_target
@@ -24,24 +24,24 @@ KERNELS = {"xla": "XLA", "pallas": "Pallas", "cudnn": "cuDNN"}
 DTYPES = {"float32": "float32", "bfloat16": "bf16"}
 
 
-def table4(known: dict) -> str:
-    """The section of the page."""
+def table4(results: dict) -> str:
+    """Return the section of the page."""
     lines = [TABLE_4]
     for dtype in dict.fromkeys(variant.compute_dtype for variant in VARIANTS):
         lines.append(PRECISIONS[dtype])
-        lines += [_row(cell, known.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
+        lines += [_row(cell, results.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
     lines.append(TABLE_4_EXECUTABLES)
     for cell in cells():
-        runs = known.get(cell.name, {})
+        runs = results.get(cell.name, {})
         lines += [_executable(cell, run, runs[run], _used(cell, runs, causal=True)) for run in RUNS if run in runs]
     return "\n".join(lines) + "\n"
 
 
-def bars(known: dict) -> list[Bar]:
-    """The rows of the picture: all cells of which something is known."""
+def bars(results: dict) -> list[Bar]:
+    """Return the rows of the figure: every cell with results."""
     rows = []
     for cell in cells():
-        if runs := known.get(cell.name):
+        if runs := results.get(cell.name):
             c, (dtype, kernel) = cell.configuration, cell.variant
             contexts = f"{c.blockwise}K → {c.ring:,}K"
             rows.append(
@@ -56,7 +56,7 @@ def bars(known: dict) -> list[Bar]:
 
 
 def shares(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Shares:
-    """The MFU of a cell's runs that fit, and what is expected of the ring."""
+    """Return the MFU of a cell's runs that fit, and the MFU expected of the ring."""
     used = _used(cell, runs, causal=causal)
     ring = cell.workload(RING)
     expected = None if used is None else expected_mfu(ring.model, ring.seq_len, used, causal=causal)
@@ -69,17 +69,17 @@ def _mfu(runs: dict[str, dict], run: str, causal: bool) -> float | None:
 
 
 def _used(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Utilisation | None:
-    """How well the baselines use the peak; None without two that fit."""
-    found = {
+    """Return how well the baselines use the peak; None unless two of them fit."""
+    measured = {
         runs[run]["seq_len"]: Measured(mfu, _attention(runs[run]))
         for run in (BLOCKWISE, SHORTER)
         if (mfu := _mfu(runs, run, causal)) is not None
     }
-    return utilisation(cell.workload(BLOCKWISE).model, found, causal=causal) if len(found) == 2 else None
+    return utilisation(cell.workload(BLOCKWISE).model, measured, causal=causal) if len(measured) == 2 else None
 
 
 def _attention(attempt: dict) -> float:
-    """The share of a step's seconds that are attention's."""
+    """Share of attention in a step's seconds."""
     spent = attempt["seconds_by_purpose"]
     return sum(seconds for purpose, seconds in spent.items() if purpose.startswith(ATTENTION)) / sum(spent.values())
 
@@ -87,8 +87,8 @@ def _attention(attempt: dict) -> float:
 def _row(cell: Cell, runs: dict[str, dict]) -> str:
     c, columns = cell.configuration, []
     for causal in (False, True):
-        found = shares(cell, runs, causal=causal)
-        for share, run in zip(found, (BLOCKWISE, BLOCKWISE, RING), strict=True):
+        three = shares(cell, runs, causal=causal)
+        for share, run in zip(three, (BLOCKWISE, BLOCKWISE, RING), strict=True):
             columns.append("" if share is None else f"{share:.1%} {SOURCES[seconds_by(runs[run])]}")
         for column, run in ((-3, BLOCKWISE), (-1, RING)):
             if run in runs and not runs[run]["fits"]:
@@ -101,7 +101,7 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
 
 
 def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
-    """A line on one of a cell's runs."""
+    """Return the table row of one of a cell's runs."""
     hbm, seconds = find_target(cell.target).chip.hbm_bytes, a["step_seconds_model"]
     time = "- | - | -"
     if seconds:

@@ -1,6 +1,6 @@
-"""The ring and its layouts as pictures, for README and docs, and Figure 5 of the paper, which needs no data either.
+"""Figures of the ring and its layouts for README and docs, and the paper's Figure 5, all of which need no results.
 
-What the drawings show of a layout is computed from `ringformer.ops.layouts`.
+The layouts are computed by `ringformer.ops.layouts`.
 """
 
 import math
@@ -16,7 +16,8 @@ from ringformer.plotting import FAINT, INK, RULE, drawn
 
 @drawn
 def draw_ring(plt, n: int = 4) -> Any:
-    """Queries stay, keys and values travel: the ring of n devices, and which block each of them holds at each step."""
+    """Draw the ring of n devices, where queries stay and keys and values travel, and the block of each device at each
+    step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.5), width_ratios=(1, 1.35), layout="constrained")
     angles = [math.pi / 2 - 2 * math.pi * rank / n for rank in range(n)]
     places = [(math.cos(a), math.sin(a)) for a in angles]
@@ -78,7 +79,7 @@ def draw_ring(plt, n: int = 4) -> Any:
 
 
 def causal_work(layout: Layout, ring_size: int, local: int = 1024) -> np.ndarray:
-    """float64 [ring_size]: the pairs of a query and a key that a causal mask leaves each rank, over their mean."""
+    """Return float64 [ring_size]: query-key pairs that a causal mask leaves each rank, relative to their mean."""
     tokens = permutation(layout, ring_size * local, ring_size).reshape(ring_size, -1)
     work = (tokens + 1).sum(axis=1)
     return work / work.mean()
@@ -86,7 +87,8 @@ def causal_work(layout: Layout, ring_size: int, local: int = 1024) -> np.ndarray
 
 @drawn
 def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
-    """Which tokens a rank holds, what its queries see of each visiting block, and how much causal work that makes."""
+    """Draw the tokens of each rank, the part of each visiting block that its queries see, and the resulting causal
+    work."""
     figure, grid = plt.subplots(3, len(VISIBLE), figsize=(8.6, 4.5), height_ratios=(0.2, 3, 0.95), layout="constrained")
     for (strip, masks, bars), layout in zip(grid.T, VISIBLE, strict=True):
         tokens = permutation(layout, n * local, n).reshape(n, local)
@@ -103,7 +105,7 @@ def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
                 seen = tokens[rank][:, None] >= tokens[(rank - step) % n]
                 x, y = step * 1.12, rank * 1.12
                 masks.add_patch(plt.Rectangle((x, y), 1, 1, facecolor="#f3f5f7", edgecolor=RULE, linewidth=0.8))
-                first = local - seen.sum(axis=0)  # a key is seen by the last queries of a part, or by all, or by none
+                first = local - seen.sum(axis=0)  # a key is seen by the last queries, by all, or by none
                 edges = x + np.arange(local + 1) / local
                 masks.fill_between(
                     edges,
@@ -140,14 +142,14 @@ def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
 
 
 def write_drawings(folder: Path | str) -> None:
-    """Write the pictures that need no data, ring.svg, layouts.svg and training_cost.svg, into `folder`."""
+    """Write the figures that need no results, ring.svg, layouts.svg and training_cost.svg, into `folder`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, draw in (("ring", draw_ring), ("layouts", draw_layouts), ("training_cost", draw_training_cost)):
         draw(path=Path(folder) / f"{name}.svg")
 
 
 def _runs(row: np.ndarray) -> list[tuple[int, int]]:
-    """The half-open ranges of indices at which a row is True."""
+    """Return the half-open index ranges in which a row is True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], row.astype(int), [0]])))
     return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
 

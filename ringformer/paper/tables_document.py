@@ -1,4 +1,4 @@
-"""The paper's tables and figures from closed forms and from the compiled attempts: docs/tables.md and its pictures."""
+"""Writer of docs/tables.md and its figures, from closed forms and from compiled attempts."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from ringformer.models.llama_presets import preset
 from ringformer.paper import activation_memory
 from ringformer.paper.attempts import read, read_runs
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
-from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, cells
+from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, cells, longest
 from ringformer.paper.mfu_figure import draw_training_mfu
 from ringformer.paper.mfu_table import bars, table4
 from ringformer.paper.tables_text import (
@@ -26,33 +26,35 @@ from ringformer.paper.tables_text import (
     FORMULAS,
     HEAD,
     KERNELS,
+    PROVENANCE,
     SCALED,
     TABLE_1,
     TABLE_2,
     TABLE_3,
+    TABLE_3_LEGEND,
     seconds_by,
 )
 from ringformer.paper.training_mfu import PAPER_MFU
 
 
 class Results(NamedTuple):
-    """The files that the tables are made of."""
+    """Files that the tables are made from."""
 
     contexts: Path
-    """The attempts of Table 3."""
+    """Attempts of Table 3."""
     activations: Path
-    """Table 1."""
+    """Activations of Table 1."""
     mfu: Path
-    """Table 4."""
+    """Runs of Table 4."""
 
     @staticmethod
     def beside(contexts: Path) -> "Results":
-        """Those of the folder of Table 3's."""
+        """Return the results in the folder of Table 3's attempts."""
         return Results(contexts, *(contexts.with_name(name) for name in ("activations.json", "table4.json")))
 
 
 def write_tables(results: Results, folder: Path) -> list[str]:
-    """Write `folder`/tables.md and its pictures in `folder`/figures; returns what was written."""
+    """Write `folder`/tables.md and its figures to `folder`/figures; return the names of the files."""
     attempts, trained = read(results.contexts), read_runs(results.mfu)
     pictures = folder / "figures"
     pictures.mkdir(parents=True, exist_ok=True)
@@ -60,7 +62,7 @@ def write_tables(results: Results, folder: Path) -> list[str]:
     draw_training_cost(path=pictures / "training_cost.svg")
     draw_training_mfu(bars(trained), PAPER_MFU, path=pictures / "training_mfu.svg")
     sections = [
-        HEAD + provenance(attempts),
+        HEAD,
         table3(attempts),
         kernels(attempts),
         baselines(attempts),
@@ -70,31 +72,27 @@ def write_tables(results: Results, folder: Path) -> list[str]:
         table1(activation_memory.read(results.activations)),
         table2(),
         FIGURES,
+        provenance(attempts),
     ]
-    (folder / "tables.md").write_text("\n".join(sections))
+    (folder / "tables.md").write_text("\n".join(sections).replace("\n\n\n", "\n\n"))
     names = ("longest_contexts", "training_cost", "training_mfu")
     return [f"{folder}/tables.md", *(f"figures/{name}.svg" for name in names)]
 
 
-def longest(attempts: list[dict]) -> dict | None:
-    """The attempt at the longest context that fits; None if none does."""
-    return max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
-
-
 def provenance(attempts: dict) -> str:
-    """The sentences on which compilers the attempts are of, and what their seconds are."""
+    """Return the section on what the numbers are, the sources of the seconds, and the compilers."""
     tried = [a for cell in attempts.values() for a in cell]
     compilers = sorted({a["compiled_by"] for a in tried})
     seconds = sorted({re.sub(r"^\d+%", "a part", a["seconds_source"]) for a in tried if a["fits"]})
-    return (
-        f"\nSeconds are **modelled**: {'; '.join(seconds)}, and what communication the schedule leaves exposed.\n"
-        "Compilers: " + ";\n".join(compilers) + ".\nAnother one may place a buffer differently: where it is "
-        "installed, `ringformer tables` says so.\n"
-    )
+    return PROVENANCE.format(seconds=_bullets(seconds), compilers=_bullets(compilers))
+
+
+def _bullets(items: list[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
 
 
 def _longest_text(attempts: list[dict], paper: int | None = None) -> str:
-    """The longest that fits, and how many times the paper's that is; >=: the double was not tried yet."""
+    """Format the longest context that fits and its multiple of the paper's; ≥: twice the length was not tried yet."""
     best = longest(attempts)
     failed = [a["seq_len"] for a in attempts if not a["fits"]]
     if best is None:
@@ -108,7 +106,7 @@ def _length(tokens: int, paper: int | None = None) -> str:
 
 
 def _fits_text(attempts: list[dict], paper: int) -> str:
-    """A cell: the longest that fits with the seconds of its step, more than a day of them marked."""
+    """Format a cell: the longest context that fits and the seconds of its step, marked if it takes more than a day."""
     text, best = _longest_text(attempts, paper), longest(attempts)
     if best is None:
         return text
@@ -118,7 +116,8 @@ def _fits_text(attempts: list[dict], paper: int) -> str:
 
 
 def _within_text(cell: Cell, attempts: list[dict]) -> str:
-    """A cell: the longest whose step takes at most `MAX_STEP_SECONDS`; ~: counted, where all that fits takes longer."""
+    """Format a cell: the longest context whose step takes at most `MAX_STEP_SECONDS`; ~: by the closed form, if every
+    compiled step takes longer."""
     fitting = [a["seq_len"] for a in attempts if a["fits"]]
     if not fitting:
         return ""
@@ -129,14 +128,14 @@ def _within_text(cell: Cell, attempts: list[dict]) -> str:
 
 
 def table3(attempts: dict) -> str:
-    """Both ends of the ring's contexts in three regimes, with the paper's number of sequences and with one."""
+    """Return the ring's longest contexts in three regimes, with the paper's number of sequences and with one."""
     hours = MAX_STEP_SECONDS / 3600
     v4 = efficiency("v4")
     counted = f"{USUAL} (v4: {v4.pairs:.0%} and {v4.products:.0%})"
-    text = TABLE_3.format(hours=hours, seconds=MAX_STEP_SECONDS, counted=counted)
+    text = TABLE_3
     single = [row for row in ROWS if row.sequences > 1]
     for title, rows, sequences in (("m as in the paper", ROWS, None), ("m = 1", single, 1)):
-        names = [f"{name}: fits | {hours:g} h a step" for name in ("float32", "bf16", "bf16 + offload")]
+        names = [f"{name}: fits | {hours:g} h per step" for name in ("float32", "bf16", "bf16 + offload")]
         lines = [f"| hardware | model | n/m | paper | {' | '.join(names)} |", "|---" * 10 + "|"]
         for row in rows:
             cells = [Cell(row, "ring", regime, sequences or row.sequences) for regime in REGIMES]
@@ -148,12 +147,12 @@ def table3(attempts: dict) -> str:
             lines.append(head + " | ".join(columns) + " |")
         text += f"\n### {title}\n\n" + "\n".join(lines) + "\n"
         if sequences:
-            text += "\nThe rows that are not here have m = 1 in the paper, too.\n"
-    return text
+            text += "\nThe other rows have m = 1 in the paper, too.\n"
+    return text + TABLE_3_LEGEND.format(hours=hours, seconds=MAX_STEP_SECONDS, counted=counted)
 
 
 def kernels(attempts: dict) -> str:
-    """The longest contexts with kernels beside those with XLA's blocks, and where they are shorter."""
+    """Return the longest contexts with kernels and with XLA's blocks, and name those that are shorter."""
     head = "| hardware | model | n/m | kernel | regime | XLA's blocks | the kernel |"
     lines, shorter = [head, "|---" * 7 + "|"], []
     for cell in (cell for cell in cells() if cell.regime.kernel != "xla"):
@@ -165,12 +164,12 @@ def kernels(attempts: dict) -> str:
         kernel = cast(LlamaConfig, cell.workload(cell.paper).model).kernel
         head = f"| {row.target} | {_size(row)} | {row.devices}/{cell.sequences} | {kernel} | {regime} | "
         lines.append(head + f"{_fits_text(plain, cell.paper)} | {_fits_text(tried, cell.paper)} |")
-    said = f"Shorter with the kernel: {', '.join(shorter)}." if shorter else "None is shorter with the kernel."
-    return "\n".join([KERNELS, *lines]) + f"\n\n{said}\n"
+    note = f"Shorter with the kernel: {', '.join(shorter)}." if shorter else "None is shorter with the kernel."
+    return "\n".join([KERNELS, *lines]) + f"\n\n{note}\n"
 
 
 def baselines(attempts: dict) -> str:
-    """The longest contexts without a ring, beside the paper's, and where ours are shorter."""
+    """Return the longest contexts without a ring beside the paper's, and name those that are shorter."""
     lines = [BASELINES, "| hardware | model | vanilla | memory efficient | blockwise |", "|---|---|---|---|---|"]
     shorter = []
     for row in ROWS:
@@ -186,12 +185,12 @@ def baselines(attempts: dict) -> str:
                     f"{cell.paper // K}K)"
                 )
         lines.append(f"| {row.target} | {_size(row)} | " + " | ".join(columns) + " |")
-    said = f"Shorter than the paper's: {', '.join(shorter)}.\n{BLOCKWISE}" if shorter else ""
-    return "\n".join(lines) + f"\n\n{said}\n"
+    note = f"Shorter than the paper's: {', '.join(shorter)}.\n{BLOCKWISE}" if shorter else ""
+    return "\n".join(lines) + f"\n\n{note}\n"
 
 
 def details(attempts: dict) -> str:
-    """One line for each longest ring: memory, settings, and what its own schedule exposes."""
+    """Return one row for each longest ring: memory, settings, and the bytes that its schedule exposes."""
     rows = [
         EXECUTABLES,
         "| cell | tokens | peak GiB | of | host GiB | head groups | remat group | exposed in loops | exposed | hop | "
@@ -216,14 +215,14 @@ def details(attempts: dict) -> str:
 
 
 def _judged(attempt: dict) -> str:
-    """Which programs of a run an attempt compiled, and how far; those from before there was a choice, one."""
+    """Describe which programs of a run an attempt compiled, and how far; the oldest attempts compiled only one."""
     programs = len(attempt["programs"]) if "programs" in attempt else 1
     far = "machine code" if attempt["generated_code"] else "schedule"
     return f"{'the train step' if programs == 1 else f'all {programs} programs'}, {far}"
 
 
 def scaling(attempts: dict) -> str:
-    """Longest contexts by number of chips."""
+    """Return the longest contexts by number of chips."""
     rows = [SCALED]
     for row in (*SCALING, ROWS[-1]):
         tried = attempts.get(Cell(row, "ring", REGIMES[1], 1).name, [])
@@ -237,7 +236,7 @@ def scaling(attempts: dict) -> str:
 
 
 def table1(held: dict[str, dict]) -> str:
-    """Activations of a layer: the paper's closed form, and what compiled programs grow by."""
+    """Return the activations of a layer by the paper's closed form, and the growth of compiled programs."""
     rows = [TABLE_1.format(target=activation_memory.TARGET)]
     for kind in ATTENTION:
         if kind in held:
@@ -248,7 +247,7 @@ def table1(held: dict[str, dict]) -> str:
 
 
 def table2() -> str:
-    """Smallest local lengths that hide the ring."""
+    """Return the smallest local lengths that hide the ring."""
     model = LlamaConfig(**preset("llama_7b"))
     gqa = LlamaConfig(**preset("llama3_8b"))
     rows = [
@@ -264,7 +263,7 @@ def table2() -> str:
 
 
 def contexts(attempts: dict) -> list[Contexts]:
-    """The ring columns of Table 3 with the paper's number of sequences, for the picture."""
+    """Return the ring columns of Table 3 with the paper's number of sequences, for the figure."""
     columns = []
     for row in ROWS:
         rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES]

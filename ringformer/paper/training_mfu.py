@@ -1,10 +1,9 @@
-"""The paper's Table 4: model FLOPs utilisation of the ring, of the blockwise baseline that it grew from, and what the
-baseline lets expect of it.
+"""The paper's Table 4: model FLOPs utilisation of the ring and of the blockwise baseline, and the ring's expected MFU.
 
-Each configuration trains batches of the paper's tokens twice: sharded by FSDP (and tensor parallelism, where so many
-devices would otherwise need more tokens) with a whole sequence on each rank, and with the ring over as many ranks as
-its context is longer. Both have the same tokens on a device, the same chunks and the same memory settings, which the
-estimator chooses for the ring: the ring is all that differs. MFU is modelled, of the compiled schedule.
+Each configuration trains batches of the paper's tokens twice: sharded by FSDP with a whole sequence on each rank (and
+by tensor parallelism, if so many devices would otherwise need more tokens), and with the ring over as many ranks as its
+context is longer. Both have the same tokens per device, the same chunks and the same memory settings, which the
+estimator chooses for the ring; only the ring differs. MFU is modelled from the compiled schedule.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,18 +28,18 @@ from ringformer.paper.attempts import installed, read_runs, stamp, write_cells
 from ringformer.paper.max_context import K
 
 TABLE = "table4"
-"""How the names of its cells begin."""
+"""First part of the names of its cells."""
 
 PAPER_MFU = (0.30, 0.35)
-"""About the range of all of the paper's, of the baseline and of the ring: in our copy the table is an image."""
+"""Approximate range of all MFU numbers in the paper, for baseline and ring: in our copy the table is an image."""
 
 RING, BLOCKWISE, SHORTER = "ring", "blockwise", "blockwise, half the context"
 RUNS = (RING, BLOCKWISE, SHORTER)
-"""The runs of a cell. The second baseline has twice as many sequences, of half the tokens."""
+"""Runs of a cell. The second baseline has twice as many sequences of half the length."""
 
 
 class Configuration(NamedTuple):
-    """A row of the paper's table. Contexts in K tokens."""
+    """A row of the paper's table; contexts are in K tokens."""
 
     target: str
     model: str
@@ -64,7 +63,7 @@ CONFIGURATIONS = (
 
 
 class Variant(NamedTuple):
-    """What is computed in which dtype, and which code computes attention's blocks."""
+    """Dtype of the computation, and the code that computes attention's blocks."""
 
     compute_dtype: str
     kernel: Kernel
@@ -76,11 +75,11 @@ VARIANTS = (
     Variant("bfloat16", "pallas"),
     Variant("bfloat16", "cudnn"),
 )
-"""float32 is the paper's: float32 arrays, whose products are bf16 passes on TPU and TF32 on GPU."""
+"""float32 is the paper's variant: float32 arrays, whose products are bf16 passes on TPU and TF32 on GPU."""
 
 
 class Cell(NamedTuple):
-    """A configuration in one of its variants: three runs."""
+    """A configuration in one variant, which has three runs."""
 
     configuration: Configuration
     variant: Variant
@@ -94,7 +93,7 @@ class Cell(NamedTuple):
         return self.configuration.target
 
     def workload(self, run: str) -> Workload:
-        """What one of the runs trains, with the fastest memory settings; all three have the same chunks."""
+        """Return the workload of a run, with the fastest memory settings; all three runs have the same chunks."""
         c, target = self.configuration, find_target(self.target)
         ranks = target.num_devices // c.tp
         sp = c.ring // c.blockwise if run == RING else 1
@@ -117,7 +116,7 @@ class Cell(NamedTuple):
 
 
 def cells() -> list[Cell]:
-    """Every cell whose kernel can have the dtype and the hardware."""
+    """Return every cell whose kernel supports its dtype and hardware."""
     return [Cell(c, v) for c in CONFIGURATIONS for v in VARIANTS if _has_kernel(find_target(c.target).chip.kind, v)]
 
 
@@ -129,19 +128,11 @@ def _has_kernel(platform: str, variant: Variant) -> bool:
     return True
 
 
-def compilers(known: Mapping[str, dict], wanted: list[Cell]) -> dict[str, set[str]]:
-    """By target, what compiled the runs of these cells."""
-    found: dict[str, set[str]] = {}
-    for cell in wanted:
-        found.setdefault(cell.target, set()).update(a["compiled_by"] for a in known.get(cell.name, {}).values())
-    return found
-
-
 def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
-    """Compile the runs of the cells that `path` does not know yet; it is written after each of them.
+    """Compile the runs of the cells that are missing in `path`, which is written after each.
 
-    Cells whose compiler is not installed are left out; a run of which it breaks down is said, and tried again the next
-    time.
+    Cells whose compiler is not installed are left out. If the compiler breaks down on a run, this is logged, and the
+    run is tried again next time.
     """
     there = installed((cell.target for cell in wanted), log)
     for cell in (cell for cell in wanted if cell.target in there):
@@ -164,19 +155,19 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
                 continue
             mfu = answer["mfu_palm_model"]
             log(f"  {'fits' if answer['fits'] else 'does not fit'}" + (f", MFU {mfu:.1%}" if mfu else ""))
-            known = read_runs(path)
-            known[cell.name] = known.get(cell.name, {}) | {run: answer | stamp(workload.target)}
+            results = read_runs(path)
+            results[cell.name] = results.get(cell.name, {}) | {run: answer | stamp(workload.target)}
             write_cells(
                 path,
                 "compiled: train steps of the paper's Table 4; modelled: their seconds and MFU",
                 f"ringformer tables --only={TABLE}",
-                known,
+                results,
             )
 
 
 def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[str], None]) -> dict:
-    """The JSON of a run with the first of the settings that fit, else the last; on TPU its seconds are by machine code
-    of attention."""
+    """Return the JSON of a run with the first settings that fit, otherwise the last; on TPU its seconds are based on
+    the machine code of attention."""
     workload, estimate = compile_first_accepted(
         workload, settings, lambda e: e.fits and e.fits_host, lambda w: log(f"  {estimate_command(w)}")
     )
@@ -187,28 +178,28 @@ def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[
 
 
 class Measured(NamedTuple):
-    """What a run of the baseline reaches at its context."""
+    """Results of a run of the baseline at its context."""
 
     mfu: float
     attention: float
-    """The share of its seconds that are attention's."""
+    """Share of attention in its seconds."""
 
 
 class Utilisation(NamedTuple):
-    """Of the peak, by what is computed."""
+    """Utilisation of the peak by parts of the computation."""
 
     products: float
-    """Of the products with weights (feed-forward, projections, head), which take all seconds that are not attention's:
-    the exposed gathers', too."""
+    """Utilisation by products with weights (feed-forward, projections, head). They account for all seconds that are not
+    attention's, including exposed gathers."""
     attention: float
 
 
 def utilisation(model: LlamaConfig, baseline: Mapping[int, Measured], *, causal: bool) -> Utilisation:
-    """How well the baseline uses the peak, from its runs by their contexts.
+    """Return how well the baseline uses the peak, from its runs by their contexts.
 
-    Model FLOPs over the seconds that they take at a peak of 1, of all runs together. That these grow with the context
-    would tell attention from the rest, too; but what else changes a little with the shapes is not small beside the
-    growth of a short context's attention, and the schedule says which seconds are whose.
+    These are model FLOPs over the seconds they would take at a peak of 1, summed over runs. The growth of the seconds
+    with the context could also separate attention from the rest; but other changes with the shapes are not small
+    compared to the growth of a short context's attention, and the schedule already attributes the seconds.
     """
     flops = [_flops(model, seq_len, causal) for seq_len in baseline]
     seconds = [sum(f) / m.mfu for f, m in zip(flops, baseline.values(), strict=True)]
@@ -218,12 +209,12 @@ def utilisation(model: LlamaConfig, baseline: Mapping[int, Measured], *, causal:
 
 
 def expected_mfu(model: LlamaConfig, seq_len: int, used: Utilisation, *, causal: bool) -> float:
-    """MFU at a context if attention and the rest are used as they are in the baseline."""
+    """Return the MFU at a context if attention and the rest use the peak as in the baseline."""
     flops = _flops(model, seq_len, causal)
     return sum(flops) / sum(x / u for x, u in zip(flops, used, strict=True))
 
 
 def _flops(model: LlamaConfig, seq_len: int, causal: bool) -> tuple[float, float]:
-    """Model FLOPs of a token: products with weights, attention."""
+    """Model FLOPs per token: products with weights, attention."""
     products = model_flops_per_token(model, 0)
     return products, model_flops_per_token(model, seq_len, causal=causal) - products

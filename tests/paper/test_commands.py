@@ -37,7 +37,7 @@ def test_another_compiler_than_that_of_the_results_is_said_and_not_refused(tmp_p
     monkeypatch.setattr(targets, "version", lambda wheel: "1.2.3")
     run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0", f"--docs={tmp_path}")
     said = capsys.readouterr().err
-    assert re.search(r"v5e-64: attempts of jax .*, libtpu .* stand in the file, the compiler here is jax 1.2.3", said)
+    assert re.search(r"v5e-64: the file has attempts by jax .*, libtpu .*, the installed compiler is jax 1.2.3", said)
     (made,) = {a["compiled_by"] for a in read(RESULTS)["v5e-64/7b/ring/bfloat16/m=1"]}
     monkeypatch.setattr(attempts, "compiled_by", lambda target: made)
     run_verb(add_tables, f"--out={RESULTS}", "--row=v5e-64/7b", "--passes=0", f"--docs={tmp_path}")
@@ -123,16 +123,16 @@ def test_a_pattern_selects_its_table_alone(arguments, expected, filled, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--row=v5e-256/9b"], "no row 'v5e-256/9b'; rows: .*v5e-256/7b"),
-        (["--only=ringg", "--passes=0"], "no cell has 'ringg' in its name.* or table4/.*, or table1"),
-        (["--only=table4/9b"], "no cell has 'table4/9b' in its name.* or table4/8xa100-80/7b/float32/xla, or table1"),
+        (["--row=v5e-256/9b"], "--row=v5e-256/9b is not a row; rows: .*v5e-256/7b"),
+        (["--only=ringg", "--passes=0"], "--only=ringg is in no cell's name.* or table4/.*, or table1"),
+        (["--only=table4/9b"], "--only=table4/9b is in no cell's name.* or table4/8xa100-80/7b/float32/xla, or table1"),
         (["--out=.", "--passes=0"], "--out=. is a folder"),
-        ([f"--docs={RESULTS}"], "max_context.json is no folder; name one, or leave --docs out"),
-        (["--docs="], "--docs= is no folder"),
-        (["--again"], "--again compiles one --row=NAME anew"),
-        (["--again", "--row=v5e-64/7b", "--docs=page"], "--again compiles one --row=NAME anew"),
+        ([f"--docs={RESULTS}"], "max_context.json is not a folder; give one, or leave --docs out"),
+        (["--docs="], "--docs= is not a folder"),
+        (["--again"], "--again needs --row=NAME"),
+        (["--again", "--row=v5e-64/7b", "--docs=page"], "--again needs --row=NAME"),
         (["--passes=-1"], "--passes=-1 must be at least 0"),
-        (["--passes=0"], "--passes=0 searches nothing, and without --docs=DIR nothing is written"),
+        (["--passes=0"], "--passes=0 only writes the page: give --docs=DIR"),
     ],
 )
 def test_searches_that_cannot_be(arguments, message):
@@ -151,13 +151,13 @@ A_RUN = {"seq_len": 8, "fits": False, "head_groups": 1, "remat_group": 1, "compi
         ("max_context.json", "[]", "it has no object 'cells'"),
         ("max_context.json", '{"a":1}', "it has no object 'cells'"),
         ("max_context.json", '{"cells":[]}', "it has no object 'cells'"),
-        ("max_context.json", '{"cells":{"x":{}}}', "x is no list of attempts"),
-        ("max_context.json", '{"cells":{"x":[1]}}', "attempt 0 of x is no object"),
+        ("max_context.json", '{"cells":{"x":{}}}', "x is not a list of attempts"),
+        ("max_context.json", '{"cells":{"x":[1]}}', "attempt 0 of x is not an object"),
         ("max_context.json", '{"cells":{"x":[{}]}}', "attempt 0 of x has no 'seq_len'"),
         ("max_context.json", {"cells": {"x": [A_RUN | {"fits": None}]}}, "has another type of 'fits'"),
         ("max_context.json", {"cells": {"x": [A_RUN, A_RUN | {"fits": True}]}}, "attempt 1 of x has no 'peak_bytes'"),
         ("table4.json", "[]", "it has no object 'cells'"),
-        ("table4.json", '{"cells":{"x":[]}}', "x is no object of runs"),
+        ("table4.json", '{"cells":{"x":[]}}', "x is not an object of runs"),
         ("table4.json", {"cells": {"x": {"ring": A_RUN}}}, "ring of x has no 'peak_bytes'"),
         ("activations.json", "[]", "it has no object 'kinds'"),
         ("activations.json", '{"kinds":{"ring":{}}}', "ring has no 'local_tokens'"),
@@ -169,6 +169,6 @@ def test_a_damaged_file_is_named_in_one_line_before_anything_is_written(name, co
     page = tmp_path / "page"
     assert main(["tables", f"--out={tmp_path}/max_context.json", "--passes=0", f"--docs={page}"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"ringformer tables: {path} is no file of these results: ") and message in said
+    assert said.startswith(f"ringformer tables: {path} is not a file of these results: ") and message in said
     assert said.endswith(f"; delete it, or restore it: git checkout {path}\n") and said.count("\n") == 1
     assert not page.exists()

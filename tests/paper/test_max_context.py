@@ -12,8 +12,7 @@ from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.search import longest_context, memory_settings
 from ringformer.paper import attempts, max_context
 from ringformer.paper.attempts import read
-from ringformer.paper.max_context import ROWS, Cell, cells, fill, judge_maxima
-from ringformer.paper.tables_document import longest
+from ringformer.paper.max_context import ROWS, Cell, cells, fill, judge_maxima, longest
 from tests.estimate.search.test_longest_context import estimate_of
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS
 from ringformer.paper.attempts import read
-from ringformer.paper.max_context import REGIMES, ROWS, Cell, cells
-from ringformer.paper.tables_document import Results, _fits_text, _longest_text, _within_text, longest, write_tables
+from ringformer.paper.max_context import REGIMES, ROWS, Cell, cells, longest
+from ringformer.paper.tables_document import Results, _fits_text, _longest_text, _within_text, write_tables
 
 ROOT = Path(__file__).parents[2]
 

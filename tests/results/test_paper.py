@@ -12,8 +12,7 @@ from ringformer.estimate.targets import find_target
 from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import MemorySettings
 from ringformer.paper.attempts import read
-from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, renew_counted
-from ringformer.paper.tables_document import longest
+from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, longest, renew_counted
 from ringformer.parallel.runtime_environment import GPU_FRACTION
 
 RESULTS = Path(__file__).parents[2] / "results"
