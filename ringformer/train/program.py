@@ -1,10 +1,10 @@
 """The programs of a run on its mesh: the same for training, for the evaluations inside it, and for estimates."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import optax
 from jax.sharding import Mesh, NamedSharding
+from jax.stages import Wrapped
 
 from ringformer.models.interface import ModelConfig
 from ringformer.parallel.mesh import BATCH
@@ -24,9 +24,9 @@ class Program(NamedTuple):
     optimizer: optax.GradientTransformation
     shardings: TrainState
     """A `WeightSharding` for each array of the state."""
-    step: Callable
+    step: Wrapped
     """The jitted train step, as `make_train_step` returns it."""
-    eval_step: Callable
+    eval_step: Wrapped
     """The jitted sums of an evaluation's batch, as `make_eval_step` returns it."""
     state: TrainState
     """Shapes, dtypes and shardings of the state."""
