@@ -125,3 +125,50 @@ def test_rooms_are_small():
     sizes = Counter(path.parent for path in ROOT.rglob("*.py") if path.stem != PUBLIC)
     assert {str(folder.relative_to(ROOT)): n for folder, n in sizes.items() if n > 16} == {}
     assert sizes[ROOT] <= 3
+
+
+def constants(path: Path) -> set[str]:
+    return {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+
+
+def test_names_of_a_run_s_files_are_spelt_once():
+    """But for Hugging Face's own config.json, where its checkpoints are read, written or recognised."""
+    names = {"config.json", "checkpoints", "metrics.jsonl", "identity.json"}
+    hugging_face = {
+        f"ringformer.{name}" for name in ("convert.export_hf", "convert.import_hf", "convert.verify_logits")
+    }
+    hugging_face.add("ringformer.evals.model_folder")
+    spelt = {name: constants(path) & names for name, path in modules().items()}
+    places = {name for name, words in spelt.items() if words - ({"config.json"} if name in hugging_face else set())}
+    assert places == {"ringformer.files.run_layout"}
+
+
+@pytest.mark.parametrize("room", ["inference", "convert", "evals"])
+def test_what_reads_models_knows_nothing_of_training(room):
+    own = {name: path for name, path in modules().items() if name.startswith(f"ringformer.{room}")}
+    assert own and [name for name, path in own.items() if any(".train" in used for used in named_modules(path))] == []
+
+
+def test_the_loop_is_read_in_one_sitting():
+    text = (ROOT / "train" / "loop.py").read_text()
+    loop = next(x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef) and x.name == "_train")
+    inner = [type(x) for x in ast.walk(loop) if x is not loop]
+    assert loop.end_lineno is not None and loop.end_lineno - loop.lineno < 60 and len(text.splitlines()) <= 200
+    assert ast.FunctionDef not in inner and ast.Nonlocal not in inner
+    assert (
+        len({x.module for x in ast.parse(text).body if isinstance(x, ast.ImportFrom) and "ringformer" in x.module})
+        <= 10
+    )
+    training = [path for path in (ROOT / "train").glob("*.py") if path.stem != PUBLIC]
+    assert len(training) <= 14 and sum(len(path.read_text().splitlines()) for path in training) <= 1900
+
+
+def test_no_line_is_exempt_from_the_formatter():
+    exempt = "fmt: " + "skip", "fmt: " + "off"
+    house = ROOT.parent
+    files = [
+        path
+        for folder in ("ringformer", "tests", "scripts", "benchmarks", "configs")
+        for path in (house / folder).rglob("*.py")
+    ]
+    assert len(files) > 300 and [str(path) for path in files if any(word in path.read_text() for word in exempt)] == []

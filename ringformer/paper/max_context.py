@@ -186,9 +186,7 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
             except CompilerFailure as error:  # not an answer; it is tried again
                 log(f"  the compiler broke down: {error}")
                 continue
-            host = (
-                "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of host memory on a usual host,"
-            )
+            host = "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of a host's memory,"
             log(
                 f"  {'fits' if answer['fits'] else 'does not fit'}:{host} {answer['peak_bytes'] / GiB:.2f} of "
                 f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s"

@@ -172,8 +172,8 @@ def _check_metrics(run_dir: Path) -> None:
     saved = (run_dir / IDENTITY).is_file() and _read(run_dir)["saved"] is not None
     if rows and (saved or not (run_dir / CHECKPOINTS).is_dir()):
         raise ValueError(
-            f"{run_dir / 'metrics.jsonl'} goes up to step {rows[-1]['step']}, but there is no checkpoint in "
-            f"{run_dir / 'checkpoints'}: bring them back, or choose another run_dir, or delete metrics.jsonl to begin "
+            f"{run_dir / METRICS} goes up to step {rows[-1]['step']}, but there is no checkpoint in "
+            f"{run_dir / CHECKPOINTS}: bring them back, or choose another run_dir, or delete metrics.jsonl to begin "
             "anew"
         )
 
