@@ -21,8 +21,7 @@ from ringformer.checkpoints.tree import tree_faults
 from ringformer.checkpoints.verify import misnamed, saved_steps, summary, tree_folder
 from ringformer.files.atomic import sync, write_whole
 from ringformer.files.bucket import ObjectStore
-from ringformer.files.hashes import hash_bytes
-from ringformer.files.manifest import MANIFEST, DamagedFiles, read_manifest
+from ringformer.files.manifest import MANIFEST, DamagedFiles, read_manifest, verify_content
 from ringformer.files.run_layout import CHECKPOINTS, IDENTITY
 from ringformer.processes.run_lock import RunLock
 
@@ -71,9 +70,9 @@ def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
 
     def send(name: str) -> None:
         content = (folder / name).read_bytes()
-        known = hashes.get(name.removeprefix(f"{TREE}/"))
-        if known is not None and name.startswith(TREE) and known != (len(content), hash_bytes(content)):
-            raise DamagedFiles(f"{folder / name} is not what was written: its hash differs")
+        entry = hashes.get(name.removeprefix(f"{TREE}/"))
+        if entry is not None and name.startswith(TREE):
+            verify_content(folder / name, content, entry)
         store.write(prefix + name, content)
 
     _all(send, [name for name in names if name != LAST])

@@ -22,8 +22,13 @@ from ringformer.checkpoints.retention import Keep
 from ringformer.checkpoints.saved_model import latest_checkpoint, latest_step, restore_arguments
 from ringformer.checkpoints.sharded_arrays import Saved, checkpoint_handler
 from ringformer.checkpoints.tree import Restore, Save, read_about
-from ringformer.checkpoints.verify import check_checkpoint, newest_whole, saved_steps, tree_folder
-from ringformer.files.manifest import DamagedFiles
+from ringformer.checkpoints.verify import (
+    refuse_damaged,
+    restore_checked,
+    restore_newest,
+    saved_steps,
+    tree_folder,
+)
 from ringformer.files.run_layout import CHECKPOINTS
 
 State = Any
@@ -50,7 +55,6 @@ class Checkpoints:
     ):
         self._run_dir, self._target, self._shardings = Path(run_dir), target, shardings
         self._unchecked: int | None = None
-        self._verified: int | None = None
         self._failed = False
         self._keep, self._copies = keep, copies
         self._handler = checkpoint_handler()
@@ -62,12 +66,13 @@ class Checkpoints:
             (self._run_dir / CHECKPOINTS).absolute(), options=options, item_handlers=self._handler
         )
 
-    def newest_whole(self) -> tuple[int | None, list[str]]:
-        """The step to go on from, None at the beginning, and what there is to say: of damaged checkpoints, which are
-        moved to RUN_DIR/damaged. Raises DamagedFiles if there are checkpoints, and none of them is whole."""
-        self._verified, said = newest_whole(self._run_dir)
+    def restore_newest(self) -> tuple[int | None, State, list[str]]:
+        """The step to go on from and its state, None at the beginning, and lines to report about damaged checkpoints,
+        which are moved to RUN_DIR/damaged. Raises DamagedFiles if there are checkpoints, and none of them is whole;
+        ValueError if they are another model's."""
+        newest = restore_newest(self._run_dir, self._restore)
         self._manager.reload()
-        return self._verified, said
+        return newest
 
     def save(self, state: State, about: dict[str, Any] | None = None) -> None:
         """Start writing; the state may be donated as soon as this returns. Raises OSError of the save before, as
@@ -95,13 +100,9 @@ class Checkpoints:
     def restore(self, step: int) -> State:
         """The state of `step`, laid out for this mesh. Raises ValueError if it is of another model, DamagedFiles if it
         is not as it was saved."""
-        if step != self._verified:
-            check_checkpoint(self._run_dir, step)
-        arguments = restore_arguments(self._target, self._shardings)._asdict()
-        restored = self._target._replace(**self._manager.restore(step, args=Restore(arguments, restore_args=arguments)))
-        if (found := int(restored.step)) != step:
-            raise DamagedFiles(f"{self._run_dir}/checkpoints/{step} holds step {found}: move it away, it is a copy")
-        return restored
+        faults, state = self._restore(step)
+        refuse_damaged(self._run_dir, step, faults)
+        return state
 
     def about(self, step: int | None) -> dict[str, Any]:
         """What was said of the run when `step` was saved; nothing of None, and of checkpoints of before."""
@@ -135,6 +136,22 @@ class Checkpoints:
                 self._copies.close()
         finally:
             self._manager.close()
+
+    def _restore(self, step: int) -> tuple[list[str] | None, State]:
+        """The faults of a checkpoint, and its state if there are none."""
+        arguments = restore_arguments(self._target, self._shardings)._asdict()
+        faults, tree = restore_checked(
+            self._run_dir,
+            step,
+            self._handler,
+            lambda: self._manager.restore(step, args=Restore(arguments, restore_args=arguments)),
+        )
+        if tree is None:
+            return faults, None
+        state = self._target._replace(**tree)
+        if (actual := int(state.step)) != step:  # saved before `misnamed` could tell
+            return [f"{self._run_dir}/checkpoints/{step} holds step {actual}, under another name"], None
+        return faults, state
 
     def _finish(self) -> None:
         with self._failing():

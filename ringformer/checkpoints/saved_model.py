@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from ringformer.checkpoints.sharded_arrays import Restored, checkpoint_handler
 from ringformer.checkpoints.tree import Restore
-from ringformer.checkpoints.verify import check_checkpoint, saved_steps, tree_folder
+from ringformer.checkpoints.verify import refuse_damaged, restore_checked, saved_steps, tree_folder
 from ringformer.files.manifest import MANIFEST, check_named
 from ringformer.files.run_layout import CONFIG, IDENTITY, METRICS
 from ringformer.files.untrusted import read_object
@@ -96,16 +96,21 @@ def restore_params(run_dir: str | Path, weights: dict, mesh: Mesh, dtypes: dict 
     they were written.
     """
     folder = latest_checkpoint(run_dir)
-    said = check_checkpoint(run_dir, int(folder.parent.name), lambda name: name.startswith("params."))
-    if said and jax.process_index() == 0:
-        print(said, file=sys.stderr)
+    step = int(folder.parent.name)
     abstract = abstract_params(weights, mesh)
     if dtypes is not None:
         abstract = jax.tree.map(lambda x, dtype: x.update(dtype=dtype), abstract, dtypes)
     arguments = {"params": restore_arguments(abstract, weights)}
-    with ocp.Checkpointer(checkpoint_handler()) as checkpointer:
-        restored = checkpointer.restore(
-            folder,
-            Restore(arguments, restore_args=arguments, partial_restore=True),
+    handler = checkpoint_handler()
+    with ocp.Checkpointer(handler) as checkpointer:
+        faults, restored = restore_checked(
+            run_dir,
+            step,
+            handler,
+            lambda: checkpointer.restore(folder, Restore(arguments, restore_args=arguments, partial_restore=True)),
+            lambda name: name.startswith("params."),
         )
+    remark = refuse_damaged(run_dir, step, faults)
+    if remark and jax.process_index() == 0:
+        print(remark, file=sys.stderr)
     return restored["params"]

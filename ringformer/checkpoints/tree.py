@@ -1,9 +1,10 @@
-"""A saved tree of arrays: a folder that Orbax makes, with a manifest of all its files' hashes (`files/manifest.py`).
+"""A saved tree of arrays: a folder that Orbax makes, with a manifest of all its files (`files/manifest.py`).
 
-Each process hashes what it wrote, process 0 the rest, before Orbax gives the folder its name.
+Each process makes the entries of the chunks that it wrote, process 0 the rest, before Orbax gives the folder its name.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,38 +12,50 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from ringformer.files.manifest import MANIFEST, DamagedFiles, find_faults, read_manifest, write_manifest
+from ringformer.files.manifest import (
+    MANIFEST,
+    DamagedFiles,
+    Hashes,
+    find_faults,
+    read_manifest,
+    read_verified,
+    write_manifest,
+)
 from ringformer.hardware.absent_tpu import leave_absent_tpu_alone
 
 leave_absent_tpu_alone()  # before a backend starts
 
+TREE = "_METADATA"
+"""Orbax's description of the tree."""
 WRITTEN_LAST = ("commit_success.txt", "_CHECKPOINT_METADATA")
-"""What Orbax writes when everything else is there; nothing that is restored depends on it."""
+"""Files that Orbax writes when everything else is there; no restored value depends on them."""
 
 
 class PlainFiles(ocp.PyTreeCheckpointHandler):
-    """A handler of trees with leaves of one kind, each a folder of plain zarr files; with a manifest.
+    """A handler of trees whose leaves are of one kind, each a folder of plain zarr files; it writes a manifest.
 
     Args:
-      hashing_processes: how many processes leave hashes of the files that they write (`write_part`).
+      kind: the type of the leaves.
+      handler: saves and restores them.
+      processes: number of processes that leave entries of the files that they write (`write_part`).
     """
 
-    def __init__(self, kind: type, handler: ocp.type_handlers.TypeHandler, hashing_processes: int = 0):
-        self._hashing_processes = hashing_processes
+    def __init__(self, kind: type, handler: ocp.type_handlers.TypeHandler, processes: int = 1):
+        self._processes = processes
         self.leaves = handler
         array = jax.Array, ocp.type_handlers.ArrayHandler()  # or Orbax warns that there is none
         kinds = ocp.type_handlers.create_type_handler_registry(array, (kind, handler))
-        super().__init__(use_ocdbt=False, type_handler_registry=kinds)
+        super().__init__(use_ocdbt=False, use_zarr3=True, type_handler_registry=kinds)
 
     def finalize(self, directory) -> None:
-        """Write the manifest, and nothing else: Orbax would merge the databases of processes, and warn that there are
-        none. On process 0, when all have written, and before the folder has its name."""
-        write_manifest(Path(directory), self._hashing_processes, but=WRITTEN_LAST)
+        """Write the manifest: on process 0, when all processes have written, before the folder gets its name. Orbax's
+        own method would merge the databases of the processes, and warn that there are none."""
+        write_manifest(Path(directory), self._processes, but=WRITTEN_LAST)
 
 
 @ocp.args.register_with_handler(PlainFiles, for_save=True)
 class Save(ocp.args.PyTreeSave):
-    """The arguments with which `PlainFiles` saves a tree; with what a caller has to say about it, as JSON has it."""
+    """The arguments with which `PlainFiles` saves a tree, and JSON values about it (`read_about`)."""
 
     def __init__(self, item: Any, about: dict[str, Any] | None = None):
         super().__init__(item, custom_metadata={"manifest": MANIFEST, "about": about or {}})
@@ -54,37 +67,58 @@ class Restore(ocp.args.PyTreeRestore):
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
-    """What was said about a saved tree; None if it was saved before there were manifests.
+    """The values that were saved with a tree (`Save`); None if it was saved before there were manifests.
 
-    Raises DamagedFiles if the folder's metadata cannot be read.
+    Raises DamagedFiles if the folder's metadata cannot be read, or are not what was written.
     """
+    hashes = read_manifest(folder)
     try:
-        said = json.loads((folder / "_METADATA").read_text()).get("custom_metadata") or {}
+        content = (folder / TREE).read_bytes() if hashes is None else read_verified(folder, TREE, hashes)
+        return (json.loads(content).get("custom_metadata") or {}).get("about")
+    except DamagedFiles:
+        raise
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise DamagedFiles(f"{folder / '_METADATA'} cannot be read: {error}") from None
-    return said.get("about")
+        raise DamagedFiles(f"{folder / TREE} cannot be read: {error}") from None
+
+
+def tree_hashes(folder: Path) -> Hashes | None:
+    """The manifest of a saved tree; None if it was saved without one. Raises DamagedFiles if it is lost or damaged."""
+    hashes = read_manifest(folder)
+    if hashes is None and read_about(folder) is not None:
+        raise DamagedFiles(f"{folder / MANIFEST} is missing")
+    return hashes
+
+
+def is_chunk(file: str) -> bool:
+    """Whether a file of a saved tree is a chunk of an array ("params.embed/0.1")."""
+    return re.fullmatch(r"[^/]+/\d+(\.\d+)*", file) is not None
 
 
 def tree_faults(
-    folder: Path, wanted: Callable[[str], bool] = lambda name: True, share: tuple[int, int] = (0, 1)
+    folder: Path,
+    wanted: Callable[[str], bool] = lambda name: True,
+    share: tuple[int, int] = (0, 1),
+    *,
+    chunks: bool = True,
 ) -> list[str] | None:
-    """What of a saved tree's files is not as it was written, a line each; None if it was saved without a manifest.
+    """Files of a saved tree that are not as they were written, a line each; None if it was saved without a manifest.
 
     Args:
-      wanted: of the arrays, by their names ("params.embed"), those to be looked at.
-      share: `(i, n)`: hash the i-th of n shares of the files.
+      wanted: which arrays to check, by their names ("params.embed").
+      share: `(i, n)`: read the i-th of n shares of the files.
+      chunks: whether to read the arrays' chunks; if not, only their sizes are compared.
     """
     try:
-        hashes = read_manifest(folder)
-        if hashes is None:
-            if read_about(folder) is None:
-                return None
-            return [f"{folder / MANIFEST} is missing"]
+        hashes = tree_hashes(folder)
     except DamagedFiles as error:
         return [str(error)]
+    if hashes is None:
+        return None
 
     def is_wanted(file: str) -> bool:
         name, inside, _ = file.partition("/")
         return not inside or wanted(name)
 
-    return find_faults(folder, hashes, is_wanted, lambda file: file in WRITTEN_LAST, share)
+    return find_faults(
+        folder, hashes, is_wanted, lambda file: file in WRITTEN_LAST, share, lambda file: chunks or not is_chunk(file)
+    )

@@ -1,24 +1,29 @@
-"""Whether a run's checkpoints are what was written, and which is the newest that is. Processes share the work.
+"""Verify that a run's checkpoints are what was written, and restore the newest that is. Processes share the work.
 
 RUN_DIR/checkpoints/STEP/default/    the tree, with its manifest
-RUN_DIR/damaged/STEP/                a checkpoint that was found damaged when the run went on from an older one
+RUN_DIR/damaged/STEP/                a damaged checkpoint, moved there when the run went on from an older one
+
+A restore reads the files of arrays once: what is compared with the manifest is what is decoded (`zarr_files.py`). All
+processes have the same verdict on what each of them read, and act on it together.
 """
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from ringformer.checkpoints.tree import read_about, tree_faults
+from ringformer.checkpoints.tree import PlainFiles, read_about, tree_faults
 from ringformer.files.manifest import DamagedFiles
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.processes.agreement import tell_all
 
-SAID_BYTES = 4096
-"""What a process tells the others of what it found."""
+T = TypeVar("T")
+REPORT_BYTES = 4096
+"""Bytes in which a process reports faults to the others."""
 UNVERIFIED = "was saved before checkpoints had hashes: whether it is whole cannot be verified"
 
 
@@ -34,28 +39,49 @@ def tree_folder(run_dir: str | Path, step: int) -> Path:
 
 
 def checkpoint_faults(
-    run_dir: str | Path, step: int, wanted: Callable[[str], bool] = lambda name: True
+    run_dir: str | Path, step: int, wanted: Callable[[str], bool] = lambda name: True, *, chunks: bool = True
 ) -> list[str] | None:
-    """What of a checkpoint's files is not as it was written, a line each; None if there are no hashes to tell.
+    """Files of a checkpoint that are not as they were written, a line each; None if it has no hashes.
 
-    All processes call it, each hashes a share of the files, and all have the same answer.
+    All processes call it; each reads a share of the files, and all return the same.
 
     Args:
-      wanted: of the arrays, by their names ("params.embed"), those to be looked at.
+      wanted: which arrays to check, by their names ("params.embed").
+      chunks: whether to read the arrays' chunks; if not, only their sizes are compared.
     """
     folder = tree_folder(run_dir, step)
-    faults = tree_faults(folder, wanted, (jax.process_index(), jax.process_count()))
-    if faults == []:
-        faults = misnamed(folder, step)
-    if jax.process_count() == 1:
-        return faults
-    told = [json.loads(said) for said in tell_all(_told(faults), SAID_BYTES)]
-    found = [line for lines in told for line in lines or ()]
-    return list(dict.fromkeys(found)) if found or None not in told else None
+    faults = tree_faults(folder, wanted, (jax.process_index(), jax.process_count()), chunks=chunks)
+    return _all_faults(misnamed(folder, step) if faults == [] else faults)
+
+
+def restore_checked(
+    run_dir: str | Path,
+    step: int,
+    handler: PlainFiles,
+    restore: Callable[[], Any],
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> tuple[list[str] | None, Any]:
+    """The faults of a checkpoint, as `checkpoint_faults` returns them, and what `restore` returns of it by `handler`;
+    None if there are faults.
+
+    The chunks are compared as they are read, everything else before. All processes call it, and return the same faults.
+    """
+    faults = checkpoint_faults(run_dir, step, wanted, chunks=False)
+    if faults:
+        return faults, None
+    try:
+        restored = restore()
+    except (OSError, ValueError):
+        # Of several processes the others wait at Orbax's barriers.
+        if jax.process_count() == 1 and (changed := checkpoint_faults(run_dir, step, wanted, chunks=False)):
+            return changed, None
+        raise
+    met = _all_faults(handler.leaves.faults)
+    return (met, None) if met else (faults, restored)
 
 
 def misnamed(folder: Path, step: int) -> list[str]:
-    """Whether a tree was saved at another step. An error is a fault too: the others wait for this process's word."""
+    """A line if a tree was saved at another step. An error is a line too: the other processes wait for this one."""
     try:
         held = (read_about(folder) or {}).get("step", step)
     except DamagedFiles as error:
@@ -63,16 +89,21 @@ def misnamed(folder: Path, step: int) -> list[str]:
     return [] if held == step else [f"{folder.parent} holds step {held}, under another name"]
 
 
-def newest_whole(run_dir: str | Path) -> tuple[int | None, list[str]]:
-    """The step of the newest checkpoint that is whole, and what there is to say; None if there are no checkpoints.
+def restore_newest(
+    run_dir: str | Path, restore: Callable[[int], tuple[list[str] | None, T]]
+) -> tuple[int | None, T | None, list[str]]:
+    """The newest whole checkpoint: its step, what `restore` returns of it, and lines to report; None, None if there are
+    no checkpoints.
 
     Newer ones, which are damaged, are moved to RUN_DIR/damaged. Raises DamagedFiles if there are checkpoints, and none
     of them is whole; then nothing is moved.
+
+    Args:
+      restore: restores the checkpoint of a step, and returns its faults first, as `restore_checked` does.
     """
     steps, damaged = saved_steps(run_dir), {}
-    said: list[str] = []
     for step in reversed(steps):
-        faults = checkpoint_faults(run_dir, step)
+        faults, restored = restore(step)
         if not faults:
             break
         damaged[step] = summary(faults)
@@ -80,22 +111,20 @@ def newest_whole(run_dir: str | Path) -> tuple[int | None, list[str]]:
         if steps:
             each = "; ".join(f"step {step}: {fault}" for step, fault in damaged.items())
             raise DamagedFiles(f"{run_dir}: no checkpoint is whole ({each}); bring one back, or choose another run_dir")
-        return None, []
-    for broken, fault in damaged.items():
-        aside = _set_aside(Path(run_dir), broken)
-        said.append(
-            f"the checkpoint of step {broken} is damaged ({fault}): it is in {aside} now, and the run goes on "
-            f"from step {step}"
-        )
+        return None, None, []
+    lines = [
+        f"the checkpoint of step {broken} is damaged ({fault}): it is in {_set_aside(Path(run_dir), broken)} now, and "
+        f"the run goes on from step {step}"
+        for broken, fault in damaged.items()
+    ]
     if faults is None:
-        said.append(f"the checkpoint of step {step} {UNVERIFIED}")
-    return step, said
+        lines.append(f"the checkpoint of step {step} {UNVERIFIED}")
+    return step, restored, lines
 
 
-def check_checkpoint(run_dir: str | Path, step: int, wanted: Callable[[str], bool] = lambda name: True) -> str:
-    """What there is to say of a checkpoint that is to be read: nothing if it is whole. Raises DamagedFiles, naming the
-    files, if it is not. `wanted` as in `checkpoint_faults`."""
-    faults = checkpoint_faults(run_dir, step, wanted)
+def refuse_damaged(run_dir: str | Path, step: int, faults: list[str] | None) -> str:
+    """Raise DamagedFiles, naming the files, if a checkpoint has faults; else return a line to report, "" if there is
+    nothing to report."""
     if faults is None:
         return f"the checkpoint of step {step} in {run_dir} {UNVERIFIED}"
     if faults:
@@ -110,18 +139,18 @@ def check_checkpoint(run_dir: str | Path, step: int, wanted: Callable[[str], boo
 
 
 def summary(faults: list[str]) -> str:
-    """The first of the faults, and how many others there are."""
+    """The first fault, and the number of others."""
     return faults[0] + (f", and {len(faults) - 1} more" if len(faults) > 1 else "")
 
 
 def _set_aside(run_dir: Path, step: int) -> Path:
-    """Move a checkpoint to RUN_DIR/damaged; where it is then."""
+    """Move a checkpoint to RUN_DIR/damaged; return its new place."""
     aside, again = run_dir / "damaged" / str(step), 1
     while aside.exists():
         again += 1
         aside = aside.with_name(f"{step}-{again}")
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"to be set aside: {step}")  # all have the same name for it
+        multihost_utils.sync_global_devices(f"to be set aside: {step}")  # all processes have the same name for it
     if jax.process_index() == 0:
         aside.parent.mkdir(exist_ok=True)
         tree_folder(run_dir, step).parent.rename(aside)
@@ -130,9 +159,18 @@ def _set_aside(run_dir: Path, step: int) -> Path:
     return aside
 
 
-def _told(faults: list[str] | None) -> bytes:
+def _all_faults(faults: list[str] | None) -> list[str] | None:
+    """The faults that any process has; None if there are none, and one process cannot tell. A collective."""
+    if jax.process_count() == 1:
+        return faults
+    reports = [json.loads(report) for report in tell_all(_report(faults), REPORT_BYTES)]
+    lines = [line for report in reports for line in report or ()]
+    return list(dict.fromkeys(lines)) if lines or None not in reports else None
+
+
+def _report(faults: list[str] | None) -> bytes:
     """JSON of the faults, of as many as there is room for."""
-    while len(said := json.dumps(faults).encode()) > SAID_BYTES:
+    while len(report := json.dumps(faults).encode()) > REPORT_BYTES:
         assert faults is not None
-        faults = faults[: len(faults) // 2] or [faults[0][: SAID_BYTES // 8]]
-    return said
+        faults = faults[: len(faults) // 2] or [faults[0][: REPORT_BYTES // 8]]
+    return report

@@ -1,10 +1,10 @@
 """Parameters of a checkpoint as streams: written from blocks, and opened without being read.
 
-Orbax keeps charge of the folder, its metadata and its atomicity; what a leaf of the tree is on disk is said here, by a
-`TypeHandler`: a zarr array, one block to a chunk. `ringformer.checkpoints.manager` reads it like any other.
+Orbax manages the folder, its metadata and its atomicity; a `TypeHandler` here defines what a leaf of the tree is on
+disk: a zarr array with one block per chunk (`checkpoints/zarr_files.py`). `checkpoints/manager.py` reads it like any
+other.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +15,23 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from ringformer.checkpoints.sharded_arrays import array_metadata, location
-from ringformer.checkpoints.tree import PlainFiles, Restore, Save, tree_faults
+from ringformer.checkpoints.tree import PlainFiles, Restore, Save, tree_faults, tree_hashes
+from ringformer.checkpoints.zarr_files import Leaf, Place, array_context, array_metadata, open_array, write_arrays
 from ringformer.convert.hf_weights import Weight, weights
-from ringformer.files.manifest import DamagedFiles
+from ringformer.files.manifest import DamagedFiles, write_part
 from ringformer.models.llama_config import LlamaConfig
 
-WRITES_AT_ONCE = 4
 CACHE_BYTES = 2**30
-"""Decoded chunks that are kept while a checkpoint is read: those of one layer's matrix, for chunks not our own."""
+"""Bytes of decoded chunks that are kept while a checkpoint is read: a run's chunks, unlike a converted model's, hold
+parts of several blocks."""
 
-
-IndexedBlock = tuple[tuple[slice, ...], np.ndarray]
-"""An index into the parameter, and the array that stands there."""
+IndexedBlock = tuple[Place, np.ndarray]
+"""An index into the parameter, and the array at that index."""
 
 
 @dataclass
 class BlockStream:
-    """A leaf of a checkpoint that arrives in blocks."""
+    """A leaf of a checkpoint that arrives in blocks, each a chunk on disk."""
 
     weight: Weight
     dtype: np.dtype
@@ -49,27 +48,17 @@ class _StreamHandler(ocp.type_handlers.TypeHandler):
         raise NotImplementedError("streams are opened, not described")
 
     async def serialize(self, values, infos, args=None):
-        for stream, info in zip(values, infos, strict=True):
-            await info.await_path_creation()
-            store = await ts.open(
-                location(info) | array_metadata(stream.weight.shape, stream.weight.chunk, stream.dtype), create=True
-            )
-            writing: deque[ts.WriteFutures] = deque()
-            try:
-                for index, block in stream.blocks:
-                    if len(writing) == WRITES_AT_ONCE:
-                        await writing.popleft()
-                    writing.append(store[index].write(block, can_reference_source_data_indefinitely=True))
-            finally:  # of a failure too: who removes the folder must be the last one to touch it
-                for write in writing:
-                    await write
+        leaves = (
+            Leaf(info, array_metadata(stream.weight.shape, stream.weight.chunk, stream.dtype), stream.blocks)
+            for stream, info in zip(values, infos, strict=True)
+        )
+        write_part(Path(infos[0].parent_dir), 0, await write_arrays(leaves, create=True))
         return []
 
     async def deserialize(self, infos, args=None):
-        context, opened = ts.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}}), []
-        for info in infos:
-            opened.append(await ts.open(location(info), open=True, context=context))
-        return opened
+        hashes = tree_hashes(Path(infos[0].parent_dir))
+        context = array_context(CACHE_BYTES)
+        return [await open_array(info, hashes, context) for info in infos]
 
 
 def save_streams(folder: Path, streams: dict[str, Any]) -> None:
@@ -79,11 +68,11 @@ def save_streams(folder: Path, streams: dict[str, Any]) -> None:
 
 
 def open_streams(folder: Path, config: LlamaConfig) -> dict[tuple[str, ...], ts.TensorStore]:
-    """The stored parameters of a checkpoint, by path; their files were read once, to compare their hashes.
+    """The stored parameters of a checkpoint, by path, not read yet: each chunk is compared as it is read.
 
-    Raises DamagedFiles, naming the files that are not as they were written.
+    Raises DamagedFiles, naming the files that are not as they were written; so does reading.
     """
-    if faults := tree_faults(folder, lambda name: name.startswith("params.")):
+    if faults := tree_faults(folder, lambda name: name.startswith("params."), chunks=False):
         raise DamagedFiles(f"the checkpoint is damaged: {'; '.join(faults[:3])}")
     tree = {"params": nested({w.path: w for w in weights(config)})}
     restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=BlockStream), tree)

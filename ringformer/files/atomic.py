@@ -49,3 +49,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_back(path: Path) -> bytes:
+    """Wait for the disk to have a file, and return the content that the disk has: the pages in memory are dropped."""
+    with path.open("rb", buffering=0) as file:
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file.readall()

@@ -1,6 +1,8 @@
-"""A folder's manifest: hashes of its files, by which what changes on the disk afterwards is found, and named.
+"""A folder's manifest lists the size and hash of each file, so that later changes on the disk are noticed and named.
 
 manifest.json     {file: [bytes, hash]}, the file relative to the folder
+
+The hash of a chunk of an array is the CRC-32C with which its file ends, the hash of any other file its xxh3_128.
 """
 
 import json
@@ -8,14 +10,19 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ringformer.files.atomic import sync, write_whole
-from ringformer.files.hashes import hash_file
+from ringformer.files.atomic import read_back, write_whole
+from ringformer.files.chunks import has_valid_crc32c
+from ringformer.files.hashes import hash_bytes
 
 MANIFEST = "manifest.json"
 THREADS = 8
-"""That hash a folder's files; a hash works without the interpreter's lock."""
+"""Threads that read and verify files; each holds the content of one in memory."""
+CRC = "crc32c:"
+DIFFERS = "is not what was written: its hash differs"
 
-Hashes = dict[str, tuple[int, str]]
+Entry = tuple[int, str]
+"""(bytes, hash) of a file."""
+Hashes = dict[str, Entry]
 """{file: (bytes, hash)}."""
 
 
@@ -23,16 +30,26 @@ class DamagedFiles(OSError):
     """Files are not what they were when they were written."""
 
 
+def entry_of(content: bytes) -> Entry:
+    """The manifest's entry for a file with this content."""
+    return len(content), hash_bytes(content)
+
+
+def chunk_entry_of(content: bytes) -> Entry:
+    """The manifest's entry for a chunk's file, which ends with the CRC-32C of the rest."""
+    return len(content), f"{CRC}{int.from_bytes(content[-4:], 'little'):08x}"
+
+
 def write_part(folder: Path, process: int, hashes: Hashes) -> None:
-    """Leave for `write_manifest` the hashes of the files that one of several processes wrote."""
+    """Leave the entries of the files that one of several processes wrote to `write_manifest`."""
     _write(_part(folder, process), hashes)
 
 
 def write_manifest(folder: Path, parts: int = 0, names: Iterable[str] | None = None, but: Collection[str] = ()) -> None:
-    """Write the manifest of a folder's files, `but` these, or of those that `names` has.
+    """Write the manifest of a folder's files except `but`, or of the files in `names`.
 
     Args:
-      parts: so many processes left hashes of files of theirs; the others are hashed here, once they are on the disk.
+      parts: the number of processes that left entries of their files; the other files are read back and hashed here.
 
     Raises OSError if a process left none.
     """
@@ -44,24 +61,56 @@ def write_manifest(folder: Path, parts: int = 0, names: Iterable[str] | None = N
         path.unlink()
     rest = sorted(_files(folder) - hashes.keys() - set(but) if names is None else names)
     with ThreadPoolExecutor(THREADS) as threads:
-        for _ in threads.map(sync, [folder / name for name in rest]):
-            pass
-    _write(folder / MANIFEST, dict(sorted((hashes | _hash_all(folder, rest)).items())))
+        hashes |= zip(rest, threads.map(lambda name: entry_of(read_back(folder / name)), rest), strict=True)
+    _write(folder / MANIFEST, dict(sorted(hashes.items())))
 
 
 def read_manifest(folder: Path) -> Hashes | None:
-    """The manifest of a folder; None if it has none. Raises DamagedFiles if it is not one."""
+    """The manifest of a folder; None if it has none. Raises DamagedFiles if its content is not a manifest."""
     path = folder / MANIFEST
     try:
         hashes = json.loads(path.read_text())
-        whole = type(hashes) is dict and all(_is_entry(name, entry) for name, entry in hashes.items())
+        valid = type(hashes) is dict and all(_is_entry(name, entry) for name, entry in hashes.items())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
-        whole = False
-    if not whole:
+        valid = False
+    if not valid:
         raise DamagedFiles(f"{path} is not what was written: it is no list of files and hashes")
     return {name: (size, digest) for name, (size, digest) in hashes.items()}
+
+
+def read_verified(folder: Path, name: str, hashes: Hashes, *, verify_crc: bool = True) -> bytes:
+    """Read a file once, compare it with its entry in the manifest, and return the content that was compared.
+
+    Args:
+      verify_crc: whether to verify that a chunk's CRC-32C is that of its content; decoding the chunk does it too.
+
+    Raises DamagedFiles, with the file's path first, if the file is not as it was written.
+    """
+    path = folder / name
+    if name not in hashes:
+        raise DamagedFiles(f"{path} is not in {MANIFEST}")
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedFiles(f"{path} is missing") from None
+    except OSError as error:  # the disk cannot return it
+        raise DamagedFiles(f"{path} cannot be read: {error.strerror}") from error
+    verify_content(path, content, hashes[name], verify_crc=verify_crc)
+    return content
+
+
+def verify_content(path: Path, content: bytes, entry: Entry, *, verify_crc: bool = True) -> None:
+    """Raise DamagedFiles if the content of a file is not what its entry says. `verify_crc` as for `read_verified`."""
+    if len(content) != entry[0]:
+        raise DamagedFiles(f"{path} has {len(content)} bytes, {entry[0]} were written")
+    if entry[1].startswith(CRC):
+        same = chunk_entry_of(content) == entry and (not verify_crc or has_valid_crc32c(content))
+    else:
+        same = entry_of(content) == entry
+    if not same:
+        raise DamagedFiles(f"{path} {DIFFERS}")
 
 
 def find_faults(
@@ -70,15 +119,17 @@ def find_faults(
     wanted: Callable[[str], bool] = lambda name: True,
     unlisted: Callable[[str], bool] | None = None,
     share: tuple[int, int] = (0, 1),
+    read: Callable[[str], bool] = lambda name: True,
 ) -> list[str]:
-    """What of a folder's files is not as its manifest, `hashes`, says; each a line that begins with the file's path.
+    """Differences between a folder's files and its manifest, `hashes`; each a line that begins with the file's path.
 
     Args:
-      wanted: of the files, those to be looked at.
-      unlisted: files that may stand there without being in the manifest; None: any.
-      share: `(i, n)`: of the files that are there, hash the i-th of n shares, about equal in bytes.
+      wanted: which files to check.
+      unlisted: which files may be there without being in the manifest; None: any.
+      share: `(i, n)`: read the i-th of n shares of the files, about equal in bytes.
+      read: which files to read and compare; only the sizes of the others are compared.
     """
-    faults, found = [], []
+    faults, there = [], []
     for name in filter(wanted, hashes):
         path, size = folder / name, hashes[name][0]
         if not path.is_file():
@@ -86,34 +137,30 @@ def find_faults(
         elif (now := path.stat().st_size) != size:
             faults.append(f"{path} has {now} bytes, {size} were written")
         else:
-            found.append(name)
+            there.append(name)
     if unlisted is not None:
         strange = [name for name in sorted(_files(folder) - hashes.keys()) if wanted(name) and not unlisted(name)]
         faults += [f"{folder / name} is not in {MANIFEST}" for name in strange]
     index, count = share
-    ours = sorted(found, key=lambda name: (-hashes[name][0], name))[index::count]
-    try:
-        found_hashes = _hash_all(folder, ours)
-    except OSError as error:  # the disk cannot give a file back
-        return [*faults, f"{error.filename or folder} cannot be read: {error.strerror}"]
-    return faults + [
-        f"{folder / name} is not what was written: its hash differs"
-        for name in ours
-        if found_hashes[name] != hashes[name]
-    ]
+    ours = sorted(filter(read, there), key=lambda name: (-hashes[name][0], name))[index::count]
+
+    def fault(name: str) -> str:
+        try:
+            read_verified(folder, name, hashes)
+        except DamagedFiles as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        return faults + [line for line in threads.map(fault, ours) if line]
 
 
 def check_named(folder: Path) -> None:
-    """Raise DamagedFiles if a file that the folder's manifest names is not as it was written; without one, pass."""
+    """Raise DamagedFiles if a file in the folder's manifest is not as it was written; pass if there is no manifest."""
     if faults := find_faults(folder, read_manifest(folder) or {}):
         raise DamagedFiles(
             f"{'; '.join(faults[:3])}. Write the folder anew; if you changed it on purpose, delete {folder / MANIFEST}"
         )
-
-
-def hash_of(path: Path) -> tuple[int, str]:
-    """A file's entry of a manifest."""
-    return path.stat().st_size, hash_file(path)
 
 
 def _part(folder: Path, process: int) -> Path:
@@ -121,13 +168,8 @@ def _part(folder: Path, process: int) -> Path:
 
 
 def _files(folder: Path) -> set[str]:
-    """The files below a folder, but for its manifest."""
+    """The files below a folder, except its manifest."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MANIFEST}
-
-
-def _hash_all(folder: Path, names: list[str]) -> Hashes:
-    with ThreadPoolExecutor(THREADS) as threads:
-        return dict(zip(names, threads.map(lambda name: hash_of(folder / name), names), strict=True))
 
 
 def _is_entry(name: str, entry: object) -> bool:

@@ -76,7 +76,7 @@ def _inspect(args: argparse.Namespace) -> None:
     import jax
 
     from ringformer.checkpoints.sharded_arrays import checkpoint_handler
-    from ringformer.checkpoints.tree import read_about
+    from ringformer.checkpoints.tree import is_chunk, read_about
     from ringformer.checkpoints.verify import UNVERIFIED, tree_folder
 
     run_dir = Path(args.path)
@@ -92,7 +92,7 @@ def _inspect(args: argparse.Namespace) -> None:
     width = max(len(array.name) for array in arrays)
     for array in arrays:
         files = folder / array.name
-        chunks = sum(not path.name.startswith(".") for path in files.glob("*"))
+        chunks = sum(is_chunk(f"{array.name}/{path.name}") for path in files.glob("*"))
         shape = ", ".join(map(str, array.shape))
         print(
             f"{visible(array.name):{width}}  {array.dtype.name:>8} [{shape}], {chunks} chunks, {_size(_bytes(files))}"

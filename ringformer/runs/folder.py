@@ -76,8 +76,8 @@ class RunFolder:
                 if jax.process_index() == 0:
                     note_saved(path)
 
-    def resume(self, target: State, shardings: State) -> Checkpoints:
-        """Open the checkpoints, set damaged ones aside, and record the run. A changed run is recorded with its first
+    def resume(self, target: State, shardings: State) -> tuple[Checkpoints, State | None]:
+        """Open the checkpoints, restore the newest whole one (None: the run begins), and record the run. A changed run is recorded with its first
         save: until then it may go on unchanged.
 
         Args:
@@ -90,7 +90,7 @@ class RunFolder:
         if self._config.copy_to:
             self._copies = self._open_copies()
         checkpoints = Checkpoints(self.path, target, shardings, self.keep, self._copies)
-        self.start, self.damage = checkpoints.newest_whole()
+        self.start, state, self.damage = checkpoints.restore_newest()
         # Later losses are of steps that are made again.
         losses = evaluation_losses(self.path)
         self.keep.losses |= {step: loss for step, loss in losses.items() if step <= (self.start or 0)}
@@ -99,7 +99,7 @@ class RunFolder:
             self.keep.resume(self.about_start, self.changes)
         if not self.changes:
             self._record()
-        return checkpoints
+        return checkpoints, state
 
     def begin_copies(self) -> None:
         """Send the checkpoint that the run goes on from, if its copy is missing."""

@@ -37,9 +37,10 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
 
 def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
     config, program = run.config, run.program
-    checkpoints = folder.resume(program.state, program.shardings)
+    checkpoints, state = folder.resume(program.state, program.shardings)
     start = folder.start or 0
-    state = run.first_state() if folder.start is None else checkpoints.restore(start)
+    if state is None:
+        state = run.first_state()
     reports = StepReports(run, folder)
     saving = Saving(run, folder, checkpoints, reports, stopping)
     evaluation = Evaluation(run, folder, reports, saving, stopping)

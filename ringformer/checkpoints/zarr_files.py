@@ -1,0 +1,154 @@
+"""Arrays as folders of zarr files. A chunk that was written is read back; a chunk that is read is compared first.
+
+NAME/zarr.json    shape, dtype, chunks, codecs (.zarray in version 2, which was written until 2026-11)
+NAME/0.0          a chunk: zstd, then the CRC-32C of the compressed bytes
+
+A chunk's file is read once, into memory. What is compared with the manifest there is what is decoded.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+
+from ringformer.files.atomic import read_back
+from ringformer.files.chunks import stored_array
+from ringformer.files.manifest import DIFFERS, DamagedFiles, Hashes, chunk_entry_of, read_verified
+
+CHUNKS_AT_ONCE = 8
+"""Chunks that a process encodes or decodes at once: they take host memory beside the shards."""
+
+Info: TypeAlias = ocp.type_handlers.ParamInfo
+Place = tuple[slice, ...]
+"""Where a block of numbers is in its array."""
+
+
+class Leaf(NamedTuple):
+    """An array to write: where, its metadata, and its chunks by their places."""
+
+    info: Info
+    metadata: dict[str, Any]
+    blocks: Iterable[tuple[Place, np.ndarray]]
+
+
+def location(info: Info) -> dict[str, Any]:
+    """The tensorstore spec with which a leaf is opened. A missing chunk is an error, not zeros."""
+    files: dict[str, Any] = {"driver": "file", "path": f"{info.parent_dir / info.name}/"}
+    if info.is_ocdbt_checkpoint:
+        base = {"driver": "file", "path": f"{info.parent_dir}/"}
+        files = {"driver": "ocdbt", "base": base, "path": f"{info.name}/"}
+    return {
+        "driver": "zarr3" if info.use_zarr3 else "zarr",
+        "kvstore": files,
+        "recheck_cached_data": False,
+        "fill_missing_data_reads": False,
+    }
+
+
+def array_metadata(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
+    """The content of a new array's zarr.json."""
+    return {
+        "shape": shape,
+        "data_type": dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_key_encoding": {"name": "v2"},  # "0.1", beside zarr.json: no folder for each dimension
+        "codecs": [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            {"name": "zstd", "configuration": {"level": 1}},
+            {"name": "crc32c"},
+        ],
+    }
+
+
+async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
+    """Write chunks and read each back from the disk; the manifest's entries of their files.
+
+    Args:
+      create: whether to write the arrays' metadata too, which one process does.
+
+    Raises OSError if the disk refuses a chunk, or does not return what was written to it, to the bit.
+    """
+    hashes: Hashes = {}
+    under_way: deque[asyncio.Task] = deque()
+
+    async def write(store: ts.TensorStore, leaf: Leaf, place: Place, block: np.ndarray) -> None:
+        name, key = leaf.info.name, _key([p.start for p in place], _chunk(leaf.metadata))
+        try:
+            await store[place].write(block, can_reference_source_data_indefinitely=True)
+            content = await asyncio.to_thread(read_back, Path(leaf.info.parent_dir, name, key))
+            stored = await stored_array("zarr3", leaf.metadata, {key: content})[place].read()
+        except (ValueError, OSError) as error:  # tensorstore's, of a full disk for example
+            raise OSError(f"{name} cannot be written, or not read back: {error}") from error
+        bits = f"u{block.dtype.itemsize}"
+        if not np.array_equal(stored.view(bits), block.view(bits)):
+            raise OSError(f"{name}: the disk does not return what was written to it at {place}")
+        hashes[f"{name}/{key}"] = chunk_entry_of(content)
+
+    try:
+        for leaf in leaves:
+            await leaf.info.await_path_creation()
+            # Zeros are written too, so that a missing chunk is a lost one.
+            spec = location(leaf.info) | {"metadata": leaf.metadata, "store_data_equal_to_fill_value": True}
+            if create:
+                await ts.open(spec, create=True)
+            store = await ts.open(spec, open=True, assume_metadata=True)
+            for place, block in leaf.blocks:
+                if len(under_way) == CHUNKS_AT_ONCE:
+                    await under_way.popleft()
+                under_way.append(asyncio.create_task(write(store, leaf, place, block)))
+        while under_way:
+            await under_way.popleft()
+    finally:  # after a failure too: whoever removes the folder must be the last to touch it
+        await asyncio.gather(*under_way, return_exceptions=True)
+    return hashes
+
+
+def array_context(cache_bytes: int = 0) -> ts.Context:
+    """The context of arrays that are opened: they share `CHUNKS_AT_ONCE`, and memory for decoded chunks to keep."""
+    return ts.Context(
+        {"cache_pool": {"total_bytes_limit": cache_bytes}, "data_copy_concurrency": {"limit": CHUNKS_AT_ONCE}}
+    )
+
+
+async def open_array(info: Info, hashes: Hashes | None, context: ts.Context) -> ts.TensorStore:
+    """A stored array, whose reads raise DamagedFiles for a file that is not as it was written.
+
+    Args:
+      hashes: the manifest of the array's folder; None: the files are read as they are.
+      context: from `array_context`.
+    """
+    if hashes is None:
+        return await ts.open(location(info), open=True, context=context)
+    driver, metadata_file = ("zarr3", "zarr.json") if info.use_zarr3 else ("zarr", ".zarray")
+    folder = Path(info.parent_dir)
+    metadata = json.loads(read_verified(folder, f"{info.name}/{metadata_file}", hashes))
+    array, chunk = stored_array(driver, metadata, {}), _chunk(metadata)
+
+    def read(domain: ts.IndexDomain, block: np.ndarray, _) -> None:
+        key = _key(domain.inclusive_min, chunk)
+        file = f"{info.name}/{key}"
+        content = read_verified(folder, file, hashes, verify_crc=False)
+        try:
+            block[...] = stored_array(driver, metadata, {key: content})[domain].read().result()
+        except ValueError as error:  # tensorstore's, of a wrong CRC-32C for example
+            raise DamagedFiles(f"{folder / file} {DIFFERS}") from error
+
+    layout = ts.ChunkLayout(read_chunk_shape=chunk)
+    return ts.virtual_chunked(read, dtype=array.dtype, domain=array.domain, chunk_layout=layout, context=context)
+
+
+def _chunk(metadata: dict[str, Any]) -> tuple[int, ...]:
+    """The shape of a chunk, by the metadata of either version."""
+    grid = metadata.get("chunk_grid")
+    return tuple(grid["configuration"]["chunk_shape"] if grid else metadata["chunks"])
+
+
+def _key(start: Iterable[int], chunk: tuple[int, ...]) -> str:
+    """The name of the file with the chunk that begins at `start`."""
+    return ".".join(str(first // size) for first, size in zip(start, chunk, strict=True)) or "0"
