@@ -78,7 +78,7 @@ async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
     under_way: deque[asyncio.Task] = deque()
 
     async def write(store: ts.TensorStore, leaf: Leaf, place: Place, block: np.ndarray) -> None:
-        name, key = leaf.info.name, _key([p.start for p in place], _chunk(leaf.metadata))
+        name, key = leaf.info.name, _key([p.start or 0 for p in place], _chunk(leaf.metadata))
         try:
             await store[place].write(block, can_reference_source_data_indefinitely=True)
             content = await asyncio.to_thread(read_back, Path(leaf.info.parent_dir, name, key))

@@ -72,7 +72,7 @@ def test_what_was_saved_comes_back_to_the_bit(bucket, tmp_path):
         f"step {step} was copied to {tmp_path / 'back'}" for step in (10, 20)
     ]
     checkpoints = opened(tmp_path / "back")
-    assert checkpoints.newest_whole() == (20, [])
+    assert checkpoints.restore_newest()[::2] == (20, [])
     for step in (10, 20):
         assert_same_bits(checkpoints.restore(step), STATES[step])
         assert saved_arrays(tmp_path / "back", step) == saved_arrays(tmp_path / "run", step)
@@ -113,7 +113,7 @@ def test_the_whole_copy_of_what_is_damaged_here_stays(bucket, tmp_path):
     save(run, 10, 30)
     copies = Copies(run, URL)
     assert not copies.refusal()
-    (run / "checkpoints" / "30").rename(tmp_path / "set aside")  # as newest_whole does, when the run has begun
+    (run / "checkpoints" / "30").rename(tmp_path / "set aside")  # as restore_newest does, when the run has begun
     mesh, shardings = setup("1,1,1,1")
     saving = opened(run, keep=Keep(), copies=copies)
     saving.save(laid_out(STATES[20], shardings, mesh))
@@ -126,7 +126,7 @@ def test_no_damage_of_a_copy_is_brought_back_in_silence(bucket, tmp_path):
     save(tmp_path / "run", 10, 20)
     rng, harmless = np.random.default_rng(0), []
     place = "runs/mine/checkpoints/20/"
-    inside = ("params.embed/0.0", "params.embed/.zarray", "_METADATA", "manifest.json", *WRITTEN_LAST[:1])
+    inside = ("params.embed/0.0", "params.embed/zarr.json", "_METADATA", "manifest.json", *WRITTEN_LAST[:1])
     kinds = [*(f"{place}default/{name}" for name in inside), f"{place}{WRITTEN_LAST[1]}"]
     assert set(kinds) <= bucket.objects.keys()
     shutil.copytree(tmp_path / "run", tmp_path / "first")

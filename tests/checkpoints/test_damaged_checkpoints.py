@@ -2,7 +2,6 @@
 
 Silent is a state that is not, to the bit, the one that was saved, without an error or a word."""
 
-import json
 import shutil
 
 import jax
@@ -12,9 +11,10 @@ import pytest
 
 from ringformer.checkpoints.saved_model import restore_params
 from ringformer.checkpoints.tree import WRITTEN_LAST
-from ringformer.checkpoints.verify import newest_whole, saved_steps, tree_folder
+from ringformer.checkpoints.verify import saved_steps, tree_folder
 from ringformer.cli import main
 from ringformer.files.manifest import MANIFEST, DamagedFiles
+from tests.checkpoints.formats import to_zarr2, without_hashes
 from tests.damage import WAYS, delete, files, flip, places
 from tests.train.states import MESHES, assert_same_bits, laid_out, logical_state, opened, save, setup
 
@@ -36,7 +36,7 @@ def run(saved, tmp_path):
 def go_on(run, file):
     """What a run makes of its checkpoints after `file`, of step 20, was damaged: "named" or "unharmed". What it sets
     aside is brought back."""
-    step, said = newest_whole(run)
+    step, state, said = opened(run).restore_newest()
     if said:
         named = str(
             file.parent if file.name == MANIFEST else file
@@ -46,12 +46,19 @@ def go_on(run, file):
         (run / "damaged" / "20").rename(run / "checkpoints" / "20")
         return "named"
     assert step == 20
-    assert_same_bits(opened(run).restore(20), STATES[20])
+    assert_same_bits(state, STATES[20])
     return "unharmed"
 
 
+def newest(run):
+    """The step that a run goes on from, and what it says; the state is the one that was saved."""
+    step, state, said = opened(run).restore_newest()
+    assert_same_bits(state, STATES[step])
+    return step, said
+
+
 def test_every_file_damaged_in_every_way_is_named_or_does_no_harm(run):
-    assert newest_whole(run) == (20, [])
+    assert newest(run) == (20, [])
     unharmed = set()
     for file in files(run / "checkpoints" / "20"):
         content = file.read_bytes()
@@ -101,7 +108,7 @@ def test_a_whole_folder_under_another_step_is_noticed(run):
     mesh, shardings = setup("1,1,1,1")
     with pytest.raises(DamagedFiles, match=r"holds step 10, .*: move .*/30 away to take that of step 20"):
         restore_params(run, shardings.params, mesh)
-    step, (said,) = opened(run).newest_whole()
+    step, (said,) = newest(run)
     assert step == 20 and "step 30 is damaged" in said
 
 
@@ -110,16 +117,16 @@ def test_the_newest_whole_one_is_taken_and_the_others_are_kept_aside(run):
     for step in (20, 30):
         flip(tree_folder(run, step) / "params.embed" / "0.0", np.random.default_rng(0))
     checkpoints = opened(run)
-    step, said = checkpoints.newest_whole()
+    step, state, said = checkpoints.restore_newest()
     assert step == 10 and saved_steps(run) == [10]
     assert [f"step {n} is damaged" in line for n, line in zip((30, 20), said, strict=True)] == [True, True]
-    assert_same_bits(checkpoints.restore(10), STATES[10])
+    assert_same_bits(state, STATES[10])
     assert sorted(path.name for path in (run / "damaged").iterdir()) == ["20", "30"]
     mesh, shardings = setup("1,1,1,1")
     checkpoints.save(laid_out(STATES[20], shardings, mesh))  # anew, under the same name
     checkpoints.close()
     flip(tree_folder(run, 20) / "params.embed" / "0.0", np.random.default_rng(0))
-    assert newest_whole(run)[0] == 10
+    assert newest(run)[0] == 10
     assert sorted(path.name for path in (run / "damaged").iterdir()) == ["20", "20-2", "30"]
 
 
@@ -127,7 +134,7 @@ def test_without_a_whole_one_nothing_is_moved_and_nothing_begins_anew(run):
     for step in (10, 20):
         delete(tree_folder(run, step) / "step" / "0")
     with pytest.raises(DamagedFiles, match=r"no checkpoint is whole \(step 20: .*/step/0 is missing; step 10: "):
-        opened(run).newest_whole()
+        opened(run).restore_newest()
     assert saved_steps(run) == [10, 20] and not (run / "damaged").exists()
 
 
@@ -140,39 +147,31 @@ def test_readers_of_parameters_compare_the_files_that_they_read(run):
         restore_params(run, shardings.params, mesh)
 
 
-def without_hashes(run, step):
-    """As a checkpoint was before there were any: it cannot be saved so any more."""
-    folder = tree_folder(run, step)
-    (folder / MANIFEST).unlink()
-    tree = folder / "_METADATA"
-    tree.write_text(json.dumps(json.loads(tree.read_text()) | {"custom_metadata": None}))
-
-
 def test_checkpoints_of_before_are_restored_with_a_word(run, capsys):
-    without_hashes(run, 20)
-    step, said = newest_whole(run)
+    to_zarr2(tree_folder(run, 20))
+    without_hashes(tree_folder(run, 20))
+    step, said = newest(run)
     assert step == 20 and len(said) == 1 and "cannot be verified" in said[0]
-    assert_same_bits(opened(run).restore(20), STATES[20])
     mesh, shardings = setup("1,1,1,1")
     assert_same_bits(restore_params(run, shardings.params, mesh), STATES[20].params)
     assert "cannot be verified" in capsys.readouterr().err
     (tree_folder(run, 20) / "params.embed" / "0.0").unlink()
-    with pytest.raises(OSError, match=r"missing\): this checkpoint is damaged; delete .*/checkpoints/20 to go on"):
+    with pytest.raises(DamagedFiles, match=r"params.embed cannot be read: .* missing\): move .*/20 away to take .* 10"):
         opened(run).restore(20)
+    assert newest(run)[0] == 10
 
 
 def test_checkpoints_that_orbax_wrote_itself_are_restored_with_a_word(tmp_path):
     with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
         manager.save(20, args=ocp.args.StandardSave(jax.tree.map(jax.numpy.asarray, STATES[20]._asdict())))
-    step, said = newest_whole(tmp_path)
+    step, said = newest(tmp_path)
     assert step == 20 and "cannot be verified" in said[0]
-    assert_same_bits(opened(tmp_path).restore(20), STATES[20])
 
 
 @pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b", "a b", "[/b]"])
 def test_odd_paths(saved, tmp_path, name):
     shutil.copytree(saved, tmp_path / name)
-    assert newest_whole(tmp_path / name) == (20, [])
+    assert newest(tmp_path / name) == (20, [])
     assert_same_bits(opened(tmp_path / name, MESHES[0]).restore(20), STATES[20])
 
 
@@ -193,7 +192,7 @@ def test_the_command(run, capsys):
     code, out, _ = said("verify", str(run))
     assert code == 1 and f"step 20 is damaged:\n  {damaged} is not what was written" in out
     assert said("verify", str(run), "--step=10")[0] == 0
-    without_hashes(run, 10)
+    without_hashes(tree_folder(run, 10))
     code, out, _ = said("verify", str(run), "--step=10")
     assert code == 1 and "cannot be verified" in out
     assert said("list", str(run / "none"))[0] == 2

@@ -18,7 +18,7 @@ from orbax.checkpoint.checkpoint_managers import PreservationContext
 from ringformer.checkpoints import sharded_arrays as checkpoint_arrays
 from ringformer.checkpoints.retention import Keep
 from ringformer.checkpoints.tree import read_about
-from ringformer.checkpoints.verify import newest_whole, saved_steps, tree_folder
+from ringformer.checkpoints.verify import checkpoint_faults, saved_steps, tree_folder
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 from tests.damage import flip
@@ -71,9 +71,10 @@ def test_a_full_disk_is_told_at_the_next_step_and_older_saves_are_intact(tmp_pat
             time.sleep(0.01)
     checkpoints.close()  # says it no second time
     assert capfd.readouterr().err == "", "no stacks"
-    assert newest_whole(run) == (1, [])
     restarted = opened(run)  # what was not finished is removed
-    assert_same_bits(restarted.restore(1), at(1))
+    step, state, said = restarted.restore_newest()
+    assert (step, said) == (1, [])
+    assert_same_bits(state, at(1))
     restarted.close()
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1"]
 
@@ -89,7 +90,7 @@ def test_a_disk_that_becomes_read_only(mounted, capfd):
         checkpoints.close()
     checkpoints.close()
     assert capfd.readouterr().err == ""
-    assert newest_whole(run) == (1, [])
+    assert saved_steps(run) == [1] and checkpoint_faults(run, 1) == []
 
 
 def test_a_run_on_a_full_disk_ends_in_one_line_and_goes_on_to_the_same_state(config, steps, mounted, tmp_path, capfd):
@@ -104,7 +105,7 @@ def test_a_run_on_a_full_disk_ends_in_one_line_and_goes_on_to_the_same_state(con
     ):
         train(prepare(dataclasses.replace(config, run_dir=str(small))))
     assert "Traceback" not in capfd.readouterr().err
-    assert newest_whole(small) == (2, []) and saved_steps(small) == [1, 2]
+    assert saved_steps(small) == [1, 2] and checkpoint_faults(small, 2) == []
     shutil.copytree(small, tmp_path / "moved")
     resumed = train(prepare(dataclasses.replace(config, run_dir=str(tmp_path / "moved"))))
     for x, y in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
@@ -124,7 +125,7 @@ def test_a_run_whose_newest_checkpoint_was_damaged_goes_back_and_says_so(config,
     assert "the run goes on from step 3" in said and "from step 3 to 4" in said
     for x, y in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(x, y)
-    assert saved_steps(config.run_dir) == [1, 2, 3, 4] and newest_whole(config.run_dir) == (4, [])
+    assert saved_steps(config.run_dir) == [1, 2, 3, 4] and checkpoint_faults(config.run_dir, 4) == []
 
 
 def test_a_read_only_run_dir_is_said_in_one_line(config, steps, mounted):
@@ -135,15 +136,15 @@ def test_a_read_only_run_dir_is_said_in_one_line(config, steps, mounted):
 
 
 def test_a_failed_close_is_raised_once(tmp_path, monkeypatch, capfd):
-    async def broken(writing, infos):
-        raise OSError("the disk does not give back what was written to it")
+    async def broken(shards, infos):
+        raise OSError("the disk does not return what was written to it")
 
     checkpoints = opened(tmp_path)
     save(checkpoints, 1)
     checkpoints._finish()
     monkeypatch.setattr(checkpoint_arrays, "_write", broken)
     save(checkpoints, 2)
-    with pytest.raises(OSError, match=r"step 2 cannot be saved .*\(the disk does not give back .*\); .* from step 1$"):
+    with pytest.raises(OSError, match=r"step 2 cannot be saved .*\(the disk does not return .*\); .* from step 1$"):
         checkpoints.close()
     checkpoints.close()
     assert capfd.readouterr().err == ""

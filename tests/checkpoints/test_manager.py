@@ -14,6 +14,7 @@ from flax import nnx
 
 from ringformer.checkpoints import manager as checkpoints
 from ringformer.checkpoints import sharded_arrays as checkpoint_arrays
+from ringformer.checkpoints import zarr_files
 from ringformer.checkpoints.saved_model import latest_checkpoint, restore_params
 from ringformer.convert.block_streams import open_streams
 from ringformer.files import manifest as file_manifest
@@ -127,13 +128,13 @@ def test_donation_meets_no_buffer_of_a_checkpoint(tmp_path):
             np.testing.assert_array_equal(x.data, y.data)
 
 
-def test_training_waits_for_no_hash(tmp_path, monkeypatch):
-    """All are made by other threads than the one that saves, which does not read the disk."""
+def test_training_waits_for_no_read(tmp_path, monkeypatch):
+    """Other threads than the one that saves read back what was written."""
     threads = []
-    for module in (checkpoint_arrays, file_manifest):
-        real = module.hash_of
+    for module in (zarr_files, file_manifest):
+        real = module.read_back
         monkeypatch.setattr(
-            module, "hash_of", lambda path, real=real: threads.append(threading.get_ident()) or real(path)
+            module, "read_back", lambda path, real=real: threads.append(threading.get_ident()) or real(path)
         )
     save(tmp_path)
     assert len(threads) > len(jax.tree.leaves(STATE)) and threading.get_ident() not in threads
@@ -153,28 +154,22 @@ def test_a_lost_chunk_is_an_error_and_not_zeros(tmp_path):
 
 
 def test_a_disk_that_forgets_is_noticed_before_the_checkpoint_counts(tmp_path, monkeypatch):
-    class Forgetful:
-        def __init__(self, store):
-            self.store = store
+    """A flipped bit does not match the CRC; a chunk that was written before has a valid one."""
+    original, contents = zarr_files.read_back, {}
 
-        def __getitem__(self, index):
-            return Forgetful(self.store[index])
+    def flipped(path):
+        content = bytearray(original(path))
+        content[-1] ^= 1
+        return bytes(content)
 
-        async def read(self):
-            found = await self.store.read()
-            found.reshape(-1).view(np.uint8)[-1] ^= 1
-            return found
+    def stale(path):
+        return contents.setdefault(path.name, original(path))
 
-    original = checkpoint_arrays.ts.open
-
-    async def opened(spec, context=None, **more):
-        store = await original(spec, context=context, **more)
-        return store if context is None else Forgetful(store)
-
-    monkeypatch.setattr(checkpoint_arrays.ts, "open", opened)
-    with pytest.raises(OSError, match="does not give back what was written"):
-        save(tmp_path)
-    assert checkpoints.latest_step(tmp_path) is None
+    for forgetful, message in ((flipped, "not read back: .*digest"), (stale, "does not return what was written")):
+        monkeypatch.setattr(zarr_files, "read_back", forgetful)
+        with pytest.raises(OSError, match=message):
+            save(tmp_path)
+        assert checkpoints.latest_step(tmp_path) is None
 
 
 def _lose_the_step(folder):
@@ -186,7 +181,7 @@ def _lose_an_array(folder):
 
 
 def _shorten_an_array(folder):
-    path = folder / "default" / "params.head" / ".zarray"
+    path = folder / "default" / "params.head" / "zarr.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"shape": [36, 60]}))
 
 
@@ -227,14 +222,14 @@ def test_chunks_end_where_shards_end(mesh_dim, monkeypatch):
     mesh, shardings = setup(mesh_dim)
     state = laid_out(STATE, shardings, mesh)
     for x, logical in zip(jax.tree.leaves(state.params), jax.tree.leaves(STATE.params), strict=True):
-        writing = checkpoint_arrays._writing(checkpoint_arrays.Saved(x, logical.shape))
-        chunk, files = writing.metadata["metadata"]["chunks"], set()
+        shards = checkpoint_arrays._on_host(checkpoint_arrays.Saved(x, logical.shape))
+        chunk, files = shards.metadata["chunk_grid"]["configuration"]["chunk_shape"], set()
         found = np.zeros(logical.shape, np.int32)
-        for index, host in writing.chunks:
+        for index, host in shards.chunks:
             found[index] += host.view(np.int32) == logical[index].view(np.int32)
             files.add(tuple(s.start // c for s, c in zip(index, chunk, strict=True)))
             assert all(s.start % c == 0 and s.stop - s.start <= c for s, c in zip(index, chunk, strict=True))
-        assert (found == 1).all() and len(files) == len(writing.chunks)
+        assert (found == 1).all() and len(files) == len(shards.chunks)
 
 
 def test_a_model_is_loaded_as_it_was_saved(saved):

@@ -24,6 +24,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ringformer.files import manifest as file_manifest
+from ringformer.checkpoints import tree, zarr_files
 from ringformer.checkpoints.verify import checkpoint_faults, tree_folder
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
@@ -39,29 +40,43 @@ for state in states.values():
 checkpoints.close()
 multihost_utils.sync_global_devices("saved")
 hashes = file_manifest.read_manifest(tree_folder(folder, 20))
-assert {"params.embed/0.0", "params.embed/0.1", "params.embed/.zarray", "_METADATA"} <= hashes.keys(), hashes.keys()
+assert {"params.embed/0.0", "params.embed/0.1", "params.embed/zarr.json", "_METADATA"} <= hashes.keys(), hashes.keys()
 assert not list(tree_folder(folder, 20).glob("manifest.*.json"))
 
-hashed, real = [], file_manifest.hash_file
-file_manifest.hash_file = lambda path: hashed.append(path) or real(path)
+read, real = [], file_manifest.read_verified
+file_manifest.read_verified = lambda folder, name, *args, **kwargs: read.append(name) or real(
+    folder, name, *args, **kwargs
+)
+assert checkpoint_faults(folder, 20) == []
+print("read", len(read), "of", len(hashes))
+read.clear()
+chunks, real_chunk = [], zarr_files.read_verified
+zarr_files.read_verified = lambda folder, name, *args, **kwargs: (
+    tree.is_chunk(name) and chunks.append(name)
+) or real_chunk(folder, name, *args, **kwargs)
 checkpoints = Checkpoints(folder, abstract_state(shardings, OPTIMIZER, mesh), shardings, Keep())
-assert checkpoints.newest_whole() == (20, [])
-print("hashed", len(hashed), "of", len(hashes))
+step, state, lines = checkpoints.restore_newest()
+assert (step, lines) == (20, [])
+assert_same_bits(state, states[20])
+assert not any(map(tree.is_chunk, read)), "chunks are not read before they are restored"
+assert len(chunks) == len(set(chunks)), "each chunk is read once"
+print("chunks", *chunks)
+print("all", *filter(tree.is_chunk, hashes))
 multihost_utils.sync_global_devices("verified")
 if index == 0:
     flip(tree_folder(folder, 20) / "params.embed" / "0.0", np.random.default_rng(0))
 multihost_utils.sync_global_devices("damaged")
-step, said = checkpoints.newest_whole()
-assert step == 10 and len(said) == 1
-assert_same_bits(checkpoints.restore(10), states[10])
+step, state, lines = checkpoints.restore_newest()
+assert step == 10 and len(lines) == 1
+assert_same_bits(state, states[10])
 multihost_utils.sync_global_devices("restored")
 if index == 0:
     described = tree_folder(folder, 10) / "_METADATA"
     described.write_text("{" * described.stat().st_size)
 multihost_utils.sync_global_devices("damaged too")
-faults = checkpoint_faults(folder, 10)  # one process hashes it, the other cannot read it
+faults = checkpoint_faults(folder, 10)  # one process compares it, the other cannot parse it
 assert faults and all("_METADATA" in fault for fault in faults), faults
-print("said", said[0])
+print("said", lines[0])
 """
 
 
@@ -82,9 +97,9 @@ def test_two_processes_agree_on_what_is_damaged(tmp_path):
     ]
     said = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
-    lines = [[line for line in out.splitlines() if line.split(" ", 1)[0] in ("hashed", "said")] for out, _ in said]
-    counts = [[int(word) for word in line[0].split()[1::2]] for line in lines]
-    (one, total), (other, _) = counts
-    assert one + other == total and abs(one - other) <= 1, "each hashed its half"
-    assert lines[0][1] == lines[1][1] and "params.embed/0.0 is not what was written" in lines[0][1]
+    one, two = ({line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()} for out, _ in said)
+    counts = [int(words["read"][0]) for words in (one, two)]
+    assert sum(counts) == int(one["read"][2]) and abs(counts[0] - counts[1]) <= 1, "each read its half"
+    assert set(one["chunks"]) | set(two["chunks"]) == set(one["all"])
+    assert one["said"] == two["said"] and "params.embed/0.0 is not what was written" in " ".join(one["said"])
     assert (tmp_path / "run" / "damaged" / "20" / "default" / "manifest.json").is_file()

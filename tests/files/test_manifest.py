@@ -6,9 +6,10 @@ from ringformer.files import manifest as file_manifest
 from ringformer.files.manifest import (
     MANIFEST,
     DamagedFiles,
+    entry_of,
     find_faults,
-    hash_of,
     read_manifest,
+    read_verified,
     write_manifest,
     write_part,
 )
@@ -25,15 +26,20 @@ def folder(tmp_path):
 
 
 def test_processes_share_the_files(folder, monkeypatch):
-    hashed = []
-    monkeypatch.setattr(file_manifest, "hash_of", lambda path: hashed.append(path) or hash_of(path))
+    read = []
+
+    def counted(folder, name, hashes):
+        read.append(name)
+        return read_verified(folder, name, hashes)
+
+    monkeypatch.setattr(file_manifest, "read_verified", counted)
     hashes = read_manifest(folder)
     (folder / "in" / "a").write_text("b")
     shares = []
     for process in range(3):
-        hashed.clear()
+        read.clear()
         faults = find_faults(folder, hashes, share=(process, 3))
-        shares.append((set(hashed), faults))
+        shares.append((set(read), faults))
     assert sum(len(files) for files, _ in shares) == 11 == len(set.union(*(files for files, _ in shares)))
     found = [fault for _, faults in shares for fault in faults]
     assert found == [f"{folder}/in/a is not what was written: its hash differs"]
@@ -43,7 +49,7 @@ def test_parts_of_processes_become_one(tmp_path):
     for name in "abc":
         (tmp_path / name).write_text(name)
     for process, name in enumerate("ab"):
-        write_part(tmp_path, process, {name: hash_of(tmp_path / name)})
+        write_part(tmp_path, process, {name: entry_of((tmp_path / name).read_bytes())})
     (tmp_path / "a").write_text("z")  # after its process hashed it: what it wrote counts
     write_manifest(tmp_path, parts=2)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["a", "b", "c", MANIFEST]
