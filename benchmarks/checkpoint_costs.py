@@ -2,10 +2,10 @@
 
     python benchmarks/checkpoint_costs.py FOLDER [--megabytes=600] [--pairs=5] [--out=results/checkpoint_costs.json]
 
-Manifest: a state of random numbers (parameters and both moments) is saved by turns as a run does and without a manifest;
-chunks are read back both ways. Seconds of each save, by the wall and of CPU (of the thread that waits, and of the process
-after it), and the medians of the pairs' ratios. Then the seconds of `checkpoint verify` and of restores, which compare
-what they read. In /dev/shm no disk interferes.
+Manifest: a state of random numbers (parameters and both moments) is saved by turns as a run does and without a
+manifest; chunks are read back both ways. Seconds of each save, by the wall and of CPU (of the thread that waits, and of
+the process after it), and the medians of the pairs' ratios. Then the seconds of `checkpoint verify` and of restores,
+which compare what they read. In /dev/shm no disk interferes.
 
 Saving: configs/quickstart.py, saved every 20 steps. The ten steps around a save against the ten without one behind
 them, by when metrics.jsonl has them; the median over the run, as a share of a step's time. Some five minutes.

@@ -77,8 +77,8 @@ class RunFolder:
                     note_saved(path)
 
     def resume(self, target: State, shardings: State) -> tuple[Checkpoints, State | None]:
-        """Open the checkpoints, restore the newest whole one (None: the run begins), and record the run. A changed run is recorded with its first
-        save: until then it may go on unchanged.
+        """Open the checkpoints, restore the newest whole one (None: the run begins), and record the run. A changed run
+        is recorded with its first save: until then it may go on unchanged.
 
         Args:
           target, shardings: as `Checkpoints`.
