@@ -222,7 +222,7 @@ MUTATIONS = [
     ),
     # The optimizer, and what of its configuration the loop hands on.
     Mutation(
-        "norm vectors decay", "train/state.py", "len(letters) > 1, abstract", "len(letters) > 0, abstract", UNTIED
+        "norm vectors decay", "train/state.py", "len(letter) > 1, letters", "len(letter) > 0, letters", UNTIED
     ),
     Mutation("betas ignored", "train/optimizer.py", "        b1=config.b1,\n        b2=config.b2,\n", "", UNTIED),
     Mutation("b1 ignored", "train/optimizer.py", "b1=config.b1,", "", TIED),
