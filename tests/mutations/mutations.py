@@ -440,15 +440,29 @@ MUTATIONS = [
     Mutation(
         "hashes are not compared",
         "files/manifest.py",
-        "if found_hashes[name] != hashes[name]",
-        "if not hashes[name]",
+        "same = entry_of(content) == entry",
+        "same = True",
         "checkpoints/test_damaged_checkpoints.py::test_no_flipped_bit_of_a_hundred_is_silent",
+    ),
+    Mutation(
+        "chunks are not compared with the manifest",
+        "files/manifest.py",
+        "same = chunk_entry_of(content) == entry and",
+        "same = len(content) == entry[0] and",
+        "checkpoints/test_compared_as_read.py::test_a_chunk_is_compared_with_its_own_crc",
+    ),
+    Mutation(
+        "the file is read again after it was compared",
+        "checkpoints/zarr_files.py",
+        "content = read_verified(folder, file, hashes, verify_crc=False)",
+        "content = (folder / file).read_bytes()",
+        "checkpoints/test_compared_as_read.py::test_no_trial_of_24_is_silent",
     ),
     Mutation(
         "exports compare no hashes",
         "convert/block_streams.py",
-        "if faults := tree_faults(folder,",
-        "if faults := [] and tree_faults(folder,",
+        "hashes = tree_hashes(Path(infos[0].parent_dir))",
+        "hashes = None",
         "convert/test_damaged_models.py::test_no_flipped_bit_is_silent",
     ),
     Mutation(
