@@ -2,13 +2,23 @@
 
 import platform
 import sys
+from collections import Counter
+from typing import NamedTuple
 
 import pytest
 
-from ringformer.estimate.compiler.program_text import Collective, Program
+from ringformer.estimate.compiler.program_text import Program
 from ringformer.estimate.targets import MissingCompiler, find_target
 
-__all__ = ["Collective", "executed_collectives", "on_cuda", "on_tpu"]
+
+class Collective(NamedTuple):
+    """A kind of collective; its array is what one device sends of a permute, or receives of a gather."""
+
+    kind: str
+    asynchronous: bool
+    dtype: str
+    shape: tuple[int, ...]
+
 
 on_tpu = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="libtpu exists for Linux on x86-64 only"
@@ -25,6 +35,13 @@ def _has_cuda_compiler() -> bool:
 on_cuda = pytest.mark.skipif(not _has_cuda_compiler(), reason="the CUDA wheels take gigabytes")
 
 
-def executed_collectives(text: str) -> dict[Collective, int]:
-    """How often one run of a compiled program's text executes each collective."""
-    return Program.parse(text).executed_collectives()
+def executed_collectives(program: Program | str) -> dict[Collective, float]:
+    """Count the executions of each collective in one run of a compiled program, given itself or its text."""
+    program = Program.parse(program) if isinstance(program, str) else program
+    counts: dict[Collective, float] = Counter()
+    for name, times in program.executed.items():
+        for instruction in program.computations[name].values():
+            if kind := instruction.collective:
+                array = instruction.arrays[0]
+                counts[Collective(kind, instruction.opcode.endswith("-start"), *array)] += times
+    return counts

@@ -2,6 +2,7 @@
 
 from ringformer.estimate.closed_forms import host_bytes, state_bytes
 from ringformer.estimate.program_estimate import NOT_TRIED, Estimate
+from ringformer.estimate.report import fields
 from ringformer.estimate.run_estimate import RunEstimate
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
@@ -18,12 +19,8 @@ def programs_json(run: RunEstimate) -> dict:
                 "program": p.program,
                 "fits": run.fits(p),
                 "peak_bytes": run.peak_bytes(p),
-                "argument_bytes": p.argument_bytes,
-                "temp_bytes": p.temp_bytes,
-                "alive_bytes": p.alive_bytes,
-                "generated_code": p.generated_code,
-                "untried_kernels": p.untried_kernels,
-                "code_bytes": p.code_bytes,
+                **fields(p, "argument_bytes", "temp_bytes", "alive_bytes", "code_bytes"),
+                **fields(p, "generated_code", "untried_kernels"),
                 "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
             }
             for p in run.programs

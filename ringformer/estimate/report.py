@@ -1,5 +1,7 @@
 """Reports on the train step: JSON objects and text."""
 
+from typing import Any
+
 from ringformer.estimate.closed_forms import (
     ADVICE,
     Hop,
@@ -63,9 +65,8 @@ def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
     Without a compiler (None), the numbers are closed forms and the seconds count computation alone.
     """
     w, m = workload, workload.model
-    shape = {"seq_len": w.seq_len, "batch_size": w.batch_size, "accumulate": w.accumulate, "mesh_dim": w.mesh_dim}
-    names = ("head_groups", "remat_group", "offload", "rope_theta") if w.has_closed_forms else ()
-    settings = {name: getattr(m, name) for name in names} | {"tokens": w.tokens}
+    shape = fields(w, "seq_len", "batch_size", "accumulate", "mesh_dim", "tokens")
+    settings = fields(m, "head_groups", "remat_group", "offload", "rope_theta") if w.has_closed_forms else {}
     time: StepTime | None
     if estimate is None:
         time = computation_time(w)
@@ -80,38 +81,40 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
     s, alive = estimate.schedule, estimate.peak_buffers
     used = mfu(workload, time) if time else {}
     return {
-        "fits": estimate.fits,
-        "peak_bytes": estimate.peak_bytes,
-        "headroom_bytes": round(workload.target.budget) - estimate.peak_bytes,
-        "hbm_bytes": estimate.hbm_bytes,
-        "host_bytes": estimate.host_bytes,
-        "fits_host": estimate.fits_host,
-        "argument_bytes": estimate.argument_bytes,
-        "temp_bytes": estimate.temp_bytes,
-        "flops": s and s.flops,
+        **fields(estimate, "fits", "fits_host", "hbm_bytes", "host_bytes", "generated_code", "untried_kernels"),
+        **common_numbers(estimate),
         "hidden_permute_bytes": s and s.hidden_permute_bytes,
-        "exposed_permute_bytes": s and s.exposed_permute_bytes,
         "exposed_in_ring_loops_bytes": s and s.exposed_in_ring_loops,
-        "exposed_gather_bytes": s and s.exposed_gather_bytes,
-        "max_link_hops": estimate.max_link_hops,
         "step_seconds_model": time and time.step,
         "tokens_per_second_model": time and time.tokens_per_second,
         "seconds_source": time and time.source,
         "step_seconds_by_parts": estimate.by_parts and step_time(estimate.by_parts, workload.step_tokens).step,
         "step_seconds_bounds": time and time.floor and [time.floor + time.exposed, time.serial + time.exposed],
-        "seconds_by_purpose": s and seconds_by_purpose(s),
-        "host_waits": s and s.host_waits,
         "mfu_causal_model": used.get("causal"),
         "mfu_palm_model": used.get("palm"),
         "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
-        "compile_seconds": estimate.compile_seconds and round(estimate.compile_seconds, 1),
-        "generated_code": estimate.generated_code,
-        "untried_kernels": estimate.untried_kernels,
         "alive_at_peak_bytes": alive and alive.bytes,
         "largest_buffers": alive and [b._asdict() for b in alive.largest],
         "collective_groups": s and [group_json(g) for g in grouped(s.transfers)],
-        "collectives": s and [transfer_json(t) for t in by_bytes(s.transfers)],
     }
+
+
+def common_numbers(estimate: Estimate) -> dict:
+    """Return numbers of any program, of training or inference."""
+    s = estimate.schedule
+    return {
+        **fields(estimate, "peak_bytes", "argument_bytes", "temp_bytes", "max_link_hops"),
+        "headroom_bytes": round(estimate.budget) - estimate.peak_bytes,
+        "compile_seconds": estimate.compile_seconds and round(estimate.compile_seconds, 1),
+        **fields(s, "flops", "exposed_permute_bytes", "exposed_gather_bytes", "host_waits"),
+        "seconds_by_purpose": s and seconds_by_purpose(s),
+        "collectives": s and [_transfer_json(t) for t in sorted(s.transfers, key=lambda t: -t.bytes * t.count)],
+    }
+
+
+def fields(source: Any, *names: str) -> dict:
+    """Return attributes by name; null without a source."""
+    return {name: source and getattr(source, name) for name in names}
 
 
 def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
@@ -225,22 +228,12 @@ def _parts(workload: Workload) -> list[str]:
     return lines
 
 
-def by_bytes(transfers: list[Transfer]) -> list[Transfer]:
-    """Sort transfers by their total bytes, largest first."""
-    return sorted(transfers, key=lambda t: -t.bytes * t.count)
-
-
-def transfer_json(t: Transfer) -> dict:
+def _transfer_json(t: Transfer) -> dict:
     """Return a collective as a JSON object."""
     return {
-        "kind": t.kind,
-        "dtype": t.dtype,
+        **fields(t, "kind", "dtype", "bytes", "asynchronous", "in_ring_loop", "hidden"),
         "shape": list(t.shape),
         "executed": t.count,
-        "bytes": t.bytes,
         "link_seconds": t.seconds,
         "compute_seconds_meanwhile": t.cover,
-        "asynchronous": t.asynchronous,
-        "in_ring_loop": t.in_ring_loop,
-        "hidden": t.hidden,
     }

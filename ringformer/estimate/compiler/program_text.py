@@ -104,15 +104,6 @@ def kernel_cost(instruction: Instruction) -> KernelCost | None:
     return KernelCost(float(numbers["flops"]), float(numbers["bytes_accessed"])) if "flops" in numbers else None
 
 
-class Collective(NamedTuple):
-    """A kind of collective; its array is what one device sends of a permute, or receives of a gather."""
-
-    kind: str
-    asynchronous: bool
-    dtype: str
-    shape: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class Program:
     """Computations of a compiled module: their instructions by name, in order."""
@@ -156,17 +147,6 @@ class Program:
         visit(self.entry, 1)
         return counts
 
-    def executed_collectives(self) -> dict[Collective, float]:
-        """Number of executions of each collective in one run."""
-        counts: dict[Collective, float] = {}
-        for name, times in self.executed.items():
-            for instruction in self.computations[name].values():
-                if kind := instruction.collective:
-                    array = instruction.arrays[0]
-                    key = Collective(kind, instruction.opcode.endswith("-start"), *array)
-                    counts[key] = counts.get(key, 0) + times
-        return counts
-
     def flops(self, name: str) -> float:
         """Matrix multiplication FLOPs of one run of a computation; of a conditional's branches, the cheapest counts."""
         if name not in self._flops:
@@ -175,22 +155,24 @@ class Program:
 
     def instruction_flops(self, computation: str, instruction: Instruction) -> float:
         """Matrix multiplication FLOPs of one instruction, including everything that it calls."""
-        if instruction.opcode == "convolution":
-            return _convolution_flops(self.computations[computation], instruction)
-        if instruction.opcode == "dot":
-            return _dot_flops(self.computations[computation], instruction)
-        if instruction.opcode == "custom-call" and (cost := kernel_cost(instruction)):
-            return cost.flops
-        if instruction.opcode == "custom-call" and "__cublas" in instruction.text:
-            return _cublas_flops(self.computations[computation], instruction)
-        if instruction.opcode == "custom-call" and cudnn_calls.FORWARD in instruction.text:
-            return _attention_flops(self.computations[computation], instruction)
-        if not instruction.called or instruction.opcode in ("reduce", "sort", "scatter", "all-reduce", "map"):
+        opcode, here = instruction.opcode, self.computations[computation]
+        if opcode == "convolution":
+            return _convolution_flops(here, instruction)
+        if opcode == "dot":
+            return _product_flops(here, instruction, r"lhs_contracting_dims=\{([\d,]*)\}")
+        if opcode == "custom-call":
+            if cost := kernel_cost(instruction):
+                return cost.flops
+            if "__cublas" in instruction.text:
+                return _product_flops(here, instruction, r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+            if cudnn_calls.FORWARD in instruction.text:
+                return _attention_flops(here, instruction)
+        if not instruction.called or opcode in ("reduce", "sort", "scatter", "all-reduce", "map"):
             return 0.0
         inside = [self.flops(called) for called in instruction.called]
-        if instruction.opcode == "conditional":
+        if opcode == "conditional":
             return min(inside)
-        return sum(inside) * (self.trip_count(computation, instruction) if instruction.opcode == "while" else 1)
+        return sum(inside) * (self.trip_count(computation, instruction) if opcode == "while" else 1)
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
         """Number of runs of a loop's body: an upper bound if it depends on data, 1 if nothing is known."""
@@ -229,16 +211,11 @@ def _constant(computation: dict[str, Instruction], name: str) -> int | None:
     return int(number[1]) if instruction.opcode == "constant" and number else None
 
 
-def _dot_flops(computation: dict[str, Instruction], dot: Instruction) -> float:
-    contracted = _stated(r"lhs_contracting_dims=\{([\d,]*)\}", dot)
-    lhs = computation[dot.operands[0]].arrays[0].shape
-    return 2.0 * math.prod(dot.arrays[0].shape) * math.prod(lhs[int(i)] for i in contracted.split(",") if i)
-
-
-def _cublas_flops(computation: dict[str, Instruction], gemm: Instruction) -> float:
-    contracted = _stated(r'"lhs_contracting_dimensions":\[([^\]]*)\]', gemm)
-    lhs = computation[gemm.operands[0]].arrays[0].shape
-    return 2.0 * math.prod(gemm.arrays[0].shape) * math.prod(lhs[int(i)] for i in re.findall(r"\d+", contracted))
+def _product_flops(computation: dict[str, Instruction], product: Instruction, contracted_dims: str) -> float:
+    """FLOPs of a matrix product; `contracted_dims` is a pattern of the contracted dimensions of its left operand."""
+    contracted = re.findall(r"\d+", _stated(contracted_dims, product))
+    lhs = computation[product.operands[0]].arrays[0].shape
+    return 2.0 * math.prod(product.arrays[0].shape) * math.prod(lhs[int(i)] for i in contracted)
 
 
 def _attention_flops(computation: dict[str, Instruction], call: Instruction) -> float:

@@ -7,8 +7,8 @@ from ringformer.estimate.compiler.collectives import collectives_table, group_js
 from ringformer.estimate.inference.closed_forms import cache_bytes, floor_seconds, prefill_memory, weight_bytes
 from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.report import by_bytes, heading, largest_buffers, transfer_json
-from ringformer.estimate.time_report import figures, purposes_text, seconds_by_purpose
+from ringformer.estimate.report import common_numbers, fields, heading, largest_buffers
+from ringformer.estimate.time_report import figures, purposes_text
 from ringformer.hardware import GiB
 
 
@@ -44,37 +44,19 @@ def inference_json(workload: InferenceWorkload, program: str, estimates: dict[st
     did not report this."""
     e = estimates[program]
     s, time, loading = e.schedule, _step(workload, e), estimates.get(LOADING)
-    shape = {
-        "mesh_dim": workload.mesh_dim,
-        "seq_len": workload.seq_len,
-        "batch_size": workload.batch_size,
-        "kernel": workload.model.kernel,
-        "compute_dtype": workload.model.compute_dtype,
-    }
+    shape = fields(workload, "mesh_dim", "seq_len", "batch_size") | fields(workload.model, "kernel", "compute_dtype")
     numbers = {
-        "program": e.program,
+        **fields(e, "program", "hbm_bytes"),
+        **common_numbers(e),
         "fits": all(e.fits for e in estimates.values()),
         "untried_kernels": any(e.untried_kernels for e in estimates.values()),
-        "peak_bytes": e.peak_bytes,
-        "headroom_bytes": round(e.budget) - e.peak_bytes,
-        "hbm_bytes": e.hbm_bytes,
         "weight_bytes": weight_bytes(workload),
         "cache_bytes": cache_bytes(workload),
-        "argument_bytes": e.argument_bytes,
-        "temp_bytes": e.temp_bytes,
         "loading_peak_bytes": loading and loading.peak_bytes,
-        "flops": s and s.flops,
         "seconds_source": time and time.source,
         "exposed_seconds": time and time.exposed,
-        "exposed_permute_bytes": s and s.exposed_permute_bytes,
-        "exposed_gather_bytes": s and s.exposed_gather_bytes,
-        "seconds_by_purpose": s and seconds_by_purpose(s),
-        "host_waits": s and s.host_waits,
         "collectives_executed": s and sum(t.count for t in s.transfers),
-        "max_link_hops": e.max_link_hops,
-        "compile_seconds": e.compile_seconds and round(e.compile_seconds, 1),
         "collective_groups": s and [group_json(g) for g in grouped(s.transfers, inference_purpose)],
-        "collectives": s and [transfer_json(t) for t in by_bytes(s.transfers)],
     }
     own = _decode_json(workload, time) if program == DECODE else _prefill_json(workload, estimates)
     return shape | own | numbers
