@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringformer.cli.parser import output_argument
-from ringformer.estimate.command_tools import log, origin
+from ringformer.estimate.command_tools import log
 from ringformer.estimate.inference.report import inference_json
 from ringformer.estimate.inference.search import Accepted, completed, likely, longest, whole
 from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, PREFILL, InferenceWorkload
+from ringformer.estimate.report import origin
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import LlamaConfig

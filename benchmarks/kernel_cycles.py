@@ -38,9 +38,9 @@ from ringformer.estimate.kernels.pair_kernels import (
 from ringformer.estimate.kernels.program_slots import ProgramSlots, times
 from ringformer.estimate.kernels.slot_use import SlotUse, read_slot_use
 from ringformer.estimate.seconds.kernel_cycles import generate_cycles, kernel_keys
+from ringformer.estimate.seconds.layer_attention import ATTENTION
 from ringformer.estimate.seconds.machine_code import dumped_kernels
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
-from ringformer.estimate.seconds.step_parts import ATTENTION
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig

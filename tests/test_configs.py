@@ -67,7 +67,7 @@ def test_stages_fit_by_the_closed_forms(name, monkeypatch, capsys):
     out = capsys.readouterr().out
     _, *rows, note = [line for line in out.splitlines() if not line.startswith("environment: ")]
     assert rows and all("should fit (not compiled, closed form" in row for row in rows)
-    assert note.startswith("s/step: of one optimizer step")
+    assert note.startswith("s/step: one optimizer step")
 
 
 def test_estimates_of_stages_without_a_compiler(monkeypatch, capsys):

@@ -1,7 +1,9 @@
 """Reports on the train step: JSON objects and text."""
 
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
+import ringformer
 from ringformer.estimate.closed_forms import (
     ADVICE,
     Hop,
@@ -17,6 +19,7 @@ from ringformer.estimate.compiler.collectives import collectives_table, group_js
 from ringformer.estimate.compiler.peak_buffers import PeakBuffers
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.seconds.overlap import Transfer
+from ringformer.estimate.targets import Target, compiler_versions
 from ringformer.estimate.time_report import (
     closed_form_seconds,
     computation_time,
@@ -25,9 +28,19 @@ from ringformer.estimate.time_report import (
     modelled_time,
     seconds_by_purpose,
     seconds_text,
+    time_json,
 )
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
+
+
+def origin(model: str, target: Target) -> dict[str, Any]:
+    """Return the model (a preset or a config's file), the target and the versions behind an estimate."""
+    try:
+        own: str | None = ringformer.__version__
+    except PackageNotFoundError:  # a clone that is not installed
+        own = None
+    return {"model": model, "target": target.name, "versions": {"ringformer": own} | compiler_versions(target)}
 
 
 def estimate_json(workload: Workload, estimate: Estimate) -> dict:
@@ -51,12 +64,8 @@ def closed_form_json(workload: Workload) -> dict:
         usual_host_bytes=target.chip.host_bytes,
     )
     time = computation_time(workload)
-    seconds = {
-        "step_seconds_model": time.step,
-        "tokens_per_second_model": time.tokens_per_second,
-        "seconds_source": time.source,
-    }
-    return {"closed_form": True} | _numbers(workload, counted, time=None) | seconds | cost_json(workload, time)
+    numbers = _numbers(workload, counted, time=None) | time_json(time)
+    return {"closed_form": True} | numbers | cost_json(workload, time)
 
 
 def stage_json(workload: Workload, estimate: Estimate | None) -> dict:
@@ -85,9 +94,7 @@ def _numbers(workload: Workload, estimate: Estimate, time: StepTime | None, hops
         **common_numbers(estimate),
         "hidden_permute_bytes": s and s.hidden_permute_bytes,
         "exposed_in_ring_loops_bytes": s and s.exposed_in_ring_loops,
-        "step_seconds_model": time and time.step,
-        "tokens_per_second_model": time and time.tokens_per_second,
-        "seconds_source": time and time.source,
+        **time_json(time),
         "step_seconds_by_parts": estimate.by_parts and step_time(estimate.by_parts, workload.step_tokens).step,
         "step_seconds_bounds": time and time.floor and [time.floor + time.exposed, time.serial + time.exposed],
         "mfu_causal_model": used.get("causal"),
@@ -125,7 +132,7 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         return "\n".join(lines + _parts(workload))
     lines += [
         f"  arguments {e.argument_bytes / GiB:.2f} GiB, temporaries {e.temp_bytes / GiB:.2f} GiB"
-        + (f", host {e.host_bytes / GiB:.2f} GiB a device" if e.host_bytes else "")
+        + (f", host {e.host_bytes / GiB:.2f} GiB per device" if e.host_bytes else "")
         + ("" if e.fits_host else f": MORE THAN THE {e.usual_host_bytes / GiB:.0f} GiB OF A USUAL HOST"),
         *largest_buffers(e.peak_buffers),
         *seconds_text(workload, e, s, time),

@@ -29,6 +29,15 @@ def computation_time(workload: Workload) -> StepTime:
     return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed, closed_form=True)
 
 
+def time_json(time: StepTime | None) -> dict:
+    """Return the seconds of a step, its speed and its source as a JSON object."""
+    return {
+        "step_seconds_model": time and time.step,
+        "tokens_per_second_model": time and time.tokens_per_second,
+        "seconds_source": time and time.source,
+    }
+
+
 def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
     """Model FLOPs utilisation of a modelled step in two conventions; empty for a model without closed forms.
 

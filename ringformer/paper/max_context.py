@@ -13,7 +13,7 @@ from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.search.longest_context import attempt, longest_start, next_length
 from ringformer.estimate.targets import find_target
-from ringformer.estimate.time_report import computation_time
+from ringformer.estimate.time_report import computation_time, time_json
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
@@ -258,12 +258,7 @@ def renew_counted(path: Path) -> int:
         for a in results.get(cell.name, []):
             if (a.get("seconds_source") or "").startswith(CLOSED_FORM):
                 settings = MemorySettings(a["head_groups"], a["remat_group"], a.get("q_chunk"), a.get("k_chunk"))
-                time = computation_time(cell.workload(a["seq_len"]).with_settings(settings))
-                renewed = {
-                    "step_seconds_model": time.step,
-                    "tokens_per_second_model": time.tokens_per_second,
-                    "seconds_source": time.source,
-                }
+                renewed = time_json(computation_time(cell.workload(a["seq_len"]).with_settings(settings)))
                 changed += a | renewed != a
                 a |= renewed
     if changed:

@@ -41,9 +41,9 @@ from ringformer.estimate.inference.workload import InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
 from ringformer.estimate.programs import TRAIN_STEP, LoweredProgram, lower_program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.layer_attention import ATTENTION, lower_attention
 from ringformer.estimate.seconds.machine_code import dump_flags, read_cycles
 from ringformer.estimate.seconds.program_seconds import Rates, efficiency
-from ringformer.estimate.seconds.step_parts import ATTENTION, lower_attention
 from ringformer.estimate.targets import only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.ops.kernels.kernel_tools import LANES

@@ -4,12 +4,13 @@ import argparse
 import json
 import sys
 
-from ringformer.estimate.command_tools import DOES_NOT_FIT, log, origin
+from ringformer.estimate.command_tools import DOES_NOT_FIT, log
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.inference.report import inference_json, inference_text
 from ringformer.estimate.inference.search import Accepted, completed, first_accepted, likely, longest
 from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING, PREFILL, InferenceWorkload
 from ringformer.estimate.program_estimate import NOT_TRIED
+from ringformer.estimate.report import origin
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.models.llama_config import LlamaConfig

@@ -12,10 +12,10 @@ from ringformer.estimate.compiler.program_text import Instruction, Program
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.seconds.kernel_cache import KernelCache
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.layer_attention import ATTENTION
 from ringformer.estimate.seconds.machine_code import dumped_kernels, grid_of, read_kernel
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import of_chunk_pairs
-from ringformer.estimate.seconds.step_parts import ATTENTION
 from ringformer.estimate.workload import Workload
 
 IDLE_SECONDS = 15.0
