@@ -11,7 +11,7 @@ from flax import nnx
 
 from ringformer.convert.hf_weights import weights
 from ringformer.convert.safetensors_files import DTYPES, TensorFolder
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import load_model
 from ringformer.models.llama import Llama
 
 TOLERANCE = 1e-4

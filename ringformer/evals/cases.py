@@ -1,4 +1,4 @@
-"""What evaluations share: a case, what answers it, its random numbers, and how a prompt is made as long as fits."""
+"""Shared parts of evaluations: cases, the model's interface, seeded random numbers, the search for the prompt size."""
 
 import hashlib
 import json
@@ -9,40 +9,38 @@ from typing import Any, Protocol
 
 
 class TextModel(Protocol):
-    """What answers prompts: `ringformer.inference.text_generator.TextGenerator` does."""
+    """Model that answers prompts; `ringformer.inference.text_generator.TextGenerator` is one."""
 
     def encode(self, prompt: str, *, chat: bool = False, prefix: str = "") -> list[int]:
-        """The token ids that the model is given for a prompt, and for how its answer begins; with `chat` those of its
-        template around the prompt and before the answer."""
+        """Encode a prompt and `prefix`, the beginning of its answer; with `chat`, in the model's chat template."""
         ...
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False, prefixes: Sequence[str] = ()
     ) -> list[str]:
-        """The text that follows each prompt and how its answer begins, nowhere if `prefixes` is empty."""
+        """Return the text that follows each prompt and its prefix; empty `prefixes`: no prefixes."""
         ...
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, and what its answer should have."""
+    """A prompt and its expected answer."""
 
     length: int | None
-    """Tokens that the prompt and `max_new_tokens` may take; None: as many as the model takes."""
+    """Most tokens of the prompt and `max_new_tokens` together; None: the model's limit."""
     index: int
-    """Of the cases that differ by their random numbers alone."""
+    """Number of the case among those that differ only by their random numbers."""
     prompt: str
     expected: tuple[str, ...]
     max_new_tokens: int
     labels: dict[str, Any]
-    """What tables and figures group by, and how the prompt was made."""
+    """Parameters of the prompt, by which tables and figures group cases."""
     prefix: str = ""
-    """How the answer begins, which the model is given: behind the prompt, or behind the header of the assistant where
-    there is a chat template."""
+    """Beginning of the answer, given to the model after the prompt or after a chat template's assistant header."""
 
     @property
     def key(self) -> str:
-        """What makes it this case and no other of an evaluation."""
+        """Identifier of the case within an evaluation."""
         return json.dumps([self.length, self.index, self.labels], sort_keys=True)
 
     @property
@@ -53,29 +51,29 @@ class Case:
 
 
 class CountTokens(Protocol):
-    """The tokens of a prompt, and of how its answer begins, as the model is given them."""
+    """Function that counts the tokens that the model is given for a prompt and the beginning of its answer."""
 
     def __call__(self, prompt: str, prefix: str = "") -> int: ...
 
 
 def seeded(*parts: object) -> random.Random:
-    """Random numbers that are a function of `parts`, the same in every process and on every machine."""
+    """Return a random generator seeded by `parts`, the same in every process and on every machine."""
     return random.Random(json.dumps([str(part) for part in parts]))
 
 
 def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, guess: int | None = None) -> int:
-    """The largest number of parts with which a prompt has at most `limit` tokens: one part more has too many.
+    """Find the largest number of parts with which a prompt has at most `limit` tokens.
 
     Args:
-      tokens: the tokens of the prompt with so many parts, growing with them. Asked for few numbers of parts: a search
-        from `guess`, in steps that double, then between the last two.
+      tokens: number of tokens of the prompt as an increasing function of the number of parts. Called rarely: the search
+        starts at `guess`, doubles its step until it has bounds, then bisects.
       least: the smallest number of parts that makes a prompt.
 
     Raises:
       ValueError: if `least` parts do not fit.
     """
     if (smallest := tokens(least)) > limit:
-        raise ValueError(f"the shortest prompt has {smallest:,} tokens and {limit:,} fit: ask for a longer context")
+        raise ValueError(f"the shortest prompt has {smallest:,} tokens, but {limit:,} fit: ask for a longer context")
     fits, beyond, step = least, None, 1
     if guess is not None and guess > least:
         if tokens(guess) <= limit:
@@ -100,7 +98,7 @@ def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, gues
 
 
 def room_for_prompt(length: int, max_new_tokens: int) -> int:
-    """The tokens that a prompt may have. Raises ValueError if none are left."""
+    """Tokens left for a prompt. Raises ValueError if there are none."""
     if length <= max_new_tokens:
         raise ValueError(f"a context of {length:,} tokens has no room for a prompt before {max_new_tokens} new tokens")
     return length - max_new_tokens

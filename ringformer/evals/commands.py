@@ -15,28 +15,36 @@ if TYPE_CHECKING:
 
 Run = Callable[[argparse.Namespace], None]
 CASES = 50
-"""Of a length, or a task: LongEval's number."""
+"""Cases of a length or a task; LongEval's number."""
 
 
 def add_lines(parser: argparse.ArgumentParser) -> Run:
-    """Arguments of `ringformer eval lines`."""
+    """Add the arguments of `ringformer eval lines`."""
     from ringformer.evals.lines import LARGEST, Numbers
 
     parser.description = (
-        "Line retrieval as LongEval has it: the number of one line among many. Correct is an answer whose last number "
-        "is the line's. Accuracy by context, the paper's Figure 3."
+        "LongEval's line retrieval: give the number in one line among many. An answer is correct if its last number "
+        "is the line's. Reports accuracy by context, as in the paper's Figure 3."
     )
     add_model_options(parser)
     add_lengths(parser, required=False)
     parser.add_argument(
-        "--num_lines", type=_numbers, metavar="LINES,...", help="instead: so many lines, however many tokens they have"
+        "--num_lines",
+        type=_numbers,
+        metavar="LINES,...",
+        help="instead of --lengths: this many lines, regardless of their tokens",
     )
-    parser.add_argument("--cases", metavar="FILE", help="instead: the rows of a JSONL file of LongEval, as they are")
-    parser.add_argument("--min_value", type=int, default=Numbers().smallest, help="the smallest number of a line")
     parser.add_argument(
-        "--max_value", type=int, default=LARGEST, help="the largest one; another is another task, and called so"
+        "--cases", metavar="FILE", help="instead of --lengths: the rows of one of LongEval's JSONL files, unchanged"
     )
-    add_case_options(parser, None, f"length; default: {CASES}, of a file all")
+    parser.add_argument("--min_value", type=int, default=Numbers().smallest, help="the smallest number in a line")
+    parser.add_argument(
+        "--max_value",
+        type=int,
+        default=LARGEST,
+        help="the largest number in a line; outputs label any other range as not LongEval's",
+    )
+    add_case_options(parser, None, f"length; default: {CASES}, or all of a file")
     return _lines
 
 
@@ -51,10 +59,10 @@ def _lines(args: argparse.Namespace) -> None:
     if len(given) == 2:
         raise ValueError("--num_lines and --cases: give one of them")
     if not given and args.lengths is None:
-        raise ValueError("which contexts? give --lengths, --num_lines or --cases")
+        raise ValueError("no contexts given: set --lengths, --num_lines or --cases")
     rows = lines.read_official(args.cases) if args.cases else []
     if args.cases and numbers != lines.Numbers():
-        raise ValueError("--min_value and --max_value: the rows of --cases have their numbers")
+        raise ValueError("--min_value and --max_value do not apply to --cases, whose rows have their own numbers")
 
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
         if args.cases:
@@ -89,10 +97,10 @@ def _by_lines(cases: "Sequence[Case]") -> list[list["Case"]]:
 
 
 def add_needle(parser: argparse.ArgumentParser) -> Run:
-    """Arguments of `ringformer eval needle`."""
+    """Add the arguments of `ringformer eval needle`."""
     parser.description = (
-        "Needles in a haystack: sentences with a magic number each, hidden in a long text. The share of the asked "
-        "numbers that are found, over context and depth, as a heat map."
+        "Needle in a haystack: sentences with a magic number each, hidden in a long text. Reports the share of the "
+        "requested numbers that the answer has, by context and depth, as a heat map."
     )
     add_model_options(parser)
     add_lengths(parser, required=True)
@@ -101,14 +109,14 @@ def add_needle(parser: argparse.ArgumentParser) -> Run:
         type=_depths,
         default=_depths("0,10,20,30,40,50,60,70,80,90,100"),
         metavar="PERCENT,...",
-        help="depths of the first needle that is asked for; default: 0 to 100 in steps of 10",
+        help="depths of the first needle asked for; default: 0 to 100 in steps of 10",
     )
-    parser.add_argument("--needles", type=int, default=1, help="how many are hidden, those asked for among them")
-    parser.add_argument("--asked", type=int, default=1, help="how many are asked for")
+    parser.add_argument("--needles", type=int, default=1, help="number of needles hidden, including those asked for")
+    parser.add_argument("--asked", type=int, default=1, help="number of needles asked for")
     parser.add_argument(
         "--haystack",
         metavar="FILE",
-        help="a text in UTF-8, repeated if it is too short; default: a neutral one of ringformer's, repeated",
+        help="a UTF-8 text, repeated if it is too short; default: a neutral built-in text, repeated",
     )
     add_case_options(parser, 3, "length and depth")
     return _needle
@@ -150,23 +158,23 @@ def _needle(args: argparse.Namespace) -> None:
 
 
 def add_ruler(parser: argparse.ArgumentParser) -> Run:
-    """Arguments of `ringformer eval ruler`."""
+    """Add the arguments of `ringformer eval ruler`."""
     parser.description = (
-        "The tasks of RULER in its prompts and by its metric: the share of the references that stand in the answer, "
-        "times 100. Six of the thirteen need no data of others, the rest the files that are named."
+        "The tasks of RULER with its prompts and its metric: the share of the references that occur in the answer, "
+        "times 100. Six of the thirteen tasks need no other data; the rest need the files named below."
     )
     add_model_options(parser)
     add_lengths(parser, required=True)
-    parser.add_argument("--tasks", metavar="NAME,...", help="which of them; default: all whose data are there")
+    parser.add_argument("--tasks", metavar="NAME,...", help="tasks to run; default: all whose data are given")
     essays = "for niah_single_2 and _3, niah_multikey_1, niah_multivalue and niah_multiquery: the original's essays, "
-    parser.add_argument("--essays", metavar="FILE", help=f"{essays}PaulGrahamEssays.json, or a text")
-    parser.add_argument("--squad", metavar="FILE", help="for qa_1: dev-v2.0.json of SQuAD")
+    parser.add_argument("--essays", metavar="FILE", help=f"{essays}PaulGrahamEssays.json, or a text file")
+    parser.add_argument("--squad", metavar="FILE", help="for qa_1: SQuAD's dev-v2.0.json")
     parser.add_argument("--hotpotqa", metavar="FILE", help="for qa_2: hotpot_dev_distractor_v1.json")
     parser.add_argument(
         "--words",
         metavar="DIR",
-        help="the folder of adjectivelist.txt, nounlist.txt and verblist.txt "
-        "of the package wonderwords, the original's words; default: ringformer's own",
+        help="the folder of adjectivelist.txt, nounlist.txt and verblist.txt from the package wonderwords, the "
+        "original's words; default: ringformer's own words",
     )
     add_case_options(parser, CASES, "length and task; the original has 500")
     return _ruler
@@ -183,7 +191,7 @@ def _ruler(args: argparse.Namespace) -> None:
     settings = data.settings()
 
     def groups(tokens: "CountTokens", lengths: Sequence[int]) -> Iterable[list["Case"]]:
-        for length in lengths:  # what does not fit is said first; cwe's example is longer from 4,096 tokens on
+        for length in lengths:  # fail first if a task does not fit; cwe's example is longer from 4,096 tokens on
             list(ruler.cases_of_length(length, tasks, 1, args.seed, tokens, data))
         return (
             list(ruler.cases_of_length(n, [task], args.num_cases, args.seed, tokens, data))
@@ -206,24 +214,24 @@ def _ruler(args: argparse.Namespace) -> None:
 
 
 class Evaluation(NamedTuple):
-    """What the evaluations whose cases are prompts differ in."""
+    """Definition of an evaluation whose cases are prompts."""
 
     name: str
     title: str
     settings: dict[str, Any]
-    """What decides an outcome, besides the model and the seed."""
+    """Settings that decide an outcome, besides the model and the seed."""
     groups: "Callable[[CountTokens, Sequence[int]], Iterable[list[Case]]]"
-    """The cases, of a length each, by the tokens of a prompt and the lengths asked for."""
+    """Function from a token counter and lengths to cases, grouped by length."""
     score: "Callable[[Case, str], float]"
     table: "Callable[[Sequence[Row]], str]"
     draw: Callable[..., None]
-    """Writes the figure, of (rows, title, path=...)."""
+    """Function of (rows, title, path=...) that writes the figure."""
     fixed: bool = False
-    """Whether the cases are what they are, whatever the lengths."""
+    """True if the cases do not depend on the lengths."""
 
 
 def _evaluate(args: argparse.Namespace, evaluation: Evaluation) -> None:
-    """Answer the cases, then write the table and the figure of all that the file has."""
+    """Answer the cases, then write the table and the figure of all cases in the file."""
     from ringformer.evals.case_file import CaseFile
     from ringformer.evals.model_folder import check_lengths
     from ringformer.evals.runner import Answering, answer_cases, check_fit, row_checker
@@ -231,7 +239,7 @@ def _evaluate(args: argparse.Namespace, evaluation: Evaluation) -> None:
     with opened(args) as model:
         lengths = args.lengths or ([model.text.context] if model.text.context else [])
         if not lengths:
-            raise ValueError(f"{args.run} does not say its context: give --lengths")
+            raise ValueError(f"{args.run} does not name its context: set --lengths")
         check_lengths(lengths, model.text.context, allow_longer=args.allow_longer)
         settings = model.settings | model.text.settings(chat=args.chat) | {"seed": args.seed} | evaluation.settings
         with out_folder(args, evaluation.name) as folder:
@@ -250,7 +258,7 @@ def _evaluate(args: argparse.Namespace, evaluation: Evaluation) -> None:
 
 
 def write_outputs(folder: Path, name: str, table: str) -> None:
-    """Write table.txt and print it with where things are; the figure NAME.png is the caller's."""
+    """Write table.txt; print it and the folder of the outputs. The caller writes the figure NAME.png."""
     (folder / "table.txt").write_text(table + "\n", encoding="utf-8")
     print(table)
     say(f"{folder}: cases.jsonl, table.txt, {name}.png")
@@ -269,11 +277,11 @@ def _depths(text: str) -> list[float]:
 
 
 def _parse(text: str, kind: Callable, name: str) -> list:
-    """The distinct numbers of a list with commas, in their order."""
-    found = set()
+    """Parse a comma-separated list of numbers; return them sorted, without duplicates."""
+    values = set()
     for part in text.split(","):
         try:
-            found.add(kind(part))
+            values.add(kind(part))
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{part!r} is no {name}") from None
-    return sorted(found)
+            raise argparse.ArgumentTypeError(f"{part!r} is not a {name}") from None
+    return sorted(values)

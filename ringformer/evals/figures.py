@@ -1,4 +1,4 @@
-"""The pictures of evaluations."""
+"""Figures of evaluations."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -14,15 +14,15 @@ from ringformer.plotting import FAINT, INK, RULE, drawn
 COLOR = "#3b75af"
 TASK_COLORS = ("#3b75af", "#c2570c", "#2c8a57", "#a06cc0", "#8c6d31", "#6e7781", "#b5446e")
 TASK_LINES = ("o-", "s--")
-"""Of tasks beyond the number of colors, which begin again."""
+"""Line styles; the second is for tasks beyond the number of colors, which then repeat."""
 
 
 @drawn
 def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
-    """Accuracy of line retrieval over the tokens of the prompt, the paper's Figure 3, with Wilson's 95% intervals."""
+    """Plot accuracy of line retrieval over prompt tokens, as the paper's Figure 3, with Wilson's 95% intervals."""
     groups = list(contexts(rows).values())
-    tokens, accuracy = [mean_tokens(found) for found in groups], [mean(found) for found in groups]
-    intervals = [wilson(share, len(found)) for share, found in zip(accuracy, groups, strict=True)]
+    tokens, accuracy = [mean_tokens(group) for group in groups], [mean(group) for group in groups]
+    intervals = [wilson(share, len(group)) for share, group in zip(accuracy, groups, strict=True)]
     errors = np.array([(y - low, high - y) for y, (low, high) in zip(accuracy, intervals, strict=True)]).T
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
     axes.errorbar(
@@ -50,13 +50,13 @@ def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
 
 @drawn
 def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
-    """The score of needles over the context and the depth; a cell that was not evaluated is empty."""
+    """Plot the score of needles over context and depth; cells that were not evaluated are empty."""
     lengths, depths = list(grouped(rows, "length")), list(grouped(rows, "depth"))
     cells = np.full((len(depths), len(lengths)), np.nan)
     for i, depth in enumerate(depths):
         for j, length in enumerate(lengths):
-            if found := [row for row in rows if row["length"] == length and row["depth"] == depth]:
-                cells[i, j] = mean(found)
+            if group := [row for row in rows if row["length"] == length and row["depth"] == depth]:
+                cells[i, j] = mean(group)
     size = (max(4.6, 0.75 * len(lengths) + 2.4), max(2.6, 0.42 * len(depths) + 1.6))
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     image = axes.imshow(cells, vmin=0, vmax=1, cmap="viridis", aspect="auto")
@@ -77,11 +77,11 @@ def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
 
 @drawn
 def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
-    """The score of each of RULER's tasks over the context."""
+    """Plot the score of each of RULER's tasks over the context."""
     figure, axes = plt.subplots(figsize=(7.8, 3.8), layout="constrained")
     looks = product(TASK_LINES, TASK_COLORS)
-    for (task, found), (line, color) in zip(grouped(rows, "task").items(), looks, strict=False):
-        by_length = grouped(found, "length")
+    for (task, group), (line, color) in zip(grouped(rows, "task").items(), looks, strict=False):
+        by_length = grouped(group, "length")
         axes.plot(
             list(by_length),
             [mean(cases) for cases in by_length.values()],
@@ -102,7 +102,7 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
 
 @drawn
 def draw_losses(plt, by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], title: str) -> Any:
-    """The loss of the same last tokens over their context, and at the longest context by position."""
+    """Plot the loss of the same last tokens over their context, and at the longest context by position."""
     figure, both = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
     names = ("tokens of the context, the same last ones predicted", "tokens before the predicted one")
     for axes, losses, name in zip(both, (by_context, by_position), names, strict=True):
@@ -125,7 +125,7 @@ def draw_losses(plt, by_context: Mapping[int, Loss], by_position: Mapping[int, L
 
 
 def _tokens(count: float) -> str:
-    """2K, 1.5K, 1M: a number of tokens in powers of 1024, 300 as it is."""
+    """Format a number of tokens in powers of 1024: 300, 1.5K, 2K, 1M."""
     for unit, size in (("M", 2**20), ("K", 2**10)):
         if count >= size:
             return f"{count / size:.3g}{unit}"
@@ -133,7 +133,7 @@ def _tokens(count: float) -> str:
 
 
 def _context_axis(axes, tokens: Sequence[float]) -> None:
-    """A log axis of tokens with a tick at most every factor of two."""
+    """Set up a log axis of tokens with a tick at most every factor of two."""
     low, high = min(tokens), max(tokens)
     ticks = [2**i for i in range(int(np.floor(np.log2(low))), int(np.ceil(np.log2(high))) + 1)]
     ticks = ticks[:: max(1, -(-len(ticks) // 9))]

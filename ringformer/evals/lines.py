@@ -1,4 +1,4 @@
-"""Line retrieval as LongEval has it: a record of numbered lines, and the number of one of them is asked for."""
+"""LongEval's line retrieval: a record of lines with a number each, and a question for the number of one line."""
 
 import json
 import re
@@ -19,59 +19,59 @@ LINE = "line {index}: REGISTER_CONTENT is <{number}>\n"
 FOOTER = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
 MAX_NEW_TOKENS = 100
 MOST_DIGITS = 1000
-"""Of an answer that is taken for a number: Python reads no longer ones."""
+"""Most digits of a number in an answer: Python parses no longer integers."""
 
 LARGEST = 50_000
 """The largest number of the official form."""
 
 
 class Numbers(NamedTuple):
-    """The numbers of the lines, both ends included; another range than 1 to 50,000 is another task."""
+    """Range of the numbers in lines, both ends included; only 1 to 50,000 is LongEval's task."""
 
     smallest: int = 1
     largest: int = LARGEST
 
     @property
     def form(self) -> str:
-        """What the outputs call it."""
+        """Name of the range in outputs."""
         official = self == Numbers()
         return "LongEval's" if official else f"numbers {self.smallest} to {self.largest}, not LongEval's"
 
 
 def record_text(lines: Iterable[tuple[str, int]]) -> str:
-    """A record of lines, (index, number) each, up to where the question begins."""
+    """Format a record of (index, number) lines, up to the question."""
     return HEADER + "".join(LINE.format(index=index, number=number) for index, number in lines)
 
 
 class Record:
-    """Lines of a case; the first n are the same however many are asked for.
+    """Lines of a case; the first n do not depend on how many are requested.
 
     Args:
-      parts: what the random numbers are a function of.
+      parts: seed of the random numbers.
     """
 
     def __init__(self, numbers: Numbers, *parts: object):
         if not 0 <= numbers.smallest <= numbers.largest:
-            raise ValueError(f"numbers from {numbers.smallest} to {numbers.largest}: name 0 or more, and a range")
+            raise ValueError(f"numbers from {numbers.smallest} to {numbers.largest}: use 0 <= smallest <= largest")
         self._numbers = numbers
         self._random, self._asked = seeded("lines", *parts), seeded("asked line", *parts).random()
         self._indices = distinct_pairs(self._random)
         self._lines: list[tuple[str, int]] = []
 
     def lines(self, count: int) -> list[tuple[str, int]]:
-        """The index and the number of each of `count` lines, indices distinct."""
+        """Return the first `count` lines as (index, number), with distinct indices."""
         while len(self._lines) < count:
             index = next(self._indices)
             self._lines.append((index, self._random.randint(*self._numbers)))
         return self._lines[:count]
 
     def prompt(self, count: int) -> str:
-        """The prompt of `count` lines, which ends in a space."""
+        """Format the prompt of `count` lines, which ends in a space."""
         lines = self.lines(count)
         return record_text(lines) + FOOTER.format(index=lines[self.position(count)][0])
 
     def position(self, count: int) -> int:
-        """Which of `count` lines is asked for, from 0."""
+        """Position, from 0, of the line asked for among `count`."""
         return int(self._asked * count)
 
     def case(self, length: int | None, index: int, count: int) -> Case:
@@ -82,7 +82,7 @@ class Record:
 
 
 def cases_of_length(length: int, count: int, seed: int, numbers: Numbers, tokens: CountTokens) -> Iterator[Case]:
-    """`count` cases whose prompts have as many lines as leave room for the answer in `length` tokens."""
+    """Yield `count` cases with as many lines as leave room for the answer in `length` tokens."""
     limit, guess = room_for_prompt(length, MAX_NEW_TOKENS), None
     for index in range(count):
         record = Record(numbers, seed, length, index)
@@ -95,7 +95,7 @@ def cases_of_length(length: int, count: int, seed: int, numbers: Numbers, tokens
 
 
 def cases_of_lines(num_lines: int, count: int, seed: int, numbers: Numbers) -> Iterator[Case]:
-    """`count` cases of so many lines, however many tokens they have."""
+    """Yield `count` cases of `num_lines` lines, regardless of their tokens."""
     if num_lines < 1:
         raise ValueError(f"--num_lines={num_lines} must be at least 1")
     for index in range(count):
@@ -103,9 +103,9 @@ def cases_of_lines(num_lines: int, count: int, seed: int, numbers: Numbers) -> I
 
 
 def read_official(path: str | Path) -> list[Case]:
-    """The cases of a file of LongEval: a JSON object a line, its prompt verbatim.
+    """Read the cases of one of LongEval's files, one JSON object per line, with their prompts verbatim.
 
-    Raises ValueError for what is no text, and naming the line that is no row, or that lacks a key.
+    Raises ValueError for an unreadable file, and for a line that is not a row or lacks a key, with its number.
     """
     cases: list[Case] = []
     try:
@@ -123,7 +123,7 @@ def read_official(path: str | Path) -> list[Case]:
                 raise TypeError
         except (ValueError, TypeError, KeyError, IndexError):
             raise ValueError(
-                f"{path}:{number} is no row of LongEval: a JSON object with prompt, expected_number, num_lines and "
+                f"{path}:{number} is not a row of LongEval, a JSON object with prompt, expected_number, num_lines and "
                 "random_idx"
             ) from None
         labels = {"num_lines": lines, "position": position}
@@ -134,6 +134,6 @@ def read_official(path: str | Path) -> list[Case]:
 
 
 def score(case: Case, answer: str) -> float:
-    """1 if the last number of the answer is the expected one, as an integer, else 0; no number is wrong."""
+    """Score 1 if the last number of the answer equals the expected integer, else 0."""
     numbers = re.findall(r"\d+", answer)
     return float(bool(numbers) and len(numbers[-1]) < MOST_DIGITS and int(numbers[-1]) == int(case.expected[0]))

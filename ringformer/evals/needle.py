@@ -1,4 +1,4 @@
-"""Needles in a haystack: sentences with a number each, hidden in a long text at a depth; some of them are asked for."""
+"""Needle in a haystack: sentences with a number each, hidden in a long text at some depth; some are asked for."""
 
 import random
 import re
@@ -31,21 +31,21 @@ through the fields to the station. The trains are slow and seldom full. Those wh
 weather. In winter the stove in the waiting room is the warmest place for miles. The clock above its door has been
 late for as long as anyone remembers. It bothers no one, since the trains are late as well.
 """
-"""Read again from its beginning where it is too short."""
+"""Default haystack, repeated where it is too short."""
 
 
 class Haystack(NamedTuple):
     """A text to hide needles in, repeated as often as a context needs."""
 
     name: str
-    """What outputs call it."""
+    """Name in outputs."""
     pieces: tuple[str, ...]
-    """Its words, each with the white space behind it."""
+    """Words of the text, each with the white space that follows it."""
 
     @classmethod
     def load(cls, path: str | Path | None) -> "Haystack":
-        """The text of a file in UTF-8, or the built-in one. Raises ValueError for one that has no full stop, behind
-        which a needle could stand, or is no UTF-8."""
+        """Load a UTF-8 text, or the built-in one. Raises ValueError if it is not UTF-8, or has no full stop after which
+        a needle could be placed."""
         try:
             text = BUILT_IN if path is None else Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -56,31 +56,31 @@ class Haystack(NamedTuple):
         return cls("built-in text, repeated" if path is None else Path(path).name, tuple(pieces))
 
     def text(self, count: int) -> str:
-        """Its first `count` words, again from the beginning behind its end."""
+        """Return `count` words of the endlessly repeated text."""
         whole, rest = divmod(count, len(self.pieces))
         return "".join(self.pieces) * whole + "".join(self.pieces[:rest])
 
 
 class Needles(NamedTuple):
-    """How many needles a text hides, and how many of them are asked for."""
+    """Number of needles hidden in a text, and number of those asked for."""
 
     hidden: int = 1
     asked: int = 1
 
 
 def full_stops(text: str) -> list[int]:
-    """Where something may be inserted: behind each full stop that ends a word."""
+    """Positions after each full stop that ends a word, where a needle may be inserted."""
     return [match.end() for match in re.finditer(r"\.(?=\s|$)", text)]
 
 
 def place(stops: Sequence[int], length: int, depth: float) -> int:
-    """Where in a text of `length` characters a needle of `depth` percent stands: behind the last of `stops` up to
-    there, at the beginning if there is none."""
+    """Position of a needle at `depth` percent of a text of `length` characters: the last of `stops` up to there, or 0
+    if there is none."""
     return max((stop for stop in stops if stop <= length * depth / 100), default=0)
 
 
 def prompt(text: str, needles: Sequence[tuple[str, int, float]], asked: Sequence[str]) -> str:
-    """The prompt of a text, of needles (city, number, depth in percent) hidden in it, and of the cities asked for."""
+    """Build a prompt from a text, the needles (city, number, depth in percent) to hide, and the cities asked for."""
     stops, parts, end = full_stops(text), [], len(text)
     placed = sorted(((place(stops, len(text), depth), i) for i, (_, _, depth) in enumerate(needles)), reverse=True)
     for position, i in placed:
@@ -94,13 +94,13 @@ def prompt(text: str, needles: Sequence[tuple[str, int, float]], asked: Sequence
 
 
 def check(needles: Needles, depths: Sequence[float]) -> None:
-    """Raise ValueError for needles or depths, in percent, that cannot be."""
+    """Raise ValueError for invalid numbers of needles, or for depths outside 0 to 100 percent."""
     if not 1 <= needles.asked <= needles.hidden <= len(CITIES):
         raise ValueError(
             f"{needles.asked} of {needles.hidden} needles: hide 1 to {len(CITIES)} and ask for as many or fewer"
         )
     if wrong := [depth for depth in depths if not 0 <= depth <= 100]:
-        raise ValueError(f"--depths: {wrong[0]:g} is no percentage from 0 to 100")
+        raise ValueError(f"--depths: {wrong[0]:g} is not a percentage from 0 to 100")
 
 
 def cases_of_length(
@@ -112,9 +112,9 @@ def cases_of_length(
     haystack: Haystack,
     tokens: CountTokens,
 ) -> Iterator[Case]:
-    """`count` cases at each depth, in percent, of the first needle that is asked for; the others stand anywhere.
+    """Yield `count` cases for each depth, in percent, of the first needle asked for; others are placed at random.
 
-    The text is as long as leaves room for the answer in `length` tokens.
+    The text is as long as possible while prompt and answer fit in `length` tokens.
     """
     new_tokens = MAX_NEW_TOKENS_A_NEEDLE * needles.asked
     limit, guess = room_for_prompt(length, new_tokens), None
@@ -138,7 +138,7 @@ def cases_of_length(
 
 
 def _draw(rng: random.Random, count: int, depth: float, haystack: Haystack) -> list[tuple[str, int, float]]:
-    """Needles of distinct cities and distinct numbers of seven digits, none of which the haystack has."""
+    """Draw needles with distinct cities and distinct seven-digit numbers that do not occur in the haystack."""
     taken = {int(number) for piece in haystack.pieces for number in re.findall(r"\d{7}", piece)}
     needles = []
     for i, city in enumerate(rng.sample(CITIES, count)):
@@ -150,5 +150,5 @@ def _draw(rng: random.Random, count: int, depth: float, haystack: Haystack) -> l
 
 
 def score(case: Case, answer: str) -> float:
-    """The share of the expected numbers that stand in the answer."""
+    """Share of the expected numbers that occur in the answer."""
     return sum(number in answer for number in case.expected) / len(case.expected)

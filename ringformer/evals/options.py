@@ -1,4 +1,4 @@
-"""Options that evaluations share, and what is opened by them."""
+"""Options that evaluations share, and the model and output folder that they name."""
 
 import argparse
 import fcntl
@@ -7,7 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringformer.inference.options import add_model_options as add_inference_options
+from ringformer.inference.options import add_template_option, load_generator
 
 if TYPE_CHECKING:
     from ringformer.inference.run_text import RunText
@@ -17,108 +20,75 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The model, its mesh, the lengths and the folder of the outputs."""
-    parser.add_argument(
-        "--run",
-        metavar="DIR",
-        required=True,
-        help="the folder of a run, of a stage of one, of a converted model, or of a Hugging Face "
-        "checkpoint, which is converted for the while",
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
+    """Add the options of the model, of batches and of the output folder."""
+    add_inference_options(
+        parser,
+        "the folder of a run, of a stage of one, of a converted model, or of a Hugging Face checkpoint, which is "
+        "converted temporarily",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="the folder of cases.jsonl, table.txt and the PNG; cases that it "
-        "has are not evaluated again; default: evals/NAME in the run's",
+        help="the folder of cases.jsonl, table.txt and the PNG; cases already in it are not evaluated again; default: "
+        "evals/NAME in the run's folder",
     )
-    parser.add_argument(
-        "--allow_longer", action="store_true", help="go beyond the context that the model was configured for"
-    )
-    parser.add_argument("--batch_size", type=int, default=1, help="cases of a length that are evaluated at once")
-    parser.add_argument("--mesh_dim", default="1,1,1,1", help="sizes of dp,fsdp,tp,sp; -1 is the rest")
-    parser.add_argument(
-        "--cpu_devices", type=int, default=0, help="simulate so many devices on the CPU; default: the machine's own"
-    )
-    parser.add_argument(
-        "--prefill_chunk", type=int, metavar="TOKENS", help="read prompts in chunks of so many tokens; default: at once"
-    )
-    parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
-    parser.add_argument(
-        "--tokenizer",
-        help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the run's",
-    )
+    parser.add_argument("--batch_size", type=int, default=1, help="cases of one length to evaluate at a time")
 
 
 def add_lengths(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Contexts in tokens."""
+    """Add the option of the contexts in tokens."""
     parser.add_argument(
         "--lengths",
         type=parse_lengths,
         required=required,
         metavar="TOKENS,...",
-        help="contexts in tokens, of prompt and answer together, e.g. 4096,8192 or 4K,8K",
+        help="contexts in tokens, for prompt and answer together, e.g. 4096,8192 or 4K,8K",
     )
 
 
-def add_case_options(parser: argparse.ArgumentParser, num_cases: int | None, said: str) -> None:
-    """What cases there are, and how a prompt is given."""
-    from ringformer.data.chats.templates import TemplateName
-
-    parser.add_argument("--num_cases", type=int, default=num_cases, help=f"cases of each {said}")
-    parser.add_argument("--seed", type=int, default=0, help="of the cases (default: 0)")
-    parser.add_argument("--chat", action="store_true", help="give prompts through the model's chat template")
-    parser.add_argument(
-        "--template",
-        choices=get_args(TemplateName),
-        help="the chat template; default: that of the run's conversations, else the tokenizer's own",
-    )
+def add_case_options(parser: argparse.ArgumentParser, num_cases: int | None, each: str) -> None:
+    """Add the options of the cases and of the format of prompts."""
+    parser.add_argument("--num_cases", type=int, default=num_cases, help=f"cases of each {each}")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases (default: 0)")
+    parser.add_argument("--chat", action="store_true", help="format prompts with the model's chat template")
+    add_template_option(parser)
 
 
 def parse_lengths(text: str) -> list[int]:
-    """Numbers of tokens, 4096 or 4K each, separated by commas; distinct, in their order."""
-    found = set()
+    """Parse numbers of tokens like 4096 or 4K, separated by commas; return them sorted, without duplicates."""
+    lengths = set()
     for part in text.split(","):
         number = re.fullmatch(r"(\d+)([KM]?)", part.strip().upper())
         if not number:
-            raise argparse.ArgumentTypeError(f"{part!r} is no number of tokens; 4096 or 4K for example")
-        found.add(int(number[1]) * UNITS[number[2]])
-    return sorted(found)
+            raise argparse.ArgumentTypeError(f"{part!r} is not a number of tokens like 4096 or 4K")
+        lengths.add(int(number[1]) * UNITS[number[2]])
+    return sorted(lengths)
 
 
 class Opened(NamedTuple):
-    """The model of an evaluation, before its weights are loaded."""
+    """Model of an evaluation, before its weights are loaded."""
 
     text: "RunText"
     folder: Path
     args: argparse.Namespace
     identity: dict[str, Any]
-    """Of `model_folder.identity`, when it was opened."""
+    """Result of `model_folder.identity` when the model was opened."""
 
     def load(self, max_length: int) -> "TextGenerator":
-        """The model, for prompts and answers of up to `max_length` tokens.
+        """Load the model for prompts and answers of up to `max_length` tokens in total.
 
-        Raises ValueError if a checkpoint was written since it was opened: it may be the one that was read."""
+        Raises ValueError if a checkpoint was written since the model was opened: it may be the one that was loaded."""
         from ringformer.evals.model_folder import identity
-        from ringformer.inference.generator import Generator
         from ringformer.inference.text_generator import TextGenerator
 
-        generator = Generator.load(
-            self.folder,
-            mesh_dim=self.args.mesh_dim,
-            max_length=max_length,
-            prefill_chunk=self.args.prefill_chunk,
-            compute_dtype=self.args.compute_dtype,
-        )
+        generator = load_generator(self.folder, self.args, max_length)
         if identity(self.args.run) != self.identity:
-            raise ValueError(f"{self.args.run} wrote a checkpoint while it was read: start again")
+            raise ValueError(f"{self.args.run} wrote a checkpoint while it was being read: start again")
         return TextGenerator(generator, self.text)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What of the model and of the options decides an outcome."""
+        """Settings of the model and of the options that decide an outcome."""
         from ringformer.checkpoints.saved_model import model_of
 
         dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
@@ -127,7 +97,7 @@ class Opened(NamedTuple):
 
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[Opened]:
-    """What `--run` names. Raises ValueError for options that cannot be, before anything is computed."""
+    """Open the model that `--run` names. Raises ValueError for invalid options, before anything is computed."""
     from ringformer.parallel.mesh import simulate_cpu_devices
     from ringformer.plotting import check_matplotlib
 
@@ -142,7 +112,7 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
 
     register_models(args.config)
     if is_hugging_face(args.run) and not args.out:
-        raise ValueError(f"{args.run} is a Hugging Face checkpoint, which stays as it is: name the outputs' --out")
+        raise ValueError(f"{args.run} is a Hugging Face checkpoint, which is never written to: set --out")
     with model_folder(args.run, say) as folder:
         text = RunText(folder, tokenizer=args.tokenizer, template=getattr(args, "template", None))
         yield Opened(text, folder, args, identity(args.run))
@@ -150,16 +120,16 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
 
 @contextmanager
 def out_folder(args: argparse.Namespace, name: str) -> Iterator[Path]:
-    """Where the outputs go: a folder that no other process writes to meanwhile. Raises ValueError if one does."""
+    """Create and lock the folder of the outputs. Raises ValueError if another process writes to it."""
     folder = Path(args.out) if args.out else Path(args.run) / "evals" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"--out={folder}: there is a file of this name, or on the way: name another") from None
+        raise ValueError(f"--out={folder}: the path, or part of it, is a file: choose another") from None
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # which of the two, the system chooses
+        except (BlockingIOError, PermissionError):  # which one depends on the system
             raise ValueError(f"another evaluation writes to {folder}: wait for it, or choose another --out") from None
         yield folder
 

@@ -8,21 +8,22 @@ from ringformer.evals.options import add_lengths, add_model_options, opened, out
 
 
 def add_perplexity(parser: argparse.ArgumentParser) -> Run:
-    """Arguments of `ringformer eval perplexity`."""
+    """Add the arguments of `ringformer eval perplexity`."""
     parser.description = (
-        "The loss on the documents of a token store: of the same last tokens with more and more of their document "
-        "before them, and at the longest context by position, in powers of two. In nats, and in bits a byte by the "
-        "store's bytes per token."
+        "The loss on the documents of a token store: of the same last tokens given more and more of their document as "
+        "context, and at the longest context by position, in powers of two. In nats per token and in bits per byte."
     )
     add_model_options(parser)
     add_lengths(parser, required=True)
-    parser.add_argument("--store", required=True, help="a token store; of a folder of stores eval/ if it has one")
-    parser.add_argument("--documents", type=int, default=32, help="how many, of at least the longest of --lengths")
+    parser.add_argument("--store", required=True, help="a token store, or a folder of stores, whose eval/ is preferred")
+    parser.add_argument(
+        "--documents", type=int, default=32, help="number of documents, each at least as long as the longest context"
+    )
     parser.add_argument(
         "--last",
         type=int,
         metavar="TOKENS",
-        help="the last tokens that are compared; default: half of the shortest context",
+        help="number of last tokens to compare; default: half of the shortest context",
     )
     return _perplexity
 
@@ -42,7 +43,9 @@ def _perplexity(args: argparse.Namespace) -> None:
     with opened(args) as model:
         check_lengths(args.lengths, model.text.context, allow_longer=args.allow_longer)
         if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
-            raise ValueError(f"{store.path} was made with tokenizer {store.meta['tokenizer']}, the model has {name}")
+            raise ValueError(
+                f"{store.path} was made with tokenizer {store.meta['tokenizer']}, but the model has {name}"
+            )
         perplexity.check(store, args.lengths, last)
         settings = model.settings | {
             "store": store.meta["fingerprint"],

@@ -1,8 +1,8 @@
-"""The thirteen tasks of RULER (Hsieh et al. 2024): what is drawn for a prompt, how long it is made, and the metric.
+"""The thirteen tasks of RULER (Hsieh et al. 2024): random content, length and metric of their prompts.
 
-What differs from the generator of NVIDIA/RULER: keys, values, variables and coded words are distinct; a list is in an
-order of its own in every case; a needle in essays stands behind any full stop, of an abbreviation, too; and words are
-the package's own unless the original's are named. A list of more words than there are is one of pairs.
+Differences from the generator of NVIDIA/RULER: keys, values, variables and coded words are distinct; every case orders
+its list anew; a needle in essays may follow any full stop, including that of an abbreviation; and the words are the
+package's own unless the original's are given. A list longer than the supply of words consists of pairs.
 """
 
 import math
@@ -21,13 +21,13 @@ from ringformer.evals.words import distinct_pairs
 HOPS = 4
 COMMON_WORDS = 10
 LONG = 4096
-"""From so many tokens on a list has more of each word, and a prompt is made shorter in larger steps."""
+"""Context in tokens from which lists repeat each word more often, and prompts shrink in larger steps."""
 EXAMPLE_TOKENS, EXAMPLE_NOISES = 500, 5
-"""Of the example of `vt`: as many sentences of noise as fit, at least so many."""
+"""Most tokens of the example of `vt`, and fewest sentences of noise in it."""
 DEPTHS = tuple(round(100 * i / 39) for i in range(40))
-"""Of needles in essays, percentages of the sentences."""
+"""Depths of needles in essays, as percentages of the sentences."""
 ZIPF = 2.0
-"""The exponent of the frequencies of coded words."""
+"""Exponent of the frequencies of coded words."""
 
 
 class Built(NamedTuple):
@@ -36,28 +36,28 @@ class Built(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What the cases of a task at one length share."""
+    """Inputs that the cases of a task at one length share."""
 
     length: int
     room: int
-    """Tokens of a prompt."""
+    """Most tokens of a prompt."""
     tokens: CountTokens
     data: Data
     rng: random.Random
-    """What is drawn once for all cases."""
+    """Random numbers drawn once for all cases."""
 
 
 class Plan(NamedTuple):
-    """How the cases of a task are made at one length."""
+    """Recipe for the cases of a task at one length."""
 
     build: Callable[[random.Random, int, int], Built]
-    """The case of this number, from so many parts: sentences, words or documents."""
+    """Function that builds a case from its number and a number of parts: sentences, words or documents."""
     least: int
-    """The fewest parts that make a prompt."""
+    """Fewest parts that make a prompt."""
     step: int
-    """Parts fewer, where what was drawn for a case makes it too long."""
+    """Parts to remove at a time from a case whose random content makes it too long."""
     unit: int = 1
-    """Parts more, in the search for the most that fit."""
+    """Parts to add at a time in the search for the most that fit."""
 
 
 class Task(NamedTuple):
@@ -66,11 +66,11 @@ class Task(NamedTuple):
     plan: Callable[[Setting], Plan]
     max_new_tokens: int
     needs: str | None = None
-    """The data of others that it is made of, by the name of its flag."""
+    """Flag of the external data that the task needs."""
 
 
 def _distinct(draw: Callable[[random.Random], str]) -> Callable[[random.Random], Iterator[str]]:
-    """What `draw` draws, each once."""
+    """Turn `draw` into a stream of distinct values."""
 
     def stream(rng: random.Random) -> Iterator[str]:
         seen: set[str] = set()
@@ -97,10 +97,10 @@ def _step(length: int, long: int, short: int = 5) -> int:
 def _niah(
     haystack: str, kind: str = "number", *, key: str = "word", keys: int = 1, values: int = 1, asked: int = 1
 ) -> Callable[[Setting], Plan]:
-    """Needles in a haystack of noise, of other needles, or of essays: `keys` with `values` each, some asked for.
+    """Plan needles in a haystack of noise, other needles or essays: `keys` with `values` each, some asked for.
 
     Args:
-      kind: of the values, number or uuid.
+      kind: kind of the values, number or uuid.
       key: word or uuid.
     """
 
@@ -110,8 +110,8 @@ def _niah(
         def build(rng: random.Random, _index: int, parts: int) -> Built:
             draw_key = _uuids(rng) if key == "uuid" else distinct_pairs(rng, words.adjectives, words.nouns)
             draw_value = (_uuids if kind == "uuid" else _numbers)(rng)
-            found = {next(draw_key): [next(draw_value) for _ in range(values)] for _ in range(keys)}
-            hidden = [prompts.needle(kind, name, value) for name in found for value in found[name]]
+            needles = {next(draw_key): [next(draw_value) for _ in range(values)] for _ in range(keys)}
+            hidden = [prompts.needle(kind, name, value) for name in needles for value in needles[name]]
             rng.shuffle(hidden)
             if haystack == "essays":
                 essays = setting.data.essays
@@ -122,8 +122,8 @@ def _niah(
                 if haystack == "needles":
                     lines = [prompts.needle(kind, next(draw_key), next(draw_value)) for _ in range(parts)]
                 context = prompts.among_lines(lines, hidden, rng.sample(range(parts), len(hidden)))
-            names = rng.sample(list(found), asked)
-            answers = tuple(value for name in names for value in found[name])
+            names = rng.sample(list(needles), asked)
+            answers = tuple(value for name in names for value in needles[name])
             return Built(prompts.asking(kind, context, names, len(answers)), answers)
 
         step = 500 if haystack == "essays" else _step(setting.length, 25)
@@ -133,8 +133,8 @@ def _niah(
 
 
 def _tracking(setting: Setting) -> Plan:
-    """Variables assigned to one another, between lines of noise, behind an example of it: in that the assignments stand
-    at the same places in every case."""
+    """Plan variables assigned to one another between lines of noise, after an example whose assignments are at the same
+    places in every case."""
 
     def chain(rng: random.Random, letters: int, value: int, noises: int, places: Sequence[int]) -> Built:
         draw = _letters(string.ascii_uppercase, letters)(rng)
@@ -161,32 +161,32 @@ def _tracking(setting: Setting) -> Plan:
 
 
 def _common(setting: Setting) -> Plan:
-    """A list of words behind an example of it: ten words stand so many times in it, the others fewer times."""
+    """Plan a list of words after an example list; ten words are more frequent than the others."""
     shown, example_repeats, repeats = (40, (10, 3), (30, 3)) if setting.length >= LONG else (20, (3, 1), (6, 1))
     words = setting.data.words
 
-    def repeated(rng: random.Random, found: Sequence[str], times: tuple[int, int]) -> list[str]:
-        listed = [*found[:COMMON_WORDS]] * times[0] + [*found[COMMON_WORDS:]] * times[1]
+    def repeated(rng: random.Random, chosen: Sequence[str], times: tuple[int, int]) -> list[str]:
+        listed = [*chosen[:COMMON_WORDS]] * times[0] + [*chosen[COMMON_WORDS:]] * times[1]
         rng.shuffle(listed)
         return listed
 
     def build(rng: random.Random, _index: int, count: int) -> Built:
         example = rng.sample(words.listed, shown)
         if count <= len(words.listed):
-            found = rng.sample(words.listed, count)
+            chosen = rng.sample(words.listed, count)
         else:
             pairs = distinct_pairs(rng, words.adjectives_of_pairs, words.nouns_of_pairs)
-            found = [next(pairs) for _ in range(count)]
-        lists = (repeated(rng, example, example_repeats), repeated(rng, found, repeats))
+            chosen = [next(pairs) for _ in range(count)]
+        lists = (repeated(rng, example, example_repeats), repeated(rng, chosen, repeats))
         prompt = prompts.list_behind_example(lists[0], example[:COMMON_WORDS], lists[1])
-        return Built(prompt, tuple(found[:COMMON_WORDS]))
+        return Built(prompt, tuple(chosen[:COMMON_WORDS]))
 
     return Plan(build, COMMON_WORDS + 1, 10)
 
 
 def _frequent(setting: Setting) -> Plan:
-    """Coded words by Zipf's law; the most frequent are dots."""
-    zeta = math.pi**2 / 6  # of ZIPF
+    """Plan a text of coded words distributed by Zipf's law; the most frequent word is dots."""
+    zeta = math.pi**2 / 6  # zeta(ZIPF)
     step = max(1, setting.room // 32)
 
     def build(rng: random.Random, _index: int, count: int) -> Built:
@@ -197,12 +197,12 @@ def _frequent(setting: Setting) -> Plan:
         rng.shuffle(text)
         return Built(prompts.coded_text(text), tuple(vocabulary[1:4]))
 
-    first, fewest = setting.room // 6, 75  # from 75 on the fourth word stands more often than the fifth
+    first, fewest = setting.room // 6, 75  # from 75 on, the fourth word is more frequent than the fifth
     return Plan(build, fewest + (first - fewest) % step, step, unit=step)
 
 
 def _answering(source: Callable[[Data], Questions]) -> Callable[[Setting], Plan]:
-    """A question about documents, between others; the case's number is the question's."""
+    """Plan a question about documents among other documents; the case's number is the question's."""
 
     def plan(setting: Setting) -> Plan:
         asked, texts = source(setting.data)
@@ -212,14 +212,14 @@ def _answering(source: Callable[[Data], Questions]) -> Callable[[Setting], Plan]
                 raise ValueError(f"there are {len(asked):,} questions: ask for as many --num_cases or fewer")
             question, answers, own, related = asked[index]
             if count >= len(texts):
-                found = [i % len(texts) for i in range(count)]
+                shown = [i % len(texts) for i in range(count)]
             elif count > len(own) + len(related):
                 others = sorted({*range(len(texts))} - {*own, *related})
-                found = [*own, *related, *rng.sample(others, count - len(own) - len(related))]
+                shown = [*own, *related, *rng.sample(others, count - len(own) - len(related))]
             else:
-                found = [*own, *rng.sample(related, max(0, count - len(own)))]
-            rng.shuffle(found)
-            return Built(prompts.documents([texts[i] for i in found], question), answers)
+                shown = [*own, *rng.sample(related, max(0, count - len(own)))]
+            rng.shuffle(shown)
+            return Built(prompts.documents([texts[i] for i in shown], question), answers)
 
         return Plan(build, 10, 10)
 
@@ -242,28 +242,28 @@ TASKS = {
     "qa_2": Task(_answering(lambda data: data.hotpotqa), 32, "hotpotqa"),
 }
 ANY_REFERENCE = ("qa_1", "qa_2")
-"""Tasks of which one reference in the answer is enough."""
+"""Tasks for which one reference in the answer is enough."""
 
 
 def choose(names: Sequence[str] | None, data: Data) -> list[str]:
-    """The tasks of these names; None: all whose data are there. Raises ValueError for one that is none of RULER's, or
-    that needs a file that was not named."""
+    """Return the tasks to run; None: all whose data are given. Raises ValueError for an unknown task, or one that needs
+    a file that was not given."""
     if names is None:
         return [name for name, task in TASKS.items() if task.needs is None or data.paths[task.needs]]
     for name in names:
         if name not in TASKS:
             raise ValueError(f"unknown task {name!r}; known: {', '.join(TASKS)}")
         if (needs := TASKS[name].needs) and not data.paths[needs]:
-            raise ValueError(f"{name} is made of data that ringformer has not: name the file, --{needs}=FILE")
+            raise ValueError(f"{name} needs data that ringformer does not contain: set --{needs}=FILE")
     return list(names)
 
 
 def cases_of_length(
     length: int, names: Sequence[str], count: int, seed: int, tokens: CountTokens, data: Data
 ) -> Iterator[Case]:
-    """`count` cases of each task, each of as many parts as fit for what was drawn once, or some steps fewer where a
-    case's own would not fit: prompt and answer have at most `length` tokens. Raises ValueError for a task whose
-    shortest prompt does not fit."""
+    """Yield `count` cases of each task whose prompt and answer have at most `length` tokens. The number of parts is the
+    largest that fits a common sample, reduced in steps for cases that turn out longer. Raises ValueError for a task
+    whose shortest prompt does not fit."""
     for name in names:
         task = TASKS[name]
         room = room_for_prompt(length, task.max_new_tokens)
@@ -279,20 +279,20 @@ def cases_of_length(
         try:
             most = plan.least + largest_that_fits(size, room, 0) * plan.unit
         except ValueError as error:
-            raise ValueError(f"{too_short}{error}, or name other --tasks") from None
+            raise ValueError(f"{too_short}{error}, or choose other --tasks") from None
         for index in range(count):
             parts = most
             while tokens(*(case := built(index, index, parts)).prompt) > room:
                 if parts == plan.least:
                     shortest = f"the shortest prompt of case {index} does not fit"
-                    raise ValueError(f"{too_short}{shortest}: ask for a longer context, or name other --tasks")
+                    raise ValueError(f"{too_short}{shortest}: ask for a longer context, or choose other --tasks")
                 parts = max(plan.least, parts - plan.step)
             (question, prefix), most_new = case.prompt, task.max_new_tokens
             yield Case(length, index, question, case.expected, most_new, {"task": name}, prefix)
 
 
 def score(case: Case, answer: str) -> float:
-    """The share of the references that stand in the answer, in any case of letters, of `ANY_REFERENCE` 1 for one of
-    them; RULER's metric is 100 times its mean."""
-    found = [reference.lower() in answer.lower() for reference in case.expected]
-    return float(any(found)) if case.labels["task"] in ANY_REFERENCE else sum(found) / len(found)
+    """Share of the references that occur in the answer, ignoring case; for `ANY_REFERENCE`, 1 if any occurs. RULER's
+    metric is 100 times the mean."""
+    hits = [reference.lower() in answer.lower() for reference in case.expected]
+    return float(any(hits)) if case.labels["task"] in ANY_REFERENCE else sum(hits) / len(hits)

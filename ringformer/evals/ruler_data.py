@@ -1,6 +1,6 @@
-"""Data of others that tasks of RULER are made of, from the files that the original reads: words, essays, questions.
+"""External data for RULER's tasks, from the files that the original reads: words, essays, questions.
 
-Nothing of it is in ringformer but words of its own.
+ringformer contains none of it, only words of its own.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 from ringformer.evals.words import ADJECTIVES, NOUNS
 
 WORD_LISTS = ("adjectivelist.txt", "nounlist.txt", "verblist.txt")
-"""Of the package wonderwords, in its folder `assets`."""
+"""Files of the package wonderwords, in its folder `assets`."""
 
 
 class Words(NamedTuple):
-    """Of keys, ADJECTIVE-NOUN, and of the lists of `cwe`."""
+    """Words for keys, ADJECTIVE-NOUN, and for the lists of `cwe`."""
 
     adjectives: tuple[str, ...]
     nouns: tuple[str, ...]
     listed: tuple[str, ...]
-    """Distinct."""
+    """Distinct words for lists."""
     adjectives_of_pairs: tuple[str, ...]
     nouns_of_pairs: tuple[str, ...]
-    """Of the pairs that take the place of `listed` where these are too few."""
+    """Parts of the pairs that replace `listed` for lists that need more words."""
 
 
 class Question(NamedTuple):
@@ -34,11 +34,11 @@ class Question(NamedTuple):
 
     text: str
     answers: tuple[str, ...]
-    """Any of them is right."""
+    """Accepted answers; any one is correct."""
     documents: tuple[int, ...]
-    """Those that it is about."""
+    """Documents with the answer."""
     related: tuple[int, ...]
-    """Those that stand beside them before any other does."""
+    """Documents to show beside them before any others."""
 
 
 class Questions(NamedTuple):
@@ -49,17 +49,17 @@ class Questions(NamedTuple):
 
 
 def own_words() -> Words:
-    """ringformer's words; in `listed`, and in the pairs, none is a part of another, so that finding one in an answer
-    means that one, and able-arm is not of stable-army."""
+    """Return ringformer's words. No word of `listed` or of the pairs is part of another, so a match in an answer is
+    unambiguous: able-arm does not occur in stable-army."""
     words = [*ADJECTIVES, *(set(NOUNS) - set(ADJECTIVES))]
     listed = tuple(sorted(word for word in words if not any(word in other for other in words if other != word)))
     singles = frozenset(listed)
-    adjectives, nouns = (tuple(word for word in known if word in singles) for known in (ADJECTIVES, NOUNS))
+    adjectives, nouns = (tuple(word for word in own if word in singles) for own in (ADJECTIVES, NOUNS))
     return Words(ADJECTIVES, NOUNS, listed, adjectives, nouns)
 
 
 def read_words(folder: str | Path) -> Words:
-    """The words of `WORD_LISTS` in a folder, a line each, as the original takes them."""
+    """Read the words of `WORD_LISTS` in a folder, one per line, as the original does."""
     adjectives, nouns, verbs = (
         tuple(dict.fromkeys(line.strip() for line in _text(Path(folder) / name).splitlines() if line.strip()))
         for name in WORD_LISTS
@@ -68,26 +68,26 @@ def read_words(folder: str | Path) -> Words:
 
 
 def read_essays(path: str | Path) -> tuple[str, ...]:
-    """The words of a JSON object's "text", as the original's PaulGrahamEssays.json has it, or of a text file."""
+    """Read the words of a text file, or of a JSON object's "text" as in the original's PaulGrahamEssays.json."""
     text = _text(path)
     if Path(path).suffix == ".json":
-        text = _checked(path, text, lambda found: found["text"], 'an object with a "text"')
+        text = _checked(path, text, lambda essays: essays["text"], 'an object with a "text"')
     if not (words := tuple(text.split())):
         raise ValueError(f"{path} has no words")
     return words
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: one ends behind a full stop, question mark or exclamation mark, and the quotation marks
-    or brackets behind it."""
+    """Split a text into sentences, which end after a full stop, question mark or exclamation mark and any quotation
+    mark or bracket that follows it."""
     return re.split(r"(?<=[.?!]) +|(?<=[.?!][\"')\]]) +", text)
 
 
 def read_squad(path: str | Path) -> Questions:
-    """The questions of SQuAD 2.0, dev-v2.0.json, that have an answer."""
+    """Read the answerable questions of SQuAD 2.0, dev-v2.0.json."""
 
-    def read(found: dict[str, Any]) -> Questions:
-        articles = [article["paragraphs"] for article in found["data"]]
+    def read(squad: dict[str, Any]) -> Questions:
+        articles = [article["paragraphs"] for article in squad["data"]]
         documents = _sorted(paragraph["context"] for paragraphs in articles for paragraph in paragraphs)
         number = {text: i for i, text in enumerate(documents)}
         questions = []
@@ -106,15 +106,15 @@ def read_squad(path: str | Path) -> Questions:
 
 
 def read_hotpotqa(path: str | Path) -> Questions:
-    """The questions of HotpotQA, hotpot_dev_distractor_v1.json."""
+    """Read the questions of HotpotQA, hotpot_dev_distractor_v1.json."""
 
-    def read(found: list[dict[str, Any]]) -> Questions:
-        texts = [[f"{title}\n{''.join(lines)}" for title, lines in row["context"]] for row in found]
+    def read(rows: list[dict[str, Any]]) -> Questions:
+        texts = [[f"{title}\n{''.join(lines)}" for title, lines in row["context"]] for row in rows]
         documents = _sorted(text for own in texts for text in own)
         number = {text: i for i, text in enumerate(documents)}
         questions = [
             Question(row["question"], (row["answer"],), tuple(number[text] for text in own), ())
-            for row, own in zip(found, texts, strict=True)
+            for row, own in zip(rows, texts, strict=True)
         ]
         return Questions(tuple(questions), documents)
 
@@ -122,7 +122,7 @@ def read_hotpotqa(path: str | Path) -> Questions:
 
 
 class Data:
-    """What the tasks are made of: the files that were named, each read when it is first needed.
+    """Data of the tasks; each file is read when it is first needed.
 
     Args:
       words: the folder of `WORD_LISTS`; None: ringformer's own words.
@@ -160,13 +160,13 @@ class Data:
         return path
 
     def settings(self) -> dict[str, str | None]:
-        """What names the content of each file, for a file of cases."""
-        found: dict[str, str | None] = {}
+        """Hash the content of each file, for the settings in a file of cases."""
+        hashes: dict[str, str | None] = {}
         for name, path in self.paths.items():
             files = [Path(path) / each for each in WORD_LISTS] if path and name == "words" else [path] if path else []
             content = b"".join(_bytes(file) for file in files)
-            found[name] = hashlib.blake2b(content, digest_size=16).hexdigest() if files else None
-        return found
+            hashes[name] = hashlib.blake2b(content, digest_size=16).hexdigest() if files else None
+        return hashes
 
 
 def _sorted(texts) -> tuple[str, ...]:
@@ -188,11 +188,11 @@ def _text(path: str | Path) -> str:
 
 
 def _checked(path: str | Path, text: str, read: Callable[[Any], Any], name: str) -> Any:
-    """What `read` makes of a JSON text. Raises ValueError, with the form that is asked for, if it is of another one."""
+    """Parse JSON with `read`. Raises ValueError, naming the expected format, if the text has another."""
     try:
-        found = read(json.loads(text))
+        data = read(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not {name}: {error!r}") from None
-    if isinstance(found, Questions) and not (found.questions and all(each.answers for each in found.questions)):
-        raise ValueError(f"{path} is not {name}: a question has no answer, or there is none")
-    return found
+    if isinstance(data, Questions) and not (data.questions and all(each.answers for each in data.questions)):
+        raise ValueError(f"{path} is not {name}: it has no questions, or one without an answer")
+    return data

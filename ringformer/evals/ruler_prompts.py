@@ -1,6 +1,6 @@
-"""The texts of RULER's prompts, from what is drawn for them: no random number is drawn here.
+"""Texts of RULER's prompts, as the generator of NVIDIA/RULER writes them; tests/evals/ruler_prompts.json has samples.
 
-As the generator of NVIDIA/RULER writes them; tests/evals/ruler_prompts.json has some of its own.
+Nothing here is random: callers pass the content that they drew.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 
 
 class Prompt(NamedTuple):
-    """A question, and how its answer begins, which the model is given."""
+    """A question, and the beginning of its answer, which the model is given."""
 
     question: str
     prefix: str
 
     @property
     def text(self) -> str:
-        """Both as one text."""
+        """Question and prefix as one text."""
         return self.question + self.prefix
 
 
@@ -59,25 +59,25 @@ ANSWERING = Prompt(
 
 
 def filled(template: Prompt, **values: object) -> Prompt:
-    """A template with its values."""
+    """Fill in a template."""
     return Prompt(template.question.format(**values), template.prefix.format(**values))
 
 
 def needle(kind: str, key: str, value: str) -> str:
-    """The sentence that hides a value, a number or a uuid by `kind`."""
+    """Write the sentence that hides a value; `kind` is number or uuid."""
     return f"One of the special magic {kind}s for {key} is: {value}."
 
 
 def among_lines(lines: Sequence[str], hidden: Sequence[str], places: Sequence[int]) -> str:
-    """Lines with others among them, the i-th before line `places[i]`, counted without the hidden ones."""
-    found = list(lines)
+    """Insert hidden lines, the i-th before line `places[i]` of the original lines."""
+    merged = list(lines)
     for place, line in sorted(zip(places, hidden, strict=True), reverse=True):
-        found.insert(place, line)
-    return "\n".join(found)
+        merged.insert(place, line)
+    return "\n".join(merged)
 
 
 def among_sentences(sentences: Sequence[str], hidden: Sequence[str], depths: Sequence[int]) -> str:
-    """A text of sentences with others among them, in their order at rising `depths`, percentages of the sentences."""
+    """Insert hidden sentences, in their order, at increasing `depths`, which are percentages of the sentences."""
     ends = [int(len(sentences) * (depth / 100)) for depth in sorted(depths)]
     parts = []
     for begin, end, sentence in zip([0, *ends[:-1]], ends, hidden, strict=True):
@@ -86,14 +86,14 @@ def among_sentences(sentences: Sequence[str], hidden: Sequence[str], depths: Seq
 
 
 def asking(kind: str, context: str, keys: Sequence[str], values: int) -> Prompt:
-    """The question for all values of some keys, `values` in all."""
+    """Ask for all values of some keys, `values` in total."""
     *others, last = keys
     asked = f"{', '.join(others)}, and {last}" if others else last
     return filled(ONE_NEEDLE if values == 1 else MANY_NEEDLES, kind=kind, context=context, keys=asked)
 
 
 def chain(names: Sequence[str], value: int, noises: int, places: Sequence[int]) -> Prompt:
-    """A chain of variables, the first of which is assigned a value, one at each of `places` in sentences of noise."""
+    """Write a chain of variables, one at each of `places` among sentences of noise; the first is assigned the value."""
     lines = [f"VAR {names[0]} = {value}"]
     lines += [f"VAR {name} = VAR {before} " for before, name in pairwise(names)]
     context = among_lines([NOISE] * noises, lines, places)
@@ -101,27 +101,27 @@ def chain(names: Sequence[str], value: int, noises: int, places: Sequence[int]) 
 
 
 def chain_behind_example(example: Prompt, variables: Sequence[str], asked: Prompt) -> Prompt:
-    """A chain behind another one and its answer."""
+    """Put a chain after an example chain and its answer."""
     return Prompt(f"{example.text} {' '.join(variables)}\n\n{asked.question}", asked.prefix)
 
 
 def numbered(words: Sequence[str]) -> str:
-    """1. FIRST 2. SECOND and so on."""
+    """Number the words: 1. FIRST 2. SECOND ..."""
     return " ".join(f"{i}. {word}" for i, word in enumerate(words, 1))
 
 
 def list_behind_example(shown: Sequence[str], common: Sequence[str], words: Sequence[str]) -> Prompt:
-    """A list of words behind another one, `shown`, and its `common` words."""
-    example, asked = (filled(COMMON, context=numbered(found)) for found in (shown, words))
+    """Put a list of words after an example list, `shown`, and its `common` words."""
+    example, asked = (filled(COMMON, context=numbered(listed)) for listed in (shown, words))
     return Prompt(f"{example.text} {numbered(common)}\n{asked.question}", asked.prefix)
 
 
 def coded_text(words: Sequence[str]) -> Prompt:
-    """A text of coded words, and of dots that count as none."""
+    """Write a text of coded words, and of dots, which do not count as words."""
     return filled(FREQUENT, context=" ".join(words))
 
 
 def documents(texts: Sequence[str], question: str) -> Prompt:
-    """A question behind numbered documents."""
+    """Put a question after numbered documents."""
     context = "\n\n".join(f"Document {i}:\n{text}" for i, text in enumerate(texts, 1))
     return filled(ANSWERING, context=context, question=question)

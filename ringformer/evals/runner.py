@@ -1,4 +1,4 @@
-"""Cases answered in batches by a model, scored and kept one by one."""
+"""Answer cases in batches with a model; score and save them one by one."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -8,18 +8,18 @@ from ringformer.evals.cases import Case, TextModel
 
 
 class Answering(NamedTuple):
-    """How cases are answered."""
+    """Model and options that answer cases."""
 
     model: TextModel
     capacity: int
-    """Tokens that the model takes, prompt and answer together."""
+    """Most tokens of the model, prompt and answer together."""
     batch_size: int
-    """Cases of a length that are answered at once."""
+    """Cases of one length to answer at a time."""
     chat: bool
-    """Prompts go through the model's chat template."""
+    """True to format prompts with the model's chat template."""
 
     def tokens(self, prompt: str, prefix: str = "") -> int:
-        """The tokens that the model is given for a prompt, and for how its answer begins."""
+        """Count the tokens that the model is given for a prompt and the beginning of its answer."""
         return len(self.model.encode(prompt, chat=self.chat, prefix=prefix))
 
 
@@ -33,19 +33,19 @@ def answer_cases(
     file: CaseFile,
     say: Callable[[str], None],
 ) -> None:
-    """Answer what of `groups`, each of about one length, is not in the file yet.
+    """Answer the cases of `groups`, each of about one length, that are not in the file yet.
 
-    No prompt is ever cut: before anything of a group is computed each of its prompts is measured.
+    Prompts are never truncated: all prompts of a group are measured before any is answered.
 
     Raises:
-      ValueError: for a prompt that does not fit, and for a row of the file that is not what its answer gives.
+      ValueError: for a prompt that does not fit, and for a row of the file that does not match its answer.
     """
     for group in groups:
         prompt_tokens = check_fit(group, answering)
         pending = [case for case in group if not file.done(case.key, case.prompt_hash)]
         for case in group:
-            if found := file.rows.get(case.key):
-                answer = str(found.get("answer"))
+            if row := file.rows.get(case.key):
+                answer = str(row.get("answer"))
                 file.check(_row(case, answer, score(case, answer), prompt_tokens[case.key]))
         for first in range(0, len(pending), answering.batch_size):
             batch = pending[first : first + answering.batch_size]
@@ -56,28 +56,28 @@ def answer_cases(
 
 
 def describe(group: Sequence[Case]) -> str:
-    """What the cases of a group have in common, for a person."""
+    """Describe the task and length that the cases of a group share."""
     case = group[0]
     size = f"{case.labels['num_lines']:,} lines" if case.length is None else f"{case.length:,} tokens"
     return f"{case.labels['task']}, {size}" if "task" in case.labels else size
 
 
 def check_fit(cases: Sequence[Case], answering: Answering) -> dict[str, int]:
-    """The tokens of each case's prompt, by its key. Raises ValueError for one that leaves no room for its answer."""
-    found = {}
+    """Count the prompt tokens of each case, by key. Raises ValueError for one that leaves no room for its answer."""
+    prompt_tokens = {}
     for case in cases:
-        tokens = found[case.key] = answering.tokens(case.prompt, case.prefix)
+        tokens = prompt_tokens[case.key] = answering.tokens(case.prompt, case.prefix)
         room = answering.capacity if case.length is None else min(case.length, answering.capacity)
         if tokens + case.max_new_tokens > room:
             raise ValueError(
-                f"case {case.index} of {describe([case])} has {tokens:,} tokens and {case.max_new_tokens} are to "
-                f"follow, more than the {room:,} that fit: prompts are never cut; raise --lengths"
+                f"case {case.index} of {describe([case])} has {tokens:,} tokens and may generate "
+                f"{case.max_new_tokens}, more than the {room:,} that fit: prompts are never truncated; raise --lengths"
             )
-    return found
+    return prompt_tokens
 
 
 def _answers(batch: Sequence[Case], answering: Answering) -> list[str]:
-    """The answer to each case; the last batch of a length is filled up, so that all have the same shape."""
+    """Answer each case of a batch; a short batch is padded, so that all have the same shape."""
     filled = [*batch, *[batch[-1]] * (answering.batch_size - len(batch))]
     new_tokens = max(case.max_new_tokens for case in batch)
     prompts, prefixes = [case.prompt for case in filled], [case.prefix for case in filled]
@@ -86,7 +86,7 @@ def _answers(batch: Sequence[Case], answering: Answering) -> list[str]:
 
 
 def row_checker(score: Score) -> CheckRow:
-    """What refuses a row that `answer_cases` did not write: its key is that of its fields, its score its answer's."""
+    """Return a function that refuses rows whose key does not match their fields, or whose score is not the answer's."""
 
     def check(row: Row) -> None:
         labels = {name: value for name, value in row.items() if name not in FIELDS}
@@ -94,13 +94,13 @@ def row_checker(score: Score) -> CheckRow:
         case = Case(row["length"], row["index"], "", expected, 0, labels)
         whole = row.keys() >= FIELDS and expected and row["key"] == case.key
         if not whole or row["score"] != score(case, row["answer"]):
-            raise ValueError("not what an evaluation writes")
+            raise ValueError("not written by an evaluation")
 
     return check
 
 
 FIELDS = frozenset(("key", "prompt_hash", "length", "index", "prompt_tokens", "expected", "answer", "score"))
-"""Of a row, besides the labels of its case."""
+"""Fields of a row, besides the labels of its case."""
 
 
 def _row(case: Case, answer: str, score: float, prompt_tokens: int) -> Row:

@@ -1,7 +1,7 @@
-"""Words of which prompts are made. Whoever changes them changes every prompt: a case is known by its prompt's hash.
+"""Words for prompts. Changing them changes every prompt, and a case is identified by its prompt's hash.
 
-They are the package's own, so that a seed means the same prompts on every machine and with every release of others'
-lists.
+The package has its own words, so that a seed gives the same prompts on every machine, independent of other packages'
+releases.
 """
 
 import random
@@ -37,7 +37,7 @@ _ADJECTIVES = (
     "yellow young zesty"
 )
 ADJECTIVES = tuple(_ADJECTIVES.split())
-"""Distinct, none of them a noun of ours."""
+"""Distinct adjectives, none of them in `NOUNS`."""
 
 _NOUNS = (
     "acorn actor airport album alley almond anchor angle ankle answer ant apple apron arch arena arm army arrow "
@@ -74,7 +74,7 @@ _NOUNS = (
     "whistle willow window wine winter wizard wolf woman wood wool worm wrist yard zebra"
 )
 NOUNS = tuple(_NOUNS.split())
-"""Distinct."""
+"""Distinct nouns."""
 
 _CITIES = (
     "Accra Amsterdam Ankara Athens Auckland Bangkok Barcelona Beijing Belgrade Berlin Bogota Boston Brisbane Brussels "
@@ -88,14 +88,13 @@ _CITIES = (
     "Zurich"
 )
 CITIES = tuple(_CITIES.split())
-"""Distinct, each a name of one word."""
+"""Distinct cities with one-word names."""
 
 
 def distinct_pairs(
     rng: random.Random, adjectives: Sequence[str] = ADJECTIVES, nouns: Sequence[str] = NOUNS
 ) -> Iterator[str]:
-    """Indices `adjective-noun`, none of them twice: the first n are the same however many are taken. Raises ValueError
-    where all are taken."""
+    """Yield distinct indices `adjective-noun`. Raises ValueError when all are taken."""
     seen: set[int] = set()
     total = len(adjectives) * len(nouns)
     while len(seen) < total:
@@ -103,4 +102,4 @@ def distinct_pairs(
             seen.add(drawn)
             adjective, noun = divmod(drawn, len(nouns))
             yield f"{adjectives[adjective]}-{nouns[noun]}"
-    raise ValueError(f"there are {total:,} pairs of words and no more: ask for a shorter context")
+    raise ValueError(f"all {total:,} pairs of words are taken: ask for a shorter context")

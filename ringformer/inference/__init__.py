@@ -1,1 +1,1 @@
-"""A trained model on its mesh: prompts continued, chats answered, with the cache sharded over the ring."""
+"""Inference with a trained model on a mesh: continues prompts and answers chats; the ring shards the cache."""

@@ -1,4 +1,4 @@
-"""The text of a row while its tokens come."""
+"""The text of a row while its tokens are generated."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,8 +9,8 @@ from ringformer.inference.text_stream import StopStrings, TextStream
 
 
 class RowText:
-    """The text of a row's tokens: without the end token, what the template put before it, and what follows a stop
-    string."""
+    """The text of a row's tokens, without the end token, the template's text before the answer, and anything from a
+    stop string on."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: ChatPrompt, ends: frozenset[int], stop: Sequence[str]):
         self._stream, self._ends = TextStream(tokenizer, prompt.ids), ends
@@ -40,20 +40,20 @@ class RowText:
 
 
 class Answer(Iterator[str]):
-    """One row's text in pieces. Whoever wants no more of it calls `close`, or just stops asking."""
+    """One row's text in pieces. To stop early, call `close` or just stop iterating."""
 
     def __init__(self, session: Session, steps: Iterator[list[int | None]], text: RowText, prompt_tokens: int):
         self.session = session
         self.prompt_tokens = prompt_tokens
-        """How many tokens were read before it; in a chat, those that were not in the cache."""
+        """Tokens of the prompt that were read for this answer; in a chat, only those that were not in the cache."""
         self.ids: list[int] = []
-        """The tokens so far, the end token too."""
+        """Tokens so far, including the end token."""
         self.text = ""
-        """The pieces so far."""
+        """Text of the pieces so far."""
         self.interrupted = False
-        """Whether an exception ended it between two tokens: nobody knows what the session has then."""
+        """True after an exception between two tokens; the contents of the session are then undefined."""
         self.began_anew = False
-        """Whether a chat had to read its conversation from the beginning (`Chat.ask`)."""
+        """True if a chat had to reread its conversation from the beginning (`Chat.ask`)."""
         self._steps, self._text, self._closed = steps, text, False
 
     def __next__(self) -> str:
@@ -79,7 +79,7 @@ class Answer(Iterator[str]):
         raise StopIteration
 
     def close(self) -> None:
-        """Ask for no more tokens; a session may go on with others."""
+        """Stop asking for tokens; the session can be used again."""
         self._closed = True
         if hasattr(self._steps, "close"):
             self._steps.close()

@@ -1,8 +1,8 @@
-"""The cache of keys and values, which lies over the ring as it was computed and is never moved.
+"""The cache of keys and values, sharded over the ring. An entry stays on the rank that computed it.
 
-A rank of the ring has `slots`, the same number on every one. A slot is a token's place in all rows at once; which token
-of a row lies there its position says, and -1 that there is none: layouts may therefore stay as they are, rows be of
-unequal length, and a slot be filled on one rank alone.
+Every rank of the ring has the same number of `slots`. A slot holds one token of each row. `positions` records where in
+its row that token stands, or -1 for an empty slot. Layouts therefore need no reordering, rows can differ in length, and
+a slot can be filled on a single rank.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from ringformer.models.llama_config import LlamaConfig
 
 
 class Cache(NamedTuple):
-    """Keys and values of all layers, rotated, in the compute dtype, and where in its row each token stands."""
+    """Keys (rotated) and values of all layers, in the compute dtype, and the position of each token in its row."""
 
     k: Any  # [L, B, K, S, d]
     v: Any
@@ -28,11 +28,11 @@ class Cache(NamedTuple):
 
 
 SPECS = Cache(P(None, "dp", "tp", "sp", None), P(None, "dp", "tp", "sp", None), P("dp", "sp"))
-"""Heads over tp, each rank of it with at least one, slots over the ring."""
+"""Heads are sharded over tp, at least one per rank; slots are sharded over the ring."""
 
 
 def abstract_cache(config: LlamaConfig, mesh: Mesh, rows: int, slots: int) -> Cache:
-    """Shapes, dtypes and shardings of the global arrays, with so many slots on each rank."""
+    """Shapes, dtypes and shardings of the global arrays; `slots` is per rank."""
     heads, S = max(config.num_kv_heads, mesh.shape["tp"]), slots * mesh.shape["sp"]
     kv = (config.num_layers, rows, heads, S, config.head_dim), jnp.dtype(config.compute_dtype)
     arrays = kv, kv, ((rows, S), jnp.dtype(jnp.int32))
@@ -52,7 +52,7 @@ def empty_cache(abstract: Cache) -> Cache:
 
 
 def layer_of(x: Float[Array, "L B K S d"], layer: Int32[Array, ""], slots: int) -> Float[Array, "B K s d"]:
-    """The first `slots` of a layer of a device's keys or values."""
+    """Keys or values of one layer in the device's first `slots` slots."""
     return lax.dynamic_slice(x, (layer, 0, 0, 0, 0), (1, *x.shape[1:3], slots, x.shape[4]))[0]
 
 
@@ -63,7 +63,7 @@ def write_chunk(
     positions: Int32[Array, "B T"],
     slot: Int32[Array, ""],
 ) -> Cache:
-    """The device's cache with T tokens from `slot` on."""
+    """Return the device's cache with T tokens written from `slot` on."""
     k, v = (x.swapaxes(2, 3) for x in (k, v))
     return Cache(
         lax.dynamic_update_slice(cache.k, k, (0, 0, 0, slot, 0)),
@@ -80,7 +80,7 @@ def write_token(
     slot: Int32[Array, ""],
     mine: Bool[Array, ""],
 ) -> Cache:
-    """The device's cache with a token of each row in `slot`, if this rank is the one that takes it."""
+    """Return the device's cache with one token of each row written to `slot`, if `mine`: this rank takes the token."""
 
     def write(old, new, axis):
         new, start = jnp.expand_dims(new, axis), [0] * old.ndim
@@ -92,7 +92,7 @@ def write_token(
 
 
 class Slots:
-    """How many slots of each rank are taken, in any row: the first ones. On the host."""
+    """Count, on the host, how many slots of each rank are taken in any row. The taken slots are the first ones."""
 
     def __init__(self, ranks: int, capacity: int):
         self.capacity = capacity
@@ -101,32 +101,32 @@ class Slots:
 
     @property
     def top(self) -> int:
-        """Slots of a rank that may hold something: all beyond are empty, on every rank."""
+        """Largest number of slots taken on any rank; slots beyond it are empty everywhere."""
         return int(self._taken.max())
 
     @property
     def free(self) -> int:
-        """Of all ranks together: tokens that may still be generated."""
+        """Number of tokens that can still be generated, over all ranks."""
         return self.capacity * len(self._taken) - int(self._taken.sum())
 
     @property
     def room(self) -> int:
-        """Tokens of the longest chunk that may still come: each rank has as many slots for it."""
+        """Tokens of the longest chunk that still fits; a chunk takes equally many slots on each rank."""
         return (self.capacity - self.top) * len(self._taken)
 
     def take_chunk(self, filled: Bool[np.ndarray, "ranks T"]) -> Int32[np.ndarray, " ranks"]:
-        """The slot of each rank from which on it writes T tokens, of which the last may be padding in all rows: what
-        comes next is written over that."""
+        """Return each rank's first slot for T tokens. Trailing tokens that are padding in all rows keep no slot: the
+        next write overwrites them."""
         if filled.size > self.room:
-            raise ValueError(f"{filled.size} tokens do not fit the cache, {self.room} would")
+            raise ValueError(f"{filled.size} tokens do not fit in the cache; it has room for {self.room}")
         starts = self._taken.copy()
         self._taken += filled.sum(axis=1, dtype=np.int32)
         return starts
 
     def take(self) -> tuple[int, int]:
-        """(rank, slot) for one more token: of the rank that has the fewest."""
+        """Return (rank, slot) for one more token, on the rank with the fewest taken slots."""
         if not self.free:
-            raise ValueError("all slots of the cache are taken")
+            raise ValueError("the cache is full")
         rank = int(self._taken.argmin())
         self._taken[rank] += 1
         return rank, int(self._taken[rank]) - 1

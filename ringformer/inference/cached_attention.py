@@ -1,7 +1,7 @@
-"""Attention to a cache that lies over a ring: of one new token of each row, and of a chunk of new tokens.
+"""Attention to a cache that is sharded over a ring, for one new token of each row or for a chunk of new tokens.
 
-All that is in the cache comes before what is new, so that validity is the whole mask. A rank without keys for a row
-has the maximum -inf there and the sum 0, and merges to nothing.
+Everything in the cache precedes the new tokens, so the validity of slots is the only mask. A rank without keys for a
+row contributes a maximum of -inf and a sum of 0, which leave the merged result unchanged.
 """
 
 from functools import partial
@@ -17,14 +17,14 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.ring_attention import ring_attention
 
 Travels = Literal["keys", "queries"]
-"""What goes round the ring when a chunk of queries meets the cache."""
+"""Arrays that travel around the ring when a chunk of queries attends to the cache."""
 
 ATTEND_TOKEN = "attend_token"
-"""The name scope of a token's attention, by which a compiled program tells it from the projections around it."""
+"""Name scope of a token's attention, which distinguishes it from the projections in a compiled program."""
 
 
 def cheaper_to_move(config: LlamaConfig, new: int, cached: int) -> Travels:
-    """What is less to move: the keys and values of what is cached, or the queries of what is new and their outputs."""
+    """Choose the smaller traffic: keys and values of the cached tokens, or queries and outputs of the new tokens."""
     return "keys" if new * config.num_heads >= 2 * config.num_kv_heads * (new + cached) else "queries"
 
 
@@ -38,14 +38,14 @@ def attend_token(
     valid: Bool[Array, "B S"],
     ring: str,
 ) -> Float32[Array, "B K G d"]:
-    """One query a row, the same on all ranks, to the rank's share of the keys and to its own k and v: the whole result.
+    """Attend from one query per row, the same on all ranks, to the keys of all ranks' shares and to its own k and v.
 
-    What travels is one maximum and one sum, 4 B K G (d + 2) bytes, whatever the context.
+    One maximum and one sum are communicated, 4 B K G (d + 2) bytes regardless of the context.
     """
     scale = q.shape[-1] ** -0.5
 
     def weights(s):
-        """The logits' maximum, and their exponentials under it."""
+        """Return the maximum of the logits, and their exponentials relative to it."""
         m = s.max(axis=-1)
         return m, jnp.exp(s - _shift(m)[..., None])
 
@@ -70,7 +70,7 @@ def attend_cached(
     ring: str,
     **options,
 ) -> tuple[Float32[Array, "B T H d"], Float32[Array, "B H T"]]:
-    """(o, lse) of this rank's queries to the valid keys of all ranks' shares; `options` are `ring_attention`'s."""
+    """Return (o, lse) of this rank's queries to the valid keys of all ranks; `options` go to `ring_attention`."""
     k, v = (rearrange(x, "b k s d -> b s k d") for x in (cached_k, cached_v))
     keys = jnp.where(valid, 0, 1)  # segments: the queries are of segment 0
     options |= {"causal": False, "return_lse": True}
@@ -94,12 +94,13 @@ def join(
     a: tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]],
     b: tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]],
 ) -> Float32[Array, "B T H d"]:
-    """The attention of queries to two sets of keys, from (o, lse) of each. Each query sees a key of one of them."""
+    """Merge the attention of the same queries to two sets of keys from (o, lse) of each. Each query must see at least
+    one key."""
     (x, left), (y, right) = a, b
     left, right = (jnp.exp(w - jnp.maximum(left, right)).swapaxes(1, 2)[..., None] for w in (left, right))
     return (x * left + y * right) / (left + right)
 
 
 def _shift(m: jax.Array) -> jax.Array:
-    """A maximum to subtract: 0 of a row without keys, where -inf would give nan."""
+    """Return the maximum to subtract: 0 for a row without keys, where -inf would give NaN."""
     return jnp.where(jnp.isneginf(m), 0.0, m)

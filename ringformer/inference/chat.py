@@ -1,4 +1,4 @@
-"""A conversation with a model, whose cache is kept from turn to turn."""
+"""A conversation with a model that keeps its cache between turns."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,21 +12,21 @@ from ringformer.inference.text_generator import TextGenerator
 
 
 class Chat:
-    """A conversation whose cache is kept: of each turn only the new tokens are read.
+    """A conversation that keeps its cache: each turn reads only the new tokens.
 
-    The cache holds exactly the tokens of the conversation as the chat template renders it. Where those do not begin
-    with what was read and said so far, the conversation is read anew, and the answer says so in `began_anew`: templates
-    may rewrite earlier turns, and a model may have spelled an answer otherwise than the tokenizer does. So it is where
-    the cache has no room left beside what turns of odd lengths have left empty in it.
+    The cache holds exactly the tokens of the conversation as the chat template renders it. If the rendered tokens do
+    not begin with the cached ones, the conversation is reread from the beginning and the answer sets `began_anew`. This
+    happens when a template rewrites earlier turns, or when the model spelled an answer with other tokens than the
+    tokenizer would. It also happens when the cache has no room left because turns of odd lengths left slots empty.
 
     Args:
-      generator: what answers.
-      system: the system message; None: the template's own, if it has one.
+      generator: the model that answers.
+      system: the system message; None: the template's default, if it has one.
     """
 
     def __init__(self, generator: TextGenerator, system: str | None = None):
         self.messages: list[Message] = [] if system is None else [Message("system", system)]
-        """The conversation so far; of the last answer `ask` adds what came of it when the next question is asked."""
+        """Conversation so far; the next `ask` appends the last answer, as far as it was generated."""
         self._generator = generator
         self._session: Session | None = None
         self._cached: list[int] = []
@@ -35,9 +35,9 @@ class Chat:
     def ask(
         self, question: str, *, max_new_tokens: int, sampling: Sampling = Sampling(), stop: Sequence[str] = ()
     ) -> Answer:
-        """The answer to a question, in pieces; what was taken of the last one is part of the conversation.
+        """Answer a question, in pieces. The part of the previous answer that was consumed joins the conversation.
 
-        Raises ValueError as `TextGenerator.stream` does; the conversation is then as it was.
+        Raises ValueError as `TextGenerator.stream` does; the conversation is then unchanged.
         """
         self._settle()
         generator, messages = self._generator, [*self.messages, Message("user", question)]
@@ -47,7 +47,7 @@ class Chat:
         self._session = None  # until the answer is there
         answer = None
         if session is not None and session.lengths[0] == len(cached) and prompt.ids[: len(cached)] == cached:
-            with suppress(ValueError):  # there is room, but not behind what turns of odd lengths have left empty
+            with suppress(ValueError):  # turns of odd lengths may have left too few free slots at the end of the cache
                 answer = self._answer(session, prompt, len(cached), max_new_tokens, sampling, stop)
         if answer is None:
             answer = self._answer(generator.generator.session(1), prompt, 0, max_new_tokens, sampling, stop)
@@ -59,19 +59,19 @@ class Chat:
         self,
         session: Session,
         prompt: ChatPrompt,
-        known: int,
+        cached: int,
         max_new_tokens: int,
         sampling: Sampling,
         stop: Sequence[str],
     ) -> Answer:
-        """The answer to a prompt of which the session has the first `known` tokens."""
-        new_ids = prompt.ids[known:]
+        """Answer a prompt whose first `cached` tokens the session already has."""
+        new_ids = prompt.ids[cached:]
         session.append([new_ids])
         ends = self._generator.text.chat_end_tokens
         return self._generator.answer(session, prompt, len(new_ids), max_new_tokens, sampling, stop, ends)
 
     def _settle(self) -> None:
-        """Put what was taken of the last answer into the conversation and among the tokens of the cache."""
+        """Add the consumed part of the last answer to the conversation and to the cached tokens."""
         if self._last is None:
             return
         (answer, prompt), self._last = self._last, None

@@ -7,83 +7,52 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from ringformer.cli.visible_text import visible
+from ringformer.inference.options import add_model_options, add_template_option, load_generator
 from ringformer.processes.flags import add_distributed_flags, member_of
 
 if TYPE_CHECKING:
     from ringformer.processes.rendezvous import Membership
 
 MEET_SECONDS = 60.0
-"""Several processes wait so long for each other."""
+"""Seconds that processes wait for each other."""
 
 
 def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Arguments of `ringformer generate`."""
-    from ringformer.data.chats.templates import TemplateName
-
+    """Add the arguments of `ringformer generate`."""
     parser.description = (
-        "Continue a prompt with the model of a run, or answer it with --chat: text to stdout as it comes, tokens a "
-        "second to stderr. Without --prompt and --prompt_file the prompt is read from stdin, on a terminal one after "
-        "the other; a chat keeps what it has read and said. Ctrl-C ends an answer, Ctrl-D a conversation. Several "
-        "processes, --distributed, share a prompt that all are given; process 0 says the answer."
+        "Continue a prompt with the model of a run, or answer it with --chat. Text goes to stdout as it is generated, "
+        "tokens per second to stderr. Without --prompt and --prompt_file, the prompt is read from stdin; on a "
+        "terminal, prompts are read in a loop and a chat keeps its history. Ctrl-C ends an answer, Ctrl-D a "
+        "conversation. With --distributed, several processes work on the same prompt, which each must be given; "
+        "process 0 prints the answer."
     )
-    parser.add_argument(
-        "--run",
-        dest="run_dir",
-        metavar="DIR",
-        required=True,
-        help="the folder of a run, of a stage of one, or of a converted model",
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
-    )
-    parser.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat a question")
-    parser.add_argument("--prompt_file", metavar="FILE", help="the same from a file in UTF-8, to its last newline")
-    parser.add_argument("--chat", action="store_true", help="answer, by the run's chat template")
-    parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; without: the template's own")
+    add_model_options(parser, "the folder of a run, of a stage of one, or of a converted model", "run_dir")
+    parser.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat, a question")
+    parser.add_argument("--prompt_file", metavar="FILE", help="a UTF-8 file with the prompt, including its newlines")
+    parser.add_argument("--chat", action="store_true", help="answer using the run's chat template")
+    parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; default: the template's own")
     parser.add_argument("--max_new_tokens", type=int, default=256, help="the longest continuation")
     parser.add_argument(
         "--stop",
         metavar="TEXT",
         action="append",
         default=[],
-        help="end the text before this one; may be given several times",
+        help="end the text before this string; may be repeated",
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest token (default: 0)")
-    parser.add_argument("--top_k", type=int, help="sample among so many likeliest tokens")
-    parser.add_argument("--top_p", type=float, help="sample among the likeliest tokens that have this probability")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    parser.add_argument("--top_k", type=int, help="sample from this many of the likeliest tokens")
+    parser.add_argument("--top_p", type=float, help="sample from the likeliest tokens that reach this probability")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
     parser.add_argument(
         "--max_length",
         type=int,
         metavar="TOKENS",
-        help="of prompt and continuation, or a chat; default: the context of the run",
+        help="longest prompt and continuation, or longest chat; default: the context of the run",
     )
-    parser.add_argument(
-        "--allow_longer", action="store_true", help="go beyond the context that the model was trained at"
-    )
-    parser.add_argument("--mesh_dim", default="1,1,1,1", help="sizes of dp,fsdp,tp,sp; -1 is the rest")
-    parser.add_argument(
-        "--cpu_devices", type=int, default=0, help="simulate so many devices on the CPU; default: the machine's own"
-    )
-    parser.add_argument(
-        "--prefill_chunk",
-        type=int,
-        metavar="TOKENS",
-        help="read the prompt in chunks of so many tokens; default: at once",
-    )
-    parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
-    parser.add_argument(
-        "--tokenizer",
-        help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the run's",
-    )
-    parser.add_argument(
-        "--template",
-        choices=get_args(TemplateName),
-        help="the chat template; default: that of the run's conversations, else the tokenizer's own",
-    )
+    add_template_option(parser)
     add_distributed_flags(parser)
     return _generate
 
@@ -97,22 +66,22 @@ def _generate(args: argparse.Namespace) -> int:
         raise ValueError("--system is the system message of a --chat")
     if (dp := args.mesh_dim.split(",")[0].strip()) != "1" and dp.lstrip("-").isdigit():
         raise ValueError(
-            f"--mesh_dim={args.mesh_dim}: dp={dp} shares rows out, and a prompt is one: dp=1, and the "
-            "devices to fsdp, tp or sp"
+            f"--mesh_dim={args.mesh_dim}: dp={dp} distributes rows, but a prompt is a single row: set dp=1 and give "
+            "the devices to fsdp, tp or sp"
         )
     simulate_cpu_devices(args.cpu_devices)
     member = member_of(args, MEET_SECONDS)
     prompt = _prompt(args)
-    from ringformer.inference.generator import Generator
     from ringformer.inference.run_text import RunText
     from ringformer.inference.sampling import Sampling
-    from ringformer.inference.text_generator import TextGenerator, check_room
+    from ringformer.inference.session import check_decoding, check_room
+    from ringformer.inference.text_generator import TextGenerator
     from ringformer.inference.text_stream import check_stops
     from ringformer.runs.config_file import register_models
 
     register_models(args.config)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-    sampling.check()
+    check_decoding(args.max_new_tokens, sampling)
     text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template)
     check_stops(args.stop, text.tokenizer)
     limit = _limit(args, text.context)
@@ -122,31 +91,24 @@ def _generate(args: argparse.Namespace) -> int:
         check_room(tokens, args.max_new_tokens, needed if limit is None else limit)
         limit = needed
     elif limit is None:
-        raise ValueError("how long may it become? give --max_length")
+        raise ValueError("the model does not name its context: set --max_length")
     if member is not None:
         _join(member, args, prompt)
-    generator = Generator.load(
-        args.run_dir,
-        mesh_dim=args.mesh_dim,
-        max_length=limit,
-        prefill_chunk=args.prefill_chunk,
-        compute_dtype=args.compute_dtype,
-    )
-    model = TextGenerator(generator, text)
+    model = TextGenerator(load_generator(args.run_dir, args, limit), text)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # models say what is not UTF-8
-    ask = _asking(model, args, sampling)
+        sys.stdout.reconfigure(errors="replace")  # models generate text that is not UTF-8
+    ask = _asker(model, args, sampling)
     if member is not None and member.index > 0:
         for _ in ask(prompt):
             pass
         return 0
-    return _interactive(ask) if prompt is None else _say(ask(prompt))
+    return _interactive(ask) if prompt is None else _print_answer(ask(prompt))
 
 
 def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) -> None:
-    """Meet the processes that were asked for the same, before JAX has a device.
+    """Meet the processes that were given the same arguments, before JAX has a device.
 
-    What C++ prints from now on (Gloo, which connects CPUs) goes to stderr: stdout is the answer's.
+    From now on, output of C++ code (Gloo, which connects CPUs) goes to stderr: stdout is reserved for the answer.
     """
     from ringformer.files.hashes import hash_object
     from ringformer.processes.rendezvous import ProcessesMissing, known_places, meet, start_jax
@@ -164,12 +126,12 @@ def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) ->
 
 
 def _prompt(args: argparse.Namespace) -> str | None:
-    """The prompt; None for those that somebody will type."""
+    """Read the prompt; None if prompts will be typed."""
     if args.prompt is not None:
         return args.prompt
     if args.distributed and args.prompt_file is None:
         raise ValueError(
-            "several processes need the same prompt, and stdin is one's alone: give --prompt or --prompt_file"
+            "several processes need the same prompt, and stdin belongs to one of them: give --prompt or --prompt_file"
         )
     if args.prompt_file is None and sys.stdin.isatty():
         return None
@@ -182,7 +144,7 @@ def _prompt(args: argparse.Namespace) -> str | None:
         return content.decode()
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{name} is not text in UTF-8: byte {error.object[error.start]:#04x} at {error.start:,} of {len(content):,}"
+            f"{name} is not UTF-8: byte {error.object[error.start]:#04x} at {error.start:,} of {len(content):,}"
         ) from None
 
 
@@ -194,7 +156,7 @@ def _messages(args: argparse.Namespace, question: str):
 
 
 def _limit(args: argparse.Namespace, context: int | None) -> int | None:
-    """The longest text in tokens; None: nothing limits it. Raises ValueError if the model was not trained at it."""
+    """Longest text in tokens; None: no limit. Raises ValueError if it is longer than the context of training."""
     longest = None if args.allow_longer else context
     if args.max_length is None:
         return longest
@@ -202,14 +164,14 @@ def _limit(args: argparse.Namespace, context: int | None) -> int | None:
         raise ValueError(f"--max_length={args.max_length} leaves no room for a prompt and a token")
     if longest is not None and args.max_length > longest:
         raise ValueError(
-            f"--max_length={args.max_length} is beyond the context of {longest:,} tokens that "
-            f"{args.run_dir} was trained at; --allow_longer goes there nevertheless"
+            f"--max_length={args.max_length} exceeds the context of {longest:,} tokens that {args.run_dir} was "
+            "trained at; --allow_longer permits it"
         )
     return args.max_length
 
 
-def _asking(model, args: argparse.Namespace, sampling):
-    """A function from a prompt to its Answer."""
+def _asker(model, args: argparse.Namespace, sampling):
+    """Return a function from a prompt to its Answer."""
     from ringformer.inference.chat import Chat
 
     options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling, "stop": args.stop}
@@ -220,8 +182,8 @@ def _asking(model, args: argparse.Namespace, sampling):
 
 
 def _interactive(ask) -> int:
-    """Prompts that somebody types, until Ctrl-D, or Ctrl-C where nothing is being said."""
-    import readline  # noqa: F401  (input() then edits lines)
+    """Answer typed prompts until Ctrl-D, or Ctrl-C at the prompt."""
+    import readline  # noqa: F401  (gives input() line editing)
 
     while True:
         try:
@@ -231,20 +193,17 @@ def _interactive(ask) -> int:
             return 130 if isinstance(end, KeyboardInterrupt) else 0
         if prompt:
             try:
-                _say(ask(prompt))
+                _print_answer(ask(prompt))
             except ValueError as error:
                 print(f"ringformer generate: {visible(str(error))}", file=sys.stderr)
-            except KeyboardInterrupt:  # while the prompt was being read
+            except KeyboardInterrupt:  # during the prefill
                 print()
 
 
-def _say(answer) -> int:
-    """Print an answer as it comes, and its speed; the exit code."""
+def _print_answer(answer) -> int:
+    """Print an answer as it is generated, and its speed; return the exit code."""
     if answer.began_anew:
-        print(
-            "(the conversation so far was read again: the cache had other tokens, or no room behind them)",
-            file=sys.stderr,
-        )
+        print("(reread the conversation: the cache held other tokens, or had no room left)", file=sys.stderr)
     code = 0
     try:
         _print(answer)
@@ -261,7 +220,7 @@ def _say(answer) -> int:
 
 
 def _print(pieces: Iterable[str]) -> None:
-    """Print text as it comes: on a terminal made visible, elsewhere as it is."""
+    """Print text as it arrives; on a terminal, make control characters visible."""
     shown = visible if sys.stdout.isatty() else str
     for piece in pieces:
         print(shown(piece), end="", flush=True)

@@ -1,8 +1,8 @@
-"""One token of each row through a LLaMA whose weights and cache are shared out: one device's view.
+"""One token of each row through a LLaMA with sharded weights and cache, as one device computes it.
 
-The residual stream is whole on every device of (tp, fsdp, sp). A layer moves the columns of q, k and v (one all-gather
-over fsdp and sp), the attention's maximum and sum (over sp), and the partial sums behind wo and the feed-forward: never
-a weight, and nothing that grows with the context.
+The residual stream is replicated over (tp, fsdp, sp). A layer communicates the columns of q, k and v (one all-gather
+over fsdp and sp), the maximum and sum of the attention (over sp), and the partial sums after wo and the feed-forward.
+It never moves a weight or anything that grows with the context.
 """
 
 import jax
@@ -27,11 +27,11 @@ def decode_hidden(
     positions: Int32[Array, " B"],
     slots: int,
 ) -> tuple[Float[Array, "B D"], Float[Array, "L B K d"], Float[Array, "L B K d"]]:
-    """The normed output of the last layer, and every layer's rotated key and value.
+    """Return the normed output of the last layer, and the rotated key and the value of every layer.
 
     Args:
-      weights: the device's shares. tokens: of each row. positions: where they stand in it, >= 0.
-      slots: how many slots of the cache are read, from its first; all others are empty.
+      weights: the device's shares. tokens: one per row. positions: of the tokens in their rows, >= 0.
+      slots: number of cache slots to read, from the first; all others are empty.
     """
     c = config
     x = _embed(weights["embed"], tokens)
@@ -64,7 +64,7 @@ def decode_hidden(
 
 
 def next_logits(config: LlamaConfig, weights: dict, x: Float[Array, "B D"]) -> Float32[Array, "B V"]:
-    """The logits of the next token of each row, on every device, from normed hidden states."""
+    """Logits of the next token of each row, on every device, from normed hidden states."""
     tied = config.tie_embeddings
     head, spec = (weights["embed"], "bD,vD->bv") if tied else (weights["head"], "bD,Dv->bv")
     share = jnp.einsum(spec, x, head, preferred_element_type=jnp.float32)
@@ -72,7 +72,7 @@ def next_logits(config: LlamaConfig, weights: dict, x: Float[Array, "B D"]) -> F
 
 
 def _embed(share, tokens):
-    """Rows of the embedding, of which each device has some."""
+    """Look up rows of the embedding, which is sharded by rows over all devices."""
     rows = share.shape[0]
     index = tokens - lax.axis_index(ALL) * rows
     mine = (index >= 0) & (index < rows)
@@ -80,7 +80,7 @@ def _embed(share, tokens):
 
 
 def _projections(x, shares, sizes):
-    """The tp rank's columns of each product, from those of the devices' shares: one all-gather of all."""
+    """Return the tp rank's columns of x times each matrix; one all-gather collects those of the devices' shares."""
     widths = [w.shape[-1] for w in shares]
     columns = jnp.concatenate([x @ w for w in shares], axis=-1)
     gathered = lax.all_gather(columns, REST, axis=1, to="invarying")  # [B, devices, columns]
@@ -90,12 +90,12 @@ def _projections(x, shares, sizes):
 
 
 def _reduced(x, share):
-    """x [B, rows] times a matrix of which each device has some rows."""
+    """Multiply x [B, rows] by a matrix that is sharded by rows."""
     rows = share.shape[0]
     x = jnp.pad(x, ((0, 0), (0, rows * lax.axis_size(REST) - x.shape[1])))
     return _sum(lax.dynamic_slice_in_dim(x, lax.axis_index(REST) * rows, rows, axis=1), share)
 
 
 def _sum(x, share):
-    """The sum over devices of what each has of x [B, rows] times what it has of a matrix; float32 on the way."""
+    """Sum over devices the products of their parts of x [B, rows] and of a matrix, in float32."""
     return lax.psum(jnp.einsum("br,rD->bD", x, share, preferred_element_type=jnp.float32), ALL).astype(x.dtype)

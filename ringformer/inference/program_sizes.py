@@ -1,4 +1,4 @@
-"""Of which sizes the programs of a session are: few sizes, since each is a program that has to be compiled."""
+"""Sizes of the programs of a session. There are few sizes, because each needs a compiled program."""
 
 import math
 from typing import NamedTuple
@@ -8,13 +8,13 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import PARTS, Layout
 
 SIZES = 64
-"""So many sizes of long chunks are compiled at most: they come in steps of this part of the longest."""
+"""Most sizes of long chunks to compile; sizes grow in steps of 1/SIZES of the longest."""
 SHORTEST = 256
-"""Slots of a rank, so few of which are always read: a program for fewer is not worth its compilation."""
+"""Fewest slots of a rank that a program reads: fewer would not repay the compilation."""
 
 
 def granule(layout: Layout, tp: int, sp: int) -> int:
-    """Tokens of a chunk come in multiples of this many."""
+    """Number of which the tokens of a chunk are a multiple."""
     return sp * math.lcm(PARTS[layout], tp)
 
 
@@ -24,13 +24,13 @@ def step_of_sizes(granule: int, max_length: int) -> int:
 
 
 class ProgramSizes(NamedTuple):
-    """Of the programs for rows of at most `max_length` tokens, on a ring of `ranks`."""
+    """Sizes of the programs for rows of at most `max_length` tokens on a ring of `ranks`."""
 
     ranks: int
     granule: int
     max_length: int
     prefill_chunk: int | None = None
-    """Tokens of a row that are taken in at once; None: all of them."""
+    """Tokens of a row to read at a time; None: all of them."""
 
     @property
     def most(self) -> int:
@@ -43,18 +43,18 @@ class ProgramSizes(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Slots of a rank: a few more than tokens, for the padding of chunks (at most a 64th)."""
+        """Slots of a rank: its share of max_length, plus at most a 64th for the padding of chunks."""
         return round_up(self.max_length, self.step) // self.ranks
 
     def read(self, top: int) -> int:
-        """Slots that a program reads if those below `top` may hold something: all, or half of them, a quarter..."""
+        """Slots for a program to read if those below `top` may be in use: all of them, a half, a quarter..."""
         read = self.capacity
         while read % 2 == 0 and read // 2 >= max(top, SHORTEST):
             read //= 2
         return read
 
     def chunk(self, longest: int, room: int) -> int:
-        """The tokens that a chunk, whose longest row has so many, is padded to; the cache has room for so many."""
+        """Tokens to pad a chunk to: its longest row has `longest`, and the cache has room for `room`."""
         size = self.granule
         while size < longest <= self.step:
             size *= 2
@@ -63,12 +63,12 @@ class ProgramSizes(NamedTuple):
         return size if size <= room else round_up(longest, self.granule)
 
     def cached(self, config: LlamaConfig, tokens: int, top: int) -> tuple[int, Travels]:
-        """How many slots of a rank a chunk of so many tokens attends to, and what travels for it."""
+        """Slots of a rank that a chunk of `tokens` attends to, and the arrays that travel for it."""
         cached = min(round_up(top, tokens // self.ranks), self.capacity)
         travels = cheaper_to_move(config, tokens, top * self.ranks) if self.ranks > 1 else "queries"
         return self.read(top) if cached and travels == "queries" else cached, travels
 
 
 def round_up(n: int, step: int) -> int:
-    """The next multiple of the step."""
+    """Round up to a multiple of `step`."""
     return -(-n // step) * step

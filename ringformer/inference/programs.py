@@ -1,7 +1,7 @@
-"""The compiled programs of inference: a chunk of prompts into the cache, one more token, the losses of whole rows.
+"""The compiled programs of inference: read a chunk of prompts into the cache, decode a token, compute losses of rows.
 
-They run on the mesh (dp, fsdp, tp, sp) of training: rows over dp, tokens of a chunk over (sp, tp) in the model's
-layout, weights over (tp, fsdp, sp), the cache over (tp, sp). fsdp shares weights alone.
+They run on the training mesh (dp, fsdp, tp, sp). Rows are sharded over dp, tokens of a chunk over (sp, tp) in the
+model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp). fsdp shards only weights.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ TOKENS = P("dp", ("sp", "tp"))
 
 
 class State(NamedTuple):
-    """What a session keeps on the devices, donated from program to program."""
+    """Arrays of a session on the devices, donated from program to program."""
 
     cache: Cache
     logits: Any  # float32 [B, V], of the next token of each row
@@ -48,20 +48,20 @@ STATE = State(caches.SPECS, P("dp"), P("dp"))
 
 
 class Chunk(NamedTuple):
-    """New tokens of each row (global arrays), in layout order; padded with position -1 behind each row's own."""
+    """New tokens of each row (global arrays), in layout order; shorter rows are padded with position -1."""
 
     tokens: Any  # int32 [B, P]
     positions: Any  # int32 [B, P]
-    rank_positions: Any  # the same, but whole on each tp rank
-    last: Any  # int32 [B], the position of a row's last token, if it is in this chunk; else -1
-    slots: Any  # int32 [n], of each rank of the ring, from which on it writes
+    rank_positions: Any  # the same, but replicated over tp
+    last: Any  # int32 [B], the position of the last token of a row if it is in this chunk, else -1
+    slots: Any  # int32 [n], the first slot that each rank of the ring writes
 
 
 CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"))
 
 
 def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> LlamaConfig:
-    """The config of a model that is not trained: the ring on every mesh, nothing rematerialised or offloaded.
+    """Return the config for inference: ring attention on every mesh, no rematerialization, no offloading.
 
     Raises ValueError for a mesh that does not fit the model.
     """
@@ -76,14 +76,14 @@ def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> Llam
 
 @dataclass(frozen=True)
 class Programs:
-    """Of one model on one mesh, each compiled when it is first asked for."""
+    """Programs of one model on one mesh, each compiled on first use."""
 
     config: LlamaConfig
     mesh: Mesh
 
     @property
     def granule(self) -> int:
-        """Tokens of a chunk come in multiples of this many."""
+        """Number of which the tokens of a chunk are a multiple."""
         return granule(self.config.layout, self.mesh.shape["tp"], self.mesh.shape["sp"])
 
     @cached_property
@@ -96,7 +96,7 @@ class Programs:
         return jax.tree.map(lambda s: s.abstract(self.mesh), self._shares)
 
     def state(self, rows: int, slots: int) -> State:
-        """Shapes, dtypes and shardings of a state, with so many slots on each rank."""
+        """Shapes, dtypes and shardings of a state; `slots` is per rank."""
         return State(
             abstract_cache(self.config, self.mesh, rows, slots),
             self._array((rows, self.config.vocab_size), jnp.float32, STATE.logits),
@@ -106,18 +106,18 @@ class Programs:
     def _array(self, shape, dtype, spec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
-    @lru_cache  # noqa: B019 - as long as the generator
+    @lru_cache  # noqa: B019 - lives as long as the generator
     def prefill(self, rows: int, slots: int, tokens: int, cached: int, travels: Travels):
-        """`lower_prefill`, compiled."""
+        """Compile `lower_prefill`."""
         return self._compile(self.lower_prefill(rows, slots, tokens, cached, travels))
 
     def lower_prefill(self, rows: int, slots: int, tokens: int, cached: int, travels: Travels) -> jax.stages.Lowered:
-        """`prefill(weights, state, chunk) -> state`; the state is donated.
+        """Lower `prefill(weights, state, chunk) -> state`; the state is donated.
 
         Args:
-          rows, slots: of the state. tokens: P, of a chunk.
-          cached: how many slots of a rank the chunk attends to; 0: nothing came before it.
-          travels: the keys in those slots, or the chunk's queries.
+          rows, slots: of the state. tokens: P of a chunk.
+          cached: number of slots of a rank that the chunk attends to; 0: nothing precedes it.
+          travels: whether the keys in those slots travel around the ring, or the queries of the chunk.
         """
         chunk = Chunk(
             *(
@@ -134,17 +134,17 @@ class Programs:
 
     @lru_cache  # noqa: B019
     def decode(self, rows: int, slots: int, read: int, kind: Kind):
-        """`lower_decode`, compiled."""
+        """Compile `lower_decode`."""
         return self._compile(self.lower_decode(rows, slots, read, kind))
 
     def lower_decode(self, rows: int, slots: int, read: int, kind: Kind) -> jax.stages.Lowered:
-        """`decode(weights, state, control, numbers) -> (tokens, state)`: draws a token of each row from the state's
-        logits and takes it in; the state is donated, the tokens, int32 [rows], are whole on every device.
+        """Lower `decode(weights, state, control, numbers) -> (tokens, state)`, which draws a token of each row from the
+        state's logits and appends it. The state is donated; tokens, int32 [rows], are replicated on every device.
 
         Args:
-          rows, slots: of the state. read: slots of a rank that are read, from the first: all that may hold something.
-          control: int32 [4 + rows]: seed, top_k, the rank and slot that take the token, and of each row whether it goes
-            on; of one that does not, token and logits stay as they were, and the token drawn means nothing.
+          rows, slots: of the state. read: slots of a rank to read, from the first; all others are empty.
+          control: int32 [4 + rows]: seed, top_k, rank and slot that take the token, and for each row whether it
+            continues. Tokens and logits of a row that has ended do not change, and its drawn token is meaningless.
           numbers: float32 [2]: temperature, top_p.
         """
         arguments = self._array((4 + rows,), jnp.int32, P()), self._array((2,), jnp.float32, P())
@@ -157,8 +157,8 @@ class Programs:
 
     @lru_cache  # noqa: B019
     def losses(self, rows: int, tokens: int):
-        """The compiled `losses(weights, tokens, positions, targets) -> float32 [rows, P]`, all [rows, P] in layout
-        order: -log p(target) of each token, whole on every device."""
+        """Compile `losses(weights, tokens, positions, targets) -> float32 [rows, P]`: -log p(target) of each token,
+        replicated on every device. All arrays are [rows, P] in layout order."""
         arrays = [self._array((rows, tokens), jnp.int32, TOKENS)] * 3
 
         def losses(weights, tokens, positions, targets):
@@ -187,7 +187,7 @@ class Programs:
         return nnx.merge(definition(self.config), weights)
 
     def _prefill(self, weights, state: State, chunk: Chunk, cached: int, travels: Travels) -> State:
-        """One device's view of `prefill`."""
+        """Run `prefill` on one device."""
         c, cache = self.config, state.cache
         kernel = "xla" if c.kernel == "auto" else c.kernel
         chunks: dict[str, Any] = {"q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
@@ -218,7 +218,7 @@ class Programs:
         return State(write_chunk(cache, k, v, chunk.rank_positions, chunk.slots[0]), logits, lengths)
 
     def _decode(self, weights, state: State, control, numbers, read: int, kind: Kind):
-        """One device's view of `decode`."""
+        """Run `decode` on one device."""
         (cache, logits, lengths), B = state, state.lengths.shape[0]
         seed, top_k, rank, slot = control[:4]
         first = lax.axis_index("dp") * B
@@ -234,5 +234,5 @@ class Programs:
 
 
 def as_global(array: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
-    """An array that every process has whole, spread over the mesh."""
+    """Shard over the mesh an array that every process has in full."""
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])

@@ -1,4 +1,4 @@
-"""What a run knows of text: its tokenizer, its chat template, the tokens that end a text."""
+"""Text processing of a run: its tokenizer, its chat template, the tokens that end a text."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from ringformer.files.untrusted import contained, contained_files, read_object
 GENERATION_CONFIG = "generation_config.json"
 
 PROBES = ("A", "I", "T", "a", "1")
-"""Beginnings of answers: the tokens of a question are those that stand before each of them."""
+"""Beginnings of answers; the tokens of a question are those that precede any of them."""
 
 
 class ChatPrompt(NamedTuple):
@@ -27,9 +27,9 @@ class ChatPrompt(NamedTuple):
 
     ids: list[int]
     lead: str
-    """Text of the template between `ids` and the answer, a space or nothing: it shares a token with the answer."""
+    """Template text between `ids` and the answer: a space that shares a token with the answer, or nothing."""
     tail: str
-    """Text of the template between an answer and the token that ends its turn."""
+    """Template text between an answer and the token that ends its turn."""
 
 
 class RunText:
@@ -37,13 +37,12 @@ class RunText:
 
     Args:
       run: the folder of a run, of a stage of one, or of a converted model.
-      tokenizer: `load_tokenizer`'s name for one, instead of the run's own.
-      template: a chat template, instead of the run's: the one that its conversations were rendered with, else the
-        tokenizer's own.
+      tokenizer: a name that `load_tokenizer` accepts; None: the run's tokenizer.
+      template: a chat template; None: the one that rendered the run's conversations, else the tokenizer's own.
 
     Raises:
-      FileNotFoundError: there is no such folder, or it holds no model or no tokenizer.
-      ValueError: a Hugging Face folder that is not converted yet, or a tokenizer that is not the model's.
+      FileNotFoundError: the folder does not exist, or holds no model or no tokenizer.
+      ValueError: the folder is an unconverted Hugging Face checkpoint, or the tokenizer does not fit the model.
     """
 
     def __init__(self, run: str | Path, *, tokenizer: str | None = None, template: TemplateName | None = None):
@@ -55,13 +54,13 @@ class RunText:
         check_vocabulary(self.tokenizer, model.vocab_size)
         self.template_name = template or _template_of(self._saved, self.tokenizer)
         self.context = _context_of(self._run, self._saved)
-        """The context in tokens that the model was trained at, or that its config.json of Hugging Face names; None if
-        neither says."""
+        """Context in tokens that the model was trained at, or that its Hugging Face config.json names; None if neither
+        is available."""
 
     def encode(self, prompt: str) -> list[int]:
-        """The tokens of a text to continue. A converted model's begin with the tokenizer's beginning-of-sentence token
-        where they do in Hugging Face; a run's do not, for its documents had none. Raises ValueError for one without
-        any text."""
+        """Encode a text to continue. For a converted model, tokens begin with the beginning-of-sentence token where
+        Hugging Face adds one; for a run they do not, because its documents had none. Raises ValueError for an empty
+        text."""
         _check_not_empty(prompt)
         with _utf8_for(self.tokenizer):
             ids = self.tokenizer.encode(prompt)
@@ -70,12 +69,11 @@ class RunText:
         return ids
 
     def encode_chat(self, messages: Sequence[Message], prefix: str = "") -> ChatPrompt:
-        """The tokens of a conversation that ends with a question, up to where the answer begins, or goes on behind
-        `prefix`.
+        """Encode a conversation that ends with a question, up to where the answer begins or continues after `prefix`.
 
-        As in training: the conversation is rendered and tokenized with an answer, and cut before the first token that
-        holds a character of it. A space with which `prefix` begins is left out behind one of the template. Raises
-        ValueError for a template that changes how an answer begins.
+        The conversation is rendered and tokenized with an answer, as in training, and cut before the first token that
+        holds a character of the answer. If the template ends in a space, a leading space of `prefix` is dropped. Raises
+        ValueError for a template that changes the beginning of an answer.
         """
         _check_not_empty(messages[-1].content)
         rendered = [
@@ -91,12 +89,12 @@ class RunText:
         for begin in sorted(cuts):
             ids = cuts[begin][:begin].tolist()
             lead = whole.removeprefix(self.tokenizer.decode(ids))
-            if not lead.strip():  # else its tokens are made of whole phrases, the question's words among them
+            if not lead.strip():  # otherwise a token spans a whole phrase, including words of the question
                 return ChatPrompt(ids, lead, behind.removeprefix(PROBES[0]))
-        raise ValueError(f"tokenizer {self.tokenizer.name} has no tokens that end where an answer begins")
+        raise ValueError(f"tokenizer {self.tokenizer.name} has no token boundary where an answer begins")
 
     def _render(self, messages: Sequence[Message]) -> tuple[list[Segment], int]:
-        """The segments of a conversation, its last answer alone trained on, and where that begins."""
+        """Render a conversation with only the last answer trained on; return the segments and the answer's index."""
         segments = self._template(messages)
         end = max(i for i, segment in enumerate(segments) if segment.trained) + 1
         start = end - 1
@@ -106,48 +104,48 @@ class RunText:
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
-        """The tokens that end a text: the tokenizer's, and those of the model's generation_config.json."""
+        """Tokens that end a text: the tokenizer's, and those in the model's generation_config.json."""
         (*file,) = contained_files(self._run, [GENERATION_CONFIG])
         ends = read_object(self._run, GENERATION_CONFIG).get("eos_token_id") if file else None
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         if wrong := [i for i in ends if type(i) is not int or i < 0]:
-            raise ValueError(f"{self._run / GENERATION_CONFIG}: eos_token_id {wrong[0]!r} is no token id")
+            raise ValueError(f"{self._run / GENERATION_CONFIG}: eos_token_id {wrong[0]!r} is not a token id")
         return frozenset([self.tokenizer.eos_id, *ends])
 
     @cached_property
     def chat_end_tokens(self) -> frozenset[int]:
-        """The tokens that end an answer: `end_tokens` and the one with which the template ends a turn."""
+        """Tokens that end an answer: `end_tokens` and the one that ends a turn in the template."""
         segments, start = self._render([Message("user", "a"), Message("assistant", "a")])
         ends = [segment.control for segment in segments[start:] if segment.trained and segment.control is not None]
         return self.end_tokens.union(ends[-1:])
 
     def settings(self, *, chat: bool) -> dict[str, Any]:
-        """What decides, besides the tokenizer, which tokens a prompt has and where its answer ends. Raises ValueError
-        for a chat without a template."""
-        found = {"chat": chat, "end_tokens": sorted(self.chat_end_tokens if chat else self.end_tokens)}
+        """Settings besides the tokenizer that decide the tokens of a prompt and the end of its answer. Raises
+        ValueError for a chat without a template."""
+        settings = {"chat": chat, "end_tokens": sorted(self.chat_end_tokens if chat else self.end_tokens)}
         if chat and self.template_name is not None:
-            found["template"] = template_id(self.template_name, self.tokenizer)
-        return found
+            settings["template"] = template_id(self.template_name, self.tokenizer)
+        return settings
 
     @cached_property
     def _template(self):
         if self.template_name is None:
             raise ValueError(
                 f"{self._run} was not trained on conversations, and its tokenizer has no chat template: "
-                f"name one, --template={'|'.join(get_args(TemplateName))}"
+                f"choose one with --template={'|'.join(get_args(TemplateName))}"
             )
         return load_template(self.template_name, self.tokenizer)
 
 
 def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segment], int]:
-    """Segments whose answer starts at `start`, the `prefix` of it made a part of what stands before the answer. A
-    template may strip an answer."""
+    """Split `prefix` off the answer at segment `start` and make it part of the text before the answer. Templates may
+    strip an answer."""
     if not prefix:
         return segments, start
     answer = segments[start]
     given = prefix if answer.text.startswith(prefix) else prefix.lstrip()
     if not answer.text.startswith(given):
-        raise ValueError(f"the chat template changes how an answer begins: {answer.text[:60]!r}, not {prefix!r}")
+        raise ValueError(f"the chat template changes the beginning of an answer: {answer.text[:60]!r}, not {prefix!r}")
     before = segments[start - 1] if start else None
     text = given.lstrip(" ") if before is not None and before.control is None and before.text.endswith(" ") else given
     parts = [answer._replace(text=text, trained=False), answer._replace(text=answer.text.removeprefix(given))]
@@ -156,12 +154,12 @@ def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segme
 
 def _check_not_empty(prompt: str) -> None:
     if not prompt:
-        raise ValueError("the prompt is empty: there is nothing to go on from")
+        raise ValueError("the prompt is empty: there is nothing to continue")
 
 
 @contextmanager
 def _utf8_for(tokenizer: Tokenizer) -> Iterator[None]:
-    """Say which text it is that cannot be encoded."""
+    """Name the tokenizer in the error for a prompt that is not UTF-8."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -169,12 +167,12 @@ def _utf8_for(tokenizer: Tokenizer) -> Iterator[None]:
 
 
 def _check_folder(run: Path) -> None:
-    """Raise FileNotFoundError if `run` is no folder, or one of stages, with their names."""
+    """Raise FileNotFoundError if `run` is not a folder, or is one of stages; the message lists the stages."""
     if not run.is_dir():
-        raise FileNotFoundError(f"there is no folder {run}: name that of a run or of a converted model")
+        raise FileNotFoundError(f"there is no folder {run}: name the folder of a run or of a converted model")
     stages = sorted((p for p in run.glob("stage-*-*") if (p / CONFIG).is_file()), key=_stage_number)
     if stages and not (run / CONFIG).is_file():
-        raise FileNotFoundError(f"{run} is a run in stages: name one of them, {', '.join(map(str, stages))}")
+        raise FileNotFoundError(f"{run} is a run in stages: choose one of {', '.join(map(str, stages))}")
 
 
 def _stage_number(stage: Path) -> int:
@@ -183,7 +181,7 @@ def _stage_number(stage: Path) -> int:
 
 
 def _tokenizer_of(run: Path, saved: dict[str, Any]) -> str:
-    """The run's tokenizer by `load_tokenizer`'s name; of the model that it began with there may be another's files."""
+    """Name the run's tokenizer for `load_tokenizer`. The initial model's tokenizer files may lie beside it."""
     named = (saved.get("data") or {}).get("tokenizer", "")
     if named == "bytes":
         return named
@@ -192,8 +190,8 @@ def _tokenizer_of(run: Path, saved: dict[str, Any]) -> str:
     present = [path for name, path in files.items() if name.endswith(kind) and path.is_file()]
     if not present:
         raise FileNotFoundError(
-            f"{run} holds no tokenizer: name the model's with --tokenizer=bytes, or the path of a "
-            "*.model file, a tokenizer.json or a folder with one of them"
+            f"{run} holds no tokenizer: set --tokenizer to bytes, or to the path of a *.model file, a tokenizer.json, "
+            "or a folder with one of them"
         )
     return str(present[0])
 

@@ -1,4 +1,4 @@
-"""The next token of each row, from its logits."""
+"""Sample the next token of each row from its logits."""
 
 from typing import NamedTuple
 
@@ -7,30 +7,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
 NOT_FINITE = -1
-"""Instead of a token, where the likeliest logit of a row is no finite number."""
-
+"""Returned instead of a token where the largest logit of a row is not finite."""
 
 HOTTEST = float(jnp.finfo(jnp.float32).max)
 
 
 class Sampling(NamedTuple):
-    """How tokens are drawn. A row's draws depend on the seed, on which row it is and on its length, nothing else."""
+    """Sampling parameters. The draws of a row depend only on the seed, the row's index and its length."""
 
     temperature: float = 0.0
-    """Divides the logits; 0 takes the likeliest token."""
+    """Divisor of the logits; 0 takes the likeliest token."""
     top_k: int | None = None
-    """Draw from so many of the likeliest tokens (more where logits are equal)."""
+    """Number of likeliest tokens to draw from (more where logits are equal)."""
     top_p: float | None = None
-    """Draw from the fewest tokens that have this probability together."""
+    """Probability mass to draw from: the fewest likeliest tokens that reach it."""
     seed: int = 0
-    """From 0 to 2^31 - 1."""
+    """Seed of the draws, 0 to 2^31 - 1."""
 
     def check(self) -> None:
-        """Raise ValueError for values that cannot be, or that contradict one another."""
+        """Raise ValueError for invalid or contradictory values."""
         if not 0 <= self.temperature <= HOTTEST:  # nor NaN
             raise ValueError(
-                f"temperature={self.temperature} must be 0, for the likeliest token, or above, up to the "
-                f"{HOTTEST:.1e} of float32"
+                f"temperature={self.temperature} must be 0, for the likeliest token, or positive and at most "
+                f"{HOTTEST:.1e}, the maximum of float32"
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} must be at least 1, or unset")
@@ -39,7 +38,7 @@ class Sampling(NamedTuple):
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} must lie in [0, 2^31)")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise ValueError("temperature=0 takes the likeliest token and reads no top_k or top_p: set a temperature")
+            raise ValueError("temperature=0 takes the likeliest token and ignores top_k and top_p: set a temperature")
 
     @property
     def kind(self) -> "Kind":
@@ -47,7 +46,7 @@ class Sampling(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What of a `Sampling` a compiled program is made for; its numbers are data."""
+    """Part of a `Sampling` that decides which program is compiled; the numbers are inputs of the program."""
 
     greedy: bool = True
     has_top_k: bool = False
@@ -62,8 +61,8 @@ def sample(
     top_p: Float32[Array, ""],
     kind: Kind,
 ) -> Int32[Array, " B"]:
-    """A token of each row, drawn with the row's key, or `NOT_FINITE`. Top-k comes before top-p, both after the
-    temperature."""
+    """Draw a token of each row with the row's key, or return `NOT_FINITE`. The temperature applies first, then top-k,
+    then top-p."""
     likeliest = logits.max(axis=-1, keepdims=True)  # NaN if any logit is
     tokens = logits.argmax(axis=-1) if kind.greedy else _draw(logits, likeliest, keys, temperature, top_k, top_p, kind)
     return jnp.where(jnp.isfinite(likeliest[:, 0]), tokens, NOT_FINITE).astype(jnp.int32)
@@ -80,13 +79,13 @@ def _draw(logits, likeliest, keys, temperature, top_k, top_p, kind):
         if kind.has_top_p:
             p = jax.nn.softmax(jnp.where(kept, ranked, -jnp.inf), axis=-1)
             kept &= jnp.cumsum(p, axis=-1) - p < top_p
-            kept = kept.at[:, 0].set(True)  # of a top_p that float32 has as 0, too
+            kept = kept.at[:, 0].set(True)  # even if top_p rounds to 0 in float32
         least = jnp.where(kept, ranked, jnp.inf).min(axis=-1, keepdims=True)
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     return jax.vmap(jax.random.categorical)(keys, logits)
 
 
 def row_keys(seed: Int32[Array, ""], rows: Int32[Array, " B"], lengths: Int32[Array, " B"]) -> jax.Array:
-    """A key for each row's next token."""
+    """Derive a key for the next token of each row."""
     key = jax.random.key(seed)
     return jax.vmap(lambda row, length: jax.random.fold_in(jax.random.fold_in(key, row), length))(rows, lengths)

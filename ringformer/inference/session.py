@@ -1,4 +1,4 @@
-"""Rows of tokens that a model continues, with their cache: prompts go in, tokens come out, more may go in."""
+"""Rows of tokens with their cache: append prompts, decode tokens, append the next turns."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +18,7 @@ from ringformer.ops import layouts
 
 @dataclass
 class Timings:
-    """Tokens and seconds so far, of all rows together; compilation is not counted."""
+    """Total tokens and seconds of all rows so far, excluding compilation."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -35,12 +35,12 @@ class Timings:
 
 
 class Session:
-    """Rows with their cache, which grows and is never moved. `Generator.session` makes one.
+    """Rows and their cache, which grows in place. `Generator.session` creates one.
 
     Args:
-      programs: of the model on its mesh. weights: its shares, on the mesh.
-      rows: a multiple of dp. max_length: tokens that a row may have.
-      prefill_chunk: tokens of a row that are taken in at once; None: all of them.
+      programs: of the model on its mesh. weights: the shares on the mesh.
+      rows: a multiple of dp. max_length: most tokens of a row.
+      prefill_chunk: tokens of a row to read at a time; None: all of them.
     """
 
     def __init__(self, programs: Programs, weights: Any, rows: int, max_length: int, prefill_chunk: int | None):
@@ -53,28 +53,29 @@ class Session:
         self._state = _empty_state(programs.state(rows, self._slots.capacity))
         self._ended: set[int] = set()
         self.lengths = [0] * rows
-        """Tokens given or generated so far, of each row."""
+        """Tokens appended or generated so far in each row."""
         self.timings = Timings()
 
     @property
     def logits(self) -> jax.Array:
-        """float32 [rows, V], sharded over dp: of the next token of each row. The next call of a method deletes it."""
+        """Logits of the next token of each row, float32 [rows, V], sharded over dp. The next method call deletes
+        them."""
         return self._state.logits
 
     def append(self, rows: Sequence[Sequence[int]]) -> None:
-        """Take in tokens after those that each row has: a prompt, or the next turn of a conversation.
+        """Append tokens to each row: a prompt, or the next turn of a conversation.
 
-        Raises ValueError, before anything is computed: a row without tokens, with ids outside the vocabulary, or longer
-        than fits.
+        Raises ValueError, before anything is computed, for a row that is empty, has ids outside the vocabulary, or does
+        not fit.
         """
         check_tokens(rows, self._programs.config.vocab_size)
         if len(rows) != len(self.lengths):
-            raise ValueError(f"{len(rows)} rows were given to a session of {len(self.lengths)}")
+            raise ValueError(f"{len(rows)} rows given, but the session has {len(self.lengths)}")
         for row, (length, tokens) in enumerate(zip(self.lengths, rows, strict=True)):
             if length + len(tokens) > self._max_length:
                 raise ValueError(
-                    f"row {row} would have {length + len(tokens)} tokens, max_length is {self._max_length}: at most "
-                    f"{self._max_length - length} fit"
+                    f"row {row} would have {length + len(tokens)} tokens, but max_length is {self._max_length}: append "
+                    f"at most {self._max_length - length}"
                 )
         longest = max(map(len, rows))
         self._check_room(longest)
@@ -86,15 +87,15 @@ class Session:
     def decode(
         self, *, max_new_tokens: int, sampling: Sampling = Sampling(), end_tokens: Collection[int] = ()
     ) -> Iterator[list[int | None]]:
-        """Continue every row: a list of one token of each row a step, None of rows that ended.
+        """Continue every row. Each step yields a list with one token of each row, None for rows that have ended.
 
-        A row ends after an end token, which is its last, or by `end`; the iterator when all did, or after
-        max_new_tokens steps. What was yielded is in the cache, so the caller may stop early, and `append` or `decode`
-        again.
+        A row ends after an end token, which is its last token, or by `end`. The iterator ends when all rows have, or
+        after max_new_tokens steps. Yielded tokens are in the cache, so the caller may stop early and `append` or
+        `decode` again.
 
         Raises:
-          ValueError: before anything is computed: nothing to continue, no room for so many, odd sampling.
-          FloatingPointError: at a step before which the logits are not finite.
+          ValueError: before anything is computed: nothing to continue, no room for max_new_tokens, invalid sampling.
+          FloatingPointError: at a step whose logits are not finite.
         """
         check_decoding(max_new_tokens, sampling)
         if not all(self.lengths):
@@ -103,18 +104,18 @@ class Session:
         if max_new_tokens > room:
             raise ValueError(
                 f"{max(self.lengths)} tokens and {max_new_tokens} new ones exceed max_length="
-                f"{self._max_length}: at most {room} new ones fit"
+                f"{self._max_length}: at most {room} new tokens fit"
             )
         if max_new_tokens > self._slots.free:
             raise ValueError(
-                f"turns of unequal length have left room for {self._slots.free} new tokens: decode fewer, or give each "
-                "conversation a session of its own"
+                f"turns of unequal length have left room for only {self._slots.free} new tokens: decode fewer, or give "
+                "each conversation a session of its own"
             )
         self._ended = set()
         return self._steps(max_new_tokens, sampling, frozenset(end_tokens))
 
     def end(self, row: int) -> None:
-        """No more tokens for this row in the running decode."""
+        """End this row in the running decode."""
         self._ended.add(row)
 
     def _steps(self, max_new_tokens, sampling, end_tokens):
@@ -135,8 +136,8 @@ class Session:
             self.timings.decode_tokens += int(alive.sum())
             if bad := [row for row in np.flatnonzero(alive) if tokens[row] == NOT_FINITE]:
                 raise FloatingPointError(
-                    f"what should follow the {self.lengths[bad[0]]} tokens of row {bad[0]} are no finite logits: the "
-                    "weights are damaged, or overflow in this compute_dtype"
+                    f"the logits after the {self.lengths[bad[0]]} tokens of row {bad[0]} are not finite: the weights "
+                    "are damaged, or overflow in this compute_dtype"
                 )
             self.lengths = [length + bool(on) for length, on in zip(self.lengths, alive, strict=True)]
             self._ended |= {row for row in range(rows) if tokens[row] in end_tokens}
@@ -148,13 +149,13 @@ class Session:
         room = self._slots.room
         if needed > room:
             raise ValueError(
-                f"{longest} tokens do not fit the cache, where earlier turns have left room for "
+                f"{longest} tokens do not fit in the cache, where earlier turns have left room for "
                 f"{room // self._programs.granule * self._programs.granule}: give each conversation a session of its "
-                "own, or a larger max_length"
+                "own, or raise max_length"
             )
 
     def _append_chunk(self, rows: Sequence[Sequence[int]], firsts: np.ndarray) -> None:
-        """Take in a part of the rows' tokens, of which the first stand at `firsts`; some rows may have none left."""
+        """Prefill part of the rows' tokens, which start at positions `firsts`; some rows may have none left."""
         programs, mesh = self._programs, self._programs.mesh
         counts = np.array([len(row) for row in rows])
         P = self._sizes.chunk(int(counts.max()), self._slots.room)
@@ -181,14 +182,26 @@ class Session:
 
 
 def check_decoding(max_new_tokens: int, sampling: Sampling) -> None:
-    """Raise ValueError for no tokens, or a sampling that cannot be."""
+    """Raise ValueError for fewer than one token, or invalid sampling."""
     sampling.check()
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
 
 
+def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None:
+    """Raise ValueError, with the sizes that fit, if a prompt and its continuation exceed `max_length` tokens."""
+    if prompt_tokens + max_new_tokens > max_length:
+        room = max_length - prompt_tokens
+        fits = f"at most {room:,} new tokens fit after this prompt" if room > 0 else "the prompt alone fills it"
+        raise ValueError(
+            f"a prompt of {prompt_tokens:,} tokens and {max_new_tokens:,} new ones exceed the limit of {max_length:,} "
+            f"tokens: {fits}; {max_new_tokens:,} new ones leave room for a prompt of at most "
+            f"{max(max_length - max_new_tokens, 0):,}"
+        )
+
+
 def check_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raise ValueError for no rows, one without tokens, or an id outside the vocabulary."""
+    """Raise ValueError for no rows, an empty row, or an id outside the vocabulary."""
     if not len(rows):
         raise ValueError("there are no prompts")
     for number, row in enumerate(rows):
@@ -196,7 +209,7 @@ def check_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
             raise ValueError(f"prompt {number} is empty: a prompt needs at least one token")
         if outside := [int(token) for token in row if not 0 <= token < vocab_size]:
             raise ValueError(
-                f"prompt {number} has the id {outside[0]}, which is outside of the vocabulary: ids lie in "
+                f"prompt {number} has the id {outside[0]}, which is outside the vocabulary: ids lie in "
                 f"[0, {vocab_size})"
             )
 

@@ -1,4 +1,4 @@
-"""A Generator with the tokenizer and the chat template of its run: text in, text out."""
+"""Text generation: a Generator with the tokenizer and the chat template of its run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +10,12 @@ from ringformer.inference.answers import Answer, RowText
 from ringformer.inference.generator import Generator
 from ringformer.inference.run_text import ChatPrompt, RunText
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session
+from ringformer.inference.session import Session, check_decoding, check_room
 from ringformer.inference.text_stream import check_stops
 
 
 class TextGenerator:
-    """Continues texts, answers questions, chats.
+    """A model that continues texts, answers questions and chats.
 
     Args:
       generator: the model on its mesh.
@@ -39,11 +39,11 @@ class TextGenerator:
         tokenizer: str | None = None,
         template: TemplateName | None = None,
     ) -> "TextGenerator":
-        """The model of a run's latest checkpoint, or a converted one, with its tokenizer.
+        """Load the model of a run's latest checkpoint, or a converted model, with its tokenizer.
 
-        Args: as `Generator.load`, and `tokenizer` and `template` as `RunText`.
+        Args: those of `Generator.load`, and `tokenizer` and `template` of `RunText`.
         """
-        text = RunText(run, tokenizer=tokenizer, template=template)  # first: it is checked in no time
+        text = RunText(run, tokenizer=tokenizer, template=template)  # first, because its checks are fast
         generator = Generator.load(
             run,
             mesh_dim=mesh_dim,
@@ -56,12 +56,12 @@ class TextGenerator:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The run's tokenizer."""
+        """Tokenizer of the run."""
         return self.text.tokenizer
 
     def encode(self, prompt: str, *, chat: bool = False, prefix: str = "") -> list[int]:
-        """The tokens of a prompt: of a text to continue, or, with `chat`, of a question up to where its answer begins,
-        and in both of `prefix`, with which it does.
+        """Encode a prompt and `prefix`, the beginning of the answer. The prompt is a text to continue or, with `chat`,
+        a question, which is encoded up to where its answer begins.
 
         Raises ValueError for an empty prompt, and with `chat` for a run without a chat template.
         """
@@ -77,14 +77,15 @@ class TextGenerator:
         chat: bool = False,
         prefixes: Sequence[str] = (),
     ) -> list[str]:
-        """What follows each prompt, as one batch: its text up to an end token, a stop string or `max_new_tokens`.
+        """Continue prompts as one batch; each text ends before an end token or a stop string, or after
+        `max_new_tokens`.
 
         Args:
-          prefixes: how the answer to each prompt begins, which the model is given and answers do not repeat; empty:
-            none does.
+          prefixes: beginning of the answer to each prompt, which the model is given and answers do not repeat; empty:
+            no prefixes.
 
-        Raises ValueError before anything is computed: for a prompt that is empty or too long, with the largest that
-        fits, and for a stop string that can never come.
+        Raises ValueError, before anything is computed, for a prompt that is empty or too long (with the largest size
+        that fits), and for a stop string that the tokenizer cannot spell.
         """
         begins = prefixes or [""] * len(prompts)
         asked = [self._prompt(prompt, chat, prefix) for prompt, prefix in zip(prompts, begins, strict=True)]
@@ -117,7 +118,7 @@ class TextGenerator:
         stop: Sequence[str] = (),
         chat: bool = False,
     ) -> Answer:
-        """`complete` of one prompt, in pieces, each of whole characters, as they come. Raises ValueError as it does."""
+        """Continue one prompt as `complete` does, in pieces of whole characters as they are generated."""
         asked = self._prompt(prompt, chat)
         self.check([asked], max_new_tokens, sampling, stop)
         session = self.generator.session(1)
@@ -134,7 +135,7 @@ class TextGenerator:
         stop: Sequence[str],
         ends: frozenset[int],
     ) -> Answer:
-        """What follows a prompt that a session of one row has taken in; `prompt_tokens` of it were new to it."""
+        """Continue a prompt that was appended to a session of one row; `prompt_tokens` of its tokens were new there."""
         steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=ends)
         return Answer(session, steps, RowText(self.tokenizer, prompt, ends, stop), prompt_tokens)
 
@@ -149,22 +150,7 @@ class TextGenerator:
     def check(
         self, prompts: Sequence[ChatPrompt], max_new_tokens: int, sampling: Sampling, stop: Sequence[str]
     ) -> None:
-        """Raise ValueError for a prompt that is too long, a stop string that can never come, or no sampling."""
-        sampling.check()
+        """Raise ValueError for a prompt that is too long, a stop string that cannot occur, or invalid sampling."""
+        check_decoding(max_new_tokens, sampling)
         check_stops(stop, self.tokenizer)
         check_room(max((len(prompt.ids) for prompt in prompts), default=0), max_new_tokens, self.generator.max_length)
-
-
-def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None:
-    """Raise ValueError, with the largest that fits, if a prompt and what is to follow it are more than `max_length`
-    tokens."""
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    if prompt_tokens + max_new_tokens > max_length:
-        room = max_length - prompt_tokens
-        fits = f"at most {room:,} new tokens fit behind this prompt" if room > 0 else "the prompt alone fills it"
-        raise ValueError(
-            f"a prompt of {prompt_tokens:,} tokens and {max_new_tokens:,} new ones are more than the "
-            f"limit of {max_length:,} tokens: {fits}; before so many new ones, a prompt of at most "
-            f"{max(max_length - max_new_tokens, 0):,}"
-        )

@@ -1,4 +1,4 @@
-"""Token ids become text as they come: whole characters only, nothing that a stop string may still swallow."""
+"""Turn token ids into text one by one: whole characters only, and no part of a possible stop string."""
 
 import re
 from collections.abc import Sequence
@@ -7,33 +7,32 @@ from itertools import takewhile
 from ringformer.data.tokenizers.base import Tokenizer
 
 _UNFINISHED = re.compile("[\ufffd\udc80-\udcff]+\\Z")
-"""What tokenizers write for bytes that are no character, or not yet one."""
+"""Characters that tokenizers write for bytes that are not, or not yet, a character."""
 
 
 class TextStream:
-    """The text of ids that come one by one, after others.
+    """The text of ids that arrive one by one after others.
 
-    Pieces joined, `close` included, are what `tokenizer.decode` adds to the text of `before` for all ids: a space that
-    SentencePiece would take off the beginning of a text stays where the ids go on. A piece is given out when no later
-    id can change it: characters may be spread over several tokens, and some tokenizers take back a whole run of byte
-    tokens when one of them fits no character. Ids beyond the tokenizer's vocabulary, for which a model may have rows,
-    have no text.
+    The pieces joined, including that of `close`, are the text that `tokenizer.decode` adds to that of `before`. A space
+    that SentencePiece would strip from the beginning of a text is therefore kept. A piece is returned once no later id
+    can change it: characters may span several tokens, and some tokenizers revise a whole run of byte tokens when one of
+    them completes no character. Ids beyond the tokenizer's vocabulary, for which a model may have rows, have no text.
 
     Args:
-      before: the ids that stand before, a prompt's say.
+      before: the preceding ids, for example those of a prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
         self._tokenizer = tokenizer
         self._context = _shortest_context(tokenizer, [i for i in before if i < tokenizer.vocab_size])
-        self._begin = len(tokenizer.decode(self._context))  # of the text of _ids in that of _context + _ids
+        self._begin = len(tokenizer.decode(self._context))  # where the text of _ids begins in that of _context + _ids
         self._ids: list[int] = []
         self._given = self._begin
-        # A token that alone is no character: whatever appending it changes is not settled yet.
+        # A token that is not a character by itself: text that changes when it is appended is not final yet.
         self._broken = next((i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) == "\ufffd"), None)
 
     def push(self, token: int) -> str:
-        """The text that is whole with `token`, and was not given out yet."""
+        """Return the text that `token` completes."""
         if token >= self._tokenizer.vocab_size:
             return ""
         self._ids.append(token)
@@ -44,20 +43,21 @@ class TextStream:
         lasting = _UNFINISHED.sub("", lasting)
         piece = lasting[self._given :]
         self._given += len(piece)
-        if lasting == text:  # nothing is held back: what lies behind is no longer needed
+        if lasting == text:  # nothing is held back, so earlier ids are no longer needed
             self._context, self._ids = _shortest_context(self._tokenizer, ids), []
             self._given = self._begin = len(self._tokenizer.decode(self._context))
         return piece
 
     def close(self) -> str:
-        """What was held back, as it is: an unfinished character too."""
+        """Return the text held back so far, including an unfinished character."""
         rest = self._tokenizer.decode(self._context + self._ids)[self._given :]
         self._given += len(rest)
         return rest
 
 
 def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """The last of `ids`, so many that decoding goes on after them as after all: their text ends that of all."""
+    """Shortest tail of `ids` found after which decoding continues as after all of them: the full text ends with its
+    text."""
     text, count = tokenizer.decode(ids), 4
     while count < len(ids):
         tail = tokenizer.decode(ids[-count:])
@@ -72,33 +72,33 @@ def _common_beginning(a: str, b: str) -> str:
 
 
 class StopStrings:
-    """Cuts text that comes in pieces before the stop string that is complete first, and gives out no part of one.
+    """Text that arrives in pieces, cut before the stop string that is completed first; no part of one is returned.
 
-    Of those that are complete with the same character the one that begins first counts, however the pieces are cut.
+    If one character completes several stop strings, the cut is before the one that begins first. The result does not
+    depend on how the text is divided into pieces.
     """
 
     def __init__(self, stops: Sequence[str]):
         self._stops = stops
         self._held = ""
         self.met = False
-        """Whether a stop string came: nothing follows."""
+        """True after a stop string; no more text follows."""
 
     def push(self, piece: str) -> str:
-        """What may be given out of the text so far, and was not yet."""
+        """Return the text that can be released with this piece."""
         if self.met:
             return ""
         text = self._held + piece
-        found = [(begin + len(stop), begin) for stop in self._stops if (begin := text.find(stop)) >= 0]
-        if found:
+        if ends := [(begin + len(stop), begin) for stop in self._stops if (begin := text.find(stop)) >= 0]:
             self.met, self._held = True, ""
-            return text[: min(found)[1]]
+            return text[: min(ends)[1]]
         longest = min(max(map(len, self._stops), default=1) - 1, len(text))
         held = next((n for n in range(longest, 0, -1) if self._may_begin(text[-n:])), 0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
     def close(self) -> str:
-        """What was held back: the text ended inside of a stop string."""
+        """Return the text held back because a stop string could have begun there."""
         held, self._held = self._held, ""
         return held
 
@@ -107,16 +107,15 @@ class StopStrings:
 
 
 def check_stops(stops: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Raise ValueError for a stop string that no text of `tokenizer` can hold: an empty one, or one whose characters it
-    cannot spell."""
+    """Raise ValueError for a stop string that is empty, or that has characters `tokenizer` cannot spell."""
     for stop in stops:
         if not stop:
-            raise ValueError("a stop string is empty: every text would end before it began")
+            raise ValueError("a stop string is empty: it would end every text at once")
         try:
             spelled = stop in tokenizer.decode(tokenizer.encode(f"a{stop}a"))
         except UnicodeEncodeError:
             spelled = False
         if not spelled:
             raise ValueError(
-                f"the stop string {stop!r} can never come: tokenizer {tokenizer.name} has no tokens that spell it"
+                f"the stop string {stop!r} can never occur: tokenizer {tokenizer.name} has no tokens that spell it"
             )

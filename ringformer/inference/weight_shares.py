@@ -1,9 +1,10 @@
-"""Where the weights lie for decoding: every device of (tp, fsdp, sp) holds a share of each, and none is gathered for a
-token.
+"""Sharding of the weights for decoding: every device of (tp, fsdp, sp) holds a share of each, and decoding a token
+gathers none.
 
-A matrix keeps its dimension D whole and is cut along the other one, heads and their features as one. tp cuts heads and
-feed-forward features as in training (of fewer key heads than ranks, each holds a copy of the one that it reads), then
-(fsdp, sp) what is left; the vocabulary is cut over all three. Padding is zero. Vectors are replicated.
+A matrix keeps its dimension D whole and is cut along the other one; heads and their features count as one dimension. tp
+cuts heads and feed-forward features as in training, then (fsdp, sp) cut the rest. Where tp has more ranks than there
+are key heads, each rank holds a copy of the head that it reads. The vocabulary is cut over all three axes. Padding is
+zero. Vectors are replicated.
 """
 
 import math
@@ -25,34 +26,34 @@ from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.parallel.weight_sharding import WeightSharding
 
 ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
-"""The axes over which a weight is cut, major first; those over which a tp rank's part of it is."""
+"""Axes that cut a weight, major first; axes that cut a tp rank's part of it."""
 
 
 @dataclass(frozen=True)
 class WeightShare:
-    """Of one parameter: how a device's share is cut from a tp rank's part, and that part made whole again."""
+    """Sharding of one parameter: cuts a device's share from a tp rank's part, and gathers the part from shares."""
 
     letters: str
-    shape: tuple[int, ...]  # of a tp rank's part of one layer: [D, h, d] for instance
-    layers: int | None  # stacked in front; None: not stacked
-    axes: tuple[str, ...]  # that the part is cut over; () for vectors
-    shards: int  # over `axes`
-    parts: int  # tp ranks' parts, each with padding of its own; 1 if tp is among the axes
+    shape: tuple[int, ...]  # of a tp rank's part of one layer, for example [D, h, d]
+    layers: int | None  # size of the leading dimension of stacked layers; None: not stacked
+    axes: tuple[str, ...]  # axes that cut the part; () for vectors
+    shards: int  # number of shares over `axes`
+    parts: int  # number of tp parts, each with its own padding; 1 if tp is among the axes
     dtype: DTypeLike
 
     @property
     def dim(self) -> int:
-        """Which of the two dimensions is cut, from the end."""
+        """Index of the dimension that is cut, from the end."""
         return -1 if self.letters[0] == "D" else -2
 
     @property
     def size(self) -> int:
-        """Of the cut dimension of a part, without padding."""
+        """Size of the cut dimension of a part, without padding."""
         return math.prod(self.shape[1:] if self.dim == -1 else self.shape[:-1])
 
     @property
     def width(self) -> int:
-        """Of the cut dimension of a share."""
+        """Size of the cut dimension of a share."""
         return -(-self.size // self.shards)
 
     @property
@@ -61,7 +62,7 @@ class WeightShare:
         return P(*(None,) * (self.layers is not None), *(matrix if self.axes else (None,)))
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
-        """The global array: its shares end to end."""
+        """Global array, the concatenation of its shares."""
         shape = list(self.shape)
         if self.axes:
             cut = self.width * self.shards * self.parts
@@ -70,7 +71,7 @@ class WeightShare:
         return jax.ShapeDtypeStruct((*stacked, *shape), self.dtype, sharding=NamedSharding(mesh, self.spec))
 
     def cut(self, whole: jax.Array) -> jax.Array:
-        """This device's share of one layer's parameter, which is whole but for tp (inside `shard_map`)."""
+        """Cut this device's share from its tp part of one layer's parameter (inside `shard_map`)."""
         if not self.axes:
             return whole
         if self.letters == "DKd" and whole.shape[1] > self.shape[1]:
@@ -83,7 +84,7 @@ class WeightShare:
         return lax.dynamic_slice_in_dim(jnp.pad(flat, padding), start, self.width, axis=2 + self.dim)
 
     def gather(self, share: jax.Array) -> jax.Array:
-        """One layer's parameter, whole but for tp, from the devices' shares (inside `shard_map`)."""
+        """Gather the tp part of one layer's parameter from the devices' shares (inside `shard_map`)."""
         if not self.axes:
             return share
         with jax.named_scope(GATHER):
@@ -92,7 +93,7 @@ class WeightShare:
 
 
 def weight_shares(config: LlamaConfig, mesh: Mesh | AbstractMesh) -> dict:
-    """A `WeightShare` for each parameter, in the tree of a `Llama`'s. Matrices in the compute dtype."""
+    """Tree of a `WeightShare` for each parameter of a `Llama`. Matrices have the compute dtype."""
     _, shapes, letters = abstract_model(config)
     return jax.tree.map(lambda names, x: _share(names, x.shape, config, mesh), letters, shapes)
 
@@ -108,13 +109,13 @@ def _share(letters: str, shape: tuple[int, ...], config: LlamaConfig, mesh: Mesh
 
 
 def parameter_dtypes(config: LlamaConfig) -> dict:
-    """The dtype in which each parameter is read for inference: the compute dtype, float32 of vectors."""
+    """Tree of dtypes in which parameters are read for inference: the compute dtype, but float32 for vectors."""
     letters = abstract_model(config)[2]
     return jax.tree.map(lambda names: jnp.dtype(config.compute_dtype if len(names) > 1 else "float32"), letters)
 
 
 def make_reshard(shard: WeightSharding, share: WeightShare, mesh: Mesh):
-    """`reshard(parameter) -> its shares`, jitted: from the trainer's shards, one layer whole at a time."""
+    """Return the jitted `reshard(parameter) -> shares`, which gathers one layer of the trainer's shards at a time."""
 
     def one(x: jax.Array) -> jax.Array:
         return share.cut(shard.gather(x, share.dtype))
@@ -124,8 +125,8 @@ def make_reshard(shard: WeightSharding, share: WeightShare, mesh: Mesh):
 
 
 def reshard(config: LlamaConfig, params: Any, mesh: Mesh) -> Any:
-    """The shares of all parameters. Each matrix is deleted before the next is laid out, so that one at a time is there
-    twice."""
+    """Return the shares of all parameters. Each matrix is deleted before the next is resharded, so that only one at a
+    time is in memory twice."""
 
     def one(x: jax.Array, shard: WeightSharding, share: WeightShare) -> jax.Array:
         shares = jax.block_until_ready(make_reshard(shard, share, mesh)(x))
@@ -137,11 +138,11 @@ def reshard(config: LlamaConfig, params: Any, mesh: Mesh) -> Any:
 
 
 def make_gather(config: LlamaConfig, mesh: Mesh):
-    """The `gather(name, shares)` of a `Llama`'s methods."""
+    """Return the `gather(name, shares)` that methods of `Llama` take."""
     shares = weight_shares(config, mesh)
     return lambda name, weights: jax.tree.map(lambda s, x: s.gather(x), shares[name], weights)
 
 
 def definition(config: LlamaConfig) -> nnx.GraphDef:
-    """The module without arrays."""
+    """Return the module without arrays."""
     return abstract_model(config)[0]

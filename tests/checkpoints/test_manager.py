@@ -18,7 +18,7 @@ from ringformer.checkpoints import zarr_files
 from ringformer.checkpoints.saved_model import latest_checkpoint, restore_params
 from ringformer.convert.block_streams import open_streams
 from ringformer.files import manifest as file_manifest
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import load_model
 from ringformer.train.state import abstract_state
 from tests.train import states
 from tests.train.states import CONFIG, MESHES, OPTIMIZER, assert_same_bits, laid_out, logical_state, setup

@@ -8,7 +8,7 @@ import pytest
 from ringformer.checkpoints.tree import WRITTEN_LAST
 from ringformer.cli import main
 from ringformer.convert import from_hf, to_hf
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import load_model
 from tests.convert.models import save_model
 from tests.damage import WAYS, delete, files, flip, places
 

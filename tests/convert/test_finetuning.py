@@ -11,7 +11,7 @@ import pytest
 
 from ringformer.checkpoints.saved_model import restore_params
 from ringformer.convert import from_hf, to_hf
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import load_model
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.loop import train

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from ringformer.cli import main
 from ringformer.convert import from_hf
 from ringformer.convert.hf_config import from_hf_config, to_hf_config
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import load_model
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops.rope import RopeScaling

@@ -10,8 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from ringformer.convert import from_hf, hf_weights, to_hf
-from ringformer.inference.generator import Generator
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import Generator, load_model
 from tests.convert.models import CONTEXT, FAMILIES, load, logits, save_model, tensors
 
 

@@ -193,14 +193,14 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["lines"], "which contexts? give --lengths, --num_lines or --cases"),
+        (["lines"], "no contexts given: set --lengths, --num_lines or --cases"),
         (
             ["lines", "--lengths=8192"],
             "8,192 tokens are more than the 4,096 that the model was configured for: --allow_",
         ),
-        (["lines", "--lengths=1"], "--lengths: 1 tokens are no context"),
-        (["lines", "--lengths=x"], "'x' is no number of tokens; 4096 or 4K for example"),
-        (["lines", "--num_lines=200"], "prompts are never cut"),
+        (["lines", "--lengths=1"], "--lengths: a context of 1 tokens is too short"),
+        (["lines", "--lengths=x"], "'x' is not a number of tokens like 4096 or 4K"),
+        (["lines", "--num_lines=200"], "prompts are never truncated"),
         (["lines", "--num_lines=3", "--cases=x"], "--num_lines and --cases: give one of them"),
         (["lines", "--cases=none.jsonl"], "none.jsonl cannot be read as rows of LongEval: [Errno 2] No such file"),
         (["lines", "--cases=tests"], "tests cannot be read as rows of LongEval: [Errno 21] Is a directory"),
@@ -208,8 +208,8 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
             ["lines", "--cases=docs/figures/retrieval_lines.png"],
             "retrieval_lines.png cannot be read as rows of LongEval",
         ),
-        (["lines", "--num_lines=3", "--out=README.md"], "--out=README.md: there is a file of this name, or on the way"),
-        (["lines", "--num_lines=3", "--out=README.md/x/y"], "there is a file of this name, or on the way"),
+        (["lines", "--num_lines=3", "--out=README.md"], "--out=README.md: the path, or part of it, is a file"),
+        (["lines", "--num_lines=3", "--out=README.md/x/y"], "the path, or part of it, is a file"),
         (["lines", "--num_lines=3", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
         (["lines", "--num_lines=0"], "--num_lines=0 must be at least 1"),
         (["lines", "--num_lines=a"], "'a' is no whole number"),
@@ -224,7 +224,7 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         (["ruler", "--lengths=2K", "--tasks=vt,qa_3"], "unknown task 'qa_3'; known: niah_single_1"),
         (
             ["ruler", "--lengths=2K", "--tasks=vt,qa_1"],
-            "qa_1 is made of data that ringformer has not: name the file, --sq",
+            "qa_1 needs data that ringformer does not contain: set --sq",
         ),
         (["ruler", "--lengths=2K", "--squad=none.json"], "none.json cannot be read: [Errno 2] No such file"),
         (["ruler", "--lengths=2K", "--hotpotqa=docs"], "docs cannot be read: [Errno 21] Is a directory"),
@@ -324,7 +324,7 @@ def test_a_checkpoint_that_is_written_meanwhile_is_not_taken_for_the_one_before(
     monkeypatch.setattr(model_folder, "latest_step", lambda _run: next(steps))
     monkeypatch.setattr(Generator, "load", lambda *_, **__: None)
     assert evaluate("lines", run, "--num_lines=5") == 2
-    assert "wrote a checkpoint while it was read: start again" in capsys.readouterr().err
+    assert "wrote a checkpoint while it was being read: start again" in capsys.readouterr().err
 
 
 def test_an_unknown_evaluation_gets_the_list(capsys):
@@ -359,7 +359,7 @@ def test_a_hugging_face_checkpoint_has_the_perplexity_that_transformers_says(sto
     folder = save_model(tmp_path / "hf", "llama_3", vocab_size=260, num_hidden_layers=1, max_position_embeddings=128)
     options = [f"--store={store}", "--tokenizer=bytes", "--lengths=64,128", "--last=16", "--compute_dtype=float32"]
     assert evaluate("perplexity", folder, *options) == 2
-    assert "is a Hugging Face checkpoint, which stays as it is: name the outputs' --out" in capsys.readouterr().err
+    assert "is a Hugging Face checkpoint, which is never written to: set --out" in capsys.readouterr().err
     assert evaluate("perplexity", folder, *options, f"--out={tmp_path}/o") == 0
     assert "converted in float32 to" in capsys.readouterr().err
     opened, model = TokenStore(store / "train"), load(folder)

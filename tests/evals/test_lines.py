@@ -150,7 +150,7 @@ def test_official_rows_are_taken_verbatim(tmp_path):
 def test_what_is_no_official_row_is_named(bad, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n" + bad + "\n")
-    with pytest.raises(ValueError, match=r"rows\.jsonl:2 is no row of LongEval"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2 is not a row of LongEval"):
         lines.read_official(path)
 
 

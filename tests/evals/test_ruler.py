@@ -237,7 +237,7 @@ def test_tasks_are_those_whose_data_are_named(data):
     assert ruler.choose(None, Data(squad="x")) == [*alone, "qa_1"]
     with pytest.raises(ValueError, match="unknown task 'qa_3'; known: niah_single_1"):
         ruler.choose(["vt", "qa_3"], data)
-    with pytest.raises(ValueError, match=r"niah_multivalue is made of data .*: name the file, --essays=FILE"):
+    with pytest.raises(ValueError, match=r"niah_multivalue needs data .*: set --essays=FILE"):
         ruler.choose(["vt", "niah_multivalue"], Data(squad="x"))
 
 

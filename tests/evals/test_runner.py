@@ -143,7 +143,7 @@ def test_a_case_with_another_prompt_is_another_case(tmp_path):
 def test_a_file_of_another_kind_is_left_alone(content, tmp_path):
     path = tmp_path / "cases.jsonl"
     path.write_text(content)
-    with pytest.raises(ValueError, match="is no file of an evaluation"):
+    with pytest.raises(ValueError, match="was not written by an evaluation"):
         CaseFile(path, "lines", SETTINGS, LINES)
     assert path.read_text() == content
 
@@ -206,7 +206,7 @@ def test_a_case_that_stands_there_twice_is_refused(tmp_path):
     evaluate(Scripted(knows_lines), path, count=1)
     with path.open("a") as file:
         file.write(path.read_text().splitlines()[2] + "\n")
-    with pytest.raises(ValueError, match=r"cases\.jsonl:4 is a case that stands there before"):
+    with pytest.raises(ValueError, match=r"cases\.jsonl:4 repeats an earlier case"):
         CaseFile(path, "lines", SETTINGS, LINES)
 
 
@@ -226,7 +226,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_any_is_answered(tmp_path):
     answering = Answering(model, 1300, 1, chat=False)
     with pytest.raises(
         ValueError,
-        match=r"case 0 of 60 lines has 3,\d+ tokens and 100 are to follow, more than the "
+        match=r"case 0 of 60 lines has 3,\d+ tokens and may generate 100, more than the "
         "1,300 that fit: prompts are never cut",
     ):
         answer_cases([longer], answering, lines.score, file, str)

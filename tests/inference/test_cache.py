@@ -27,9 +27,9 @@ def test_no_slot_is_given_twice(layout):
         assert slots.free == 160 - len(taken) and slots.top == 1 + max(slot for _, slot in taken)
     taken |= {slots.take() for _ in range(slots.free)}
     assert taken == {(rank, slot) for rank in range(4) for slot in range(40)}
-    with pytest.raises(ValueError, match="all slots of the cache are taken"):
+    with pytest.raises(ValueError, match="the cache is full"):
         slots.take()
-    with pytest.raises(ValueError, match="4 tokens do not fit the cache, 0 would"):
+    with pytest.raises(ValueError, match="4 tokens do not fit in the cache; it has room for 0"):
         slots.take_chunk(np.ones((4, 1), bool))
 
 

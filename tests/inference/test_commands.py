@@ -173,7 +173,7 @@ def test_an_answer_that_is_read_again_is_said(run, loaded, monkeypatch, capsys):
     type_in(monkeypatch, "a", "c")
     words = ["--chat", "--max_length=600", "--allow_longer", "--max_new_tokens=9", "--stop=STOP"]
     assert main(["generate", f"--run={run}", *words]) == 0
-    assert "(the conversation so far was read again" in capsys.readouterr().err
+    assert "(reread the conversation" in capsys.readouterr().err
 
 
 MISTAKES = [
@@ -181,11 +181,11 @@ MISTAKES = [
     (["--prompt=a", "--prompt_file=b"], "give one of them"),
     (["--prompt=a", "--system=b"], "--system is the system message of a --chat"),
     (["--prompt_file=none/there"], "--prompt_file=none/there cannot be read: No such file or directory"),
-    (["--prompt_file=GARBAGE"], "is not text in UTF-8: byte 0x89 at 3 of 5"),
+    (["--prompt_file=GARBAGE"], "is not UTF-8: byte 0x89 at 3 of 5"),
     (["--prompt=a\udcff"], "is not UTF-8"),
-    (["--prompt=" + "a" * 60, "--max_new_tokens=9"], "limit of 64 tokens: at most 4 new tokens fit behind this prompt"),
-    (["--prompt=a"], "and 256 new ones are more than the limit of 64 tokens"),
-    (["--prompt=a", "--max_length=65"], "--max_length=65 is beyond the context of 64 tokens"),
+    (["--prompt=" + "a" * 60, "--max_new_tokens=9"], "limit of 64 tokens: at most 4 new tokens fit after this prompt"),
+    (["--prompt=a"], "and 256 new ones exceed the limit of 64 tokens"),
+    (["--prompt=a", "--max_length=65"], "--max_length=65 exceeds the context of 64 tokens"),
     (["--prompt=a", "--max_length=1"], "leaves no room"),
     (["--prompt=a", "--max_new_tokens=0"], "max_new_tokens=0 must be at least 1"),
     (["--prompt=a", "--temperature=-1"], "temperature=-1"),
@@ -194,11 +194,11 @@ MISTAKES = [
     (["--prompt=a", "--temperature=1", "--top_k=0"], "top_k=0"),
     (["--prompt=a", "--top_k=5"], "top_k"),
     (["--prompt=a", "--stop="], "a stop string is empty"),
-    (["--prompt=a", "--stop=☃"], "the stop string '☃' can never come"),
+    (["--prompt=a", "--stop=☃"], "the stop string '☃' can never occur"),
     (["--prompt=a", "--cpu_devices=-1"], "cpu_devices=-1 must lie between 0 and 1,024"),
     (["--prompt=a", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
-    (["--prompt=a", "--mesh_dim=2,1,1,1"], "--mesh_dim=2,1,1,1: dp=2 shares rows out, and a prompt is one"),
-    (["--prompt=a", "--mesh_dim=-1,1,1,1"], "dp=-1 shares rows out"),
+    (["--prompt=a", "--mesh_dim=2,1,1,1"], "--mesh_dim=2,1,1,1: dp=2 distributes rows, but a prompt is a single row"),
+    (["--prompt=a", "--mesh_dim=-1,1,1,1"], "dp=-1 distributes rows"),
     (["--prompt=a", "--chat"], "was not trained on conversations"),
     (["--prompt=a", "--chat", "--template=llama3"], "needs <|begin_of_text|>"),
     (["--prompt=a", "--tokenizer=none.json"], "there is no tokenizer file none.json"),
@@ -219,7 +219,7 @@ def test_more_tokens_than_positions_count_are_refused_before_the_weights_are_rea
     """With the real Generator, of a run without weights; the largest is not refused for its size."""
     words = ["generate", f"--run={run}", "--prompt=a", "--allow_longer"]
     assert main([*words, "--max_new_tokens=3000000000"]) == 2
-    assert "max_length=3,000,000,001 is beyond 2,147,483,647: positions are of 32 bits" in capsys.readouterr().err
+    assert "max_length=3,000,000,001 is more than 2,147,483,647: positions have 32 bits" in capsys.readouterr().err
     assert main([*words, f"--max_new_tokens={2**31 - 2}"]) == 2
     assert "there is no checkpoint in this folder" in capsys.readouterr().err
 
@@ -249,7 +249,7 @@ def test_folders_that_are_no_run(tmp_path, loaded, capsys):
     for folder, said in (
         ("none", "there is no folder"),
         ("hf", "ringformer convert from-hf"),
-        ("spoiled", "holds no tokenizer: name the model's with --tokenizer="),
+        ("spoiled", "holds no tokenizer: set --tokenizer to bytes"),
     ):
         assert main(["generate", f"--run={tmp_path / folder}", "--prompt=a"]) == 2
         err = capsys.readouterr().err
@@ -261,7 +261,7 @@ def test_a_model_that_names_no_context_needs_a_length_at_a_terminal(tmp_path, lo
     model = converted_folder(tmp_path / "model", sentencepiece(tmp_path).parent)
     type_in(monkeypatch, "a")
     assert main(["generate", f"--run={model}"]) == 2
-    assert "how long may it become? give --max_length" in capsys.readouterr().err
+    assert "set --max_length" in capsys.readouterr().err
     loaded.script = [[[2]]]
     assert main(["generate", f"--run={model}", "--max_length=300"]) == 0
     assert loaded[0][1]["max_length"] == 300

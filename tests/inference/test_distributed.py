@@ -85,6 +85,6 @@ def test_the_verb_of_two_processes_says_an_answer_once(tmp_path):
 def test_several_processes_have_no_stdin_in_common(tmp_path, capsys):
     options = ["generate", f"--run={tmp_path}", "--num_processes=2", "--process_id=1", "--coordinator_address=a:1"]
     assert main([*options, "--distributed"]) == 2
-    assert "several processes need the same prompt, and stdin is one's alone" in capsys.readouterr().err
+    assert "several processes need the same prompt, and stdin belongs to one of them" in capsys.readouterr().err
     assert main([*options, "--prompt=a"]) == 2
     assert "need --distributed" in capsys.readouterr().err

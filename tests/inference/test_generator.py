@@ -99,9 +99,13 @@ def test_bfloat16_is_near():
     [
         ([], {}, "there are no prompts"),
         ([[]], {}, "prompt 0 is empty"),
-        ([[61]], {}, "outside of the vocabulary"),
-        ([[1] * 62], {"max_new_tokens": 4}, "at most 2 new tokens fit, or a prompt of 60"),
-        ([[1] * 80], {"max_new_tokens": 4}, "at most 0 new tokens fit"),
+        ([[61]], {}, "outside the vocabulary"),
+        (
+            [[1] * 62],
+            {"max_new_tokens": 4},
+            "at most 2 new tokens fit after this prompt; 4 new ones leave room for a prompt of at most 60",
+        ),
+        ([[1] * 80], {"max_new_tokens": 4}, "the prompt alone fills it"),
         ([[1]], {"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
     ],
 )

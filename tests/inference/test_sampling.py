@@ -119,7 +119,7 @@ def test_rows_on_two_devices_draw_as_on_one():
         (Sampling(-1.0), "temperature=-1.0 must be 0"),
         (Sampling(float("nan")), "temperature=nan"),
         (Sampling(float("inf")), "temperature=inf"),
-        (Sampling(1e39), r"temperature=1e\+39 must be 0, .*, up to the 3.4e\+38 of float32"),
+        (Sampling(1e39), r"temperature=1e\+39 must be 0, .* at most 3.4e\+38, the maximum of float32"),
         (Sampling(1.0, top_k=0), "top_k=0 must be at least 1"),
         (Sampling(1.0, top_p=0.0), "top_p=0.0 must be above 0"),
         (Sampling(1.0, top_p=1.5), "top_p=1.5"),

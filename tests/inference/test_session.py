@@ -133,9 +133,9 @@ def test_a_full_row_is_full():
     transcript = Transcript(generator(CONFIG, "1,1,1,4", max_length=21).session(1))
     transcript.turn([PROMPTS[0]], new=10)
     assert transcript.error(CONFIG) <= 1e-4
-    with pytest.raises(ValueError, match="at most 0 new ones fit"):
+    with pytest.raises(ValueError, match="at most 0 new tokens fit"):
         transcript.session.decode(max_new_tokens=1)
-    with pytest.raises(ValueError, match="row 0 would have 22 tokens, max_length is 21: at most 0 fit"):
+    with pytest.raises(ValueError, match="row 0 would have 22 tokens, but max_length is 21: append at most 0"):
         transcript.session.append([[1]])
 
 
@@ -143,10 +143,10 @@ def test_a_full_row_is_full():
     ("rows", "message"),
     [
         ([[1], []], "prompt 1 is empty"),
-        ([[1], [61]], "prompt 1 has the id 61, which is outside of the vocabulary"),
+        ([[1], [61]], "prompt 1 has the id 61, which is outside the vocabulary"),
         ([[-1], [2]], "prompt 0 has the id -1"),
-        ([[1]], "1 rows were given to a session of 2"),
-        ([[1], [2] * 65], "row 1 would have 65 tokens, max_length is 64: at most 64 fit"),
+        ([[1]], "1 rows given, but the session has 2"),
+        ([[1], [2] * 65], "row 1 would have 65 tokens, but max_length is 64: append at most 64"),
     ],
 )
 def test_bad_rows(rows, message, monkeypatch):
@@ -176,5 +176,5 @@ def test_weights_that_are_no_numbers_end_the_text(sampling, monkeypatch):
     monkeypatch.setitem(norm, "scale", norm["scale"].at[3].set(np.nan))
     session = model.session(2)
     session.append(PROMPTS)
-    with pytest.raises(FloatingPointError, match="should follow the 11 tokens of row 0 are no finite logits"):
+    with pytest.raises(FloatingPointError, match="the logits after the 11 tokens of row 0 are not finite"):
         next(session.decode(max_new_tokens=4, sampling=sampling))

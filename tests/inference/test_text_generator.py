@@ -120,14 +120,14 @@ def test_sampling_and_end_tokens_are_passed_on(texts):
     [
         (["a", ""], {}, "the prompt is empty"),
         (["a"], {"stop": [""]}, "a stop string is empty"),
-        (["a"], {"stop": ["\ud800"]}, "can never come"),
+        (["a"], {"stop": ["\ud800"]}, "can never occur"),
         (["a"], {"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
         (
             ["a", "b" * 90],
             {},
             r"a prompt of 90 tokens and 11 new ones .* limit of 100 tokens: at most 10 new tokens fit",
         ),
-        (["b" * 90], {}, "before so many new ones, a prompt of at most 89"),
+        (["b" * 90], {}, "new ones leave room for a prompt of at most 89"),
         (["b" * 100], {}, "the prompt alone fills it"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.files.untrusted import read_object
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import load_model
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.rope import RopeScaling
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig

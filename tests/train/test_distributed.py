@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from ringformer.cli import main
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import load_model
 from tests.cpu_flags import cpu_environment
 from tests.helpers import relative_error
 

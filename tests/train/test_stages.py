@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 from ringformer.checkpoints.saved_model import latest_step
-from ringformer.inference.load_model import load_model
+from ringformer.inference.generator import load_model
 from ringformer.runs.config import base_config
 from ringformer.runs.config_file import parse, parse_stages
 from ringformer.train.stages import prepare_stages

@@ -1,0 +1,61 @@
+"""Options of the commands that load a model for inference."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+if TYPE_CHECKING:
+    from ringformer.inference.generator import Generator
+
+
+def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: str = "run") -> None:
+    """Add the options of the model, its mesh and its tokenizer."""
+    parser.add_argument("--run", dest=run_dest, metavar="DIR", required=True, help=run_help)
+    parser.add_argument(
+        "--config", metavar="FILE", help="the config file of the run, which is executed, if it registers the model"
+    )
+    parser.add_argument(
+        "--allow_longer", action="store_true", help="allow lengths beyond the context that the model was trained at"
+    )
+    parser.add_argument("--mesh_dim", default="1,1,1,1", help="sizes of dp,fsdp,tp,sp; -1: the remaining devices")
+    parser.add_argument(
+        "--cpu_devices",
+        type=int,
+        default=0,
+        help="simulate this many devices on the CPU; default: the machine's own devices",
+    )
+    parser.add_argument(
+        "--prefill_chunk",
+        type=int,
+        metavar="TOKENS",
+        help="read prompts in chunks of this many tokens; default: whole prompts",
+    )
+    parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
+    parser.add_argument(
+        "--tokenizer",
+        help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the run's",
+    )
+
+
+def add_template_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the chat template."""
+    from ringformer.data.chats.templates import TemplateName
+
+    parser.add_argument(
+        "--template",
+        choices=get_args(TemplateName),
+        help="the chat template; default: that of the run's conversations, else the tokenizer's own",
+    )
+
+
+def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int) -> "Generator":
+    """Load the model in `folder` as the options say."""
+    from ringformer.inference.generator import Generator
+
+    return Generator.load(
+        folder,
+        mesh_dim=args.mesh_dim,
+        max_length=max_length,
+        prefill_chunk=args.prefill_chunk,
+        compute_dtype=args.compute_dtype,
+    )
