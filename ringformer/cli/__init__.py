@@ -1,4 +1,4 @@
-"""The command line `ringformer`: its verbs, their parsers, and the configs that come with it."""
+"""The command line `ringformer`: verbs, parsers, and the configs shipped with it."""
 
 from ringformer.cli.command_line import main
 

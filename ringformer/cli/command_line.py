@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""`ringformer VERB`: finds a verb's function in its room, and says in one line what a caller got wrong."""
+"""`ringformer VERB`: find and call the verb's function; report users' mistakes in one line."""
 
 import argparse
 import difflib
@@ -13,11 +13,11 @@ from ringformer.cli.verbs import GROUPS, VERBS
 from ringformer.cli.visible_text import visible
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-"""What JAX's error begins with; its class is not known here, where JAX is not imported."""
+"""Beginning of JAX's error message; its class is not available, because JAX is not imported here."""
 
 
 def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the whole command line, and that of `verb`, which alone has its options and `call`."""
+    """Return the parser of the whole command line, and that of `verb`, the only one with its options and `call`."""
     completion = 'Each verb has --help. Completion: eval "$(register-python-argcomplete ringformer)"'
     top = Parser("ringformer", description="Long-context training in JAX over a ring of devices.", epilog=completion)
     top.add_argument("--version", action="version", version=f"ringformer {metadata.version('ringformer')}")
@@ -37,7 +37,7 @@ def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argp
 
 
 def find_verb(words: list[str]) -> str | None:
-    """The verb that a command line begins with; None if it names none. Raises ValueError for one that is not there."""
+    """Return the verb at the beginning of a command line, or None. Raises ValueError for an unknown verb."""
     for length in (2, 1):
         if (name := " ".join(words[:length])) in VERBS:
             return name
@@ -52,16 +52,16 @@ def find_verb(words: list[str]) -> str | None:
 
 
 def run(words: list[str]) -> int:
-    """Run a command line; returns the exit code. Raises ValueError for what a caller got wrong."""
+    """Run a command line and return the exit code. Raises ValueError for a user's mistake."""
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     verb = find_verb(words)
     (top, parser), options = make_parsers(verb), words[len((verb or "").split()) :]
     overrides = parser.get_default("overrides") is not None
-    known = parser._option_string_actions
+    valid = parser._option_string_actions
     for name in (word.partition("=")[0] for word in options if re.match("--?[A-Za-z]", word)):
-        if name not in known and not (overrides and name.startswith("--config.")):
+        if name not in valid and not (overrides and name.startswith("--config.")):
             option, dot, key = name.partition(".")
-            near = difflib.get_close_matches(option, known, 1, cutoff=0.85)
+            near = difflib.get_close_matches(option, valid, 1, cutoff=0.85)
             hint = f"did you mean {near[0]}{dot}{key}?" if near else f"see {parser.prog} --help"
             raise ValueError(f"there is no option {name}; {hint}")
     if verb is None:
@@ -75,7 +75,7 @@ def run(words: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command `ringformer`: the exit code of a command line, its errors said."""
+    """Run a command line, print its errors and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         typed = os.environ["COMP_LINE"].split()[1:]
         verb = next((name for name in VERBS if typed[: len(name.split())] == name.split()), None)
         argcomplete.autocomplete(make_parsers(verb)[0])
-    said = f"ringformer {' '.join(words[: 2 if words[:1] and words[0] in GROUPS else 1])}".strip()
+    command = f"ringformer {' '.join(words[: 2 if words[:1] and words[0] in GROUPS else 1])}".strip()
     try:
         code = run(words)
         sys.stdout.flush()
@@ -95,20 +95,19 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except ModuleNotFoundError as error:
         print(
-            f"{said}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
+            f"{command}: {error.name} is not installed; in a clone of ringformer: pip install -e '.[train]'",
             file=sys.stderr,
         )
         return 2
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         interrupted, callers = isinstance(error, KeyboardInterrupt), isinstance(error, ValueError | FileNotFoundError)
-        print(f"{said}: {'interrupted' if interrupted else visible(str(error))}", file=sys.stderr)
+        print(f"{command}: {'interrupted' if interrupted else visible(str(error))}", file=sys.stderr)
         return 130 if interrupted else 2 if callers else 1
     except RuntimeError as error:
         if not (why := str(error)).startswith(OUT_OF_MEMORY):
             raise
         print(
-            f"{said}: the memory of the devices does not hold it: {why.splitlines()[0]}; `ringformer estimate` says "
-            "what fits",
+            f"{command}: out of device memory: {why.splitlines()[0]}; `ringformer estimate` reports what fits",
             file=sys.stderr,
         )
         return 1

@@ -1,4 +1,4 @@
-"""Command-line flags and help made from the fields of a dataclass: each option is declared once, where it is used."""
+"""Command-line flags and help from the fields of a dataclass, so that each option is declared only once."""
 
 import argparse
 import ast
@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring of each field of a dataclass and of those that it inherits from: the string below it in the source,
-    on one line. Fields without one are left out."""
+    """Return the docstrings of a dataclass's fields, including inherited ones: the string below each field, on one
+    line. Fields without one are left out."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):
@@ -29,10 +29,10 @@ def field_docs(cls: type) -> dict[str, str]:
 def add_flags(
     parser: argparse.ArgumentParser, cls: type, names: Iterable[str] | None = None, *, unset: bool = False
 ) -> None:
-    """Add a flag `--NAME` for each field of a dataclass, or for those named: its type, default, choices and docstring.
+    """Add a flag `--NAME` for each field of a dataclass, or for those named, with its type, default, choices and help.
 
-    A boolean that is False is turned on by its flag alone; a field without a default is required. With `unset` the
-    defaults are None, for flags that change another value only where they are given.
+    A boolean that is False by default takes no value; a field without a default is required. With `unset`, all defaults
+    are None, for flags that override another value only when given.
     """
     docs, types = field_docs(cls), get_type_hints(cls)
     wanted = None if names is None else set(names)
@@ -53,12 +53,12 @@ def add_flags(
 
 
 def from_flags(args: argparse.Namespace, cls: type):
-    """The dataclass of parsed flags; fields that have no flag keep their defaults."""
+    """Build the dataclass from parsed flags; fields without a flag keep their defaults."""
     return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
 
 
 def describe_fields(cls: type, prefix: str, but: Collection[str] = (), width: int = 100) -> str:
-    """A line for each field, `PREFIX.NAME = default`, and below it what its docstring says; some may be left out."""
+    """List the fields except `but`: a line `PREFIX.NAME = default` each, and its docstring below."""
     docs, types, lines = field_docs(cls), get_type_hints(cls), []
     for field in (field for field in fields(cls) if field.name not in but):
         default = "" if field.default is MISSING else f" = {field.default!r}"
@@ -69,7 +69,7 @@ def describe_fields(cls: type, prefix: str, but: Collection[str] = (), width: in
 
 
 def _kind(annotation: Any) -> tuple[type, list[str] | None]:
-    """The type that a flag's text becomes, and the values that it may have; X of `X | None`."""
+    """Return the type of a flag's value, and its choices; `X | None` counts as X."""
     if get_origin(annotation) is Literal:
         return str, list(get_args(annotation))
     if NoneType in get_args(annotation):

@@ -1,4 +1,4 @@
-"""The argument parser of a verb: defaults in its help, and errors that are exceptions; what an option may name."""
+"""The argument parser of a verb, with defaults in its help and exceptions as errors; types of options."""
 
 import argparse
 import os
@@ -7,16 +7,16 @@ from typing import Any, NoReturn
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Says the default of an option, where it says something."""
+    """Formatter that adds an option's default to its help, where it is informative."""
 
     def _get_help_string(self, action):
-        said = action.help or ""
+        text = action.help or ""
         shown = action.option_strings and action.default not in (None, False, "", argparse.SUPPRESS)
-        return f"{said} (default: %(default)s)" if shown and "default" not in said else said
+        return f"{text} (default: %(default)s)" if shown and "default" not in text else text
 
 
 class Parser(argparse.ArgumentParser):
-    """Whole option names only; errors are a line; `more_help` is said below the help, and made only then."""
+    """Parser without abbreviations of options. Errors are exceptions; `more_help` is called to extend the help."""
 
     def __init__(self, prog: str | None = None, **options: Any):
         super().__init__(prog, allow_abbrev=False, formatter_class=HelpFormatter, **options)
@@ -30,29 +30,29 @@ class Parser(argparse.ArgumentParser):
 
 
 def output_file(text: str, option: str = "--out") -> Path:
-    """The path of a file that is written at the end of long work: it is looked at before, and left as it is.
+    """Return the path of a file to write after long work, checked in advance without changing the file.
 
     Raises ValueError if it could not be written.
     """
     if not text:
-        raise ValueError(f"{option}= names no file; name one, or leave {option} out")
-    path, said = Path(text), f"{option}={text}"
+        raise ValueError(f"{option}= names no file; name one, or omit {option}")
+    path, flag = Path(text), f"{option}={text}"
     if path.is_dir():
-        raise ValueError(f"{said} is a folder; name a file in it, e.g. {path / 'out.json'}")
+        raise ValueError(f"{flag} is a folder; name a file in it, e.g. {path / 'out.json'}")
     if not path.parent.is_dir():
-        raise ValueError(f"{said}: there is no folder {path.parent}; make it, or name a file in another")
-    there = os.path.lexists(path)
+        raise ValueError(f"{flag}: there is no folder {path.parent}; create it, or choose another")
+    existed = os.path.lexists(path)
     try:
         path.open("ab").close()
     except OSError as error:
-        raise ValueError(f"{said} cannot be written ({error.strerror}); name a file in another folder") from None
-    if not there:
+        raise ValueError(f"{flag} cannot be written ({error.strerror}); choose another folder") from None
+    if not existed:
         path.unlink()
     return path
 
 
 def output_argument(text: str) -> Path:
-    """`output_file` as the `type` of an option of a plain argparse parser, the default included."""
+    """Call `output_file` as the `type` of an option of a plain argparse parser; also checks the default."""
     try:
         return output_file(text)
     except ValueError as error:

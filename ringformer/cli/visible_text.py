@@ -1,7 +1,7 @@
-"""Text of strangers, as a terminal may have it: what would be a command to the terminal is seen instead.
+"""Make untrusted text safe to print on a terminal.
 
-A document, a model's answer, a field's name or a file's may hold sequences that clear the screen, retitle the window or
-write the clipboard, and characters that turn the order of what is read around.
+A document, a model's answer, or the name of a field or file may hold sequences that clear the screen, retitle the
+window or write the clipboard, and characters that reverse the reading order.
 """
 
 _COMMANDS = [*(c for c in range(0x20) if chr(c) not in "\n\t"), *range(0x7F, 0xA0)]
@@ -11,9 +11,9 @@ _ESCAPES = {c: f"\\x{c:02x}" for c in _COMMANDS} | {c: f"\\u{c:04x}" for c in (*
 
 
 def visible(text: str) -> str:
-    """The text with control characters (but newlines and tabs), overrides of the writing direction, and what stands
-    for bytes that are no UTF-8, written as in Python: \\x1b, \\u202e, \\udc9b.
+    """Escape control characters except newlines and tabs, overrides of the writing direction, and surrogates (bytes
+    that are not UTF-8), as in Python: \\x1b, \\u202e, \\udc9b.
 
-    Each character stands for itself: pieces of a text, made visible one by one, are the text made visible.
+    Characters are escaped one by one, so a text can be escaped in pieces.
     """
     return text.translate(_ESCAPES)

@@ -1,6 +1,6 @@
-"""LLaMA checkpoints of Hugging Face in and out, block by block: neither way holds a whole model in host memory.
+"""Import and export of Hugging Face LLaMA checkpoints, block by block, without a whole model in host memory.
 
-Names are imported when they are first asked for (PEP 562).
+Names are imported on first use (PEP 562).
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ringformer.convert.verify_logits import verify as verify
 
 _HOMES = {"from_hf": "import_hf", "to_hf": "export_hf", "verify": "verify_logits"}
-"""The public names, and the module of each."""
+"""Public names, and the module of each."""
 
 __all__ = [*_HOMES]
 

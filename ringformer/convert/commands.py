@@ -8,14 +8,14 @@ SIZE_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def add_from_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
-    """Arguments of `ringformer convert from-hf`."""
+    """Add the arguments of `ringformer convert from-hf`."""
     parser.description = (
-        "A LLaMA of Hugging Face (safetensors) to a folder for `ringformer train --config.init_from=OUT`. Block by "
-        "block: host memory stays below 2 GB, whatever the size of the model."
+        "Convert a Hugging Face LLaMA (safetensors) to a folder for `ringformer train --config.init_from=OUT`. It is "
+        "converted block by block: host memory stays below 2 GB for a model of any size."
     )
     parser.add_argument("path", metavar="PATH", help="the folder with config.json and *.safetensors")
     parser.add_argument("out", metavar="OUT", help="the folder to write")
-    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16, on disk")
+    parser.add_argument("--dtype", default="float32", help="dtype on disk: float32, bfloat16 or float16")
     return _from_hf
 
 
@@ -30,18 +30,16 @@ def _from_hf(args: argparse.Namespace) -> None:
 
 
 def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
-    """Arguments of `ringformer convert to-hf`."""
-    parser.description = "The latest checkpoint of a run, or a converted model, to a folder that transformers loads."
+    """Add the arguments of `ringformer convert to-hf`."""
+    parser.description = "Export a run's latest checkpoint, or a converted model, to a folder that transformers loads."
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run, with config.json and checkpoints/")
     parser.add_argument("out", metavar="OUT", help="the folder to write")
     parser.add_argument(
         "--dtype",
-        help="float32, bfloat16 or float16; without: that of the Hugging Face model it came from, else as stored",
+        help="float32, bfloat16 or float16; default: that of the original Hugging Face model, else as stored",
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
-    )
-    parser.add_argument("--shard_size", default="5GB", type=_bytes, help="the largest file, e.g. 5GB or 500MB")
+    _add_config(parser)
+    parser.add_argument("--shard_size", default="5GB", type=_bytes, help="maximum size of a file, e.g. 5GB or 500MB")
     return _to_hf
 
 
@@ -51,7 +49,7 @@ def _to_hf(args: argparse.Namespace) -> None:
 
     register_models(args.config)
     exported = to_hf(args.ckpt, args.out, args.dtype, args.shard_size)
-    choice = "" if args.dtype else "; --dtype chooses another"
+    choice = "" if args.dtype else "; set --dtype to change it"
     print(
         f"{args.out}: {exported.config.num_params / 1e6:,.1f}M parameters in {exported.dtype}, "
         f"{exported.dtype_origin}{choice}"
@@ -59,20 +57,24 @@ def _to_hf(args: argparse.Namespace) -> None:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Arguments of `ringformer convert verify`."""
+    """Add the arguments of `ringformer convert verify`."""
     parser.description = (
-        "Compare the logits of transformers and of ringformer on the CPU in float32; exit code 1 if they differ by "
-        "more than 1e-4. Parameters of CKPT are first rounded to the dtype of HF's tensors. Holds one of the models at "
+        "Compare the logits of transformers and ringformer on the CPU in float32; exit code 1 if they differ by more "
+        "than 1e-4. Parameters of CKPT are first rounded to the dtype of HF's tensors. Only one model is in memory at "
         "a time."
     )
     parser.add_argument("hf", metavar="HF", help="the folder of a Hugging Face checkpoint")
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run or a converted model")
-    parser.add_argument(
-        "--config", metavar="FILE", help="the config file of the run, executed, if it registers the model"
-    )
-    parser.add_argument("--length", type=int, default=512, help="random tokens to compare on")
-    parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
+    _add_config(parser)
+    parser.add_argument("--length", type=int, default=512, help="number of random tokens to compare on")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random tokens")
     return _verify
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", metavar="FILE", help="the config file of the run, which is executed, if it registers the model"
+    )
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -88,5 +90,5 @@ def _verify(args: argparse.Namespace) -> int:
 def _bytes(text: str) -> int:
     size = re.fullmatch(r"(\d+(?:\.\d+)?) *(KB|MB|GB)?", text.upper())
     if not size:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; 5GB or 500MB for example")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 5GB or 500MB")
     return int(float(size[1]) * SIZE_UNITS[size[2] or ""])

@@ -1,4 +1,4 @@
-"""Export: a run's checkpoint to a folder that transformers loads."""
+"""Export of a run's checkpoint to a folder that transformers loads."""
 
 import json
 import shutil
@@ -22,12 +22,12 @@ ORIGINAL = "as the Hugging Face model that it came from"
 
 
 class Exported(NamedTuple):
-    """The model that was written, and in which dtype."""
+    """Model that was written, and its dtype."""
 
     config: LlamaConfig
     dtype: str
     dtype_origin: str
-    """Why this dtype: "as asked", "as stored" or that of the model it came from."""
+    """Reason for this dtype: "as asked", "as stored" or that of the original model."""
 
 
 def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_bytes: int = 5 * 10**9) -> Exported:
@@ -37,20 +37,20 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
 
     Args:
       run_dir: the folder of a training run, or one that `from_hf` wrote.
-      dtype: float32, bfloat16 or float16; None: that of the Hugging Face model that the run began with (a run's own is
-        float32, twice as large), or as stored if there was none.
-      shard_bytes: the largest file, unless one tensor alone is larger.
+      dtype: float32, bfloat16 or float16; None: that of the Hugging Face model that the run began with (the run itself
+        has float32, twice as large), or as stored if there was none.
+      shard_bytes: maximum size of a file, unless a single tensor is larger.
 
     Raises:
-      ValueError: if `out` holds something, or the numbers do not fit the dtype or are not finite.
+      ValueError: if `out` is not empty, or values do not fit the dtype or are not finite.
       FileNotFoundError: if there is no checkpoint.
-      DamagedFiles: if files of the checkpoint, or of a converted model, are not as they were written.
+      DamagedFiles: if files of the checkpoint, or of a converted model, have changed.
     """
     run_dir, out = Path(run_dir), Path(out)
     if dtype is not None and dtype not in CODES:
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(CODES)}")
     if shard_bytes < 1:
-        raise ValueError(f"shards of {shard_bytes} bytes hold nothing: 5 GB is usual")
+        raise ValueError(f"shard size {shard_bytes} must be at least 1 byte; 5 GB is usual")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
     checkpoint = latest_checkpoint(run_dir)
@@ -93,7 +93,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
 
 
 def _reading_order(name: str) -> int:
-    """The rank of a tensor among those that the model reads: embedding, layers, norm, head."""
+    """Rank of a tensor in the order in which the model reads them: embedding, layers, norm, head."""
     return next(
         i for i, start in enumerate(("model.embed", "model.layers", "model.norm", "")) if name.startswith(start)
     )
@@ -104,21 +104,21 @@ def _hf_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _original_dtype(run_dir: Path) -> str | None:
-    """The dtype that the imported model's config.json names; None if it names none, or one that no export has."""
+    """Return the dtype that the imported model's config.json names; None if there is none, or exports lack it."""
     hf = _hf_config(run_dir)
     named = hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
     return named if named in tuple(CODES) else None
 
 
 def _max_position(run_dir: Path, run: dict[str, Any], config: LlamaConfig) -> int:
-    """The longest context known: of the imported model, of the run, of the scaling."""
+    """Return the longest context named by the imported model, the run or the scaling."""
     scaling = config.rope_scaling
     scaled = int((scaling.original_max_position or 0) * (scaling.factor or 1))
     return max(_hf_config(run_dir).get("max_position_embeddings", 0), run.get("seq_len", 0), scaled) or 2048
 
 
 def _token_ids(run_dir: Path, run: dict[str, Any]) -> dict[str, Any]:
-    """The special ids of the imported model, or else the tokenizer's end of a document."""
+    """Return the special ids of the imported model, or else the end-of-document id of the tokenizer."""
     keys, imported = ("bos_token_id", "eos_token_id", "pad_token_id"), _hf_config(run_dir)
     if imported:
         defaults = {"bos_token_id": 1, "eos_token_id": 2}  # transformers'

@@ -1,4 +1,4 @@
-"""Config translation: a Hugging Face config.json to a `LlamaConfig` and back."""
+"""Translation of a Hugging Face config.json to a `LlamaConfig` and back."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ REQUIRED_VALUES = {
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None,),
 }
-"""Keys of a config.json whose other values mean another model than `ringformer.models.llama`."""
+"""Values of a config.json that `ringformer.models.llama` implements; others mean a different model."""
 
 NUMBERS = (
     "rms_norm_eps",
@@ -33,24 +33,24 @@ NUMBERS = (
 )
 
 OPTIONAL = ("rope_theta", "original_max_position_embeddings")
-"""The keys of NUMBERS for which null means absent."""
+"""Keys of NUMBERS for which null means absent."""
 
 ROPE_TYPES: dict[str, Any] = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
-"""For each rope type of a config.json the kind of a `RopeScaling`."""
+"""Kind of a `RopeScaling` for each rope type of a config.json."""
 
 
 def from_hf_config(hf: dict[str, Any]) -> LlamaConfig:
-    """The `LlamaConfig` of a config.json, as transformers 4 or 5 writes it.
+    """Return the `LlamaConfig` of a config.json, as transformers 4 or 5 writes it.
 
-    Raises ValueError naming what the model is or has that a LLaMA of ringformer does not.
+    Raises ValueError naming what ringformer's LLaMA does not support.
     """
     architectures = hf.get("architectures") or ["LlamaForCausalLM"]
     if architectures != ["LlamaForCausalLM"]:
         named = ", ".join(map(str, architectures)) if type(architectures) is list else repr(architectures)
         raise ValueError(f"the model is a {named}: only LlamaForCausalLM can be converted")
-    for key, known in REQUIRED_VALUES.items():
-        if hf.get(key, known[0]) not in known:
-            raise ValueError(f"config.json has {key}={hf[key]!r}: only {known[0]!r} can be converted")
+    for key, supported in REQUIRED_VALUES.items():
+        if hf.get(key, supported[0]) not in supported:
+            raise ValueError(f"config.json has {key}={hf[key]!r}: only {supported[0]!r} can be converted")
     missing = [key for key in SIZES if key not in hf]
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
@@ -73,12 +73,12 @@ def from_hf_config(hf: dict[str, Any]) -> LlamaConfig:
 
 
 def to_hf_config(config: LlamaConfig, *, max_position: int, dtype: str, token_ids: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of a model, for transformers 4 and 5.
+    """Return the config.json of a model, for transformers 4 and 5.
 
-    5 reads `rope_parameters`; 4 reads `rope_theta` and `rope_scaling`, which 5 accepts too. Both are written.
+    Version 5 reads `rope_parameters`; 4 reads `rope_theta` and `rope_scaling`, which 5 also accepts. Both are written.
 
     Args:
-      max_position: the context, in tokens, that the model is for.
+      max_position: context of the model in tokens.
       token_ids: bos_token_id, eos_token_id, pad_token_id.
     """
     if config.hidden_size % config.num_heads:
@@ -117,8 +117,8 @@ def _check_numbers(values: dict[str, Any]) -> None:
 
 
 def _rope(hf: dict[str, Any]) -> tuple[float, RopeScaling]:
-    """Theta and scaling, with the precedence of transformers: `rope_scaling` over `rope_parameters`, theta inside
-    either over that beside them."""
+    """Return theta and scaling with the precedence of transformers: `rope_scaling` over `rope_parameters`, and a theta
+    inside either of them over one beside them."""
     for key in ("rope_scaling", "rope_parameters"):
         if hf.get(key) and type(hf[key]) is not dict:
             raise ValueError(f"config.json has {key}={hf[key]!r}, must be an object")
@@ -130,7 +130,7 @@ def _rope(hf: dict[str, Any]) -> tuple[float, RopeScaling]:
         raise ValueError(f"config.json has rope type {kind!r}: only {', '.join(ROPE_TYPES)} can be converted")
     kind = ROPE_TYPES[kind]
     _check_numbers({"rope_theta": theta} | {key: x for key, x in parameters.items() if x is not None})
-    parameters.pop("finetuned", None)  # a remark in YaRN's own checkpoints
+    parameters.pop("finetuned", None)  # informational, in YaRN's own checkpoints
     if parameters.pop("partial_rotary_factor", 1) not in (None, 1):
         raise ValueError("config.json has partial_rotary_factor other than 1: only whole heads can be rotated")
     original = parameters.pop("original_max_position_embeddings", None)
@@ -141,7 +141,7 @@ def _rope(hf: dict[str, Any]) -> tuple[float, RopeScaling]:
             parameters["factor"] = default / parameters["original_max_position"]
     unknown = sorted(set(parameters) - set(OPTIONS[kind]))
     if unknown:
-        raise ValueError(f"config.json has {', '.join(unknown)} for rope type {kind!r}, which does not read it")
+        raise ValueError(f"config.json has {', '.join(unknown)}, which rope type {kind!r} does not use")
     return theta, RopeScaling(kind, **parameters)
 
 
@@ -149,7 +149,7 @@ def _scaling_to_hf(scaling: RopeScaling) -> dict[str, Any] | None:
     if scaling.kind == "none":
         return None
     values = {name: getattr(scaling, name) for name in OPTIONS[scaling.kind]}
-    if scaling.kind == "llama3":  # transformers knows no defaults for these
+    if scaling.kind == "llama3":  # transformers has no defaults for these
         values |= {name: scaling.option(name) for name in ("low_freq_factor", "high_freq_factor")}
     values["original_max_position_embeddings"] = values.pop("original_max_position", None)
     return {"rope_type": scaling.kind, **{name: value for name, value in values.items() if value is not None}}

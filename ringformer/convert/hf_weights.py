@@ -1,4 +1,4 @@
-"""The correspondence of Hugging Face's tensors to slices of stacked parameters, in blocks of bounded size."""
+"""Mapping between Hugging Face's tensors and slices of stacked parameters, in blocks of bounded size."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from einops import rearrange
 from ringformer.models.llama_config import LlamaConfig
 
 BLOCK_BYTES = 64 * 2**20
-"""The largest piece that is read, turned and written at once, in float32; also a chunk on disk."""
+"""Largest block to read, transpose and write at a time, in float32; also a chunk on disk."""
 
 ParamPath = tuple[str, ...]
 
@@ -29,7 +29,7 @@ TENSORS: dict[ParamPath, tuple[str, str]] = {
     ("norm", "scale"): ("model.norm.weight", "D -> D"),
     ("head",): ("lm_head.weight", "V D -> D V"),
 }
-"""For each parameter the name of its tensors, and the einops pattern from one of them to its layer of the parameter."""
+"""Name of each parameter's tensors, and the einops pattern from one of them to its layer of the parameter."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter, of all layers, and the tensors it is made of."""
+    """One parameter, of all layers, and its tensors."""
 
     path: ParamPath
     config: LlamaConfig
@@ -53,30 +53,30 @@ class Weight:
 
     @property
     def names(self) -> list[str]:
-        """The names of its tensors, by layer."""
+        """Names of its tensors, by layer."""
         name = TENSORS[self.path][0]
         return [name.format(i) for i in range(self.config.num_layers)] if self.stacked else [name]
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """The shape of one of its tensors."""
+        """Shape of one of its tensors."""
         axes = re.findall(r"\(.*?\)|\w", self._patterns[0])
         return tuple(prod(self.config.sizes[letter] for letter in re.findall(r"\w", axis)) for axis in axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the parameter, [L, ...] if stacked."""
+        """Shape of the parameter, [L, ...] if stacked."""
         return (*((self.config.num_layers,) if self.stacked else ()), *self._layer_shape)
 
     @property
     def chunk(self) -> tuple[int, ...]:
-        """The shape on disk of the largest block."""
+        """Shape on disk of the largest block."""
         shape = list(self._layer_shape)
         shape[self._axis] = self._step
         return (*((1,) if self.stacked else ()), *shape)
 
     def blocks(self, layer: int = 0) -> Iterator[Block]:
-        """The parts of one tensor, in the order of its rows."""
+        """Yield the parts of one tensor, in the order of its rows."""
         size = self._layer_shape[self._axis]
         unit = self.tensor_shape[0] // size  # rows of one head
         for start in range(0, size, self._step):
@@ -87,13 +87,13 @@ class Weight:
             yield Block(slice(start * unit, stop * unit), (*first, *index))
 
     def to_parameter(self, rows: np.ndarray) -> np.ndarray:
-        """A block of a tensor as it stands in the parameter (a view)."""
+        """Rearrange a block of a tensor as in the parameter (a view)."""
         tensor, parameter = self._patterns
         turned = rearrange(rows, f"{tensor} -> {parameter}", **self._head_dim(tensor))
         return turned[None] if self.stacked else turned
 
     def to_tensor(self, block: np.ndarray) -> np.ndarray:
-        """The inverse of `to_parameter`."""
+        """Invert `to_parameter`."""
         tensor, parameter = self._patterns
         return rearrange(block[0] if self.stacked else block, f"{parameter} -> {tensor}")
 
@@ -108,7 +108,7 @@ class Weight:
 
     @property
     def _axis(self) -> int:
-        """The dimension of the parameter that the rows of a tensor become (whole heads of them)."""
+        """Dimension of the parameter that the rows of a tensor become (whole heads)."""
         return self._patterns[1].split().index(re.findall(r"\w", self._patterns[0])[0])
 
     @property
@@ -121,5 +121,5 @@ class Weight:
 
 
 def weights(config: LlamaConfig) -> list[Weight]:
-    """All parameters of a model."""
+    """Return all parameters of a model."""
     return [Weight(path, config) for path in TENSORS if not (config.tie_embeddings and path == ("head",))]

@@ -1,4 +1,4 @@
-"""Import: a Hugging Face checkpoint to a folder that `init_from` takes."""
+"""Import of a Hugging Face checkpoint to a folder for `init_from`."""
 
 import dataclasses
 import json
@@ -22,16 +22,16 @@ from ringformer.models.llama_config import LlamaConfig
 def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaConfig:
     """Write the model in `path` to the folder `out`: config.json, checkpoints/0 and the tokenizer's files.
 
-    It holds parameters alone, stacked [L, ...], and is what `--config.init_from=OUT` begins with. Needs host memory
-    for a few blocks (`hf_weights.BLOCK_BYTES`), whatever the size of the model. `out` appears complete or not at all,
-    with hashes of its files, which readers compare: of the arrays in their folder, of the others in `out`.
+    It holds only parameters, stacked [L, ...], and serves as `--config.init_from=OUT`. Needs host memory for a few
+    blocks (`hf_weights.BLOCK_BYTES`), independent of the size of the model. `out` appears complete or not at all, with
+    hashes that readers compare: those of the arrays in the arrays' folder, those of other files in `out`.
 
     Args:
-      dtype: float32, bfloat16 or float16, on disk. A run trains in float32 whatever it is.
+      dtype: dtype on disk, float32, bfloat16 or float16. A run trains in float32 in any case.
 
     Raises:
-      ValueError: if the model is no LLaMA that ringformer knows, tensors are missing, left over, misshapen or not
-        finite, a file lies outside `path` (`files/untrusted.py`), or `out` holds something.
+      ValueError: if ringformer does not support the model, tensors are missing, left over, misshapen or not finite, a
+        file lies outside `path` (`files/untrusted.py`), or `out` is not empty.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
     path, out = Path(path), Path(out)
@@ -65,13 +65,15 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
 
 
 def check_tensors(tensors: TensorFolder, config: LlamaConfig) -> None:
-    """Raise ValueError naming every tensor that is missing, left over, misshapen or of a dtype unknown here.
+    """Raise ValueError naming every tensor that is missing, left over, misshapen or of an unknown dtype.
 
-    Rotary frequencies, which old checkpoints have, are the config's; a tied head is left out if it equals the
-    embedding.
+    Rotary frequencies in old checkpoints are ignored: the config determines them. A tied head is ignored if it equals
+    the embedding.
     """
-    if config.num_layers > len(tensors.shapes):  # before any list of them is made
-        raise ValueError(f"config.json has {config.num_layers} layers, the files only {len(tensors.shapes)} tensors")
+    if config.num_layers > len(tensors.shapes):  # before listing that many names
+        raise ValueError(
+            f"config.json has {config.num_layers} layers, but the files have {len(tensors.shapes)} tensors"
+        )
     expected = {name: w.tensor_shape for w in weights(config) for name in w.names}
     present = {name for name in tensors.shapes if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings and "lm_head.weight" in present:
@@ -96,13 +98,13 @@ def _check_tied(tensors: TensorFolder, embed: Weight) -> None:
         if all(np.array_equal(a, b) for a, b in pairs):
             return
     raise ValueError(
-        "config.json ties the embeddings, but lm_head.weight is there and is not model.embed_tokens.weight: one of "
-        "them is wrong; set tie_word_embeddings to false if it is the config"
+        "config.json ties the embeddings, but lm_head.weight differs from model.embed_tokens.weight: if the config is "
+        "wrong, set tie_word_embeddings to false"
     )
 
 
 def _blocks(weight: Weight, tensors: TensorFolder, dtype: np.dtype) -> Iterator[IndexedBlock]:
-    """The parameter's blocks, layer by layer, each with where it stands."""
+    """Yield the parameter's blocks, layer by layer, each with its index."""
     for layer, name in enumerate(weight.names):
         blocks = list(weight.blocks(layer))
         rows = tensors.blocks(name, [block.rows for block in blocks])

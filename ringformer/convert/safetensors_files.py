@@ -1,4 +1,4 @@
-"""Folders of safetensors files: read slice by slice, written shard by shard."""
+"""Read folders of safetensors files slice by slice, and write them shard by shard."""
 
 import json
 import struct
@@ -14,14 +14,14 @@ from safetensors import SafetensorError, safe_open
 from ringformer.files.untrusted import contained, read_object
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-"""The dtypes that are converted, by their code in a file."""
+"""Supported dtypes, by their code in a file."""
 CODES = {dtype.name: name for name, dtype in DTYPES.items()}
 
 
 class TensorFolder:
-    """The tensors of a checkpoint in one file or, with an index, in several. No file stays mapped.
+    """Tensors of a checkpoint in one file or, with an index, in several. No file stays mapped.
 
-    Raises ValueError for a file that is malformed or lies elsewhere, FileNotFoundError for one that is missing.
+    Raises ValueError for a file that is malformed or outside the folder, FileNotFoundError for one that is missing.
     """
 
     def __init__(self, folder: Path):
@@ -29,7 +29,7 @@ class TensorFolder:
         if index.is_file():
             places = read_object(folder, index.name).get("weight_map")
             if not places or type(places) is not dict:
-                raise ValueError(f"{index} has no weight_map, which names the file of each tensor: download it again")
+                raise ValueError(f"{index} lacks the weight_map that names the file of each tensor: download it again")
             files = sorted({contained(folder, name) for name in places.values()})
         elif single.is_file():
             files = [single]
@@ -40,7 +40,7 @@ class TensorFolder:
             )
         absent = [path.name for path in files if not path.is_file()]
         if absent:
-            raise FileNotFoundError(f"{folder} lacks {', '.join(absent)}, named by {index.name}")
+            raise FileNotFoundError(f"{folder} lacks {', '.join(absent)}, which {index.name} names")
         self._file: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
@@ -49,8 +49,8 @@ class TensorFolder:
                 self._list(path)
             except SafetensorError as error:
                 raise ValueError(
-                    f"{path} is not a whole safetensors file ({error}): download it again; if it is a pointer "
-                    "of a few lines, git lfs pull"
+                    f"{path} is not a complete safetensors file ({error}): download it again; if it is a Git LFS "
+                    "pointer of a few lines, run git lfs pull"
                 ) from None
 
     def _list(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class TensorFolder:
                 self.dtypes[key] = tensor.get_dtype()
 
     def blocks(self, name: str, rows: Iterable[slice]) -> Iterator[np.ndarray]:
-        """Some rows of a tensor after others, without the rest in memory."""
+        """Yield slices of rows of a tensor without loading the rest."""
         with safe_open(self._file[name], framework="numpy") as file:
             tensor = file.get_slice(name)
             for part in rows:
@@ -72,10 +72,10 @@ class TensorFolder:
 
 
 class ShardWriter:
-    """Writes tensors in the order of `plan` into files of at most `shard_bytes` (or of one tensor), with an index.
+    """Writer of tensors, in the order of `plan`, into files of at most `shard_bytes` (or one tensor), with an index.
 
     Args:
-      plan: the shape of each tensor by name.
+      plan: shape of each tensor by name.
     """
 
     def __init__(self, folder: Path, plan: dict[str, tuple[int, ...]], dtype: np.dtype, shard_bytes: int):
@@ -103,13 +103,13 @@ class ShardWriter:
     @contextmanager
     def _open(self, file: str, shard: dict[str, Any]):
         header = json.dumps({"__metadata__": {"format": "pt"}, **shard}, separators=(",", ":")).encode()
-        header += b" " * (-len(header) % 8)  # the data is aligned
+        header += b" " * (-len(header) % 8)  # align the data
         with (self._folder / file).open("wb") as stream:
             stream.write(struct.pack("<Q", len(header)) + header)
             yield stream
 
     def write(self, blocks: Callable[[str], Iterable[np.ndarray]]) -> None:
-        """Write everything; `blocks(name)` gives the rows of a tensor, piece by piece."""
+        """Write all tensors; `blocks(name)` yields the rows of one, piece by piece."""
         for file, shard in self._shards.items():
             with self._open(file, shard) as stream:
                 for name, entry in shard.items():
@@ -121,17 +121,17 @@ class ShardWriter:
 
 
 def cast(block: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """A contiguous block in another dtype. Raises ValueError if it is not finite, or would not be in that dtype."""
+    """Convert a block to another dtype. Raises ValueError if it is not finite, or not finite in that dtype."""
     with np.errstate(over="ignore"):
         converted = np.ascontiguousarray(block, dtype)
     if not np.isfinite(converted).all():
         if not np.isfinite(block).all():
             raise ValueError(
-                f"{name} has numbers that are not finite (NaN or infinity): take an earlier checkpoint, "
-                "or download it again"
+                f"{name} has values that are not finite (NaN or infinity): use an earlier checkpoint, or download it "
+                "again"
             )
         others = "bfloat16 or float32" if dtype == np.float16 else "float32"
         raise ValueError(
-            f"{name} has numbers beyond {dtype.name}'s {float(ml_dtypes.finfo(dtype).max):g}: choose --dtype={others}"
+            f"{name} has values beyond {dtype.name}'s {float(ml_dtypes.finfo(dtype).max):g}: choose --dtype={others}"
         )
     return converted

@@ -1,4 +1,4 @@
-"""Logits of a converted model against those of transformers, on the CPU in float32."""
+"""Compare logits of a converted model with those of transformers, on the CPU in float32."""
 
 import gc
 from pathlib import Path
@@ -15,20 +15,20 @@ from ringformer.inference.generator import load_model
 from ringformer.models.llama import Llama
 
 TOLERANCE = 1e-4
-"""The largest absolute difference of a logit at which two models count as the same."""
+"""Largest absolute difference of a logit for which two models count as the same."""
 
 
 class Comparison(NamedTuple):
-    """The difference of two models' logits on the same tokens; as a string a table and a verdict."""
+    """Difference of two models' logits on the same tokens; its string is a table and a verdict."""
 
     max_difference: float
-    """The largest absolute difference of a logit."""
+    """Largest absolute difference of a logit."""
     mean_kl: float
     """KL(transformers | ringformer), nats per position."""
     top: list[tuple[tuple[int, float], tuple[int, float]]]
-    """The ten likeliest tokens after the last one: (id, logit) of transformers and of ringformer."""
+    """Ten likeliest tokens after the last one: (id, logit) of transformers and of ringformer."""
     rounded: str | None = None
-    """The dtype of the Hugging Face tensors, if ringformer's parameters had to be rounded to it."""
+    """Dtype of the Hugging Face tensors, if ringformer's parameters had to be rounded to it."""
 
     @property
     def agrees(self) -> bool:
@@ -40,17 +40,19 @@ class Comparison(NamedTuple):
             lines.append(f"{rank:4}  {a:7} {x:12.6f}  {b:7} {y:12.6f}{'' if a == b else '  differ'}")
         lines.append(f"largest difference of a logit {self.max_difference:.3g}, mean KL {self.mean_kl:.3g} nats")
         if self.rounded:
-            lines.append(f"ringformer's parameters were rounded to {self.rounded}, as the tensors of the other are")
+            lines.append(
+                f"ringformer's parameters were rounded to {self.rounded}, the dtype of the Hugging Face tensors"
+            )
         verdict = "the same model" if self.agrees else "NOT the same model"
         sign = "<=" if self.agrees else ">"
         return "\n".join([*lines, f"verdict: {verdict} ({self.max_difference:.3g} {sign} {TOLERANCE:g})"])
 
 
 def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int = 0) -> Comparison:
-    """Compare two models on `length` random tokens. They are in memory one after the other, in float32.
+    """Compare two models on `length` random tokens. They are in memory one at a time, in float32.
 
-    An export in bfloat16 or float16 is a rounded run: the run's parameters are rounded alike, to the dtype in which
-    `hf` stores each, so that only what the rounding lost is forgiven.
+    An export in bfloat16 or float16 rounds the run's parameters, so they are first rounded to the dtype in which `hf`
+    stores each. Only differences due to that rounding are tolerated.
     """
     try:
         import transformers  # noqa: F401
@@ -64,7 +66,8 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int 
         model = load_model(run_dir, compute_dtype="float32", attention="blockwise")
         if model.config.vocab_size != expected.shape[-1]:
             raise ValueError(
-                f"{hf} has {expected.shape[-1]} tokens, {run_dir} {model.config.vocab_size}: not one model"
+                f"{hf} has a vocabulary of {expected.shape[-1]} tokens, {run_dir} one of {model.config.vocab_size}: "
+                "they are different models"
             )
         model, rounded = _rounded(model, TensorFolder(Path(hf)))
         logits = np.asarray(jax.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(tokens, jnp.int32)))[0]
@@ -72,7 +75,7 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int 
 
 
 def compare_logits(expected: np.ndarray, logits: np.ndarray) -> Comparison:
-    """Compare logits [T, V]. Anything that is not finite counts as infinitely far."""
+    """Compare logits [T, V]. A difference that is not finite counts as infinite."""
     difference = np.abs(expected.astype(np.float64) - logits).max()
     p, q = (_log_softmax(x.astype(np.float64)) for x in (expected, logits))
     top = [[(int(i), float(x[-1][i])) for i in np.argsort(-x[-1])[:10]] for x in (expected, logits)]
@@ -98,7 +101,7 @@ def _transformers_logits(path: Path, length: int, seed: int) -> tuple[np.ndarray
 
 
 def _rounded(model: Llama, tensors: TensorFolder) -> tuple[Llama, str | None]:
-    """The model with the numbers that its parameters have in the dtypes of `tensors`; those dtypes, if any changed."""
+    """Round the model's parameters to the dtypes of `tensors`; also return those dtypes if any value changed."""
     structure, params = nnx.split(model)
     flat, changed = dict(nnx.to_flat_state(params)), set()
     for weight in weights(model.config):

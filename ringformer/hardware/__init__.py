@@ -1,4 +1,4 @@
-"""Accelerators by their vendors' data sheets, each once: for MFU, for estimates, and for the launch scripts.
+"""Accelerators from their vendors' data sheets, for MFU, estimates and the launch scripts.
 
 Rates are dense; bandwidths are bytes per second in one direction. The figures and their sources are in `chips.toml`.
 """
@@ -15,35 +15,35 @@ GPUS_OF_A_NODE = 8
 
 @dataclass(frozen=True)
 class TensorCores:
-    """What of a TPU device runs a program."""
+    """Cores of a TPU device."""
 
     count: int
-    """2 where both cores of a chip are one device (megacore), and share its programs."""
+    """Number of cores; 2 where both cores of a chip form one device (megacore) and share its programs."""
     matrix_flops_per_cycle: int
-    """Of one core's matrix units, bf16."""
+    """FLOPs per cycle of one core's matrix units, bf16."""
     matrix_side: int
-    """Features that a matrix unit sums over at once: a product over fewer fills a part of it."""
+    """Features that a matrix unit sums over at once; a product over fewer fills only part of it."""
     vmem_bytes: int
-    """On-chip memory of a core, what kernels may have of it."""
+    """On-chip memory of a core that kernels may use."""
     mosaic: bool = True
-    """Whether Mosaic compiles kernels with matrix products for it."""
+    """True if Mosaic compiles kernels with matrix products for it."""
 
     def filled(self, features: int) -> float:
-        """The share of a matrix unit that products over so many features fill, which lanes of 128 make whole."""
+        """Share of a matrix unit that products over `features`, padded to lanes of 128, fill."""
         return min(1.0, -(-features // 128) * 128 / self.matrix_side)
 
 
 @dataclass(frozen=True)
 class Multiprocessors:
-    """What a GPU's compiler wants to know of it, beyond its memory and its clock."""
+    """Properties of a GPU that its compiler needs, beyond memory and clock."""
 
     compute_capability: int
-    """The major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
+    """Major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
     count: int
     fpus: int
     """Float32 units of a multiprocessor."""
     shared_bytes: int
-    """Shared memory of a multiprocessor, of which a block may have all but one KiB."""
+    """Shared memory of a multiprocessor; a block may use all but one KiB."""
     l2_bytes: int
 
 
@@ -54,29 +54,29 @@ class Chip:
     name: str
     kind: Literal["tpu", "gpu"]
     device_kinds: tuple[str, ...]
-    """How `jax.Device.device_kind` begins."""
+    """Prefixes of `jax.Device.device_kind`."""
     bf16_flops: float
     float32_flops: float
     """FLOP/s of matrix products of float32 arrays at JAX's default precision: one bf16 pass on TPU, TF32 on GPU."""
     hbm_bytes: int
-    """What a program may use of it: a TPU's by its compiler, a GPU's by CUDA."""
+    """Memory that a program may use, as the TPU's compiler or CUDA reports it."""
     hbm_bandwidth: int
     clock_hz: float
-    """Of a TPU's cores, of a GPU's multiprocessors at their boost."""
+    """Clock of a TPU's cores; boost clock of a GPU's multiprocessors."""
     link_bandwidth: float
-    """The rate of one link of the TPU interconnect; of a GPU's NVLink, all links together."""
+    """Rate of one link of the TPU interconnect, or of all NVLinks of a GPU together."""
     host_bytes: int
-    """Host memory per device, of a usual host."""
+    """Host memory per device of a typical host."""
     host_devices: int
     """Devices of a host."""
     host_bandwidth: float
-    """The rate between a device and its host's memory (PCIe)."""
+    """Rate between a device and its host's memory (PCIe)."""
     node_bandwidth: float | None = None
-    """The rate of a device's share of the network between hosts; None: not published."""
+    """Rate of a device's share of the network between hosts; None: not published."""
     tensor_cores: TensorCores | None = None
-    """None for a GPU."""
+    """Cores of a TPU; None for a GPU."""
     multiprocessors: Multiprocessors | None = None
-    """None for a TPU."""
+    """Multiprocessors of a GPU; None for a TPU."""
 
     def flops(self, dtype: str) -> float:
         """Peak FLOP/s of matrix products of arrays of this dtype."""
@@ -84,7 +84,7 @@ class Chip:
 
 
 def _read_chips() -> tuple[dict[str, Chip], dict[str, dict[int, str]], dict[str, str]]:
-    """The chips, slices and pods of `chips.toml`."""
+    """Read the chips, slices and pods of `chips.toml`."""
     sheets = tomllib.loads((resources.files(__package__) / "chips.toml").read_text())
     chips, slices, pods = {}, {}, {}
     for name, sheet in sheets["tpu"].items():
@@ -116,7 +116,7 @@ def _tpu(
     host_devices: int = 4,
     network_gb: float | None = None,
 ) -> Chip:
-    """`units`: 128 x 128 multiply-accumulate arrays in the matrix units of a core."""
+    """Make a TPU; `units` counts 128 x 128 multiply-accumulate arrays in the matrix units of a core."""
     return Chip(
         name=name,
         kind="tpu",
@@ -173,21 +173,21 @@ _MULTIPROCESSORS = {
     "blackwell": Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_bytes=132644864),
 }
 _COUNTED_IN_CORES = ("v3", "v4", "v5p", "tpu7x")
-"""Generations whose slices are named by their cores, two a chip; the others' by their chips."""
+"""Generations whose slices are named by their cores, two per chip; other slices are named by their chips."""
 
 CHIPS, SLICES, PODS = _read_chips()
-"""By the name of a TPU's generation or of a GPU: the chips; the shapes of TPU slices by the number in their names; the
-shape of a whole pod, of which no slice has more chips, or other dimensions."""
+"""Chips, by the name of a TPU generation or GPU; shapes of TPU slices, by the number in their names; shape of a whole
+pod, which has the most chips and the same number of dimensions as its slices."""
 
 
 @dataclass(frozen=True)
 class CloudTpu:
-    """How Google Cloud calls the slices of a generation."""
+    """Google Cloud's names for the slices of a generation."""
 
     accelerator_type: str
-    """What stands before "-N" in `--accelerator-type`, with the N of `SLICES`."""
+    """Prefix of "-N" in `--accelerator-type`, with the N of `SLICES`."""
     runtime_version: str
-    """The image of its hosts."""
+    """Image of its hosts."""
 
 
 CLOUD_TPUS = {
@@ -197,10 +197,10 @@ CLOUD_TPUS = {
     "v6e": CloudTpu("v6e", "v2-alpha-tpuv6e"),
     "tpu7x": CloudTpu("tpu7x", "v2-alpha-tpu7-ubuntu2404"),
 }
-"""By generation, what `scripts/tpu_pod.sh` rents."""
+"""Slices that `scripts/tpu_pod.sh` can rent, by generation."""
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that JAX calls so (`jax.Device.device_kind`), None if it is none of these: a CPU for example."""
+    """Return the chip with this `jax.Device.device_kind`, or None if there is none, e.g. for a CPU."""
     names = {name: chip for chip in CHIPS.values() for name in chip.device_kinds if device_kind.startswith(name)}
     return names[max(names, key=len)] if names else None

@@ -1,7 +1,7 @@
-"""A TPU that is not here is left alone.
+"""Keep JAX from starting libtpu on machines without a TPU.
 
-libtpu is the estimator's compiler, too, and so installed where there is no TPU. JAX would start it among its backends,
-and it prints errors before it fails.
+libtpu is also the estimator's compiler, so it is installed where there is no TPU. JAX would start it with its other
+backends, and it prints errors before it fails.
 """
 
 import os
@@ -14,10 +14,10 @@ from jax.extend import backend
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 GOOGLE = "0x1ae0"
-"""The vendor of TPUs, and of network cards and disks of Google's virtual machines."""
+"""PCI vendor of TPUs, and of the network cards and disks of Google's virtual machines."""
 
 NETWORK_OR_DISK = ("0x01", "0x02")
-"""How the class of such a PCI device begins."""
+"""Prefixes of the PCI classes of disks and network cards."""
 
 TPU_VARIABLES = (
     "TPU_ACCELERATOR_TYPE",
@@ -30,13 +30,13 @@ TPU_VARIABLES = (
     "TPU_WORKER_HOSTNAMES",
     "TPU_WORKER_ID",
 )
-"""One of them is set where TPUs are lent to a container, which may not see their PCI devices."""
+"""Variables of which one is set in a container with TPUs, which may not see their PCI devices."""
 
 
 def may_have_tpu() -> bool:
-    """Whether a TPU may be here: a PCI device or a variable says so, or somebody chose the platforms.
+    """Return True if this machine may have a TPU: a PCI device or a variable indicates one, or platforms are set.
 
-    JAX chooses them too, for it looks for TPUs when it is imported.
+    JAX itself sets the platforms, because it looks for TPUs when it is imported.
     """
     if jax.config.values["jax_platforms"] or any(name in os.environ for name in TPU_VARIABLES):
         return True
@@ -46,19 +46,19 @@ def may_have_tpu() -> bool:
 
 @cache
 def leave_absent_tpu_alone() -> None:
-    """Have JAX's backend for TPUs fail without starting libtpu, if there is none; GPUs and CPUs start as ever.
+    """Make JAX's TPU backend fail without starting libtpu if there is no TPU; GPUs and CPUs start as usual.
 
-    Called before JAX is asked for its devices, or for the number of processes.
+    Call it before asking JAX for devices or for the number of processes.
     """
     if not may_have_tpu():
-        with suppress(RuntimeError):  # it has started, so there is one
+        with suppress(RuntimeError):  # the backend has started, so there is a TPU
             backend.register_backend_factory("tpu", _absent, priority=300, fail_quietly=True)
 
 
 def _absent():
     raise RuntimeError(
-        f"no TPU is here: no PCI device of vendor {GOOGLE}, and none of {', '.join(TPU_VARIABLES)} is set. "
-        "If there is one, set JAX_PLATFORMS=tpu,cpu"
+        f"no TPU: there is no PCI device of vendor {GOOGLE}, and none of {', '.join(TPU_VARIABLES)} is set. If there "
+        "is a TPU, set JAX_PLATFORMS=tpu,cpu"
     )
 
 

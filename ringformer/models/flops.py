@@ -1,26 +1,27 @@
-"""FLOPs of the matrix products of LLaMA, counted once for two conventions.
+"""FLOPs of the matrix products of LLaMA, by two conventions: for MFU, and as executed.
 
-A weight does 2 FLOPs a token forward, and 4 backward: the gradients of the activations and of the weight. A pair of a
-query and a key does, for each of the d features of a head, 4 FLOPs forward (the logit; its share of the output) and 8
-backward (gradients of v, p, q and k); blockwise attention kept no logits, and computes them again there: 2 more.
+A weight takes 2 FLOPs per token in the forward and 4 in the backward: the gradients of the activations and of the
+weight. A pair of a query and a key takes, for each of the d features of a head, 4 FLOPs in the forward (the logit; its
+share of the output) and 8 in the backward (gradients of v, p, q and k). Blockwise attention keeps no logits and
+recomputes them in the backward, 2 more.
 
-The input embedding does no work unless it is the output head too.
+The input embedding takes none unless it is also the output head.
 """
 
 from ringformer.models.llama_config import LlamaConfig
 
 WEIGHT_FORWARD, WEIGHT_BACKWARD = 2, 4
-"""FLOPs a weight and token."""
+"""FLOPs per weight and token."""
 
 PAIR_FORWARD, PAIR_BACKWARD, PAIR_LOGITS_AGAIN = 4, 8, 2
-"""FLOPs a pair of a query and a key, head, and feature of the head."""
+"""FLOPs per pair of a query and a key, head, and feature of the head."""
 
 
 def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = False) -> float:
     """Training FLOPs per token by the convention of MFU, `6 N + 12 L H d T` (PaLM, appendix B).
 
-    What the mathematics needs, whatever the program does: nothing is recomputed, and attention is not halved for its
-    causal mask, unless `causal`: then it is 6 L H d T, the pairs that a causal mask leaves.
+    These are the FLOPs that the mathematics needs: recomputation does not count. Attention counts all pairs; with
+    `causal`, it counts 6 L H d T, only the pairs that a causal mask leaves.
     """
     weights = (WEIGHT_FORWARD + WEIGHT_BACKWARD) * working_params(config)
     pairs = seq_len / 2 if causal else seq_len
@@ -28,32 +29,32 @@ def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = F
 
 
 def forward_runs(config: LlamaConfig) -> tuple[int, int]:
-    """How often a step runs the forward of a layer's weights, and of its attention: once, once more in each level of
-    rematerialisation, but not where `remat` keeps the results."""
+    """Count how often a step runs the forward of a layer's weights, and of its attention: once, plus once for each
+    level of rematerialisation whose results `remat` does not keep."""
     levels = 1 + (config.remat_group > 1)
     kept = {"full": (0, 0), "attention": (0, 1), "dots": (1, 0), "none": (1, 1)}[config.remat]
     return 1 + levels - kept[0], 1 + levels - kept[1]
 
 
 def executed_flops(config: LlamaConfig, seq_len: int) -> float:
-    """FLOPs that a step executes on one causal sequence: half of the pairs, and what is recomputed."""
+    """FLOPs that a step executes on one causal sequence: half of the pairs, plus recomputation."""
     forwards, _ = forward_runs(config)
     weights = (WEIGHT_FORWARD * forwards + WEIGHT_BACKWARD) * working_params(config) * seq_len
     return weights + executed_attention_flops(config, seq_len)
 
 
 def executed_attention_flops(config: LlamaConfig, seq_len: int) -> float:
-    """Those of `executed_flops` that are attention's."""
+    """Part of `executed_flops` that attention takes."""
     visible = _pair_features(config) * seq_len * seq_len / 2
     _, forwards = forward_runs(config)
     return (PAIR_FORWARD * forwards + PAIR_BACKWARD + PAIR_LOGITS_AGAIN) * visible
 
 
 def working_params(config: LlamaConfig) -> int:
-    """The parameters that are multiplied with each token."""
+    """Number of parameters that multiply each token."""
     return config.num_params - config.vocab_size * config.hidden_size * (not config.tie_embeddings)
 
 
 def _pair_features(config: LlamaConfig) -> int:
-    """Heads times features of all layers: what one pair of a query and a key is multiplied with."""
+    """Heads times features in all layers, which multiply the FLOPs of a pair of a query and a key."""
     return config.num_layers * config.num_heads * config.head_dim

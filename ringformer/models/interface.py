@@ -1,12 +1,12 @@
-"""What the trainer and the compiled estimate ask of a model; they know no more of it.
+"""Interface of a model for the trainer and the estimator, which use nothing else of it.
 
 A family of models is a configuration and an nnx module, registered by name (`registry.py`). The module sees one
-device's slice: local tokens, and inside a `shard_map` the names of the axes that it may communicate over. Each
-`nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, by which
-`parallel/weight_sharding.py` decides where it lies ("H", "K" and "F" over tp; vectors are replicated and not decayed).
+device's slice: local tokens and, inside a `shard_map`, the names of the axes that it may communicate over. Each
+`nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, from which
+`parallel/weight_sharding.py` derives its sharding ("H", "K" and "F" over tp; vectors are replicated and not decayed).
 
-Tokens are sharded along the sequence over (sp, tp): a family that says `tensor_parallel` gathers them over tp into what
-mixes them and reduces out of it, as LLaMA does; any other is refused on meshes with tp > 1.
+Tokens are sharded along the sequence over (sp, tp). A family with `tensor_parallel` gathers them over tp before a block
+that mixes them and reduces the result, as LLaMA does; other families are refused on meshes with tp > 1.
 """
 
 from collections.abc import Callable, Collection
@@ -21,7 +21,7 @@ from ringformer.ops.layouts import Layout
 
 @dataclass(frozen=True)
 class Axes:
-    """The names, inside a `shard_map`, of the axes that the model itself communicates over. None: there is none."""
+    """Names of the mesh axes that the model itself communicates over, inside a `shard_map`; None: no such axis."""
 
     sp: str | None = None
     tp: str | None = None
@@ -29,30 +29,30 @@ class Axes:
 
 @runtime_checkable
 class ModelConfig(Protocol):
-    """A frozen dataclass: the model's sizes, and how it is computed. Its fields are the keys `--config.model.*`.
+    """A frozen dataclass of the model's sizes and options of its computation: the keys `--config.model.*`.
 
-    It may have a tuple `EXECUTION` too: the fields that change no number but by rounding, with which a run may go on
-    as it is. All others belong to what a run is (`runs/identity.py`).
+    It may also have a tuple `EXECUTION` of the fields that change results only by rounding, so that a run can be
+    resumed with other values. All other fields are part of a run's identity (`runs/identity.py`).
     """
 
     ARCHITECTURE: ClassVar[tuple[str, ...]]
-    """The fields that decide the shapes of the parameters."""
+    """Fields that decide the shapes of the parameters."""
     CONTEXT: ClassVar[tuple[str, ...]]
-    """The fields that a run which begins with another's parameters may change, to reach further."""
+    """Fields that a run initialized from another model may change, to extend the context."""
     INHERITED: ClassVar[tuple[str, ...]]
-    """The fields that decide what the weights mean and not their shapes, `CONTEXT` among them: a config that does not
-    write them takes them from the model that the run begins with, or else from the preset."""
+    """Fields, including `CONTEXT`, that decide the meaning of the weights but not their shapes. A config that does not
+    set them takes them from the initial model, or else from the preset."""
 
     @property
     def vocab_size(self) -> int: ...
     @property
     def layout(self) -> Layout:
-        """How the loader deals tokens out to the ring."""
+        """Layout by which the loader distributes tokens over the ring."""
         ...
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype that weights are gathered in."""
+        """Dtype in which weights are gathered."""
         ...
 
     @property
@@ -63,21 +63,21 @@ class ModelConfig(Protocol):
         ...
 
     def check_stage(self, written: Collection[str]) -> None:
-        """Raise ValueError if the fields that a stage writes contradict the rest."""
+        """Raise ValueError if the fields that a stage sets contradict the others."""
         ...
 
 
 class Model(Protocol):
-    """An `nnx.Module`, made as `Model(config, rngs=nnx.Rngs(seed))` with parameters in float32.
+    """An `nnx.Module`, constructed as `Model(config, rngs=nnx.Rngs(seed))` with parameters in float32.
 
-    `gather(name, shards)` makes the parameters of the model's attribute `name` whole and casts them to the compute
-    dtype: a pytree of them, with stacked layers one layer's. It is called where they are used.
+    `gather(name, shards)` gathers the parameters of the model's attribute `name`, a pytree (of one layer if layers are
+    stacked), and casts them to the compute dtype. The model calls it where it uses them.
     """
 
     def loss(self, batch: Any, *, axes: Axes, gather: Callable) -> jax.Array:
-        """The sum of -log p(target) over this device's tokens with mask, float32; see `ringformer.data` for a batch."""
+        """Sum -log p(target) over this device's masked-in tokens, in float32; see `ringformer.data` for a batch."""
         ...
 
     def token_losses(self, batch: Any, *, axes: Axes, gather: Callable) -> jax.Array:
-        """-log p(target) of each of this device's tokens, float32 [B, T]: for evaluation."""
+        """Compute -log p(target) of each of this device's tokens, float32 [B, T], for evaluation."""
         ...

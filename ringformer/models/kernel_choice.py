@@ -1,4 +1,4 @@
-"""Which kernel computes a model's attention on a chip, and in which chunks: what `kernel="auto"` stands for."""
+"""Choice of the attention kernel and its chunks for a chip: the meaning of `kernel="auto"`."""
 
 from dataclasses import replace
 
@@ -13,38 +13,38 @@ from ringformer.ops.kernels.flash_attention import vmem_bytes
 from ringformer.ops.kernels.kernel_tools import LANES
 
 JUDGED = ("v4", "v5e", "v5p", "v6e")
-"""The TPUs in whose machine code the kernels were counted, with heads of at most 128 features and `USUAL` chunks
+"""TPUs for which the kernels' machine code was evaluated, with heads of at most 128 features and `USUAL` chunks
 (docs/performance.md)."""
 
 USUAL, USUAL_HEAD = (1024, 1024), 128
-"""Tokens of chunks of queries and keys that were not tuned, and the largest head that was counted with them."""
+"""Tokens of untuned chunks of queries and keys, and the largest head evaluated with them."""
 FEWEST = 256
-"""Queries or keys of a chunk, at least, where larger ones do not fit a chip."""
+"""Fewest queries or keys of a chunk, where larger chunks do not fit a chip."""
 VMEM = 16 * 2**20
-"""On-chip memory of a TPU that is none of `CHIPS`: that of the smallest."""
+"""On-chip memory to assume for a TPU that is not in `CHIPS`: the smallest of all."""
 
 
 def with_kernel(
     model: ModelConfig, platform: str, chip: Chip | None, local_tokens: int, masks: bool = False
 ) -> tuple[ModelConfig, str]:
-    """The model with a kernel that such devices have, and a line that says which, in which chunks, and why; nothing of
-    a family that has no choice.
+    """Choose the kernel and chunks of a model for a device; also return a line with the choice and its reason, empty
+    for families without a choice.
 
-    auto is pallas on TPUs for which it was judged or its chunks were tuned (`ringformer tune`), in bfloat16; cudnn on
-    GPUs, for what cuDNN can compute; else xla. Chunks of pallas that the model leaves open are the tuned ones, else
-    1024 x 1024, at most an eighth of a rank's tokens, halved until the kernels fit the chip's VMEM.
+    auto means pallas in bfloat16 on TPUs for which it was evaluated or tuned (`ringformer tune`), cudnn on GPUs for
+    what cuDNN can compute, and xla otherwise. If the model sets no chunks for pallas, they are the tuned ones, else
+    1024 x 1024, limited to an eighth of a rank's tokens and halved until the kernels fit the chip's VMEM.
 
     Args:
-      platform: "cpu", "gpu" or "tpu". chip: None if it is none of `CHIPS`.
-      local_tokens: of a sequence on a rank of the ring.
-      masks: whether there are segment ids.
+      platform: "cpu", "gpu" or "tpu". chip: None if it is not in `CHIPS`.
+      local_tokens: tokens of a sequence on a rank of the ring.
+      masks: True if there are segment ids.
 
     Raises:
-      ValueError: a kernel that the model names and that cannot compute it here, naming the one that can.
+      ValueError: the model names a kernel that cannot compute it on this device; the message names one that can.
     """
     if not isinstance(model, LlamaConfig):
         return model, ""
-    generation = next((name for name, known in CHIPS.items() if known is chip), "")
+    generation = next((name for name, each in CHIPS.items() if each is chip), "")
     kernel, why = _chosen(model, platform, generation, masks)
     if model.kernel != "auto":
         hint = f"; auto would be {kernel}" if model.kernel == "xla" != kernel else ""
@@ -59,7 +59,7 @@ def with_kernel(
 
 
 def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> tuple[Kernel, str]:
-    """What auto stands for, and why."""
+    """Resolve auto to a kernel, with the reason."""
     wanted: Kernel
     if platform == "tpu":
         wanted = "pallas"
@@ -80,8 +80,8 @@ def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> 
 
 
 def _chunks(model: LlamaConfig, generation: str, chip: Chip | None, local_tokens: int) -> tuple[tuple[int, int], str]:
-    """Tokens of chunks of queries and of keys, and where they come from. Of what is too large for the chip's VMEM the
-    queries are halved first, whose arrays grow with the heads that share a key head."""
+    """Choose the tokens of chunks of queries and of keys, and name their source. Chunks too large for the chip's VMEM
+    are halved, those of queries first, whose arrays grow with the number of heads that share a key head."""
     tuned = chunk_sizes(generation, model.head_dim)
     most = max(512, local_tokens // 8 // LANES * LANES)
     q_chunk, k_chunk = (min(n, most) for n in tuned or USUAL)

@@ -2,7 +2,7 @@
 
 The code below sees local tokens and, inside the train step's `shard_map`, the names of two mesh axes: the ring
 `sp` and the tensor parallel `tp`. With neither it is an ordinary Flax model on one device. Weights may be sharded
-further at rest; the `gather` passed in makes a layer's weights whole just before they are used.
+further at rest; the `gather` passed in gathers a layer's weights just before they are used.
 
 Shape letters: B batch, T local length, D model, H query heads, K key heads, d head dim, F feed-forward, V
 vocabulary, L layers. Parameters of the layers are stacked, [L, ...].
@@ -37,19 +37,19 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "none": jax.checkpoint_policies.everything_saveable,
 }
-"""What a layer keeps for its backward: its input alone; also o and the softmax's m and l, so that the ring runs forward
-once; also the matmul outputs; everything."""
+"""Policies of what a layer keeps for its backward: only its input; its input, o and the softmax's m and l, so that the
+ring runs forward once; its input and the matmul outputs; everything."""
 
 Rotation = tuple[Float32[Array, "#B T half"], Float32[Array, "#B T half"]]
-"""(cos, sin) of the pairs of features of a head, at each token."""
+"""(cos, sin) for the pairs of features of a head, at each token."""
 
 
 class Attention(nnx.Module):
-    """Causal self-attention with rotary positions and grouped key heads, normed before.
+    """Pre-norm causal self-attention with rotary positions and grouped key heads.
 
-    The norm is taken anew for each group of heads: its output is never kept. With tp, x and the result are the
-    rank's part t of the local tokens T, and the rotation and ids those of all T; without, t is T. `attend(q, k, v)`
-    takes the place of the config's attention, and what it keeps beside the outputs is returned, too.
+    Each group of heads recomputes the norm, so its output is never kept. With tp, x and the result are the rank's part
+    t of the local tokens T, and the rotation and ids cover all T; without tp, t is T. `attend(q, k, v)` replaces the
+    config's attention; anything it keeps beside the outputs is returned too.
     """
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
@@ -72,7 +72,7 @@ class Attention(nnx.Module):
         wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
         K = max(1, wq.shape[1] * c.num_kv_heads // c.num_heads)  # key heads that the queries here read
         if wk.shape[1] > K:
-            # Fewer key heads than tp ranks: their weights are not sharded over tp, and a rank reads one head.
+            # Fewer key heads than tp ranks: the weights are not sharded over tp, and each rank uses one head.
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
             wk, wv = (lax.dynamic_slice_in_dim(w, head, 1, axis=1) for w in (wk, wv))
         attend = attend or partial(self._attend, segment_ids, axes)
@@ -81,7 +81,7 @@ class Attention(nnx.Module):
             o, kept = of_heads(wq, wk, wv)
             y = jnp.einsum("bthd,hdD->btD", o, wo)
         else:
-            # A group's backward projects its q, k, v once more, and finds its o, m and l kept.
+            # A group's backward recomputes the projections q, k, v; its o, m and l are kept.
             of_heads = jax.checkpoint(of_heads, policy=REMAT["attention"], prevent_cse=False)
             groups = [rearrange(w, "D (g h) d -> g D h d", g=c.head_groups) for w in (wq, wk, wv)]
             _, (o, kept) = lax.scan(lambda _, group: (None, of_heads(*group)), None, groups)
@@ -89,7 +89,7 @@ class Attention(nnx.Module):
         return _leave_tp(y, axes), kept
 
     def _of_heads(self, x, scale, rotation, attend, wq, wk, wv):
-        """The outputs [B, T, h, d] of the heads of some columns of the weights, for x [B, T, D], and what is kept."""
+        """Return the outputs [B, T, h, d] of the heads in some columns of the weights for x [B, T, D], and `kept`."""
         x = rms_norm(x, scale, self.config.norm_eps)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
         return attend(rope.rotate(q, rotation), rope.rotate(k, rotation), v)
@@ -114,7 +114,7 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """SwiGLU, normed before; chunk by chunk, the norm too, like all that the paper's blockwise computation does."""
+    """Pre-norm SwiGLU. It and the norm run chunk by chunk, as the paper's blockwise computation does."""
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.config = config
@@ -137,7 +137,7 @@ class FeedForward(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each added to the residual stream; and what `attend` kept."""
+    """Attention and feed-forward, each added to the residual stream; also returns what `attend` kept."""
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
@@ -163,15 +163,15 @@ class Layer(nnx.Module):
 class Llama(nnx.Module):
     """The decoder: embedding, L equal layers (one `lax.scan`), norm, output head.
 
-    On one device: `Llama(config, rngs=nnx.Rngs(0))(tokens)` gives logits. Inside a `shard_map`, B, T are
-    the device's own, `axes` names the ring and tensor parallel axes, and `gather(name, weights)` makes the weights
-    of "embed", "layers" (one layer's), "norm" or "head" whole.
+    On one device, `Llama(config, rngs=nnx.Rngs(0))(tokens)` returns logits. Inside a `shard_map`, B and T are local to
+    the device, `axes` names the ring and tensor parallel axes, and `gather(name, weights)` gathers the weights of
+    "embed", "layers" (of one layer), "norm" or "head".
     """
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.embed = _normal(config, rngs, "VD")
-        # Plain vmap over plain arrays: nnx's own transforms cost milliseconds of dispatch per call.
+        # Plain vmap over plain arrays: nnx's transforms cost milliseconds of dispatch per call.
         definition = nnx.graphdef(nnx.eval_shape(lambda: Layer(config, nnx.Rngs(0))))
         keys = jax.random.split(rngs.params(), config.num_layers)
         stacked = jax.vmap(lambda key: nnx.as_pure(nnx.state(Layer(config, nnx.Rngs(key)))))(keys)
@@ -189,22 +189,22 @@ class Llama(nnx.Module):
         axes: Axes = Axes(),
         gather: Callable | None = None,
     ) -> Float32[Array, "B T V"]:
-        """The logits of the next token.
+        """Compute the logits of the next token.
 
-        Positions default to each token's place in the sequence, on a ring in the config's layout; without segment_ids
-        there is one document.
+        Positions default to each token's place in the sequence, on a ring according to the config's layout. Without
+        segment_ids, the sequence is one document.
         """
         x = self.hidden(tokens, positions, segment_ids, axes=axes, gather=gather)
         return jnp.einsum("btd,dv->btv", x, self._head(x.dtype, gather), preferred_element_type=jnp.float32)
 
     def loss(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, ""]:
-        """The sum of -log p(target) over this device's tokens with mask; see `ringformer.data.Batch`."""
+        """Sum -log p(target) over this device's masked-in tokens; see `ringformer.data.Batch`."""
         x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
         with jax.named_scope("loss"):
             return cross_entropy(x, self._head(x.dtype, gather), batch.targets, batch.mask, self.config.loss_chunk)
 
     def token_losses(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, "B T"]:
-        """-log p(target) of each of this device's tokens, masked or not; for evaluation."""
+        """Compute -log p(target) of each of this device's tokens regardless of the mask, for evaluation."""
         x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
         return token_cross_entropy(x, self._head(x.dtype, gather), batch.targets, self.config.loss_chunk)
 
@@ -217,14 +217,14 @@ class Llama(nnx.Module):
         axes: Axes = Axes(),
         gather: Callable | None = None,
     ) -> Float[Array, "B T D"]:
-        """The normed output of the last layer, in the compute dtype; arguments as in `__call__`."""
+        """Compute the normed output of the last layer, in the compute dtype; arguments as in `__call__`."""
         return self.attended(tokens, positions, segment_ids, axes=axes, gather=gather)[0]
 
     def attended(
         self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather=None, attend=None, given=None
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """`hidden`, and what is kept of each layer, stacked [L, ...]: `attend(given, q, k, v) -> (o, kept)`, with
-        rotated q and k, takes the place of the config's attention; `given` is stacked too. No remat group keeps any."""
+        """Compute `hidden`, and what each layer kept, stacked [L, ...]. `attend(given, q, k, v) -> (o, kept)`, with
+        rotated q and k, replaces the config's attention; `given` is also stacked. Remat groups keep nothing."""
         c = self.config
         if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
             raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
@@ -256,14 +256,14 @@ class Llama(nnx.Module):
         return self.norm(x), kept
 
     def _places(self, length: int, axes: Axes):
-        """The places in the sequence of this device's tokens, int32 [1, T]; a tp rank holds `length` of them."""
+        """Return the positions of this device's tokens, int32 [1, T]; a tp rank holds `length` of them."""
         length *= 1 if axes.tp is None else lax.axis_size(axes.tp)
         if axes.sp is None or self.config.attention != "ring":
             return jnp.arange(length, dtype=jnp.int32)[None]
         return layouts.positions(self.config.layout, length, axes.sp)[None]
 
     def _head(self, dtype, gather):
-        """The output head [D, V] in the compute dtype."""
+        """Return the output head [D, V] in the compute dtype."""
         gather = gather or (lambda _, weights: weights)
         if self.config.tie_embeddings:
             return gather("embed", self.embed[...]).astype(dtype).T
@@ -271,8 +271,8 @@ class Llama(nnx.Module):
 
 
 def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shared):
-    """Scan `x, kept = layer(x, weights, shared)` over stacked weights. What `remat` says is kept for the backward, on
-    the device or in host memory by an `offloaded_scan`, which leaves the layers' own `kept` out."""
+    """Scan `x, kept = layer(x, weights, shared)` over stacked weights. `remat` decides what the backward finds kept, on
+    the device or, by `offload`, in host memory; an offloaded scan drops the layers' own `kept`."""
     layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
     if offload is not None:
         return offload(lambda *arguments: layer(*arguments)[0], x, layers, shared), None
@@ -280,16 +280,16 @@ def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shar
 
 
 def _normal(config: LlamaConfig, rngs: nnx.Rngs, letters: str) -> nnx.Param:
-    """A float32 parameter of the shape spelled by its letters, normal with the config's standard deviation."""
+    """Draw a float32 parameter of the shape spelled by its letters, normal with the config's standard deviation."""
     shape = tuple(config.sizes[letter] for letter in letters)
     return nnx.Param(config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32), letters=letters)
 
 
 def _enter_tp(x, axes: Axes):
-    """The residual stream, sharded along the sequence over tp, to its whole local length (Megatron's g-bar)."""
+    """Gather the residual stream, sharded along the sequence over tp, to its full local length (Megatron's g-bar)."""
     return x if axes.tp is None else lax.all_gather(x, axes.tp, axis=1, tiled=True)
 
 
 def _leave_tp(x, axes: Axes):
-    """Sum the tp ranks' partial results, and return to the sharded stream."""
+    """Sum the tp ranks' partial results, sharded along the sequence again."""
     return x if axes.tp is None else lax.psum_scatter(x, axes.tp, scatter_dimension=1, tiled=True)

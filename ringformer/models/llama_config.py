@@ -1,4 +1,4 @@
-"""The configuration of a LLaMA: its architecture, and how it is computed.
+"""The configuration of a LLaMA: its architecture and the options of its computation.
 
 Shape letters: V vocabulary, D model width, F feed-forward, L layers, H query heads, K key heads, d head dim.
 """
@@ -16,17 +16,17 @@ from ringformer.ops.layouts import VISIBLE, Layout
 from ringformer.ops.rope import RopeScaling
 
 ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
-"""The columns of the paper's Table 3. vanilla holds the [T, S] logits, memory_efficient attends chunk by chunk,
-blockwise computes the feed-forward chunk by chunk too, ring spreads blockwise over the mesh axis `sp`."""
+"""Columns of the paper's Table 3. vanilla materializes the [T, S] logits, memory_efficient attends chunk by chunk,
+blockwise also computes the feed-forward chunk by chunk, ring distributes blockwise over the mesh axis `sp`."""
 
 Remat = Literal["full", "attention", "dots", "none"]
 OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
-"""The kinds of rematerialisation whose kept arrays can wait in host memory."""
+"""Kinds of rematerialisation whose kept arrays can be offloaded to host memory."""
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Architecture, and how it is computed. Sizes in tokens, heads and features."""
+    """Architecture and options of the computation. Sizes are in tokens, heads and features."""
 
     vocab_size: int
     """Rows of the embedding, at least as many as the tokenizer has tokens."""
@@ -35,58 +35,58 @@ class LlamaConfig:
     intermediate_size: int
     """F, the width of the feed-forward."""
     num_layers: int
-    """L."""
+    """L, the number of layers."""
     num_heads: int
-    """H, of queries."""
+    """H, the number of query heads."""
     num_kv_heads: int
-    """K, of keys and values; fewer than num_heads is grouped-query attention."""
+    """K, the number of heads of keys and values; fewer than num_heads is grouped-query attention."""
     head_dim: int
-    """d, an even number of features."""
+    """d, the features of a head, an even number."""
     rope_theta: float = 1e4
-    """The base of the rotary frequencies; a larger one reaches further."""
+    """Base of the rotary frequencies; a larger base supports longer contexts."""
     rope_scaling: RopeScaling = rope.UNSCALED
-    """Or a mapping of its fields, as a run's config.json has it."""
+    """Scaling of the rotary frequencies, or a mapping of its fields, as in a run's config.json."""
     norm_eps: float = 1e-6
-    """Added to the mean square in RMSNorm."""
+    """Epsilon added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
-    """The output head is the embedding."""
+    """Use the embedding as the output head."""
     init_std: float = 0.02
     """Standard deviation of fresh weights."""
 
     attention: Literal["vanilla", "memory_efficient", "blockwise", "ring"] = "ring"
-    """vanilla holds all logits, memory_efficient attends in chunks, blockwise computes the feed-forward in chunks too,
-    ring spreads blockwise over sp."""
+    """Algorithm: vanilla materializes all logits, memory_efficient attends in chunks, blockwise also computes the
+    feed-forward in chunks, ring distributes blockwise over sp."""
     layout: Layout = "zigzag"
-    """Which tokens a rank of the ring holds: contiguous, or striped or zigzag, which balance causal work."""
+    """Distribution of tokens over the ring: contiguous, or striped or zigzag, which balance causal work."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of weights as they are gathered, and of activations; parameters and sums are float32."""
+    """Dtype of gathered weights and of activations; parameters and sums are float32."""
     remat: Remat = "full"
-    """What a layer keeps for its backward: full its input alone, attention also the attention's output, dots also the
-    matmuls', none everything."""
+    """Arrays that a layer keeps for its backward: full: only its input; attention: also the attention's output; dots:
+    also the outputs of matmuls; none: everything, without rematerialisation."""
     remat_group: int = 1
-    """Two-level rematerialisation: of this many layers only the first one's input is kept, the others are recomputed
-    together before the backward of the group. Costs one more forward, keeps L/g + g layer inputs instead of L. The
-    last L % g layers make no group: each keeps its input."""
+    """Layers of a group for two-level rematerialisation: only the input of the group's first layer is kept, and the
+    group is recomputed before its backward. Costs one more forward, keeps L/g + g layer inputs instead of L. The last
+    L % g layers form no group: each keeps its input."""
     offload: bool = False
-    """What is kept waits in host memory for its backward (accelerators; a CPU has no other memory): the layers' inputs,
-    with remat=attention also the attention's outputs, but not those that a remat group recomputes."""
+    """Offload kept arrays to host memory until the backward (on accelerators; a CPU has no other memory): the layers'
+    inputs, with remat=attention also the attention's outputs, but not those that a remat group recomputes."""
     fetch_ahead: bool = True
-    """What a layer offloaded is fetched while the layer after it runs its backward, and takes the device's memory from
-    then on; False: when its own backward begins, which waits for it."""
+    """Fetch a layer's offloaded arrays during the backward of the layer after it, which takes device memory earlier;
+    False: when the layer's own backward begins, which waits for them."""
     head_groups: int = 1
-    """Attention runs over this many groups of heads, one after the other: q, k, v and their gradients exist for one
-    group at a time."""
+    """Groups of heads that attention processes one after the other: q, k, v and their gradients exist for one group at
+    a time."""
     q_chunk: int | None = None
     """Queries of a chunk pair; unset: a sixteenth of a rank's tokens, between 128 and 1024."""
     k_chunk: int | None = None
-    """Keys of a chunk pair; unset: likewise."""
+    """Keys of a chunk pair; unset: as for q_chunk."""
     kernel: Literal["auto", Kernel] = "xla"
-    """What computes a chunk pair: XLA's own code; pallas, flash attention kernels for TPU; cudnn, for GPU; auto, what
-    suits the devices that a run or an estimate is for, and XLA's code in a model of its own."""
+    """Code that computes a chunk pair: xla: XLA's own code; pallas: flash attention kernels for TPU; cudnn: for GPU;
+    auto: the best for the devices of a run or an estimate, and xla in a model used on its own."""
     ffn_chunk: int = 1024
-    """Tokens that the feed-forward computes at once."""
+    """Tokens that the feed-forward computes at a time."""
     loss_chunk: int = 1024
-    """Tokens whose logits exist at once."""
+    """Tokens whose logits exist at a time."""
 
     ARCHITECTURE: ClassVar[tuple[str, ...]] = (
         "vocab_size",
@@ -125,13 +125,13 @@ class LlamaConfig:
             "compute_dtype": ("float32", "bfloat16"),
             "kernel": ("auto", *get_args(Kernel)),
         }
-        for field, known in choices.items():
-            if getattr(self, field) not in known:
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; known: {', '.join(known)}")
+        for field, values in choices.items():
+            if getattr(self, field) not in values:
+                raise ValueError(f"unknown {field} {getattr(self, field)!r}; known: {', '.join(values)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding turns pairs of features")
+            raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding rotates pairs of features")
         if not 1 < self.rope_theta < math.inf:
             raise ValueError(f"rope_theta={self.rope_theta} must be above 1, 10000 for example")
         if not 0 < self.norm_eps < 1:
@@ -157,18 +157,18 @@ class LlamaConfig:
             raise ValueError(f"head_groups={self.head_groups} does not divide num_kv_heads={self.num_kv_heads}")
         if self.offload and self.remat not in OFFLOADABLE:
             raise ValueError(
-                f"offload is of layer inputs and attention's outputs: remat must be {' or '.join(OFFLOADABLE)}, not "
+                f"offload moves layer inputs and attention outputs: remat must be {' or '.join(OFFLOADABLE)}, not "
                 f"{self.remat}"
             )
         if self.offload and self.remat == "attention" and self.head_groups > 1:
             raise ValueError(
-                f"head_groups={self.head_groups} keeps the outputs of its groups on the device, and offload would not "
-                "move them: with remat=attention and offload, head_groups must be 1"
+                f"head_groups={self.head_groups} keeps the outputs of its groups on the device, where offload cannot "
+                "move them: with remat=attention and offload, set head_groups=1"
             )
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each shape letter of the parameters."""
+        """Size of each shape letter of the parameters."""
         return {
             "V": self.vocab_size,
             "D": self.hidden_size,
@@ -181,13 +181,13 @@ class LlamaConfig:
 
     @property
     def num_params(self) -> int:
-        """All parameters, the input embedding included."""
+        """Number of parameters, including the input embedding."""
         D, H, K, d, F = (self.sizes[letter] for letter in "DHKdF")
         layer = D * d * (2 * H + 2 * K) + 3 * D * F + 2 * D
         return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
 
     def kept_bytes(self, tokens: int) -> tuple[int, int]:
-        """Bytes that a layer keeps for its backward, of a device with so many tokens of a microbatch: its input, and
+        """Bytes that a layer keeps for its backward on a device with `tokens` tokens of a microbatch: its input, and
         with remat=attention the attention's output with m and l of the softmax."""
         itemsize = 2 if self.compute_dtype == "bfloat16" else 4
         attention = self.num_heads * (self.head_dim * itemsize + 8) if self.remat == "attention" else 0
@@ -195,11 +195,11 @@ class LlamaConfig:
 
     @property
     def remat_groups(self) -> tuple[int, int]:
-        """How many remat groups there are, and how many layers of none."""
+        """Number of remat groups, and number of layers in no group."""
         return divmod(self.num_layers, self.remat_group) if self.remat_group > 1 else (0, self.num_layers)
 
     def offloaded_bytes(self, tokens: int) -> int:
-        """Bytes that wait in host memory, of a device with so many tokens of a microbatch."""
+        """Bytes that a device with `tokens` tokens of a microbatch offloads to host memory."""
         (of_input, of_attention), (groups, single) = self.kept_bytes(tokens), self.remat_groups
         return groups * of_input + single * (of_input + of_attention) if self.offload else 0
 
@@ -219,10 +219,10 @@ class LlamaConfig:
             raise ValueError(f"attention {self.attention!r} needs sp=1; mesh has sp={sp}: use attention='ring'")
 
     def check_stage(self, written: Collection[str]) -> None:
-        """Raise ValueError for a stage that writes a theta for a model with a scaling, written or inherited."""
+        """Raise ValueError for a stage that sets a theta for a model with a scaling, set or inherited."""
         kind = self.rope_scaling.kind
         if "rope_theta" in written and kind != "none":
             raise ValueError(
-                f"model.rope_theta={self.rope_theta:g} and model.rope_scaling.kind={kind!r} both say how far positions "
-                "reach: give the theta or the scaling (model.rope_scaling.kind='none' gives up one that is inherited)"
+                f"model.rope_theta={self.rope_theta:g} and model.rope_scaling.kind={kind!r} both extend the context: "
+                "set the theta or the scaling (model.rope_scaling.kind='none' drops an inherited scaling)"
             )

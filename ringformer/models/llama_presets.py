@@ -28,7 +28,7 @@ def _shape(D, L, H, K, F, V=32000, d=None, **more) -> dict[str, Any]:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # small ones, byte-level: 256 bytes and the end of a document
+    # small, byte-level: 256 bytes and the end of a document
     "tiny": _shape(128, 2, 2, 1, 256, V=257, d=32),
     "small": _shape(256, 6, 8, 4, 704, V=257),
     # LLaMA 1
@@ -54,7 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The architecture arguments of `LlamaConfig` for a model of `PRESETS`."""
+    """Return the arguments of `LlamaConfig` for a model of `PRESETS`."""
     if name not in PRESETS:
         raise ValueError(f"unknown model {name!r}; known models: {', '.join(PRESETS)}")
     return dict(PRESETS[name])

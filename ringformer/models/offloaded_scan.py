@@ -1,10 +1,10 @@
-"""A scan over layers whose kept arrays wait in host memory for their backward.
+"""A scan over layers that offloads the arrays kept for the backward to host memory.
 
-    forward    layer i    | what it keeps sets out for the host
-    backward   layer i    | what layer i-1 kept arrives from the host
+    forward    layer i    | arrays that it keeps are sent to the host
+    backward   layer i    | arrays that layer i-1 kept arrive from the host
 
-Each travels under the work of a whole layer, by a custom backward: transposing a `lax.scan` would fetch what a layer
-kept at the top of its own turn, with nothing to travel under.
+A custom backward overlaps each transfer with the work of a whole layer. Transposing a `lax.scan` would instead fetch a
+layer's arrays at the start of its own iteration, with nothing to overlap.
 """
 
 from collections.abc import Callable
@@ -19,22 +19,23 @@ from jax import lax
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Argument:
-    """Stands, in what a layer keeps, for the argument with this index: its backward is given it again."""
+    """Placeholder, among the arrays that a layer keeps, for the argument with this index, which the backward has."""
 
     index: int
 
 
 def offloaded_scan(layer: Callable, x: jax.Array, layers: Any, shared: Any, *, ahead: bool = True) -> jax.Array:
-    """The last output of `x = layer(x, weights, shared)` for each row of `layers`.
+    """Scan `x = layer(x, weights, shared)` over the rows of `layers` and return the last x.
 
-    Reverse mode alone. The floats that `jax.vjp` of a layer keeps, its input among them, lie in host memory until its
-    backward; weights, `shared` and lists of work stay where they are. A CPU has no other memory.
+    Supports reverse mode only. Float arrays that `jax.vjp` of a layer keeps, including its input, stay in host memory
+    until its backward; weights, `shared` and work lists are not moved. On a CPU there is no other memory.
 
     Args:
-      layer: differentiable in x and the weights, rematerialised as it should be.
+      layer: differentiable in x and the weights, with any rematerialisation applied.
       layers: arrays with a leading dimension for the layers.
-      shared: arrays for all layers; no gradient is taken of them.
-      ahead: fetch as drawn above; False: in a layer's own turn, which spares the device what one layer keeps.
+      shared: arrays for all layers, which get no gradient.
+      ahead: fetch a layer's arrays one layer ahead; False: at its own backward, which saves the device memory of one
+        layer's kept arrays.
     """
 
     @jax.custom_vjp
@@ -76,7 +77,7 @@ def _row(stacked: jax.Array, i) -> jax.Array:
 
 
 def _offloaded(vjp: Any, arguments: Any) -> Any:
-    """A vjp with what it keeps in host memory, and without those of the arguments that it keeps."""
+    """Move the float arrays that a vjp keeps to host memory, and replace kept arguments by placeholders."""
     places = {id(argument): _Argument(i) for i, argument in enumerate(jax.tree.leaves(arguments))}
 
     def place(kept):
@@ -88,7 +89,7 @@ def _offloaded(vjp: Any, arguments: Any) -> Any:
 
 
 def _whole(vjp: Any, arguments: Any) -> Any:
-    """The vjp that `_offloaded` took the arguments from, with them."""
+    """Invert `_offloaded`: put the arguments back in place of the placeholders."""
     given = jax.tree.leaves(arguments)
 
     def place(kept):

@@ -1,4 +1,4 @@
-"""The families of models by name, and the presets of each."""
+"""Registry of the families of models and their presets."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ from ringformer.models.llama_presets import PRESETS
 
 
 class Family(NamedTuple):
-    """A kind of model; see `interface.py` for what its two classes have."""
+    """A family of models; `interface.py` specifies its two classes."""
 
     config: Any
     model: Any
     presets: Mapping[str, Mapping[str, Any]]
-    """Arguments of `config` by the name of a model."""
+    """Arguments of `config`, by model name."""
     flops_per_token: Callable[[Any, int], float] | None = None
-    """Training FLOPs per token of a configuration at a sequence length, from which a run reports its MFU."""
+    """Training FLOPs per token of a configuration at a sequence length, for the MFU of a run."""
     tensor_parallel: bool = False
-    """Whether the model gathers tokens over the axis tp where it needs them; else meshes with tp > 1 are refused."""
+    """True if the model gathers tokens over the axis tp where it needs them; else meshes with tp > 1 are refused."""
 
 
 FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS, model_flops_per_token, tensor_parallel=True)}
@@ -43,36 +43,36 @@ ASKED = {
     ),
     "model": ("loss", "token_losses"),
 }
-"""What the trainer asks of the two classes of a family (`interface.py`)."""
+"""Attributes that the trainer uses of the two classes of a family (`interface.py`)."""
 
 
 def register(name: str, family: Family) -> None:
-    """Add a family; raises ValueError if its name or that of a preset is taken, or a class lacks what it is asked."""
+    """Add a family. Raises ValueError if its name or a preset's is taken, or a class lacks an attribute of `ASKED`."""
     for kind, names in ASKED.items():
         cls = getattr(family, kind)
-        there = {*dir(cls), *getattr(cls, "__dataclass_fields__", ())}
-        if missing := [asked for asked in names if asked not in there]:
+        attributes = {*dir(cls), *getattr(cls, "__dataclass_fields__", ())}
+        if missing := [asked for asked in names if asked not in attributes]:
             raise ValueError(f"{cls.__name__} lacks {', '.join(missing)}: see ringformer/models/interface.py")
-    taken = {name} & set(FAMILIES) | set(family.presets) & {p for known in FAMILIES.values() for p in known.presets}
+    taken = {name} & set(FAMILIES) | set(family.presets) & {p for other in FAMILIES.values() for p in other.presets}
     if taken:
         raise ValueError(f"{', '.join(sorted(taken))} is registered already: choose another name")
     FAMILIES[name] = family
 
 
 def family_of(preset: str) -> Family:
-    """The family that has this preset; raises ValueError with the presets there are."""
+    """Return the family that has this preset. Raises ValueError listing the presets."""
     for family in FAMILIES.values():
         if preset in family.presets:
             return family
-    known = [name for family in FAMILIES.values() for name in family.presets]
-    raise ValueError(f"unknown model {preset!r}; known models: {', '.join(known)}")
+    presets = [name for family in FAMILIES.values() for name in family.presets]
+    raise ValueError(f"unknown model {preset!r}; known models: {', '.join(presets)}")
 
 
 def registered_by(config: ModelConfig) -> dict[str, str]:
-    """The name of a configuration's family and the file of its model, if it does not come with ringformer; else
-    nothing. Raises ValueError if no family has it."""
+    """Return the name of a configuration's family and the file of its model, or nothing for families of ringformer.
+    Raises ValueError if no family has the configuration."""
     family = _family(config)
-    name = next(name for name, known in FAMILIES.items() if known is family)
+    name = next(name for name, each in FAMILIES.items() if each is family)
     module = family.model.__module__
     if module.startswith("ringformer."):
         return {}
@@ -80,7 +80,7 @@ def registered_by(config: ModelConfig) -> dict[str, str]:
 
 
 def build(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """The model of a configuration, with parameters drawn from `rngs`; raises ValueError if no family has it."""
+    """Build the model of a configuration, with parameters drawn from `rngs`. Raises ValueError if no family has it."""
     return _family(config).model(config, rngs=rngs)
 
 
@@ -88,7 +88,7 @@ def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
     """Raise ValueError if the model cannot be computed on the mesh."""
     if mesh.shape["tp"] > 1 and not _family(config).tensor_parallel:
         raise ValueError(
-            f"{type(config).__name__} knows no tensor parallelism: the mesh has tp={mesh.shape['tp']}, use 1"
+            f"{type(config).__name__} does not support tensor parallelism: the mesh has tp={mesh.shape['tp']}, use 1"
         )
     config.check_mesh(mesh)
 
@@ -103,4 +103,4 @@ def _family(config: ModelConfig) -> Family:
     for family in FAMILIES.values():
         if type(config) is family.config:
             return family
-    raise ValueError(f"{type(config).__name__} is the configuration of no registered family: register it")
+    raise ValueError(f"no registered family has the configuration {type(config).__name__}: register one")

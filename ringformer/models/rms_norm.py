@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 
 class RMSNorm(nnx.Module):
-    """`rms_norm` with a learnt scale."""
+    """Module of `rms_norm` with a learned scale."""
 
     def __init__(self, features: int, eps: float):
         self.eps = eps
@@ -18,7 +18,7 @@ class RMSNorm(nnx.Module):
 
 
 def rms_norm(x: Float[Array, "*rows D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
-    """x over the root of its mean square, times the scale; float32 inside, x's dtype out."""
+    """Divide x by the root of its mean square and multiply by the scale, in float32; return x's dtype."""
     wide = x.astype(jnp.float32)
     wide *= lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * scale).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Checks and casts of attention's arguments: what does not fit is refused, and no cast changes what is meant."""
+"""Checks and lossless casts of attention's arguments."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,10 @@ from jaxtyping import Float32, Int, Integer
 from ringformer.ops import layouts
 
 AnyArray = jax.Array | np.ndarray
-"""An array of a device, or of the host."""
+"""An array on a device or on the host."""
 
 SegmentIds = Integer[AnyArray, "B T"] | tuple[Integer[AnyArray, "B T"], Integer[AnyArray, "B S"]] | None
-"""The ids of all tokens, or of the queries and of the keys; None: one segment."""
+"""Ids of all tokens, or a pair of the ids of queries and keys; None: one segment."""
 
 
 def check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk) -> None:
@@ -45,10 +45,10 @@ def check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk) -> None:
 def as_segment_ids(
     segment_ids: AnyArray | tuple[AnyArray, AnyArray] | None,
 ) -> tuple[Int[AnyArray, "B T"] | None, Int[AnyArray, "B S"] | None]:
-    """The ids of queries and of keys, int32, equal and in the same order as the given ones.
+    """Return the ids of queries and keys as int32, preserving equality and order.
 
-    Host arrays beyond 32 bits are replaced by their ranks. Device arrays beyond them exist under `jax_enable_x64`
-    alone, and keep their dtype. (An argument of a `jit` is cut to 32 bits by JAX before it is seen here.)
+    Host arrays beyond 32 bits are replaced by their ranks. Device arrays beyond 32 bits exist only under
+    `jax_enable_x64` and keep their dtype. (JAX cuts an argument of a `jit` to 32 bits before this function sees it.)
     """
     if segment_ids is None:
         return None, None
@@ -59,7 +59,7 @@ def as_segment_ids(
     int32 = np.iinfo(np.int32)
     too_wide = [isinstance(x, np.ndarray) and x.size > 0 and (x.min() < int32.min or x.max() > int32.max) for x in pair]
     if any(too_wide) and all(isinstance(x, np.ndarray) for x in pair):
-        # Python's integers where int64 does not hold them: numpy would round int64 beside uint64 to float64.
+        # Python integers where int64 is too narrow: numpy would convert int64 and uint64 to float64, with rounding.
         wide = object if any(x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max for x in pair) else np.int64
         together = np.concatenate([x.ravel().astype(wide) for x in pair])
         ranks = np.unique(together, return_inverse=True)[1].astype(np.int32)
@@ -72,19 +72,19 @@ def as_segment_ids(
     dtype = np.result_type(q_ids.dtype, k_ids.dtype, np.int32)
     if dtype.kind != "i" or jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
-            f"segment ids of {q_ids.dtype} and {k_ids.dtype} do not fit 32 bits: number the documents anew as "
-            "int32, or give both as numpy arrays, or as int64 under jax_enable_x64"
+            f"segment ids of {q_ids.dtype} and {k_ids.dtype} do not fit in 32 bits: renumber the documents as int32, "
+            "or pass both as numpy arrays, or as int64 under jax_enable_x64"
         )
     return q_ids.astype(dtype), k_ids.astype(dtype)
 
 
 def as_bias(bias: AnyArray | None) -> Float32[AnyArray, "B S"] | None:
-    """The bias in float32; what is finite stays so, such as float64's own least number."""
+    """Cast the bias to float32, keeping finite values finite, e.g. the smallest float64."""
     if bias is None:
         return None
     if not jnp.issubdtype(bias.dtype, jnp.floating):
         raise ValueError(
-            f"bias is added to the logits and must be float; got {bias.dtype}: make a mask "
+            f"bias is added to the logits and must be float; got {bias.dtype}: convert a mask with "
             "jnp.where(mask, 0.0, -jnp.inf)"
         )
     if bias.dtype == np.float64:

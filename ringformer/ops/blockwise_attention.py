@@ -1,10 +1,10 @@
 """Attention of one shard of queries to one shard of keys, chunk by chunk, forward and backward (XLA).
 
-The block contract of every kernel: forward takes the visiting keys into a running softmax (o, m, l); backward is given
-the FINAL maximum m and denominator l of the whole row, so that probabilities are `exp(s - m) / l` and hops need no
-correction between them. (Not `exp(s - lse)`: where |m| is large, float32 has no digits left for log l.)
-Arrays are head-major with the query heads grouped by the key head that they read (G = H // K): GQA is a taller
-matmul, and keys are never repeated.
+The block contract of every kernel: forward adds the visiting keys to a running softmax (o, m, l); backward gets the
+FINAL maximum m and denominator l of the whole row, so probabilities are `exp(s - m) / l` and hops need no correction
+between them. (Not `exp(s - lse)`: where |m| is large, float32 has no digits left for log l.)
+Arrays are head-major, with query heads grouped by the key head that they read (G = H // K): GQA is a taller matmul, and
+keys are never repeated.
 """
 
 from typing import NamedTuple
@@ -24,14 +24,14 @@ from ringformer.ops.work_list import AxisChunks, ChunkPairs, WorkList
 
 
 class Queries(NamedTuple):
-    """A shard of queries. Stays at home."""
+    """A shard of queries, which stays on its rank."""
 
     q: Float[Array, "B K G T d"]
     segment_ids: Int[Array, "B T"] | None
 
 
 class Keys(NamedTuple):
-    """A shard of keys and values, in the dtype and shape in which it travels the ring."""
+    """A shard of keys and values, in the dtype and shape in which it travels around the ring."""
 
     kv: Float[Array, "2 B K S d"]
     segment_ids: Int[Array, "B S"] | None
@@ -39,7 +39,7 @@ class Keys(NamedTuple):
 
 
 class KeyGradients(NamedTuple):
-    """The gradients that follow a shard of keys round the ring."""
+    """Gradients that follow a shard of keys around the ring."""
 
     k: Float32[Array, "B K S d"]
     v: Float32[Array, "B K S d"]
@@ -47,21 +47,21 @@ class KeyGradients(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-    """What the backward needs to know of the queries' rows: the cotangents of the outputs, and three numbers each.
+    """Inputs of the backward for the queries' rows: the cotangents of the outputs, and three numbers per row.
 
-    These are m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 of empty rows. `o` and `dlse` are for kernels that
-    compute delta themselves.
+    The numbers are m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 for empty rows. `o` and `dlse` are for
+    kernels that compute delta themselves.
     """
 
     do: Float[Array, "B K G T d"]
     rows: Float32[Array, "3 B K G T"]
     o: Float[Array, "B K G T d"] | None = None
     dlse: Float32[Array, "B K G T"] | None = None
-    """None: lse was not asked for."""
+    """Cotangent of lse; None: lse was not requested."""
 
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
-    """Take every visible key of `keys` into the running softmax of every query."""
+    """Add every visible key of `keys` to the running softmax of every query."""
 
     def chunk_pair(state, pair, masked):
         q, k = _take_q(queries, pair, work_list), _take_k(keys, pair, work_list)
@@ -104,7 +104,7 @@ def block_backward(
 
 
 _ROWS = 3
-"""The axis of the query rows in q, o, m, l, do and dq."""
+"""Axis of the query rows in q, o, m, l, do and dq."""
 
 
 def _einsum(spec, a, b):
@@ -137,7 +137,7 @@ def _take_k(keys: Keys, pair: ChunkPairs, work_list: WorkList) -> Keys:
 
 
 def _logits(q: Queries, k: Keys, pair: ChunkPairs, work_list: WorkList, scale: float, masked: bool) -> jax.Array:
-    """Scaled logits of a chunk pair, [B, K, G, t, s] float32, -inf where the key is hidden."""
+    """Compute the scaled logits of a chunk pair, [B, K, G, t, s] float32, -inf where the key is hidden."""
     s = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale
     if k.bias is not None:
         s += k.bias[:, None, None, None, :]
@@ -156,21 +156,21 @@ def _logits(q: Queries, k: Keys, pair: ChunkPairs, work_list: WorkList, scale: f
 
 
 def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: WorkList):
-    """Run `chunk_pair(carry, pair, masked)` over the pairs that have something to compute, and over no others."""
+    """Run `chunk_pair(carry, pair, masked)` over only the pairs that have something to compute."""
     for (pairs, length), masked in ((work_list.unmasked, False), (work_list.masked, True)):
         if len(pairs.q) == 0:
             continue
         pairs = jax.tree.map(jnp.asarray, pairs)
         if (live := _live(queries, keys, pairs, work_list)) is not None:
             live &= jnp.arange(len(pairs.q)) < length
-            # The sort carries the pairs along: a TPU gather of them would compile to hundreds of instructions.
+            # The sort carries the pairs along: a gather of them would compile to hundreds of TPU instructions.
             _, *sorted_pairs = lax.sort((~live, *pairs), num_keys=1, is_stable=True)
             pairs, length = ChunkPairs(*sorted_pairs), live.sum()
 
         def body(i, carry, pairs=pairs, masked=masked):
             return chunk_pair(carry, jax.tree.map(lambda x: _at(x, i), pairs), masked)
 
-        # The length may be data: its bound, in the loop's name, is for who reads the compiled program.
+        # The length may be data, so the loop's name tells readers of the compiled program its bound.
         with jax.named_scope(f"at_most_{len(pairs.q)}_trips"):
             carry = lax.fori_loop(0, length, body, carry)
         if not isinstance(length, int):
@@ -179,7 +179,7 @@ def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: W
 
 
 def live_pairs(queries: Queries, keys: Keys, work_list: WorkList) -> tuple[Bool[Array, " P"] | None, ...]:
-    """Of the unmasked and the masked pairs, which have a segment in common; None: whose is not asked."""
+    """Return masks of the unmasked and of the masked pairs that share a segment; None: there are no segment ids."""
     return tuple(_live(queries, keys, pairs, work_list) for pairs, _ in (work_list.unmasked, work_list.masked))
 
 
@@ -192,9 +192,9 @@ def _live(queries: Queries, keys: Keys, pairs: ChunkPairs, work_list: WorkList) 
 def _segments_overlap(
     q_ids: Int[Array, "B T"], k_ids: Int[Array, "B S"], pairs: ChunkPairs, work_list: WorkList
 ) -> Bool[Array, " P"]:
-    """Whether any query of each pair might share a segment with any of its keys.
+    """Mask the pairs in which a query may share a segment with a key.
 
-    Decided by the ranges of their ids: exact for packed documents, whose ids ascend without gaps.
+    It compares ranges of ids, which is exact for packed documents, whose ids ascend without gaps.
     """
     q_min, q_max = _id_ranges(q_ids, work_list.q_chunks, pairs.q)
     k_min, k_max = _id_ranges(k_ids, work_list.k_chunks, pairs.k)
@@ -204,7 +204,7 @@ def _segments_overlap(
 def _id_ranges(
     ids: Int[Array, "B T"], chunks: AxisChunks, wanted: Int32[np.ndarray | Array, " P"]
 ) -> tuple[Int[Array, "B P"], Int[Array, "B P"]]:
-    """The smallest and the largest id of each wanted chunk. Without a gather, as above."""
+    """Find the smallest and the largest id of each wanted chunk, without a gather, as above."""
     size, parts = chunks.size, rearrange(ids, "b (p t) -> b p t", p=int(chunks.part[-1]) + 1)
     n_aligned = len(chunks.part) // parts.shape[1] - 1  # the last chunk of a part may overlap its neighbour
     aligned = rearrange(parts[:, :, : n_aligned * size], "b p (n t) -> b p n t", t=size)

@@ -1,7 +1,7 @@
 """Feed-forward computed block by block along the local sequence (Blockwise Parallel Transformer, section 3).
 
-The [T, F] hidden activation never exists: the forward keeps one chunk of it, the backward recomputes a chunk from
-its input and adds up the weights' gradients in float32, whatever the compute dtype.
+The [T, F] hidden activation never exists: the forward holds one chunk of it at a time; the backward recomputes each
+chunk from its input and sums the weights' gradients in float32 for any compute dtype.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 def swiglu(
     weights: tuple[Float[Array, "D F"], Float[Array, "D F"], Float[Array, "F D"]], x: Float[Array, "B T D"]
 ) -> Float[Array, "B T D"]:
-    """`(silu(x w_gate) * (x w_up)) w_down` (Shazeer, GLU variants), of the weights in this order."""
+    """Compute `(silu(x w_gate) * (x w_up)) w_down` (Shazeer, GLU variants) for (w_gate, w_up, w_down)."""
     w_gate, w_up, w_down = weights
     return (jax.nn.silu(x @ w_gate) * (x @ w_up)) @ w_down
 
@@ -27,9 +27,9 @@ def swiglu(
 def blockwise_feedforward(
     function: Callable, weights: PyTree[Float[Array, "..."]], x: Float[Array, "B T ..."], chunk: int
 ) -> Float[Array, "B T ..."]:
-    """`function(weights, x)` for a function of each token alone, `chunk` tokens of x at a time.
+    """Compute `function(weights, x)`, which must act on each token separately, `chunk` tokens of x at a time.
 
-    The last chunk may be shorter. Differentiable in weights and x, by reverse mode and by forward mode over it.
+    The last chunk may be shorter. Differentiable in weights and x by reverse mode, and by forward mode over reverse.
     """
     axes = varying_axes(weights, x)
     weights, x = reverse_mode_only(vary((weights, x), axes), "blockwise_feedforward")

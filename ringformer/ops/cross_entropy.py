@@ -1,7 +1,7 @@
 """Cross-entropy through the output head, chunk by chunk: the [T, V] logits never exist.
 
-The gradients are computed in the forward pass, while a chunk's logits are at hand: three matmuls instead of the
-four of recomputation. What is kept for the backward is their size alone, dx [T, D] and dhead [D, V].
+The forward pass also computes the gradients, while it has a chunk's logits: three matmuls instead of the four of
+recomputation. It keeps only them for the backward, dx [T, D] and dhead [D, V].
 """
 
 from functools import partial
@@ -23,10 +23,10 @@ def cross_entropy(
     mask: Bool[AnyArray, "B T"],
     chunk: int,
 ) -> Float32[Array, ""]:
-    """The sum over the local tokens with mask of -log softmax(x head)[target], in nats, not divided by anything.
+    """Sum -log softmax(x head)[target] over the local tokens where mask is true, in nats, without normalization.
 
-    `head` has x's dtype, the targets lie in [0, V), and `chunk` tokens are computed at a time; the last may be fewer.
-    Differentiable in x and head, by reverse mode and by forward mode over it.
+    `head` has x's dtype and the targets lie in [0, V). `chunk` tokens are computed at a time; the last chunk may be
+    shorter. Differentiable in x and head by reverse mode, and by forward mode over reverse.
     """
     axes = varying_axes(x, head, targets, mask)
     return _cross_entropy(chunk, *reverse_mode_only(vary((x, head, targets, mask), axes), "cross_entropy"))
@@ -35,9 +35,9 @@ def cross_entropy(
 def token_cross_entropy(
     x: Float[Array, "B T D"], head: Float[Array, "D V"], targets: Int[AnyArray, "B T"], chunk: int
 ) -> Float32[Array, "B T"]:
-    """The loss of each token, -log softmax(x head)[target] in nats; arguments as in `cross_entropy`.
+    """Compute the loss of each token, -log softmax(x head)[target] in nats; arguments as in `cross_entropy`.
 
-    To look at, not to train on: its gradient would keep the logits.
+    For evaluation, not for training: its gradient would keep the logits.
     """
 
     def chunk_losses(_, chunk):
@@ -76,14 +76,14 @@ _cross_entropy.defvjp(_forward, _backward)
 
 
 def _chunk_loss(head, x, targets, mask):
-    """The chunk's summed loss, and its gradient by the logits in x's dtype."""
+    """Return the chunk's summed loss, and its gradient with respect to the logits in x's dtype."""
     losses, logits, lse, hit = _token_losses(head, x, targets)
     dlogits = jnp.where(mask[..., None], jnp.exp(logits - lse) - hit, 0.0)
     return jnp.where(mask, losses, 0.0).sum(), dlogits.astype(x.dtype)
 
 
 def _token_losses(head, x, targets):
-    """The loss of each token of a chunk [B, t], and what it was made of: logits, their lse, where the target is."""
+    """Return the loss of each token of a chunk [B, t], its logits, their lse, and a one-hot mask of the target."""
     logits = jnp.einsum("btd,dv->btv", x, head, preferred_element_type=jnp.float32)
     lse = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     hit = targets[..., None] == jnp.arange(logits.shape[-1])

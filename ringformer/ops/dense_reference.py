@@ -1,8 +1,8 @@
-"""Dense attention and cross-entropy in JAX, as plain as they can be written: vanilla attention, and an oracle.
+"""Dense attention and cross-entropy in plain JAX, as the vanilla attention and as a reference.
 
-Every optimised op of this package, its gradients by autodiff included, is tested against them, and benchmarks compare
-with them. They hold the [T, S] and [T, V] logits, and compute in the dtype that they are given, at least float32. (The
-tests' second oracle, `tests/dense.py`, is numpy in float64, with its gradients written out.)
+Tests compare every optimised op of this package and its gradients with them, and benchmarks use them as a baseline.
+They materialize the [T, S] and [T, V] logits and compute in the dtype of their inputs, at least float32. (The tests'
+second reference, `tests/dense.py`, is numpy in float64 with explicit gradients.)
 """
 
 import jax
@@ -23,14 +23,14 @@ def dense_attention(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Float[Array, "B T H d"] | tuple[Float[Array, "B T H d"], Float[Array, "B H T"]]:
-    """Softmax attention with whole logits (section 2 of the paper), by the arguments of `ring_attention`.
+    """Compute softmax attention with full logits (section 2 of the paper); arguments as in `ring_attention`.
 
-    Query head h reads key head h // (H // K). o is in q's dtype; a row that sees nothing is 0 (and its lse -inf).
+    Query head h reads key head h // (H // K). o has q's dtype; a row that sees no key is 0 (and its lse -inf).
     """
     B, T, H, d = q.shape
     S, K = k.shape[1:3]
     scale = d**-0.5 if scale is None else scale
-    wide = jnp.promote_types(q.dtype, jnp.float32)  # bfloat16 logits would be no oracle, and no honest baseline
+    wide = jnp.promote_types(q.dtype, jnp.float32)  # bfloat16 logits would be neither a reference nor a fair baseline
     grouped = q.reshape(B, T, K, H // K, d)
     s = jnp.einsum("btkgd,bskd->bkgts", grouped, k, preferred_element_type=wide) * scale
     if bias is not None:
@@ -43,7 +43,7 @@ def dense_attention(
         mask &= q_ids[:, :, None] == k_ids[:, None, :]
     mask = mask[:, None, None]
     s = jnp.where(mask, s, -jnp.inf)
-    # By maximum and denominator: exp(s - lse) would lose log(denominator) beside a large maximum.
+    # By maximum and denominator: exp(s - lse) would lose log(denominator) next to a large maximum.
     m = jax.lax.stop_gradient(s.max(axis=-1, keepdims=True))
     p = jnp.exp(s - jnp.where(jnp.isneginf(m), 0.0, m))  # an empty row: exp(-inf - 0) = 0
     total = p.sum(axis=-1, keepdims=True)
@@ -57,6 +57,6 @@ def dense_attention(
 def dense_cross_entropy(
     x: Float[Array, "B T D"], head: Float[Array, "D V"], targets: Int[Array, "B T"], mask: Bool[Array, "B T"]
 ) -> Float[Array, ""]:
-    """The sum over the tokens with mask of -log softmax(x head)[target], in nats."""
+    """Sum -log softmax(x head)[target] over the tokens where mask is true, in nats."""
     log_p = jax.nn.log_softmax(x @ head, axis=-1)
     return -jnp.where(mask, jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0], 0.0).sum()

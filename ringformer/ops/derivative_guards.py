@@ -1,9 +1,9 @@
-"""Guards of the derivatives that an op with its own backward does not have: asked for, they are refused by name.
+"""Guards that raise a clear error for derivatives that an op with a custom backward does not support.
 
-A `custom_vjp` has reverse mode, and forward mode over it (its backward is differentiated like any program): that is
-`jax.grad`, `jax.hessian`, and Hessian-vector products, where the gradient is by every input that the outer tangent
-moves. (An input that it is not by is in forward mode alone, and refused.) Both functions here are the identity. Which
-mode is asked for is told by the tangent: forward mode evaluates it, reverse mode transposes it.
+A `custom_vjp` supports reverse mode, and forward mode over it (its backward is differentiated like any program). That
+covers `jax.grad`, `jax.hessian`, and Hessian-vector products whose gradient is taken with respect to every input that
+the outer tangent moves. (Any other moved input is in pure forward mode, which is refused.) The guards are identity
+functions. They detect the mode by their tangent: forward mode evaluates it, reverse mode transposes it.
 """
 
 import jax
@@ -14,18 +14,18 @@ from jaxtyping import PyTree
 
 
 def reverse_mode_only(tree: PyTree, name: str) -> PyTree:
-    """`tree`, whose forward-mode derivatives raise a NotImplementedError that names the op and what it has."""
+    """Return `tree`; forward mode through it raises a NotImplementedError that names the op and supported modes."""
     return _guard(_no_evaluation, tree, name)
 
 
 def once_reversible(tree: PyTree, name: str) -> PyTree:
-    """`tree`, through which a second reverse mode raises a NotImplementedError that says what to take instead."""
+    """Return `tree`; a second reverse mode through it raises a NotImplementedError that names an alternative."""
     return _guard(_no_transpose, tree, name)
 
 
 def without_derivatives(tree: PyTree, name: str, instead: str) -> PyTree:
-    """`tree`, of which a derivative raises a NotImplementedError that names what has none and what to take instead: for
-    code that stands inside a `custom_vjp`, where only a second derivative asks for it."""
+    """Return `tree`; a derivative of it raises a NotImplementedError that names an alternative. For code inside a
+    `custom_vjp`, where only a second derivative differentiates it."""
 
     def refuse(*_):
         raise NotImplementedError(f"{name} has no second derivative: {instead} has")
@@ -38,7 +38,7 @@ def _guard(primitive, tree, name):
 
 
 def _identity(tree, jvp):
-    """`tree`, its inexact leaves through an identity with this rule for (primals, tangents)."""
+    """Pass the inexact leaves of `tree` through an identity with this rule for (primals, tangents)."""
 
     @jax.custom_jvp
     def identity(x):
@@ -49,7 +49,7 @@ def _identity(tree, jvp):
 
 
 def _identity_primitive(primitive_name: str) -> Primitive:
-    """The identity of one array, linear."""
+    """Make a linear identity of one array."""
     primitive = Primitive(primitive_name)
     primitive.def_impl(lambda x, name: x)
     primitive.def_abstract_eval(lambda x, name: x)

@@ -1,4 +1,4 @@
-"""Token embedding whose table gradient is summed in float32, however often a token occurs."""
+"""Token embedding whose gradient sums repeated tokens in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,11 @@ from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 CHUNK = 1024
-"""Tokens of a sequence whose gradients are in float32, and sorted by the compiler's scatter, at once."""
+"""Tokens of a sequence whose gradients are converted to float32, and sorted by the compiler's scatter, at a time."""
 
 
 def embed(table: Float[Array, "V D"], tokens: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
-    """The rows of `table` at `tokens`, which lie in [0, V). Differentiable in the table."""
+    """Look up the rows of `table` at `tokens`, which lie in [0, V). Differentiable in the table."""
     return _embed(*reverse_mode_only(vary((table, tokens), varying_axes(table, tokens)), "embed"))
 
 

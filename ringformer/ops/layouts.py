@@ -1,4 +1,4 @@
-"""Layouts: which tokens a rank of the ring holds, and what its queries see of a visiting shard of keys.
+"""Layouts: the tokens that each rank of the ring holds, and which visiting keys its queries see.
 
 Let the sequence have n*T tokens on a ring of n ranks.
 
@@ -9,7 +9,7 @@ Let the sequence have n*T tokens on a ring of n ranks.
 In every layout, the causal mask between a *part* of the local queries and a part of the visiting keys has the
 form `query_index + offset >= key_index` with indices counted inside the parts, and the offset depends only on
 whether the keys come from this rank, an earlier or a later one. A shard has one part, or two with zigzag. The
-tables below are therefore all there is to know about a layout; kernels never see a position.
+tables below therefore define a layout completely; kernels never see a position.
 """
 
 from typing import Literal
@@ -36,7 +36,7 @@ VISIBLE: dict[Layout, dict[str, tuple[tuple[int, int, int], ...]]] = {
         "later": ((1, 0, FULL), (1, 1, FULL)),
     },
 }
-"""layout -> where the keys come from -> the visible (query part, key part, offset) under a causal mask."""
+"""Visible (query part, key part, offset) under a causal mask, by layout and by the source of the keys."""
 
 
 def check_name(layout: str) -> None:
@@ -59,7 +59,7 @@ def check_layout(layout: str, seq_len: int, ring_size: int) -> None:
 
 
 def permutation(layout: Layout, seq_len: int, ring_size: int) -> Int64[np.ndarray, " {seq_len}"]:
-    """The token held at each index when the ranks' shards are put end to end.
+    """Return the token at each index of the concatenated shards of all ranks.
 
     `x[:, permutation(...)]` is a natural-order array brought into the layout.
     """
@@ -69,13 +69,13 @@ def permutation(layout: Layout, seq_len: int, ring_size: int) -> Int64[np.ndarra
 
 
 def positions(layout: Layout, length: int, axis_name: str) -> Int32[Array, " {length}"]:
-    """The place in the sequence of each of this device's tokens (inside `shard_map`)."""
+    """Return the position in the sequence of each of this device's tokens (inside `shard_map`)."""
     check_layout(layout, length * lax.axis_size(axis_name), lax.axis_size(axis_name))
     return _tokens(layout, lax.axis_index(axis_name), np.arange(length, dtype=np.int32), lax.axis_size(axis_name))
 
 
 def _tokens(layout, rank, index, n):
-    """The token at each index of a rank's shard."""
+    """Return the token at each index of a rank's shard."""
     if layout == "striped":
         return index * n + rank
     if layout == "zigzag":
@@ -85,7 +85,7 @@ def _tokens(layout, rank, index, n):
 
 
 def enter(x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str) -> Shaped[Array, "B T *rest"]:
-    """Bring this device's shard from natural order into `layout` (inside `shard_map`), the sequence never gathered.
+    """Move this device's shard from natural order into `layout` (inside `shard_map`) without gathering the sequence.
 
     Striped costs one all-to-all (T must divide by the ring size), zigzag two permutes of half a shard.
     """
@@ -93,7 +93,7 @@ def enter(x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str) -> Shap
 
 
 def leave(x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str) -> Shaped[Array, "B T *rest"]:
-    """Bring this device's shard from `layout` back into natural order: the inverse of `enter`."""
+    """Move this device's shard from `layout` back into natural order, the inverse of `enter`."""
     return _move(x, layout, axis_name, inverse=True)
 
 
@@ -107,8 +107,8 @@ def _move(x, layout, axis_name, inverse):
         x = lax.all_to_all(x, axis_name, split_axis=1, concat_axis=1, tiled=True)
         return (x.swapaxes(1, 2) if inverse else x).reshape(B, T, *rest)
     if layout == "zigzag":
-        # Piece p of 2n lives on rank p//2 in natural order and on rank min(p, 2n-1-p) in zigzag. The pieces of
-        # even number reach every rank once, and so do the odd ones: one permutation of ranks for each.
+        # Piece p of 2n lives on rank p//2 in natural order and on rank min(p, 2n-1-p) in zigzag. The even pieces
+        # reach every rank once, and so do the odd ones: one permutation of ranks for each parity.
         halves = x[:, : T // 2], x[:, T // 2 :]
         low_is_even = (lax.axis_index(axis_name) % 2 == 0).reshape((1,) * x.ndim)
         home = [[min(p, 2 * n - 1 - p) for p in range(parity, 2 * n, 2)] for parity in (0, 1)]

@@ -1,7 +1,7 @@
 """Softmax-weighted sums over keys that arrive in blocks (Milakov & Gimelshein; section 2 of the paper).
 
 State per query row: the running maximum `m` of its logits, the denominator `l = sum exp(s - m)` and the
-numerator `o = sum exp(s - m) v`, all float32. A row that has seen nothing holds m = -inf, l = 0, o = 0.
+numerator `o = sum exp(s - m) v`, all float32. A row that has seen no key has m = -inf, l = 0, o = 0.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Float32
 
 
 class Softmax(NamedTuple):
-    """The state of the rows of queries."""
+    """State of the rows of queries."""
 
     o: Float32[Array, "*rows d"]  # not yet divided by l
     m: Float32[Array, "*rows"]
@@ -19,7 +19,7 @@ class Softmax(NamedTuple):
 
 
 def init(rows: tuple[int, ...], d: int) -> Softmax:
-    """The state of rows of this shape, with values of d features, that have seen no key."""
+    """Make the state of rows of this shape, with values of d features, that have seen no key."""
     return Softmax(
         o=jnp.zeros((*rows, d), jnp.float32),
         m=jnp.full(rows, -jnp.inf, jnp.float32),
@@ -28,9 +28,9 @@ def init(rows: tuple[int, ...], d: int) -> Softmax:
 
 
 def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K S d"]) -> Softmax:
-    """Take in a block of logits `s` (-inf: hidden) of rows [B, K, G, T], and its values `v`."""
+    """Add a block of logits `s` (-inf: hidden) of rows [B, K, G, T], and its values `v`."""
     m = jnp.maximum(state.m, s.max(axis=-1))
-    # A row whose logits are all -inf so far must give exp(-inf - 0) = 0 and not exp(-inf + inf) = nan.
+    # A row whose logits are all -inf so far must yield exp(-inf - 0) = 0, not exp(-inf + inf) = nan.
     shift = jnp.where(jnp.isneginf(m), 0.0, m)
     p = jnp.exp(s - shift[..., None])
     correction = jnp.exp(state.m - shift)
@@ -39,11 +39,11 @@ def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K 
 
 
 def join(a: Softmax, b: Softmax) -> Softmax:
-    """The state of rows that have seen what two states have, of different keys; what `a` has not begun is `b`'s."""
+    """Merge two states of the same rows for different keys; rows for which `a` has seen no key are taken from `b`."""
     m = jnp.maximum(a.m, b.m)
     shift = jnp.where(jnp.isneginf(m), 0.0, m)
     x, y = jnp.exp(a.m - shift), jnp.exp(b.m - shift)
-    begun = a.l > 0.0  # which compilers know of a fresh state: nothing is computed then
+    begun = a.l > 0.0  # constant for a fresh state, so compilers drop the merge
     return Softmax(
         o=jnp.where(begun[..., None], a.o * x[..., None] + b.o * y[..., None], b.o),
         m=m,
@@ -52,15 +52,15 @@ def join(a: Softmax, b: Softmax) -> Softmax:
 
 
 def output(state: Softmax) -> Float32[Array, "*rows d"]:
-    """The weighted mean of the values; 0 for rows that have seen nothing."""
+    """Return the weighted mean of the values; 0 for rows that have seen no key."""
     return state.o / jnp.where(state.l == 0.0, 1.0, state.l)[..., None]
 
 
 def log_sum_exp(m: Float32[Array, "*rows"], l: Float32[Array, "*rows"]) -> Float32[Array, "*rows"]:  # noqa: E741
-    """The number lse = m + log l, for who wants it; -inf for rows that have seen nothing.
+    """Return lse = m + log l; -inf for rows that have seen no key.
 
-    Where |m| is large, float32 has no digits left for log l: probabilities are
-    exp(s - m) / l (`shift_and_weight`), never exp(s - lse).
+    Where |m| is large, float32 has no digits left for log l, so probabilities are computed as exp(s - m) / l
+    (`shift_and_weight`), never as exp(s - lse).
     """
     return jnp.where(l == 0.0, -jnp.inf, m + jnp.log(jnp.where(l == 0.0, 1.0, l)))
 
@@ -69,6 +69,6 @@ def shift_and_weight(
     m: Float32[Array, "*rows"],
     l: Float32[Array, "*rows"],  # noqa: E741
 ) -> tuple[Float32[Array, "*rows"], Float32[Array, "*rows"]]:
-    """`(shift, weight)` such that the final probabilities are exp(s - shift) * weight; 0 of rows without keys."""
+    """Return `(shift, weight)` such that final probabilities are exp(s - shift) * weight; 0 for rows without keys."""
     empty = l == 0.0
     return jnp.where(empty, 0.0, m), jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, l))

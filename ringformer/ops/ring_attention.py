@@ -1,14 +1,14 @@
 """Ring attention (section 3 of the paper): exact attention over a sequence sharded along a ring of devices.
 
-With n ranks, rank r computes the attention of its queries to all keys while shards of keys and values travel the
+With n ranks, rank r computes the attention of its queries to all keys while shards of keys and values travel around the
 ring, r -> r+1. At step t rank r holds the keys of rank r-t (mod n).
 
-    forward    own block first, then steps 1 .. n-1; every hop leaves before the block that hides it.
+    forward    own block first, then steps 1 .. n-1; every hop starts before the block that hides it.
                n-1 hops of [k, v] in the input dtype.
-    backward   steps 1 .. n-1, own block last. The gradients of a shard start at its first visitor, follow it one
-               hop behind and come home under the own block. n-1 hops of [k, v], n-1 of float32 [dk, dv].
+    backward   steps 1 .. n-1, own block last. The gradients of a shard start on the first rank it visits, follow it one
+               hop behind and return during the own block. n-1 hops of [k, v], n-1 of float32 [dk, dv].
 
-With p = exp(s - m) / l, of the row's maximum m and denominator l, and delta = rowsum(o * do) - dlse, the gradients are
+With p = exp(s - m) / l for a row's maximum m and denominator l, and delta = rowsum(o * do) - dlse, the gradients are
 (FlashAttention, appendix B.2)
 
     dv = p^T do      ds = p * (do v^T - delta)      dq = scale ds k      dk = scale ds^T q
@@ -36,20 +36,20 @@ from ringformer.ops.ring_hops import Ring
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
-"""`checkpoint_name`s of o and of [m, l]: a remat policy that saves both runs no second forward ring."""
+"""`checkpoint_name`s of o and of [m, l]; a remat policy that saves both avoids a second forward ring."""
 
 LOOP = "ring"
-"""The name scope of the loops over hops, for who reads the compiled program."""
+"""Name scope of the loops over hops, for readers of the compiled program."""
 
 Output = Float[Array, "B T H d"]
-"""Of queries, in their dtype."""
+"""Attention of queries, in their dtype."""
 
 LogSumExp = Float32[Array, "B H T"]
-"""Of the logits of each row."""
+"""Log-sum-exp of the logits of each row."""
 
 
 class Options(TypedDict, total=False):
-    """Keywords that leave the type of the result as it is."""
+    """Keywords that do not affect the type of the result."""
 
     layout: Layout
     causal: bool
@@ -107,33 +107,33 @@ def ring_attention(
     kernel: Kernel = "xla",
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
-    """Exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
+    """Compute exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
 
-    Call it inside `shard_map`, with the arrays of one device. Memory is linear in T: no logits beyond one pair of
-    chunks exist. Differentiable in q, k, v and bias, through lse too, by reverse mode and by forward mode over it;
-    float32 softmax and gradient sums.
+    Call it inside `shard_map`, with the arrays of one device. Memory is linear in T: only the logits of one pair of
+    chunks exist at a time. Differentiable in q, k, v and bias, also through lse, by reverse mode, and by forward mode
+    over reverse. The softmax and sums of gradients are float32.
 
     Args:
       q: this rank's queries; float64 is computed to float32 accuracy.
       k, v: this rank's keys and values, of q's dtype; H a multiple of K (GQA, MQA), S = T if causal.
-      axis_name: the mesh axis that is the ring, of any size. None: one device, all keys at hand.
-      layout: which tokens a rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
-      causal: a query sees no later token. Otherwise the layout is of no consequence.
-      segment_ids: one array, or the pair of the queries' and the keys': tokens see only their own segment.
-        Blocks and chunks without a common segment cost nothing if ids ascend along the sequence.
-        Numpy ids of 64 bits are exact, but not as an argument of a jit around: JAX cuts those to 32.
+      axis_name: the mesh axis of the ring, of any size. None: one device with all keys.
+      layout: the tokens that each rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
+      causal: a query sees no later token. If False, the layout does not matter.
+      segment_ids: one array, or a pair for queries and keys: tokens see only their own segment. Blocks and chunks
+        without a common segment cost nothing if ids ascend along the sequence. Numpy ids of 64 bits are exact, except
+        as arguments of an enclosing jit: JAX cuts those to 32 bits.
       bias: added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
       scale: factor of the logits, default d**-0.5.
-      q_chunk, k_chunk: tokens per chunk (default: 16 chunks a shard, 128 to 1024 tokens); they need not divide T.
-      kernel: what computes a block: "xla"; "pallas" on TPU, which takes bfloat16 and float32; "cudnn" on GPU, which
-        takes bfloat16 and float16, heads of whole multiples of 8 features, no segment ids, no bias, and has no chunks.
+      q_chunk, k_chunk: tokens per chunk (default: 16 chunks per shard, 128 to 1024 tokens); they need not divide T.
+      kernel: code that computes a block: "xla"; "pallas" on TPU, for bfloat16 and float32; "cudnn" on GPU, for bfloat16
+        and float16, with head sizes that are multiples of 8, and without segment ids, bias or chunks.
       return_lse: also return the log-sum-exp of each row.
 
     Returns:
       o in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf and no gradient.
 
     Raises:
-      ValueError: shapes, dtypes, layout or chunks that do not fit together, naming both sides.
+      ValueError: shapes, dtypes, layout or chunks are inconsistent; the message names both sides.
     """
     argument_checks.check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
@@ -143,8 +143,8 @@ def ring_attention(
     ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, return_lse)
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))
     ring, arrays = ring.whole_chunks(*arrays)
-    # A custom_vjp must return cotangents that vary as its inputs do: bring them to a common type out here, where
-    # the transpose of the cast sums the gradient of, say, keys that were replicated over a tensor parallel axis.
+    # A custom_vjp must return cotangents that vary as its inputs do. The cast to a common type is outside of it, so
+    # that its transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
     o, lse = _ring_attention(ring, *reverse_mode_only(arrays, "ring_attention"))
     o, lse = (without_padding(x, ring.parts, q.shape[1], axis) for x, axis in ((o, 1), (lse, 2)))
@@ -198,7 +198,7 @@ def _backward(ring: Ring, residuals, cotangents):
     rows = Cotangents(do, rearrange(numbers, "three b (k g) t -> three b k g t", k=K), o, dlse)
 
     def step(t, carry, send):
-        """Block t. The gradients of the keys now here are one hop behind: fetch them while it computes."""
+        """Run block t, and meanwhile fetch the gradients of the present keys, which are one hop behind."""
         dq, dkeys, keys = carry
         arriving = ring.shift(keys) if send else None
         behind = None if dkeys is None else ring.shift(dkeys)
@@ -215,7 +215,7 @@ def _backward(ring: Ring, residuals, cotangents):
         with jax.named_scope(LOOP):
             carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry)
         carry = step(n - 1, carry, send=False)
-    # Stacked anew for the own block: kept through the loop, it would take the memory of k and v twice.
+    # The own keys are stacked again: kept through the loop, they would take the memory of k and v twice.
     dq, dkeys, k_now, v_now = lax.optimization_barrier((*carry[:2], k, v))
     dq, dkeys, _ = step(None, (dq, dkeys, _stacked(k_now, v_now, bias, tied[2])), send=False)
 

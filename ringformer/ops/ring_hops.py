@@ -1,4 +1,4 @@
-"""The ring as one of its ranks sees it: who is here, what is sent on, which pairs of chunks a visiting block has."""
+"""The ring from the view of one rank: its hops, and the chunk pairs of visiting blocks."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from ringformer.ops.work_list import WorkList, cut_axis, default_chunk, make_wor
 
 @dataclass(frozen=True)
 class Ring:
-    """The ring as a rank sees it, and the options of attention on it: static, hashable."""
+    """The ring from the view of one rank, and the options of attention on it; static and hashable."""
 
     axis_name: str | None
     layout: Layout
@@ -24,19 +24,19 @@ class Ring:
     k_chunk: int | None
     kernel: Kernel = "xla"
     returns_lse: bool = True
-    """Whether lse may have a cotangent."""
+    """True if lse may have a cotangent."""
     key_filler: int = 0
-    """Keys at the end of each part of a shard that only make its last chunk whole."""
+    """Keys at the end of each part of a shard that only pad its last chunk."""
 
     @property
     def size(self) -> int:
         return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
 
     def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
-        """This device's rank, q and segment ids, tied together so that none can be known before q is.
+        """Return this device's rank, q and segment ids, tied together so that all depend on q.
 
-        Masks made from a bare `axis_index` depend on no traced input; partial evaluation would compute all of
-        them ahead of the loops and keep them, S x T x 4 bytes. It would run a ring of its own for the ids, too.
+        Masks made from a plain `axis_index` depend on no traced input, so partial evaluation would compute all of them
+        before the loops and keep them, S x T x 4 bytes. It would also run a separate ring for the ids.
         """
         if self.axis_name is None:
             return jnp.zeros((), jnp.int32), q, *ids
@@ -49,21 +49,21 @@ class Ring:
 
     @property
     def blocks(self) -> BlockKernel:
-        """What computes a block."""
+        """Kernel that computes a block."""
         return BLOCK_KERNELS[self.kernel]
 
-    def chunk(self, length: int, asked: int | None) -> int:
-        """Tokens of a chunk of an axis of so many; for a kernel, in whole lanes, or a whole part."""
+    def chunk(self, length: int, requested: int | None) -> int:
+        """Tokens of a chunk of an axis of `length`; for a kernel, a multiple of its lanes, or a whole part."""
         if self.blocks.whole_parts:
             return length // self.parts
-        size, lanes = default_chunk(length) if asked is None else asked, self.blocks.lanes
+        size, lanes = default_chunk(length) if requested is None else requested, self.blocks.lanes
         return -(-min(size, length // self.parts) // lanes) * lanes
 
     def whole_chunks(self, q, k, v, bias, q_ids, k_ids) -> tuple["Ring", tuple]:
-        """The arrays of ring_attention, filled up to whole chunks if the kernel needs that, and the ring that knows it.
+        """Pad the arrays of ring_attention to whole chunks if the kernel needs that; return the new ring and arrays.
 
-        Work lists hide the filler of keys. That of queries sees what it likes: nobody reads its rows, and cotangents of
-        0 give no gradient. Filler is of the last token's segment, so that no chunk seems to hold another one.
+        Work lists hide padded keys. Padded queries may see any keys: their rows are never read, and their cotangents of
+        0 give no gradient. Padding belongs to the last token's segment, so that it adds no segment to a chunk.
         """
         if self.blocks.lanes == 1:
             return self, (q, k, v, bias, q_ids, k_ids)
@@ -77,14 +77,14 @@ class Ring:
         return replace(self, key_filler=-(k.shape[1] // self.parts) % k_chunk), filled
 
     def shift(self, tree):
-        """Send every leaf to the next rank; what arrives comes from the one before."""
+        """Send every leaf to the next rank, and receive those of the previous one."""
         n = self.size
         return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
 
     def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
-        """The chunk pairs of a visiting block, given whether it comes from an earlier rank; None: the own block."""
+        """Make the chunk pairs of a visiting block; `earlier`: it comes from an earlier rank; None: the own block."""
         if earlier is None and self.blocks.whole_parts and self.parts > 1:
-            return replace(self, layout="contiguous").work_list(T, S, None)  # a shard's tokens ascend in every layout
+            return replace(self, layout="contiguous").work_list(T, S, None)  # every layout keeps tokens in order
         q = cut_axis(T, self.parts, self.chunk(T, self.q_chunk))
         k = cut_axis(S, self.parts, self.chunk(S, self.k_chunk), self.key_filler)
         return make_work_list(self.layout, self.causal, q, k, earlier)

@@ -1,8 +1,8 @@
 """Rotary position embedding with phases exact at any position (Su et al., RoFormer), and its scaling to long contexts.
 
-A float32 angle `position * frequency` is off by 1 rad at 16M tokens. Here a phase is a fraction of a turn in
-fixed point: a frequency is 64 bits, the product with a position wraps by itself, and its upper 32 bits, right to
-one unit (2^-32 turns), are the phase. Neighbouring and relative phases are therefore as exact at 2^31 as at 0.
+A float32 angle `position * frequency` is off by 1 rad at 16M tokens. Here a phase is a fixed-point fraction of a turn:
+a frequency has 64 bits, its product with a position wraps around, and the upper 32 bits, exact to one unit (2^-32
+turns), are the phase. Neighbouring and relative phases are therefore as exact at 2^31 as at 0.
 """
 
 import math
@@ -32,43 +32,43 @@ OPTIONS = {
     ),
     "llama3": ("factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
 }
-"""The kinds of scaling, and the fields of `RopeScaling` that each reads."""
+"""Kinds of scaling, and the fields of `RopeScaling` that each uses."""
 
 REQUIRED = ("factor", "original_max_position")
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How the frequencies of a model trained at a short context change for a longer one.
+    """Scaling of the frequencies of a model trained at a short context to a longer one.
 
-    linear divides all of them by `factor` (Chen et al., position interpolation). yarn divides those that turn less
+    linear divides all frequencies by `factor` (Chen et al., position interpolation). yarn divides those that turn less
     than `beta_slow` times in the original context, keeps those that turn more than `beta_fast` times, and blends
     between; it also multiplies cos and sin by the attention factor (Peng et al., YaRN). llama3 does the same with
     `low_freq_factor` and `high_freq_factor` turns, blended in the frequency (LLaMA 3.1). A larger `rope_theta` needs
-    no scaling: kind none. None stands for the kind's default.
+    no scaling: kind none. A field that is None has the kind's default.
 
-    Raises ValueError for a field that the kind does not read, or lacks, or a value that cannot be.
+    Raises ValueError for a field that the kind does not use, a missing field, or an invalid value.
     """
 
     kind: Literal["none", "linear", "yarn", "llama3"] = "none"
-    """The way the frequencies are divided."""
+    """Method of scaling."""
     factor: float | None = None
-    """The new context over the original one."""
+    """Ratio of the new context to the original one."""
     original_max_position: int | None = None
-    """Tokens of the context that the model was trained at before it was scaled."""
+    """Tokens of the context that the model was originally trained at."""
     low_freq_factor: float | None = None
-    """llama3: 1."""
+    """llama3: turns below which frequencies are divided; default 1."""
     high_freq_factor: float | None = None
-    """llama3: 4."""
+    """llama3: turns above which frequencies are kept; default 4."""
     beta_fast: float | None = None
-    """yarn: 32."""
+    """yarn: turns above which frequencies are kept; default 32."""
     beta_slow: float | None = None
-    """yarn: 1."""
+    """yarn: turns below which frequencies are divided; default 1."""
     truncate: bool | None = None
-    """yarn: round the ends of the blend outwards to whole frequencies. True."""
+    """yarn: round the ends of the blend outwards to whole frequencies; default True."""
     attention_factor: float | None = None
-    """yarn: what cos and sin are multiplied by; 0.1 ln(factor) + 1, or of `mscale` and `mscale_all_dim` if both are
-    given (and not zero) (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
+    """yarn: factor of cos and sin; default 0.1 ln(factor) + 1, or, if `mscale` and `mscale_all_dim` are both given and
+    not zero, (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
     mscale: float | None = None
     """yarn: see `attention_factor`."""
     mscale_all_dim: float | None = None
@@ -84,8 +84,8 @@ class RopeScaling:
                 f"{name} belongs to {', '.join(k for k, names in OPTIONS.items() if name in names)}" for name in foreign
             )
             raise ValueError(
-                f"rope_scaling of kind {self.kind} does not read {', '.join(foreign)} ({where}): choose "
-                "the kind, or leave the field out"
+                f"rope_scaling of kind {self.kind} does not use {', '.join(foreign)} ({where}): change the kind, or "
+                "omit the field"
             )
         for name in REQUIRED:
             if name in OPTIONS[self.kind] and name not in given:
@@ -100,11 +100,11 @@ class RopeScaling:
                     f"rope_scaling.{low}={self.option(low)} must be positive and less than {high}={self.option(high)}"
                 )
         if self.attention_factor == 0:
-            raise ValueError("rope_scaling.attention_factor=0 would leave queries and keys without length")
+            raise ValueError("rope_scaling.attention_factor=0 would make queries and keys zero")
 
     @property
     def amplitude(self) -> float:
-        """What cos and sin are multiplied by: YaRN's attention factor, else 1."""
+        """Factor of cos and sin: YaRN's attention factor, else 1."""
         if self.kind != "yarn":
             return 1.0
         if self.attention_factor is not None:
@@ -115,7 +115,7 @@ class RopeScaling:
         return _yarn_amplitude(factor, 1.0)
 
     def option(self, name: str) -> Any:
-        """The value of a field, or its kind's default. (None is left to fields of other kinds.)"""
+        """Return the value of a field, or its kind's default. (None is left to fields of other kinds.)"""
         defaults = {
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
@@ -127,7 +127,7 @@ class RopeScaling:
         return defaults.get(name) if value is None else value
 
     def _apply(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
-        """The scaled frequencies."""
+        """Scale the frequencies."""
         if self.kind == "none":
             return frequencies
         factor, original = self.option("factor"), self.option("original_max_position")
@@ -141,7 +141,7 @@ class RopeScaling:
             d = 2 * len(frequencies)
 
             def index(turns: float) -> float:
-                """The place of the frequency that turns so often in the original context."""
+                """Return the index of the frequency with this number of turns in the original context."""
                 return d * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
             first, last = index(self.option("beta_fast")), index(self.option("beta_slow"))
@@ -157,7 +157,7 @@ UNSCALED = RopeScaling()
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling = UNSCALED) -> Float64[np.ndarray, " {head_dim}//2"]:
-    """The frequencies of the pairs of features, in radians per position: theta^(-2i/d), scaled."""
+    """Return the frequencies of the pairs of features, in radians per position: theta^(-2i/d), scaled."""
     plain = float(theta) ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     return scaling._apply(plain, float(theta))
 
@@ -165,9 +165,9 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling = UNSCALED) ->
 def phases(
     positions: Int[AnyArray, "*shape"], frequencies: Float64[np.ndarray, " pairs"]
 ) -> UInt32[Array, "*shape pairs"]:
-    """The phase of each position, which is not negative, in units of 2^-32 turns."""
+    """Compute the phase of each nonnegative position, in units of 2^-32 turns."""
     if not jnp.issubdtype(positions.dtype, jnp.integer):
-        raise ValueError(f"positions must be integers, int32; got {positions.dtype}: it does not hold every position")
+        raise ValueError(f"positions must be int32; got {positions.dtype}, which cannot represent every position")
     turns = frequencies / (2 * np.pi) % 1.0
     high = np.floor(turns * 2.0**32)
     low = np.floor((turns * 2.0**32 - high) * 2.0**32)
@@ -178,8 +178,8 @@ def phases(
 def rotations(
     positions: Int[AnyArray, "*shape"], frequencies: Float64[np.ndarray, " pairs"], amplitude: float = 1.0
 ) -> tuple[Float32[Array, "*shape pairs"], Float32[Array, "*shape pairs"]]:
-    """`(cos, sin)` of the phases, times `amplitude`."""
-    # Read as signed, a phase is within half a turn of zero: float32 then resolves it to 2^-25 turns or better.
+    """Compute `(cos, sin)` of the phases, times `amplitude`."""
+    # As a signed integer, a phase is within half a turn of zero: float32 then resolves it to 2^-25 turns or better.
     signed = lax.bitcast_convert_type(phases(positions, frequencies), jnp.int32)
     angle = signed.astype(jnp.float32) * np.float32(2 * np.pi / 2**32)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
@@ -189,7 +189,7 @@ def rotations(
 def rotate(
     x: Float[Array, "B T H d"], rotation: tuple[Float32[Array, "#B T d//2"], Float32[Array, "#B T d//2"]]
 ) -> Float[Array, "B T H d"]:
-    """Rotate the pairs (i, i + d/2) of features (Hugging Face order) by the angles whose (cos, sin) are given."""
+    """Rotate the pairs (i, i + d/2) of features (Hugging Face order) by angles given as (cos, sin)."""
     cos, sin = (r[:, :, None, :] for r in rotation)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
@@ -200,7 +200,7 @@ def _yarn_amplitude(factor: float, mscale: float) -> float:
 
 
 def _multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The upper 32 bits of the 64-bit product of two uint32, from 16-bit halves."""
+    """Compute the upper 32 bits of the 64-bit product of two uint32 from 16-bit halves."""
     mask = jnp.uint32(0xFFFF)
     a_high, a_low, b_high, b_low = a >> 16, a & mask, b >> 16, b & mask
     middle = a_high * b_low + (a_low * b_low >> 16)

@@ -1,4 +1,4 @@
-"""A scan over chunks of the local tokens, for what is computed of each token alone (feed-forward, loss, embedding)."""
+"""A scan over chunks of the local tokens, for computations per token (feed-forward, loss, embedding)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,15 +14,15 @@ from ringformer.ops.argument_checks import AnyArray
 def scan_tokens(
     body: Callable, carry: PyTree, tokens: PyTree[Shaped[AnyArray, "B T ..."]], chunk: int
 ) -> tuple[PyTree, PyTree[Shaped[AnyArray, "B T ..."]]]:
-    """`lax.scan` of `body(carry, tokens) -> (carry, y)` over `chunk` tokens at a time; the last may be fewer.
+    """Scan `body(carry, tokens) -> (carry, y)` over `chunk` tokens at a time; the last chunk may be shorter.
 
     Args:
-      body: sees `chunk` tokens of every array, or the rest; y holds arrays [B, t, ...] of as many tokens.
-      carry: what the first call of the body is given.
-      tokens: the arrays to walk along, as deep as you like.
+      body: gets `chunk` tokens of every array, or the rest; y holds arrays [B, t, ...] for the same tokens.
+      carry: carry of the first call of the body.
+      tokens: pytree of the arrays to scan.
 
     Returns:
-      The last carry, and the ys put together.
+      The last carry, and the concatenated ys.
     """
     T = jax.tree.leaves(tokens)[0].shape[1]
     n, ys = T // chunk, []
@@ -36,11 +36,11 @@ def scan_tokens(
 
 
 def _cut(x, n, chunk):
-    """The first n chunks of x [B, T, ...]: [n, B, chunk, ...]."""
+    """Cut the first n chunks of x [B, T, ...] into [n, B, chunk, ...]."""
     return x[:, : n * chunk].reshape(x.shape[0], n, chunk, *x.shape[2:]).swapaxes(0, 1)
 
 
 def _join(x):
-    """[n, B, chunk, ...] -> [B, n chunk, ...]"""
+    """Reshape [n, B, chunk, ...] to [B, n chunk, ...]."""
     n, B, chunk, *rest = x.shape
     return x.swapaxes(0, 1).reshape(B, n * chunk, *rest)

@@ -1,4 +1,4 @@
-"""Ring attention on whole arrays in natural order: into the layout of the ring, around it, and back."""
+"""Ring attention on global arrays in natural order."""
 
 from functools import partial
 from typing import Any, Literal, Unpack, overload
@@ -15,7 +15,7 @@ from ringformer.ops.ring_attention import LogSumExp, Options, Output, ring_atten
 
 
 class MeshOptions(Options, total=False):
-    """Those of `sharded_ring_attention`."""
+    """Keywords of `sharded_ring_attention` that do not affect the type of the result."""
 
     axis_name: str
     batch_axes: str | tuple[str, ...] | None
@@ -65,20 +65,20 @@ def sharded_ring_attention(
     kernel: Kernel = "xla",
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
-    """`ring_attention` on whole arrays in natural order: lays them out on the ring of `mesh` and back.
+    """Compute `ring_attention` of global arrays in natural order, moved into the layout on the ring of `mesh` and back.
 
     Args:
       q, k, v: as in `ring_attention`, but B, T, S, H and K are global; so are segment_ids and bias.
-      mesh: any mesh that has `axis_name`, its axes all automatic or all explicit.
+      mesh: any mesh that has `axis_name`, with all axes automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
-      layout: how the tokens are spread during the computation; the default balances causal work.
+      layout: layout of the tokens during the computation; the default balances causal work.
       causal, segment_ids, bias, scale, q_chunk, k_chunk, kernel, return_lse: as in `ring_attention`.
 
     Returns:
       o in natural order, sharded over the named axes, or (o, lse).
 
     Raises:
-      ValueError: as `ring_attention`; an axis that the mesh lacks; a T or S that the layout cannot cut.
+      ValueError: as `ring_attention`; also if the mesh lacks an axis, or the layout cannot divide T or S.
     """
     if axis_name not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
@@ -104,7 +104,7 @@ def sharded_ring_attention(
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _on_mesh(mesh, specs, static_options, return_lse: bool, *arrays):
-    """`ring_attention` between `layouts.enter` and `leave`; jitted, or an eager call would run op by op."""
+    """Run `ring_attention` between `layouts.enter` and `leave`, jitted so that an eager call does not run op by op."""
     options = dict(static_options)
     layout, axis_name = options["layout"], options["axis_name"]
 

@@ -1,4 +1,4 @@
-"""Varying manual axes: one common type for arrays before they meet inside `shard_map`.
+"""Varying manual axes: a common type for arrays that are combined inside `shard_map`.
 
 Under `check_vma=True` every array inside a `shard_map` carries the set of mesh axes it may differ along. Loop
 carries must keep that type, and a `custom_vjp` must return cotangents of the type of its inputs.
@@ -12,12 +12,12 @@ from jaxtyping import PyTree
 
 
 def varying_axes(*arrays: PyTree) -> frozenset[str]:
-    """The mesh axes that any of the arrays varies over; empty outside `shard_map`."""
+    """Return the mesh axes that any of the arrays varies over; empty outside `shard_map`."""
     return frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
 
 
 def vary(tree: PyTree, axes: Iterable[str]) -> PyTree:
-    """`tree` with every leaf varying over at least `axes`; its transpose sums the gradient over what was added."""
+    """Cast every leaf of `tree` to vary over at least `axes`; the transpose sums the gradient over the added axes."""
 
     def cast(x):
         missing = tuple(sorted(frozenset(axes) - _varying(x)))
@@ -27,7 +27,7 @@ def vary(tree: PyTree, axes: Iterable[str]) -> PyTree:
 
 
 def vary_like(tree: PyTree, *arrays: PyTree) -> PyTree:
-    """`tree` with every leaf varying over at least the axes that `arrays` vary over."""
+    """Cast every leaf of `tree` to vary over at least the axes that `arrays` vary over."""
     return vary(tree, varying_axes(*arrays))
 
 

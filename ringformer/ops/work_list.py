@@ -1,8 +1,8 @@
-"""The work list of one block: which pairs of a query chunk and a key chunk have anything to compute.
+"""The work list of one block: the pairs of a query chunk and a key chunk that have anything to compute.
 
-A shard is cut into chunks that never straddle a part (see `layouts`). What a causal mask leaves of a block is
-known before the program runs, as a table of chunk pairs, so that the loop over it needs no branch and every trip
-does useful work. On a ring the tables of earlier and later ranks are joined by a traced condition.
+A shard is cut into chunks that never straddle a part (see `layouts`). The pairs that a causal mask leaves of a block
+are tabulated before the program runs, so that the loop over them needs no branch and every iteration does useful work.
+On a ring, a traced condition selects between the tables for earlier and later ranks.
 """
 
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from ringformer.ops.layouts import FULL, PARTS, VISIBLE, Layout, Source
 
 
 class AxisChunks(NamedTuple):
-    """The chunks of one axis of a shard. The last of a part overlaps its neighbour rather than being ragged."""
+    """The chunks of one axis of a shard. The last chunk of a part overlaps its neighbour instead of being shorter."""
 
     size: int
     start: Int32[np.ndarray, " n"]  # the first index of each chunk
-    fresh: Int32[np.ndarray, " n"]  # the chunk-local index before which its rows were in the previous chunk
-    used: Int32[np.ndarray, " n"]  # the chunk-local index from which on its rows only fill it up
-    part: Int32[np.ndarray, " n"]  # the part that each chunk belongs to
+    fresh: Int32[np.ndarray, " n"]  # the chunk-local index of the first row that is not in the previous chunk
+    used: Int32[np.ndarray, " n"]  # the chunk-local index from which rows are padding
+    part: Int32[np.ndarray, " n"]  # the part of each chunk
     origin: Int32[np.ndarray, " n"]  # the first index of that part
 
 
@@ -35,14 +35,14 @@ class ChunkPairs(NamedTuple):
 
 
 class PairList(NamedTuple):
-    """Chunk pairs of which the first `length` are wanted: a number, or a traced int32. The arrays may be traced."""
+    """Chunk pairs; only the first `length` count, a number or a traced int32. The arrays may be traced."""
 
     pairs: ChunkPairs
     length: int | Int32[Array, ""]
 
 
 class WorkList(NamedTuple):
-    """One block's chunk pairs: those that every query sees entirely, and those that need the offset mask."""
+    """One block's chunk pairs: those that are fully visible, and those that need the offset mask."""
 
     q_chunks: AxisChunks
     k_chunks: AxisChunks
@@ -53,8 +53,8 @@ class WorkList(NamedTuple):
 def default_chunk(length: int) -> int:
     """Tokens per chunk of a shard of `length`: a 16th, but at least 128 and at most 1024.
 
-    Causal work exceeds the mask's need by 1/n with n chunks a shard, so that 16 keep it within 7%; the logits of
-    a chunk pair take 4 B H chunk^2 bytes.
+    With n chunks per shard, causal work exceeds the minimum by 1/n, so 16 chunks keep the excess within 7%. The logits
+    of a chunk pair take 4 B H chunk^2 bytes.
     """
     return min(max(-(-length // 16), 128), 1024)
 
@@ -62,7 +62,7 @@ def default_chunk(length: int) -> int:
 def cut_axis(length: int, parts: int, chunk: int | None, filler: int = 0) -> AxisChunks:
     """Cut each of the `parts` equal parts of an axis of `length` into chunks of at most `chunk` (None: the default).
 
-    The last `filler` tokens of each part, fewer than a chunk, only fill it up.
+    The last `filler` tokens of each part, fewer than a chunk, are padding.
     """
     part_length = length // parts
     size = min(default_chunk(length) if chunk is None else chunk, part_length)
@@ -84,8 +84,8 @@ def cut_axis(length: int, parts: int, chunk: int | None, filler: int = 0) -> Axi
 def visible_pairs(
     layout: Layout, source: Source, causal: bool, q: AxisChunks, k: AxisChunks
 ) -> tuple[ChunkPairs, ChunkPairs]:
-    """`(unmasked, masked)`: the pairs that every query sees entirely, and those that need the offset mask, or whose
-    keys are not all used."""
+    """Return `(unmasked, masked)`: the pairs that are fully visible, and those that need the offset mask or have padded
+    keys."""
     visible = VISIBLE[layout][source]
     if not causal:
         visible = tuple((a, b, FULL) for a in range(PARTS[layout]) for b in range(PARTS[layout]))
@@ -105,7 +105,7 @@ def visible_pairs(
 def make_work_list(
     layout: Layout, causal: bool, q: AxisChunks, k: AxisChunks, earlier: Bool[Array, ""] | None
 ) -> WorkList:
-    """The chunk pairs of a visiting block, `earlier` if it comes from an earlier rank; of the own block if None."""
+    """Make the chunk pairs of a visiting block; `earlier`: it comes from an earlier rank; None: the own block."""
     if earlier is None or not causal:
         own = visible_pairs(layout, "own", causal, q, k)
         return WorkList(q, k, *(PairList(pairs, len(pairs.q)) for pairs in own))
@@ -114,7 +114,7 @@ def make_work_list(
 
 
 def _select(condition: jax.Array, a: ChunkPairs, b: ChunkPairs) -> PairList:
-    """`a` or `b`. Lists of one length, those of a balanced layout, keep a static length and need no branch."""
+    """Select `a` or `b`. Lists of equal length, as in a balanced layout, keep a static length and need no branch."""
     length: int | jax.Array = len(a.q)
     if len(a.q) != len(b.q):
         length = jnp.where(condition, len(a.q), len(b.q))

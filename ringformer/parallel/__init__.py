@@ -1,1 +1,1 @@
-"""What lies where on the device mesh: the mesh and its device order, shardings of weights, options of each platform."""
+"""The device mesh and its device order, shardings of weights, and compiler options of each platform."""

@@ -1,12 +1,12 @@
-"""The order of the devices in the mesh: every hop of every `sp` ring on one physical link.
+"""The order of the devices in the mesh, with every hop of every `sp` ring on a single physical link.
 
-TPU chips lie on a grid (v3, v5e, v6e: two dimensions; v4, v5p: three) and have links to their neighbours along each
-dimension. Two ranks that exchange keys and values should be such neighbours: a longer hop shares links with other
-hops, and the TPU compiler makes it synchronous. So the slice is cut into equal boxes, one for each `sp` ring, and the
-ring follows a Hamiltonian cycle of its box. Wrap-around links are not counted on: not every slice has them.
+TPU chips form a grid (v3, v5e, v6e: two dimensions; v4, v5p: three) with links between neighbours along each dimension.
+Two ranks that exchange keys and values should be neighbours: a longer hop shares links with other hops, and the TPU
+compiler makes it synchronous. So the slice is cut into equal boxes, one for each `sp` ring, and the ring follows a
+Hamiltonian cycle of its box. Wrap-around links are not used, because not every slice has them.
 
-GPUs of a node all reach one another; between nodes the network is slower. A ring there should leave a node as rarely
-as it can, and `tp`, which moves more bytes, should not leave it at all.
+GPUs of a node are all connected to each other; the network between nodes is slower. A ring of GPUs should leave a node
+as rarely as possible, and `tp`, which moves more bytes, not at all.
 """
 
 import itertools
@@ -18,9 +18,9 @@ import numpy as np
 
 
 def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """The devices as an array [dp, fsdp, tp, sp] of this shape, placed for the links between them.
+    """Arrange the devices, by the links between them, in an array [dp, fsdp, tp, sp] of this shape.
 
-    Warns where a ring cannot run on single links.
+    Warns if the rings cannot run on single links.
     """
     dp, fsdp, tp, sp = shape
     grid = _grid(devices)
@@ -32,11 +32,11 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
     ring = None if box is None else hamiltonian_cycle(box)
     if box is None or ring is None:
         warnings.warn(
-            f"no order of a {'x'.join(map(str, grid.shape))} slice puts rings of sp={sp} on single links, so that "
-            f"hops share links; sizes that can: {_sizes_of_rings(grid.shape)}",
+            f"no order of a {'x'.join(map(str, grid.shape))} slice puts rings of sp={sp} on single links, so hops "
+            f"share links; sizes of sp without shared links: {_sizes_of_rings(grid.shape)}",
             stacklevel=2,
         )
-        # Rings in pieces of one path through the slice, out on every other place and back on the rest: hops of two.
+        # Each ring is a piece of one path through the slice, out on every other place and back on the rest: hops of 2.
         path = _snake(grid.shape)
         pieces = [path[i : i + sp] for i in range(0, len(path), sp)]
         return _as_array([grid[p] for piece in pieces for p in piece[::2] + piece[1::2][::-1]], shape)
@@ -50,9 +50,9 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
 
 
 def _boxes(grid: tuple[int, ...], sp: int, tp: int) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """The box of a ring, in chips, and the box of a tp group, in such boxes; (None, ...) if no box has a cycle.
+    """Choose the box of a ring, in chips, and the box of a tp group, in ring boxes; (None, ...) if no box has a cycle.
 
-    Ring hops are single links in any of the boxes; the choice keeps the ranks of a tp group close to each other.
+    Ring hops are single links in each candidate; the choice keeps the ranks of a tp group close together.
     """
     rings = [box for box in _tiles(grid, sp) if hamiltonian_cycle(box) is not None]
 
@@ -66,20 +66,20 @@ def _boxes(grid: tuple[int, ...], sp: int, tp: int) -> tuple[tuple[int, ...] | N
         step = max((b for b, g in zip(box, group, strict=True) if g > 1), default=0)
         return step, max(box), box, group
 
-    one = (1,) * len(grid)  # tp groups that do not tile the slice are left as they fall
+    one = (1,) * len(grid)  # tp groups that do not tile the slice get no box
     return min(pairs(), key=cost, default=(min(rings, key=max) if rings else None, one))
 
 
 def _tiles(grid: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
-    """The boxes of `size` places that tile a grid."""
+    """Return the boxes of `size` places that tile a grid."""
     divisors = [[b for b in range(1, n + 1) if n % b == 0] for n in grid]
     return [box for box in itertools.product(*divisors) if math.prod(box) == size]
 
 
 def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
-    """A closed path through all places of a grid without wrap links, each step to a neighbour; None if there is none.
+    """Return a closed path through all places of a grid without wrap links, each step to a neighbour, or None.
 
-    There is one if the number of places is even and not all of them lie on a line (or there are just two of them).
+    A path exists if the number of places is even and they are not all on a line, or if there are two places.
     """
     size = math.prod(box)
     if size <= 2:
@@ -87,8 +87,8 @@ def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
     long = [i for i, n in enumerate(box) if n > 1]
     if size % 2 or len(long) < 2:
         return None
-    # Rows, an even number of them: one dimension. Columns: a snake through the others. The rows are walked up and
-    # down on all columns but the first, which leads home.
+    # Rows are one dimension of even size; columns are a snake through the others. The path alternates along the rows
+    # through all columns except the first, which leads back to the start.
     first = next(i for i in long if box[i] % 2 == 0)
     rows, columns = box[first], _snake(tuple(n for i, n in enumerate(box) if i != first))
     walk = [(r, c) for r in range(rows) for c in _turning(range(1, len(columns)), r)]
@@ -97,7 +97,7 @@ def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
 
 
 def link_hops(ring: list) -> list[int]:
-    """The number of links that each hop of a closed ring of TPU devices crosses, wrap links not counted."""
+    """Count the links that each hop of a closed ring of TPU devices crosses, without wrap links."""
     places = [place(x) for x in ring]
     return [
         sum(abs(a - b) for a, b in zip(x[:-1], y[:-1], strict=True))
@@ -106,7 +106,7 @@ def link_hops(ring: list) -> list[int]:
 
 
 def max_link_hops(mesh: jax.sharding.Mesh) -> int | None:
-    """The longest hop of any `sp` ring of the mesh, in links; None off the TPU."""
+    """Return the longest hop of any `sp` ring of the mesh, in links; None except on TPUs."""
     devices = np.moveaxis(mesh.devices, mesh.axis_names.index("sp"), -1)
     if _grid(list(devices.flat)) is None:
         return None
@@ -114,12 +114,12 @@ def max_link_hops(mesh: jax.sharding.Mesh) -> int | None:
 
 
 def place(device) -> tuple[int, ...]:
-    """(x, y, z, core) of a TPU core; the two cores of a chip, where they are two devices, are no link apart."""
+    """Return (x, y, z, core) of a TPU core; two cores of a chip that are separate devices have no link between them."""
     return (*device.coords, device.core_on_chip)
 
 
 def _grid(devices) -> np.ndarray | None:
-    """The devices by place, dimensions of size one kept; None if they do not fill a grid."""
+    """Arrange the devices by place, keeping dimensions of size one; None if they do not fill a grid."""
     if not all(hasattr(x, "coords") and hasattr(x, "core_on_chip") for x in devices):
         return None
     places = np.array([place(x) for x in devices])
@@ -133,7 +133,7 @@ def _grid(devices) -> np.ndarray | None:
 
 
 def _corners(tiles: tuple[int, ...], group: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All places of a grid of rings, one group after the other, neighbours in a group next to each other."""
+    """List all places of a grid of rings group by group, with neighbours in a group next to each other."""
     outer = itertools.product(*(range(n // g) for n, g in zip(tiles, group, strict=True)))
     return [
         tuple(o * g + i for o, g, i in zip(corner, group, inner, strict=True))
@@ -143,7 +143,7 @@ def _corners(tiles: tuple[int, ...], group: tuple[int, ...]) -> list[tuple[int, 
 
 
 def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All places of a grid on one path of neighbours: lines are walked to and fro in turn."""
+    """List all places of a grid on one path of neighbours that alternates its direction from line to line."""
     if not shape:
         return [()]
     rest = _snake(shape[1:])

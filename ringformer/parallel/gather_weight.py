@@ -1,4 +1,4 @@
-"""Weights that are sharded at rest: gathered where a layer uses them, their gradients scattered again (ZeRO-3)."""
+"""ZeRO-3: gather sharded weights where a layer uses them, and scatter their gradients."""
 
 from functools import partial
 
@@ -9,22 +9,22 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
 
 GATHER, SCATTER = "gather_weight", "scatter_gradient"
-"""The name scopes of the two collectives, by which a compiled program tells them from others."""
+"""Name scopes of the two collectives, which distinguish them in a compiled program."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def gather_weight(
     w: Float32[Array, "..."], axes: tuple[str, ...], dim: int, size: int, dtype: DTypeLike
 ) -> Float[Array, "..."]:
-    """The gathered weight in the compute dtype `dtype`, from the shard that each device holds of it.
+    """Gather a weight in the compute dtype `dtype` from the devices' shards.
 
-    It travels in `dtype`; its gradient is summed over the devices in float32 and scattered.
+    The weight travels in `dtype`; its gradient is summed over the devices in float32 and scattered.
 
     Args:
-      w: the shard; `dim` holds 1/n of the padded size, n the product of the sizes of `axes`.
-      axes: mesh axes the weight is sharded over, major first; w varies over all of them.
+      w: the shard; `dim` holds 1/n of the padded size, where n is the product of the sizes of `axes`.
+      axes: mesh axes that shard the weight, major first; w varies over all of them.
       dim: the sharded dimension, negative.
-      size: its logical size: padding beyond it is cut off.
+      size: its logical size; padding beyond it is removed.
     """
     with jax.named_scope(GATHER):
         gathered = lax.all_gather(w.astype(dtype), axes, axis=w.ndim + dim, tiled=True)

@@ -1,7 +1,7 @@
-"""The device mesh (dp, fsdp, tp, sp): its shape, its devices in order, and how batches lie on it.
+"""The device mesh (dp, fsdp, tp, sp): its shape, device order, and sharding of batches.
 
-A batch is [B, T]: B over (dp, fsdp), T over (sp, tp). The residual stream follows it: between the blocks of a layer it
-is sharded along the sequence over both (Megatron's sequence parallelism).
+A batch [B, T] is sharded over (dp, fsdp) in B and over (sp, tp) in T. So is the residual stream: between the blocks of
+a layer, the sequence is sharded over both sp and tp (Megatron's sequence parallelism).
 """
 
 import math
@@ -18,36 +18,36 @@ leave_absent_tpu_alone()  # before a backend starts
 
 AXIS_NAMES = ("dp", "fsdp", "tp", "sp")
 MOST_CPU_DEVICES = 1024
-"""Each has threads and buffers of its own."""
+"""Most simulated devices; each has its own threads and buffers."""
 
 BATCH = P(("dp", "fsdp"), ("sp", "tp"))
-"""Arrays [B, T] of a batch, T in layout order."""
+"""Sharding of arrays [B, T] of a batch, with T in layout order."""
 
 
 def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
-    """The sizes of the axes from "dp,fsdp,tp,sp", where one of them may be -1: the rest. ValueError if none fit."""
-    form = f'"{",".join(AXIS_NAMES)}", four integers of which one may be -1'
+    """Parse sizes "dp,fsdp,tp,sp"; one may be -1, the remaining devices. Raises ValueError if they do not fit."""
+    form = f'"{",".join(AXIS_NAMES)}", four integers, one of which may be -1'
     try:
         sizes = [int(size) for size in mesh_dim.split(",")]
     except ValueError:
         raise ValueError(f"mesh_dim={mesh_dim!r} must be {form}") from None
     if len(sizes) != len(AXIS_NAMES) or sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
         raise ValueError(f"mesh_dim={mesh_dim!r} must be {form}")
-    known = math.prod(s for s in sizes if s != -1)
+    given = math.prod(s for s in sizes if s != -1)
     if -1 in sizes:
-        if devices % known:
-            raise ValueError(f"mesh_dim={mesh_dim!r}: the {devices} devices are not a multiple of {known}")
-        sizes[sizes.index(-1)] = devices // known
-    elif known != devices:
-        raise ValueError(f"mesh_dim={mesh_dim!r} needs {known} devices, there are {devices}; write -1 for the rest")
+        if devices % given:
+            raise ValueError(f"mesh_dim={mesh_dim!r}: the {devices} devices are not a multiple of {given}")
+        sizes[sizes.index(-1)] = devices // given
+    elif given != devices:
+        raise ValueError(f"mesh_dim={mesh_dim!r} needs {given} devices, there are {devices}; write -1 for the rest")
     dp, fsdp, tp, sp = sizes
     return dp, fsdp, tp, sp
 
 
 def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
-    """The mesh of all devices (or those given); every axis is there, of size 1 if unused.
+    """Make the mesh of all devices, or of those given, with all four axes; unused axes have size 1.
 
-    Devices are ordered for the links between them; warns if a ring's hops cannot be single links (`device_order`).
+    Devices are ordered by the links between them; warns if a ring's hops cannot be single links (`device_order`).
     """
     devices = list(jax.devices() if devices is None else devices)
     shape = mesh_shape(mesh_dim, len(devices))
@@ -55,7 +55,7 @@ def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
 
 
 def check_batch(layout: Layout, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, accumulate: int = 1) -> None:
-    """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be spread over the mesh."""
+    """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be sharded over the mesh."""
     dp, fsdp, tp, sp = (mesh.shape[a] for a in AXIS_NAMES)
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1")
@@ -70,13 +70,12 @@ def check_batch(layout: Layout, mesh: Mesh | AbstractMesh, seq_len: int, batch_s
 
 
 def simulate_cpu_devices(count: int) -> None:
-    """Make JAX run on `count` simulated CPU devices (0: leave it as it is); before anything has asked it for one.
+    """Make JAX run on `count` simulated CPU devices (0: no change). Call it before asking JAX for devices.
 
-    Raises ValueError for fewer than none, and for more than start in a few seconds.
+    Raises ValueError for a negative count, and for more devices than start in a few seconds.
     """
     if not 0 <= count <= MOST_CPU_DEVICES:
         raise ValueError(f"cpu_devices={count:,} must lie between 0 and {MOST_CPU_DEVICES:,}: they are simulated")
-
     if count:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)

@@ -1,4 +1,4 @@
-"""The parameters of a model without their arrays: shapes, and where each lies on a mesh."""
+"""Abstract parameters of a model: their shapes and shardings, without arrays."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from ringformer.parallel.weight_sharding import shard_weight
 
 
 def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, dict, dict]:
-    """`(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
+    """Return `(definition, shapes, letters)`: the model without arrays, its logical shapes and their shape letters."""
     definition, state = nnx.split(nnx.eval_shape(lambda: build(config, nnx.Rngs(0))))
     letters = jax.tree.map(_letters, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return definition, nnx.to_pure_dict(state), nnx.to_pure_dict(letters)
@@ -30,7 +30,7 @@ def _letters(parameter: nnx.Variable) -> str:
 
 
 def weight_shardings(config: ModelConfig, mesh: Mesh) -> dict:
-    """A `WeightSharding` for each parameter."""
+    """Return a tree with a `WeightSharding` for each parameter."""
     _, shapes, letters = abstract_model(config)
     return shard_weights(shapes, letters, mesh)
 
@@ -41,17 +41,17 @@ def shard_weights(shapes: dict, letters: dict, mesh: Mesh) -> dict:
 
 
 def specs(shardings) -> Any:
-    """The PartitionSpecs of a tree of `WeightSharding`."""
+    """Return the PartitionSpecs of a tree of `WeightSharding`."""
     return jax.tree.map(lambda w: w.spec, shardings)
 
 
 def named(shardings, mesh: Mesh) -> Any:
-    """The NamedShardings of a tree of `WeightSharding`."""
+    """Return the NamedShardings of a tree of `WeightSharding`."""
     return jax.tree.map(lambda w: NamedSharding(mesh, w.spec), shardings)
 
 
 def abstract_params(weights: dict, mesh: Mesh) -> dict:
-    """Shapes, dtypes and shardings of the parameters."""
+    """Return shapes, dtypes and shardings of the parameters."""
     return jax.tree.map(
         lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32, sharding=NamedSharding(mesh, w.spec)), weights
     )

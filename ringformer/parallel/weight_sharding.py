@@ -1,10 +1,10 @@
-"""Where every parameter lies on the mesh.
+"""Sharding of every parameter over the mesh.
 
-ZeRO-3: one dimension over (fsdp, sp). Heads and feed-forward features ("H", "K", "F") over tp; a weight without them
-spreads over tp as well, like one more axis of ZeRO. Vectors are replicated.
+ZeRO-3 shards one dimension over (fsdp, sp). tp shards heads and feed-forward features ("H", "K", "F"); for a weight
+without them, tp is one more axis of ZeRO. Vectors are replicated.
 
-Which dimension: the largest that divides, else the one that needs the least padding. Padding is zero, stays zero (its
-gradient is zero), and is cut off before a weight is used or written to disk.
+ZeRO shards the largest dimension that divides, else the one that needs the least padding. Padding is zero, stays zero
+(its gradient is zero), and is removed before a weight is used or written to disk.
 """
 
 import math
@@ -18,12 +18,12 @@ from jax.typing import DTypeLike
 from ringformer.parallel.gather_weight import gather_weight
 
 TENSOR_PARALLEL = "HKF"
-"""The shape letters that tp shards."""
+"""Shape letters that tp shards."""
 
 
 @dataclass(frozen=True)
 class WeightSharding:
-    """Where one parameter lies. Dimensions are counted from the end, so that stacked layers share it."""
+    """Sharding of one parameter. Dimensions are counted from the end, so that it also fits stacked layers."""
 
     shape: tuple[int, ...]  # logical; of all stacked layers
     tp_dim: int | None
@@ -33,7 +33,7 @@ class WeightSharding:
 
     @property
     def spec(self) -> P:
-        """The axes of each dimension."""
+        """Axes of each dimension."""
         dims: list = [None] * len(self.shape)
         if self.tp_dim is not None:
             dims[self.tp_dim] = "tp"
@@ -43,21 +43,21 @@ class WeightSharding:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """The shape of the global array at rest."""
+        """Shape of the global array, with padding."""
         shape = list(self.shape)
         if self.zero_dim is not None:
             shape[self.zero_dim] = -(-shape[self.zero_dim] // self.shards) * self.shards
         return tuple(shape)
 
     def gather(self, w: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """The weight in `dtype`, whole but for tp, from this device's shard (inside `shard_map`)."""
+        """Gather the weight, except over tp, in `dtype` from this device's shard (inside `shard_map`)."""
         if self.zero_dim is None:
             return w
         return gather_weight(w, self.zero_axes, self.zero_dim, self.shape[self.zero_dim], dtype)
 
 
 def shard_weight(letters: str, shape: tuple[int, ...], mesh: Mesh) -> WeightSharding:
-    """Where a parameter of these shape letters lies; `shape` may have a leading L that `letters` does not name."""
+    """Shard a parameter by its shape letters; `shape` may have a leading L that `letters` does not name."""
     sizes = dict(zip(letters, shape[-len(letters) :], strict=True))
     tp = mesh.shape["tp"]
     tp_dim = next(

@@ -172,7 +172,7 @@ def test_memory_that_does_not_suffice_is_one_line(monkeypatch, capsys):
     failing("RESOURCE_EXHAUSTED: Out of memory allocating 96000000000 bytes.\nmore of it")
     assert main(["generate"]) == 1
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "the memory of the devices does not hold it: RESOURCE_EXHAUSTED: Out of" in err
+    assert err.count("\n") == 1 and "out of device memory: RESOURCE_EXHAUSTED: Out of" in err
     failing("INTERNAL: no")
     with pytest.raises(jax.errors.JaxRuntimeError):
         main(["generate"])

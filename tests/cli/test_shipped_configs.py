@@ -95,12 +95,12 @@ def test_names_and_destinations(layout, name, destination, written):
 def test_nothing_is_overwritten(layout):
     copy("quickstart")
     Path("configs/quickstart.py").write_text("mine")
-    with pytest.raises(ValueError, match=r"configs/quickstart\.py is there already: name another destination"):
+    with pytest.raises(ValueError, match=r"configs/quickstart\.py already exists: choose another destination"):
         copy("quickstart")
     assert Path("configs/quickstart.py").read_text() == "mine"
     Path("scripts").mkdir()
     Path("scripts/launch_options.sh").write_text("mine")
-    with pytest.raises(ValueError, match=r"launch_options\.sh is there already"):
+    with pytest.raises(ValueError, match=r"launch_options\.sh already exists"):
         copy("slurm.sh")
     assert not Path("scripts/slurm.sh").exists(), "all or nothing"
 

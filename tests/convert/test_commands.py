@@ -38,7 +38,7 @@ def test_the_verbs_and_a_verdict_each_way(tmp_path, capsys):
         (["verify", "nowhere", "nowhere"], "nowhere has no config.json"),
         (["form-hf"], "did you mean 'convert from-hf'"),
         (["to-hf", "nowhere", "out", "--dtype=int8"], "unknown dtype 'int8'"),
-        (["to-hf", "nowhere", "out", "--shard_size=0GB"], "shards of 0 bytes hold nothing"),
+        (["to-hf", "nowhere", "out", "--shard_size=0GB"], "shard size 0 must be at least 1"),
     ],
 )
 def test_mistakes_are_told(arguments, message, capsys):

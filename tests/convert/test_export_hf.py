@@ -76,7 +76,7 @@ def test_an_export_in_half_precision_is_verified_as_what_it_is(trained, tmp_path
     to_hf(run, tmp_path / "back")
     assert main(["convert", "verify", str(tmp_path / "back"), str(run), "--length=96"]) == 0
     out = capsys.readouterr().out
-    assert "rounded to bfloat16, as the tensors of" in out and "verdict: the same model" in out
+    assert "rounded to bfloat16, the dtype of" in out and "verdict: the same model" in out
     model = load(tmp_path / "back").bfloat16()
     model.model.layers[1].mlp.up_proj.weight.data *= 1.01
     model.save_pretrained(tmp_path / "wrong")
@@ -100,5 +100,5 @@ def test_a_state_that_is_not_finite_is_not_exported(trained, tmp_path, value, dt
     monkeypatch.setattr(import_hf, "cast", broken)
     from_hf(trained.parent / "theirs", tmp_path / "ours")
     assert main(["convert", "to-hf", str(tmp_path / "ours"), str(tmp_path / "back"), f"--dtype={dtype}"]) == 2
-    assert "model.layers.2.mlp.down_proj.weight has numbers that are not finite" in capsys.readouterr().err
+    assert "model.layers.2.mlp.down_proj.weight has values that are not finite" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]

@@ -55,7 +55,7 @@ def test_a_config_of_transformers_4():
         (dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope type 'dynamic': only default, linear, yarn"),
         (dict(rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'"),
         (dict(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}), "partial_rotary_factor"),
-        (dict(rope_parameters={"rope_type": "linear", "factor": 2.0, "mscale": 1.0}), "mscale for rope type 'linear'"),
+        (dict(rope_parameters={"rope_type": "linear", "factor": 2.0, "mscale": 1.0}), "mscale, which rope type 'linear'"),
         (dict(rope_scaling={"type": "linear"}), "kind linear needs factor"),
     ],
     ids=str,
@@ -109,7 +109,7 @@ def test_what_is_not_finite_is_refused(theirs, tmp_path, value, dtype, capsys):
 
     _change(theirs, change)
     assert main(["convert", "from-hf", str(theirs), str(tmp_path / "ours"), f"--dtype={dtype}"]) == 2
-    assert "model.layers.2.mlp.up_proj.weight has numbers that are not finite" in capsys.readouterr().err
+    assert "model.layers.2.mlp.up_proj.weight has values that are not finite" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
@@ -121,7 +121,7 @@ def test_redundant_tensors_are_left_out_and_a_wrong_tied_head_is_not(theirs, tmp
     _change(theirs, redundant)
     assert from_hf(theirs, tmp_path / "ours").tie_embeddings
     _change(theirs, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"] + 1}))
-    with pytest.raises(ValueError, match=r"ties the embeddings, but lm_head\.weight is there"):
+    with pytest.raises(ValueError, match=r"ties the embeddings, but lm_head\.weight differs"):
         from_hf(theirs, tmp_path / "again")
 
 
@@ -130,7 +130,7 @@ def test_missing_files_are_named(theirs, tmp_path):
         from_hf(tmp_path, tmp_path / "ours")
     sharded = save_model(tmp_path / "sharded", "llama_1", max_shard_size="40KB")
     (sharded / "model-00002-of-00010.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks model-00002-of-00010\.safetensors, named by model\."):
+    with pytest.raises(FileNotFoundError, match=r"lacks model-00002-of-00010\.safetensors, which model\."):
         from_hf(sharded, tmp_path / "ours")
     (theirs / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="safe_serialization=True"):
@@ -142,7 +142,7 @@ def test_broken_files_are_named(theirs, tmp_path):
     whole = (theirs / "model.safetensors").read_bytes()
     for content in (whole[: len(whole) // 2], b"version https://git-lfs.github.com/spec/v1\n", b""):
         (theirs / "model.safetensors").write_bytes(content)
-        with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file .*git lfs pull"):
+        with pytest.raises(ValueError, match=r"model\.safetensors is not a complete safetensors file .*git lfs pull"):
             from_hf(theirs, tmp_path / "ours")
     (theirs / "config.json").write_text("<html>")
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
@@ -160,11 +160,11 @@ def test_a_stored_dtype_and_what_it_cannot_hold(theirs, tmp_path):
     from_hf(theirs, tmp_path / "half", "bfloat16")
     assert load_model(tmp_path / "half").embed[...].dtype == np.float32
     _change(theirs, lambda tensors: tensors.update({"model.norm.weight": np.full(48, 7e4, np.float32)}))
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has numbers beyond float16"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has values beyond float16"):
         from_hf(theirs, tmp_path / "ours", "float16")
     largest = np.full(48, np.finfo(np.float32).max)
     _change(theirs, lambda tensors: tensors.update({"model.norm.weight": largest}))
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has numbers beyond bfloat16's .*--dtype=float32"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has values beyond bfloat16's .*--dtype=float32"):
         from_hf(theirs, tmp_path / "ours", "bfloat16")
     assert not list(tmp_path.glob("ours*"))
     with pytest.raises(ValueError, match="unknown dtype 'int8'; known: float32, float16, bfloat16"):

@@ -141,7 +141,7 @@ def _one(**changes):
 )
 def test_malformed_headers(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file \(Error while deseriali"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a complete safetensors file \(Error while deseriali"):
         TensorFolder(tmp_path)
 
 
@@ -152,9 +152,9 @@ def test_malformed_headers(tmp_path, content):
         (b"\xff\xfe{", "is not JSON"),
         ("[" * 10**5, "is not JSON"),
         ("[]", "holds a JSON list, not an object"),
-        ("{}", "has no weight_map"),
-        ('{"weight_map": ["x"]}', "has no weight_map"),
-        ('{"weight_map": {}}', "has no weight_map"),
+        ("{}", "lacks the weight_map"),
+        ('{"weight_map": ["x"]}', "lacks the weight_map"),
+        ('{"weight_map": {}}', "lacks the weight_map"),
         ('{"weight_map": {"a": 3, "b": "x"}}', "names a file 3, which is no plain file name"),
         ('{"weight_map": {"a": {"x": 1}}}', "is no plain file name"),
         (r'{"weight_map": {"a": "x\u0000"}}', "is no plain file name"),
@@ -208,5 +208,5 @@ def test_a_config_with_more_layers_than_there_are_tensors(theirs, tmp_path):
     """Told without a name for each of a billion of them."""
     config = json.loads((theirs / "config.json").read_text()) | {"num_hidden_layers": 10**9}
     (theirs / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"config\.json has 1000000000 layers, the files only \d+ tensors"):
+    with pytest.raises(ValueError, match=r"config\.json has 1000000000 layers, but the files have \d+ tensors"):
         from_hf(theirs, tmp_path / "ours")

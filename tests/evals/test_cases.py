@@ -34,7 +34,7 @@ def test_a_good_guess_asks_little():
 
 
 def test_nothing_fits():
-    with pytest.raises(ValueError, match="the shortest prompt has 7 tokens and 6 fit"):
+    with pytest.raises(ValueError, match="the shortest prompt has 7 tokens, but 6 fit"):
         largest_that_fits(lambda n: n, 6, 7)
 
 

@@ -196,7 +196,7 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         (["lines"], "no contexts given: set --lengths, --num_lines or --cases"),
         (
             ["lines", "--lengths=8192"],
-            "8,192 tokens are more than the 4,096 that the model was configured for: --allow_",
+            "8,192 tokens are more than the 4,096 that the model was configured for: set --al",
         ),
         (["lines", "--lengths=1"], "--lengths: a context of 1 tokens is too short"),
         (["lines", "--lengths=x"], "'x' is not a number of tokens like 4096 or 4K"),
@@ -212,15 +212,15 @@ def test_with_a_chat_template_the_answer_begins_behind_the_assistant_s_header(tm
         (["lines", "--num_lines=3", "--out=README.md/x/y"], "the path, or part of it, is a file"),
         (["lines", "--num_lines=3", "--cpu_devices=100000"], "cpu_devices=100,000 must lie between 0 and 1,024"),
         (["lines", "--num_lines=0"], "--num_lines=0 must be at least 1"),
-        (["lines", "--num_lines=a"], "'a' is no whole number"),
+        (["lines", "--num_lines=a"], "'a' is not a whole number"),
         (["lines", "--lengths=2K", "--num_cases=0"], "--num_cases=0 must be at least 1"),
         (["lines", "--lengths=2K", "--batch_size=0"], "--batch_size=0 must be at least 1"),
         (["lines", "--lengths=2K", "--chat"], "was not trained on conversations"),
         (["lines", "--lengths=120"], "the shortest prompt has"),
         (["needle", "--lengths=2K", "--asked=2"], "2 of 1 needles"),
-        (["needle", "--lengths=2K", "--depths=120"], "120 is no percentage"),
-        (["needle", "--lengths=2K", "--depths=nan"], "nan is no percentage"),
-        (["needle", "--lengths=2K", "--depths=x"], "'x' is no number"),
+        (["needle", "--lengths=2K", "--depths=120"], "120 is not a percentage"),
+        (["needle", "--lengths=2K", "--depths=nan"], "nan is not a percentage"),
+        (["needle", "--lengths=2K", "--depths=x"], "'x' is not a number"),
         (["ruler", "--lengths=2K", "--tasks=vt,qa_3"], "unknown task 'qa_3'; known: niah_single_1"),
         (
             ["ruler", "--lengths=2K", "--tasks=vt,qa_1"],
@@ -408,4 +408,4 @@ def test_a_store_of_another_tokenizer_is_refused(run, store, monkeypatch, capsys
         patch.setattr(ByteTokenizer, "name", "other")
         build_stores(store.with_name("other"), [Document("text", "a document")], ByteTokenizer(), held_out=0)
     assert evaluate("perplexity", run, f"--store={store.with_name('other')}", "--lengths=64") == 2
-    assert "was made with tokenizer other, the model has bytes" in capsys.readouterr().err
+    assert "was made with tokenizer other, but the model has bytes" in capsys.readouterr().err

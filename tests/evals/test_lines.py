@@ -157,5 +157,5 @@ def test_what_is_no_official_row_is_named(bad, tmp_path):
 def test_a_length_without_room_is_refused():
     with pytest.raises(ValueError, match="no room for a prompt before 100 new tokens"):
         next(lines.cases_of_length(100, 1, 0, lines.Numbers(), tokens))
-    with pytest.raises(ValueError, match=r"the shortest prompt has 1\d\d tokens and 50 fit"):
+    with pytest.raises(ValueError, match=r"the shortest prompt has 1\d\d tokens, but 50 fit"):
         next(lines.cases_of_length(150, 1, 0, lines.Numbers(), tokens))

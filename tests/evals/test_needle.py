@@ -110,8 +110,8 @@ def test_no_number_is_one_of_the_haystack(tmp_path, monkeypatch):
         ((1, 2), [0], "2 of 1 needles"),
         ((0, 0), [0], "0 of 0 needles"),
         ((1000, 1), [0], "1 of 1000 needles"),
-        ((1, 1), [101.0], "101 is no percentage"),
-        ((1, 1), [-1.0], "-1 is no percentage"),
+        ((1, 1), [101.0], "101 is not a percentage"),
+        ((1, 1), [-1.0], "-1 is not a percentage"),
     ],
 )
 def test_what_cannot_be_is_refused(needles, depths, said):

@@ -68,7 +68,7 @@ def test_a_row_whose_numbers_cannot_be_is_refused(field, value, tmp_path):
     text = path.read_text().splitlines()
     text[1] = json.dumps(json.loads(text[1]) | {field: value})
     path.write_text("\n".join(text) + "\n")
-    with pytest.raises(ValueError, match=r"cases\.jsonl:2 is no case"):
+    with pytest.raises(ValueError, match=r"cases\.jsonl:2 is not a case"):
         CaseFile(path, "perplexity", {}, perplexity.check_row)
 
 
@@ -127,7 +127,7 @@ def test_documents_are_spread_over_those_long_enough():
     store = make_store()
     assert perplexity.choose_documents(store, 40, 9) == [1, 2, 3, 5]
     assert perplexity.choose_documents(store, 40, 2) == [1, 5] and perplexity.choose_documents(store, 41, 1) == [3]
-    with pytest.raises(ValueError, match="has no document of 71 tokens, the longest has 70: ask for shorter"):
+    with pytest.raises(ValueError, match="has no document of 71 tokens, the longest has 70: choose shorter"):
         perplexity.choose_documents(store, 71, 1)
 
 

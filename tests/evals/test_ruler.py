@@ -244,7 +244,7 @@ def test_tasks_are_those_whose_data_are_named(data):
 def test_what_does_not_fit_is_refused(data):
     with pytest.raises(ValueError, match="cwe in 200 tokens: the shortest prompt has"):
         made(200, "cwe", 1, data)
-    with pytest.raises(ValueError, match=r"niah_single_2 in 600 tokens: the shortest prompt has .* name other --tasks"):
+    with pytest.raises(ValueError, match=r"niah_single_2 in 600 tokens: the shortest prompt has .* choose other --tasks"):
         made(600, "niah_single_2", 1, data)
 
 
@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_refused(data):
         ("essays", "{}", r'is not an object with a "text"'),
         ("essays", '{"text": " "}', "has no words"),
         ("squad", "[1]", "is not SQuAD 2.0, as dev-v2.0.json"),
-        ("squad", '{"data": []}', "there is none"),
+        ("squad", '{"data": []}', "has no questions"),
         ("hotpotqa", '[{"question": "a"}]', "is not HotpotQA, as hotpot_dev_distractor_v1.json"),
         ("essays", b"\xff", "is not UTF-8"),
     ],

@@ -153,7 +153,7 @@ def test_a_line_that_is_no_case_is_named(tmp_path):
     evaluate(Scripted(knows_lines), path, count=1)
     text = path.read_text().splitlines()
     path.write_text("\n".join([text[0], "?", text[1]]) + "\n")
-    with pytest.raises(ValueError, match=r"cases\.jsonl:2 is no case: '\?'; delete the line"):
+    with pytest.raises(ValueError, match=r"cases\.jsonl:2 is not a case: '\?'; delete the line"):
         CaseFile(path, "lines", SETTINGS, LINES)
 
 
@@ -197,7 +197,7 @@ def test_a_row_that_no_evaluation_wrote_is_refused_whatever_is_asked_for(field, 
     (path := tmp_path / "changed.jsonl").write_text(
         "\n".join([text[0], json.dumps({name: x for name, x in row.items() if x is not None})]) + "\n"
     )
-    with pytest.raises(ValueError, match=r"changed\.jsonl:2 is no case: .*; delete the line"):
+    with pytest.raises(ValueError, match=r"changed\.jsonl:2 is not a case: .*; delete the line"):
         CaseFile(path, "lines", SETTINGS, LINES)
 
 
@@ -227,7 +227,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_any_is_answered(tmp_path):
     with pytest.raises(
         ValueError,
         match=r"case 0 of 60 lines has 3,\d+ tokens and may generate 100, more than the "
-        "1,300 that fit: prompts are never cut",
+        "1,300 that fit: prompts are never truncated",
     ):
         answer_cases([longer], answering, lines.score, file, str)
     assert not file.rows
@@ -239,9 +239,9 @@ def test_the_chat_template_takes_its_room():
     (case,) = lines.cases_of_lines(10, 1, 0, lines.Numbers())
     room = len(case.prompt.encode()) + 100
     assert check_fit([case], Answering(model, room, 1, chat=False)) == {case.key: room - 100}
-    with pytest.raises(ValueError, match="prompts are never cut"):
+    with pytest.raises(ValueError, match="prompts are never truncated"):
         check_fit([case], Answering(model, room, 1, chat=True))
-    with pytest.raises(ValueError, match="prompts are never cut"):
+    with pytest.raises(ValueError, match="prompts are never truncated"):
         check_fit([replace(case, prefix=" The")], Answering(model, room, 1, chat=False))
     assert replace(case, prefix=" The").prompt_hash != case.prompt_hash
 

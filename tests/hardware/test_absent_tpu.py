@@ -45,7 +45,7 @@ def test_a_choice_and_a_container_s_variables_start_libtpu_all_the_same(chosen, 
     )
     done = fresh(program, tmp_path, **chosen)
     assert "libtpu" in done.stderr or "TPU initialization" in done.stderr
-    assert "no TPU is here" not in done.stderr
+    assert "no TPU: there is no PCI" not in done.stderr
 
 
 def test_other_accelerators_start_and_keep_their_place(tmp_path):

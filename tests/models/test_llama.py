@@ -221,7 +221,7 @@ def test_logits_follow_the_scaling():
         ({"remat_group": 3}, "remat_group=3 exceeds num_layers=2"),
         ({"head_groups": 4}, "head_groups=4 does not divide num_kv_heads=2"),
         ({"offload": True, "remat": "dots"}, "remat must be full or attention, not dots"),
-        ({"offload": True, "remat": "attention", "head_groups": 2}, "head_groups must be 1"),
+        ({"offload": True, "remat": "attention", "head_groups": 2}, "set head_groups=1"),
     ],
 )
 def test_configs_that_cannot_be(change, message):

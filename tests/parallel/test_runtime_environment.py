@@ -35,5 +35,5 @@ def test_what_xla_s_own_pool_holds_needs_no_variable(host_gib):
 
 @pytest.mark.parametrize("limit", ["", "64G", "-1", "much"])
 def test_a_limit_that_is_no_number(limit):
-    with pytest.raises(ValueError, match=f"{HOST_POOL}={limit} is no whole number"):
+    with pytest.raises(ValueError, match=f"{HOST_POOL}={limit} is not a whole number"):
         host_pool({HOST_POOL: limit})

@@ -109,7 +109,7 @@ def test_stages_hand_their_rope_on(checkpoint):
     values.stages = (theta | {"model.rope_scaling.kind": "none"}, {"seq_len": 128})
     assert [(run.model.rope_theta, run.model.rope_scaling.kind) for run in parse_stages(values)] == [(9e6, "none")] * 2
     values.stages = (theta,)
-    with pytest.raises(ValueError, match=r"stage 1: .* both say how far positions reach: give the theta"):
+    with pytest.raises(ValueError, match=r"stage 1: .* both extend the context: set the theta"):
         parse_stages(values)
     values.stages = ({"seq_len": 64, "model.norm_eps": 1e-6},)
     with pytest.raises(ValueError, match=r"stage 1: model\.norm_eps is the same in all stages"):

@@ -296,7 +296,7 @@ CASES, METRICS, STAGES = "stage-1-1024/evals/lines/cases.jsonl", "stage-1-1024/m
         (CASES, lambda rows: rows[:-1], r"not as many cases of each context \(3 of 1,024, 2 of 4,096\)"),
         (CASES, lambda rows: rows[:1], "holds no cases"),
         (CASES, lambda rows: [*rows, rows[-1]], r"cases.jsonl:8 repeats an earlier case"),
-        (CASES, lambda rows: [*rows[:-1], re.sub(r'"score": \S+}', '"score": 0.5}', rows[-1])], "is no case"),
+        (CASES, lambda rows: [*rows[:-1], re.sub(r'"score": \S+}', '"score": 0.5}', rows[-1])], "is not a case"),
         (
             CASES,
             lambda rows: [rows[0].replace('"checkpoint": "', '"checkpoint": "f'), *rows[1:]],

@@ -1,3 +1,3 @@
-"""Attention of a block in kernels, behind the contract of `blockwise_attention`: flash attention in Pallas for TPUs,
+"""Kernels for the attention of a block, with the contract of `blockwise_attention`: flash attention in Pallas for TPUs,
 cuDNN for GPUs.
 """

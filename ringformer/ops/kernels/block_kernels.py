@@ -1,4 +1,4 @@
-"""Which code computes a block of the ring: XLA's, or a kernel of ours."""
+"""Table of the code that computes a block of the ring: XLA's, or a kernel."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
@@ -11,22 +11,22 @@ from ringformer.ops import blockwise_attention
 from ringformer.ops.kernels import cudnn_attention, flash_attention, kernel_tools
 
 Kernel = Literal["xla", "pallas", "cudnn"]
-"""xla runs everywhere. pallas are the TPU kernels of `flash_attention.py`, cudnn the calls of `cudnn_attention.py`."""
+"""Names of kernels: xla runs everywhere; pallas: TPU kernels of `flash_attention.py`; cudnn: `cudnn_attention.py`."""
 
 
 class BlockKernel(NamedTuple):
-    """The block contract (`ops/blockwise_attention.py`) as one of them keeps it."""
+    """An implementation of the block contract (`ops/blockwise_attention.py`)."""
 
     forward: Callable
     backward: Callable
     log_unit: float
-    """The running maximum m counts logits in so much."""
+    """Unit of logits in the running maximum m."""
     lanes: int
-    """Chunks are whole multiples of so many tokens that do not overlap; 1: any chunks."""
+    """Number of tokens of which chunks are multiples, without overlap; 1: any chunks."""
     whole_parts: bool = False
-    """There are no chunks: a pair is two whole parts of a shard (`layouts.PARTS`)."""
+    """True if there are no chunks: a pair is two whole parts of a shard (`layouts.PARTS`)."""
     takes_masks: bool = True
-    """Besides the causal mask: segment ids, and a bias of keys."""
+    """True if it supports segment ids and a bias of keys besides the causal mask."""
 
 
 BLOCK_KERNELS: dict[str, BlockKernel] = {
@@ -41,8 +41,8 @@ BLOCK_KERNELS: dict[str, BlockKernel] = {
 
 
 def check_kernel(name: str, dtype: jnp.dtype, platform: str | None = None, chip: Chip | None = None) -> None:
-    """Raise ValueError for a kernel that is not there, or that cannot have this dtype, this platform ("cpu", "gpu",
-    "tpu"; None: not known yet) or this chip (None: not known), naming the one that can."""
+    """Raise ValueError for an unknown kernel, or one that does not support the dtype, the platform ("cpu", "gpu",
+    "tpu"; None: unknown) or the chip (None: unknown); the message names one that does."""
     if name not in BLOCK_KERNELS:
         raise ValueError(f"kernel={name!r}: choose one of {', '.join(get_args(Kernel))}")
     if name == "pallas" and dtype not in (jnp.bfloat16, jnp.float32):
@@ -61,11 +61,11 @@ def check_kernel(name: str, dtype: jnp.dtype, platform: str | None = None, chip:
 
 
 def check_shapes(name: str, head_size: int, masks: bool = False, capability: int | None = None) -> None:
-    """Raise ValueError for heads that a kernel cannot have, or if there are segment ids or a bias (`masks`) which it
-    cannot take; naming the one that can.
+    """Raise ValueError if a kernel does not support the head size, or segment ids or a bias (`masks`); the message
+    names one that does.
 
     Args:
-      capability: the major number of a GPU's compute capability; None: not known yet, or no GPU.
+      capability: the major version of a GPU's compute capability; None: unknown, or not a GPU.
     """
     if masks and not BLOCK_KERNELS[name].takes_masks:
         raise ValueError(
@@ -79,8 +79,7 @@ def check_shapes(name: str, head_size: int, masks: bool = False, capability: int
 def padded_parts(
     x: jax.Array | None, parts: int, multiple: int, axis: int, mode: Literal["constant", "edge"] = "constant"
 ) -> jax.Array | None:
-    """`x` with each of the equal parts of an axis lengthened to a multiple, by 0 or by its last element; None stays
-    None."""
+    """Pad each of the equal parts of an axis to a multiple, with 0 or its last element; None stays None."""
     if x is None or not (missing := -(x.shape[axis] // parts) % multiple):
         return x
     shape = x.shape
@@ -91,7 +90,7 @@ def padded_parts(
 
 
 def without_padding(x: jax.Array, parts: int, length: int, axis: int) -> jax.Array:
-    """The first `length` of an axis that `padded_parts` lengthened from it."""
+    """Undo `padded_parts` for an axis that had `length` elements."""
     if x.shape[axis] == length:
         return x
     shape = x.shape

@@ -1,4 +1,4 @@
-"""The chunks that suit the TPU kernels best, by generation and head size: what `ringformer tune` found and wrote."""
+"""The best chunks for the TPU kernels by generation and head size, from tables that `ringformer tune` writes."""
 
 import json
 from functools import lru_cache
@@ -7,15 +7,15 @@ from pathlib import Path
 from ringformer.hardware import CHIPS
 
 TABLES = Path(__file__).parent / "chunk_tables"
-"""A file GENERATION.json for each generation that was tuned."""
+"""Folder with a file GENERATION.json for each tuned generation."""
 
 STRETCH = 32768
-"""Tokens over which they were counted: a shard of 7B at 8,388,608 tokens on 256 chips."""
+"""Tokens for which chunks were evaluated: a shard of 7B at 8,388,608 tokens on 256 chips."""
 
 
 def chunk_sizes(generation: str, head_dim: int) -> tuple[int, int] | None:
-    """Tokens of a chunk of queries and of keys for heads of so many features, those of the next larger size that was
-    tuned; None if the generation, or so large a head, was not. Raises ValueError for a table that cannot be used."""
+    """Tokens of a chunk of queries and of keys for heads of `head_dim` features, from the next larger tuned head size;
+    None if the generation, or a head that large, was not tuned. Raises ValueError for an invalid table."""
     if generation not in {path.stem for path in TABLES.glob("*.json")}:
         return None
     sizes = _read(TABLES / f"{generation}.json", generation)
@@ -23,24 +23,24 @@ def chunk_sizes(generation: str, head_dim: int) -> tuple[int, int] | None:
 
 
 def read_chunk_sizes(path: Path, generation: str) -> dict[int, tuple[int, int]]:
-    """The chunks of a table by head size. Raises ValueError if it is another generation's, or no table."""
+    """Read the chunks of a table by head size. Raises ValueError if it is invalid or belongs to another generation."""
     renew = f"ringformer tune --target={generation} writes one"
     try:
         table = json.loads(path.read_text())
         sizes = {row["head_dim"]: (row["q_chunk"], row["k_chunk"]) for row in table["sizes"]}
         chip = table["generation"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no table of chunk sizes ({error!r}); {renew}") from error
+        raise ValueError(f"{path} is not a table of chunk sizes ({error!r}); {renew}") from error
     if chip != generation:
-        raise ValueError(f"{path} is a table of {chip}, and not of {generation}; {renew}")
+        raise ValueError(f"{path} is a table for {chip}, not for {generation}; {renew}")
     if not sizes or any(type(n) is not int or n <= 0 for head_dim, pair in sizes.items() for n in (head_dim, *pair)):
-        raise ValueError(f"{path} has sizes that are no positive integers; {renew}")
+        raise ValueError(f"{path} has sizes that are not positive integers; {renew}")
     return sizes
 
 
 def tuned_share(generation: str, head_dim: int) -> float | None:
-    """The share of a core's matrix FLOPs that a train step's attention reaches with the tuned chunks and segment ids,
-    in the chunk pairs that are computed; None if the generation, or so large a head, was not tuned."""
+    """Share of a core's matrix FLOPs that a train step's attention reaches with the tuned chunks and segment ids, in
+    the chunk pairs that are computed; None if the generation, or a head that large, was not tuned."""
     if chunk_sizes(generation, head_dim) is None:
         return None
     row = min(
@@ -48,8 +48,8 @@ def tuned_share(generation: str, head_dim: int) -> float | None:
         key=lambda row: row["head_dim"],
     )
     cores = CHIPS[generation].tensor_cores
-    assert cores is not None, "tables are of TPUs"
-    needed = row["share_of_ideal"] * cores.filled(row["head_dim"])  # of a causal stretch, without what the mask wastes
+    assert cores is not None, "tables are for TPUs"
+    needed = row["share_of_ideal"] * cores.filled(row["head_dim"])  # of a causal stretch, without masked-out work
     computed = 1 + max(row["q_chunk"], row["k_chunk"]) / STRETCH
     return needed * computed * head_dim / row["head_dim"]  # smaller heads take as long
 

@@ -1,4 +1,4 @@
-"""What the TPU kernels share: products, copies, registers."""
+"""Shared tools of the TPU kernels: products, copies, registers."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,43 +9,43 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 LANES, SUBLANES = 128, 8
-"""Of a vector register of 32 bits."""
+"""Shape of a vector register of 32-bit values."""
 
 ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))
-"""Which dimensions of a and b a product sums over: a b^T, a b, a^T b."""
+"""Dimensions of a and b that a product sums over: a b^T, a b, a^T b."""
 
 
 def matmul(a: jax.Array, b: jax.Array, contract: tuple) -> jax.Array:
-    """A product with float32 sums; float32 operands are not rounded."""
+    """Multiply with float32 sums; float32 operands are not rounded."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
     return lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
 
 
 class OnChip(NamedTuple):
-    """What of a kernel lies in VMEM."""
+    """Arrays of a kernel in VMEM."""
 
     blocks: dict[str, tuple[pl.BlockSpec, Any]]
-    """Of operands and results by their names, with their dtypes; Pallas holds two of each."""
+    """Blocks and dtypes of operands and results by name; Pallas holds two of each."""
     scratch: dict[str, Any]
     logits: int
-    """Float32 logits that a step makes besides, at most."""
+    """Most float32 logits that a step computes in addition."""
 
     @property
     def bytes(self) -> int:
-        """What the kernel needs at most."""
+        """Most bytes that the kernel needs."""
         arrays = [x for x in self.scratch.values() if jnp.issubdtype(x.dtype, jnp.number)]
         blocks = sum(2 * _padded_bytes(spec.block_shape, dtype) for spec, dtype in self.blocks.values())
         return blocks + sum(_padded_bytes(x.shape, x.dtype) for x in arrays) + 4 * self.logits
 
     @property
     def limit(self) -> int | None:
-        """What to ask the compiler for, a quarter more; None where its usual 16 MiB do."""
+        """Limit to request from the compiler, a quarter more than needed; None where its default 16 MiB suffice."""
         return None if 1.25 * self.bytes < 15 * 2**20 else int(1.25 * self.bytes)
 
 
 def _padded_bytes(shape: Any, dtype: Any) -> int:
-    """Of an array in VMEM, which has whole registers: the last dimension fills lanes, the one before it sublanes. A
-    dimension of None is 1."""
+    """Bytes of an array in VMEM, padded to whole registers: the last dimension to lanes, the one before it to sublanes.
+    A dimension of None is 1."""
     size = jnp.dtype(dtype).itemsize
     *outer, rows, columns = (n or 1 for n in (1, 1, *shape))
     sublanes = SUBLANES * 4 // size
@@ -53,7 +53,7 @@ def _padded_bytes(shape: Any, dtype: Any) -> int:
 
 
 def like(x: jax.Array, varying: jax.Array) -> jax.ShapeDtypeStruct:
-    """The type of an output: x's, varying over mesh axes as `varying` does."""
+    """Return the type of an output: that of x, varying over mesh axes as `varying` does."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=jax.typeof(varying).manual_axis_type)
 
 
@@ -71,23 +71,23 @@ def start(copies) -> None:
 
 
 def wait(copies) -> None:
-    """Until as many bytes as these copies move are there."""
+    """Wait until as many bytes have arrived as these copies move."""
     for copy in copies:
         copy.wait()
 
 
 def column(row: jax.Array) -> jax.Array:
-    """[1, T] as [T, 128], the same in every lane."""
+    """Broadcast [1, T] to [T, 128], the same in every lane."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
 def repeated(x: jax.Array, n: int) -> jax.Array:
-    """[T, 128], the same in every lane, as [T, n]."""
+    """Widen [T, 128], the same in every lane, to [T, n]."""
     return jnp.concatenate([x] * (n // LANES), axis=1)
 
 
 def sees(offset: jax.Array, used: jax.Array, keys: slice, Tq: int) -> jax.Array:
-    """Whether query t of a pair sees key s, [keys, Tq]: where t + offset >= s, if s is one of the `used` first keys."""
+    """Mask [keys, Tq] of the keys s that query t of a pair sees: t + offset >= s, among the first `used` keys."""
     key = lax.broadcasted_iota(jnp.int32, (keys.stop - keys.start, LANES), 0) + keys.start
     key = jnp.where(key < used, key, jnp.iinfo(jnp.int32).max)
     query = lax.broadcasted_iota(jnp.int32, (1, Tq), 1)

@@ -1,9 +1,9 @@
-"""The chunk pairs of a block in the order in which a kernel's grid walks them.
+"""The chunk pairs of a block in the order in which a kernel's grid processes them.
 
-One list of unmasked and masked pairs, those without anything to compute at its end. The forward walks all keys of a
-chunk of queries before the next (`by="q"`), so that the state of the rows stays on the chip; the backward all queries
-of a chunk of keys (`by="k"`), so that their gradients do. A **visit** is a stretch of pairs with the same queries. A
-list of more than `MOST_PAIRS` is cut, and walked by one call after the other.
+Unmasked and masked pairs form one list; those without anything to compute come last. The forward processes all keys of
+a chunk of queries before the next (`by="q"`), so that the state of the rows stays on the chip. The backward processes
+all queries of a chunk of keys (`by="k"`), so that their gradients stay there. A **visit** is a run of pairs with the
+same queries. A list of more than `MOST_PAIRS` is cut and processed by several calls.
 """
 
 import math
@@ -18,29 +18,29 @@ from jaxtyping import Array, Int32
 from ringformer.ops.work_list import WorkList
 
 MOST_PAIRS = 2**15
-"""Of one table: its six columns lie in a core's SMEM, of 1 MiB."""
+"""Most pairs of one table: its six columns must fit in a core's SMEM of 1 MiB."""
 
 
 class PairTable(NamedTuple):
-    """What a kernel is told of each step of its grid."""
+    """Inputs of a kernel for each step of its grid."""
 
     columns: tuple[Int32[Array, " P"], ...]
-    """Prefetched as scalars: the chunk of queries, the chunk of keys, the offset (query row t sees key column s,
-    chunk-local, where t + offset >= s), how many of the keys are used if the pair needs a mask, else 0, the number of
-    the visit, and the first pair of the visit that follows."""
+    """Scalars to prefetch: the chunk of queries, the chunk of keys, the offset (query row t sees key column s,
+    chunk-local, where t + offset >= s), the number of keys that are used if the pair needs a mask, else 0, the number
+    of the visit, and the first pair of the next visit."""
     length: Int32[Array, ""] | int
-    """How many pairs there are to compute."""
+    """Number of pairs to compute."""
     most: tuple[int, int]
-    """At most so many of them are unmasked, and masked; all tables of a block together."""
+    """Bounds on the numbers of unmasked and masked pairs, which hold for the sum over a block's tables."""
     share: float = 1.0
-    """Of the pairs of the block."""
+    """Share of the block's pairs in this table."""
 
 
 def pair_tables(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, None)) -> list[PairTable]:
-    """The tables of a block's work, one call of a kernel after the other; none if the mask leaves nothing.
+    """Make the tables of a block's work, one per call of a kernel; none if the mask leaves nothing.
 
     Args:
-      live: of the unmasked and of the masked pairs [P] bool, which have anything to compute; None: all.
+      live: masks [P] of the unmasked and of the masked pairs that have anything to compute; None: all.
     """
     lists, wanted = [], []
     for masked, ((pairs, length), some) in enumerate(zip((work_list.unmasked, work_list.masked), live, strict=True)):
@@ -48,13 +48,13 @@ def pair_tables(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None,
         lists.append((pairs.q, pairs.k, pairs.offset, _used_keys(work_list, pairs.k) if masked else np.zeros(n, int)))
         first = np.ones(n, bool) if isinstance(length, int) else jnp.arange(n) < length
         wanted.append(first if some is None else first & some)
-    known = all(isinstance(x, np.ndarray) for x in (*wanted, *lists[0], *lists[1]))
-    array: Any = np if known else jnp
+    static = all(isinstance(x, np.ndarray) for x in (*wanted, *lists[0], *lists[1]))
+    array: Any = np if static else jnp
     dead = 1 - array.concatenate([array.asarray(x).astype(np.int32) for x in wanted])
     joined = [array.concatenate([array.asarray(x) for x in parts]) for parts in zip(*lists, strict=True)]
     order = (0, 1) if by == "q" else (1, 0)
     keys: list[Any] = [dead, joined[order[0]], joined[order[1]], *joined[2:]]
-    if known:
+    if static:
         kept = np.lexsort(keys[2::-1])
         keys = [x[kept] for x in keys]
     elif len(dead):
@@ -64,22 +64,22 @@ def pair_tables(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None,
     for begin in range(0, P, MOST_PAIRS):
         end = min(begin + MOST_PAIRS, P)
         dead, *columns = (x[begin:end] for x in (keys[0], keys[1 + order[0]], keys[1 + order[1]], *keys[3:]))
-        whole, masked = (n * end // P - n * begin // P for n in most)  # as if they were evenly spread
+        whole, masked = (n * end // P - n * begin // P for n in most)  # assuming an even distribution
         walked, length = _walked(array, dead, columns)
         tables.append(PairTable(walked, length, (whole, masked), (end - begin) / P))
     return tables
 
 
 def _used_keys(work_list: WorkList, k: Any) -> Any:
-    """Of each of the chunks `k` [P], which may be traced: the number of its keys that do not only fill it up."""
+    """Number of keys that are not padding in each of the chunks `k` [P], which may be traced."""
     used = work_list.k_chunks.used
     if isinstance(k, np.ndarray):
         return used[k]
-    return jnp.where(k[:, None] == np.arange(len(used)), used, 0).sum(axis=1)  # a gather takes a TPU longer
+    return jnp.where(k[:, None] == np.arange(len(used)), used, 0).sum(axis=1)  # a gather takes longer on a TPU
 
 
 def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
-    """The columns of a table with those of its visits, and its length: the pairs that are not dead come first."""
+    """Add the columns of visits to those of a table; also return its length. Pairs that are not dead come first."""
     q, n = columns[0], len(dead)
     is_first = array.concatenate([array.ones(1, bool), q[1:] != q[:-1]]) & (dead == 0)
     starts = array.where(is_first, array.arange(n, dtype=np.int32), np.int32(n))
@@ -91,15 +91,15 @@ def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
 
 
 def kernel_name(kind: str, table: PairTable, times: int, visits: int) -> str:
-    """What a kernel is called in compiled programs: how many pairs without and with a mask its grid has at most, each
-    `times`, once for each key head, and how often what stays on the chip changes."""
+    """Name a kernel for compiled programs by the most pairs without and with a mask in its grid, each `times`, once per
+    key head, and by how often the data kept on the chip changes."""
     whole, masked = (times * n for n in table.most)
     visits = times * math.ceil(visits * table.share)
     return f"flash_{kind}_{whole}_whole_{masked}_masked_{visits}_visits_{times}_heads"
 
 
 def cost(table: PairTable, times: int, flops: int, pair_bytes: int, visits: int, visit_bytes: int) -> pl.CostEstimate:
-    """Of a kernel with so many FLOPs and bytes for each pair, and bytes for each visit; all pairs counted as whole."""
+    """Estimate the cost of a kernel from FLOPs and bytes per pair and bytes per visit; all pairs count as unmasked."""
     pairs = times * sum(table.most)
     moved = pairs * pair_bytes + int(times * visits * table.share) * visit_bytes
     return pl.CostEstimate(flops=pairs * flops, transcendentals=0, bytes_accessed=moved)

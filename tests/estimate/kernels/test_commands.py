@@ -26,7 +26,7 @@ def test_the_table_is_read_again(tmp_path, monkeypatch, capsys):
     assert "libtpu" in table["compiled_by"] and all(len(row["candidates"]) >= 4 for row in table["sizes"])
     sizes = read_chunk_sizes(out, "v6e")
     assert list(sizes) == [64, 100, 128, 256] and sizes[128] == (1024, 1024) and sizes[256][1] == 512
-    with pytest.raises(ValueError, match="is a table of v6e, and not of v5e; ringformer tune --target=v5e writes one"):
+    with pytest.raises(ValueError, match="is a table for v6e, not for v5e; ringformer tune --target=v5e writes one"):
         read_chunk_sizes(out, "v5e")
 
 

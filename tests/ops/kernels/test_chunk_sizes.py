@@ -25,7 +25,7 @@ def test_heads_between_have_the_next_larger(tmp_path, monkeypatch):
 
 
 def test_a_table_of_another_chip_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"v5e.json is a table of v4, and not of v5e; ringformer tune --target=v5e"):
+    with pytest.raises(ValueError, match=r"v5e.json is a table for v4, not for v5e; ringformer tune --target=v5e"):
         read_chunk_sizes(write(tmp_path, generation="v4"), "v5e")
 
 
@@ -40,7 +40,7 @@ def test_what_is_no_table_is_refused(tmp_path, text):
     path = tmp_path / "v5e.json"
     path.write_text(text)
     with pytest.raises(
-        ValueError, match=r"v5e.json is no table of chunk sizes.*ringformer tune --target=v5e writes one"
+        ValueError, match=r"v5e.json is not a table of chunk sizes.*ringformer tune --target=v5e writes one"
     ):
         read_chunk_sizes(path, "v5e")
 
