@@ -1,1 +1,1 @@
-"""The processes of a run: how they meet, agree, hear signals, notice stalls and lost peers, and lock a folder."""
+"""Processes of a run: they meet, agree, handle signals, detect stalls and lost peers, and lock a folder."""

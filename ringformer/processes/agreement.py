@@ -1,4 +1,4 @@
-"""Messages that all processes of a run hear: of every process, or of process 0."""
+"""Messages that all processes of a run receive: from every process, or from process 0."""
 
 import itertools
 
@@ -8,22 +8,22 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 ANSWER_SECONDS = 600.0
-"""Longest wait for process 0, which may wait for the lock of another run itself."""
+"""Longest wait for process 0, which may itself be waiting for the lock of another run."""
 
 _SENT = "sent"
 _numbers = itertools.count()
-"""Numbers of the messages that this process has asked for: each has a key of its own."""
+"""Numbers the messages from process 0, so that each has its own key."""
 
 
 def tell_all(message: bytes, size: int) -> list[bytes]:
-    """Return the messages of all processes, in their order; a collective, which all of them call.
+    """Return the messages of all processes, in order of process index. A collective: every process must call it.
 
     Args:
-      message: UTF-8 text; a shorter one is padded with spaces.
-      size: bytes of a message at most, the same on all processes.
+      message: UTF-8 text, padded with spaces to `size`.
+      size: largest number of bytes in a message, the same on all processes.
 
     Raises:
-      ValueError: the message is longer.
+      ValueError: the message is longer than `size`.
     """
     if len(message) > size:
         raise ValueError(f"a message of {len(message)} bytes does not fit {size}")
@@ -32,7 +32,10 @@ def tell_all(message: bytes, size: int) -> list[bytes]:
 
 
 def from_process_0(text: str) -> str:
-    """Return the text of process 0, on all processes; not over the devices, whose programs wait less long."""
+    """Return the text of process 0 on all processes.
+
+    It travels through the coordination service: programs on the devices time out sooner.
+    """
     if jax.process_count() == 1:
         return text
     client, key = ocp.multihost.get_jax_distributed_client(), f"ringformer/process_0/{next(_numbers)}"

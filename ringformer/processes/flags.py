@@ -1,4 +1,4 @@
-"""The flags of a command that is one of several processes: --distributed and where they meet."""
+"""Flags of a command that runs as one process of several: --distributed and where the processes meet."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -8,21 +8,21 @@ if TYPE_CHECKING:
 
 
 def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
-    """--distributed, --coordinator_address, --num_processes and --process_id."""
-    discovery = "on a TPU pod and under SLURM they find each other, elsewhere name the other three"
-    parser.add_argument("--distributed", action="store_true", help=f"be one of many processes: {discovery}")
+    """Add --distributed, --coordinator_address, --num_processes and --process_id."""
+    discovery = "JAX detects the others on a TPU pod and under SLURM; elsewhere also pass the three flags below"
+    parser.add_argument("--distributed", action="store_true", help=f"run as one process of several. {discovery}")
     parser.add_argument("--coordinator_address", help="HOST:PORT of process 0")
-    parser.add_argument("--num_processes", type=int, help="how many they are")
-    parser.add_argument("--process_id", type=int, help="which one this is, from 0")
+    parser.add_argument("--num_processes", type=int, help="number of processes")
+    parser.add_argument("--process_id", type=int, help="number of this process, from 0")
 
 
 def member_of(args: argparse.Namespace, seconds: float) -> "Membership | None":
-    """Which of the processes this is; None without --distributed.
+    """Return this process's place among the processes; None without --distributed.
 
     Args:
-      seconds: the longest that discovery may take.
+      seconds: time limit for discovery.
 
-    Raises ValueError if they are not told enough to meet.
+    Raises ValueError if the flags are incomplete or contradict each other.
     """
     if args.distributed:
         from ringformer.processes.rendezvous import discover

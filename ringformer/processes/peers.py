@@ -1,11 +1,11 @@
-"""What the processes of a run tell one another, in the key-value store of JAX's coordination service.
+"""Messages between the processes of a run, through the key-value store of JAX's coordination service.
 
-    alive/N      what process N is doing, anew every second
-    left/N       why process N ended before its time
-    told/signal  the signal that one of them got
-    told/verdict who ended the run, and why: process 0 finds it and all read it
+    alive/N      what process N is doing, rewritten every second
+    left/N       why process N ended early
+    told/signal  the signal that one process received
+    told/verdict why the run ends: process 0 decides and all processes read it
 
-Process 0 holds the store, so that every process makes two calls a second, and process 0 alone reads all of them.
+Process 0 hosts the store. Every process makes two calls a second, and only process 0 reads the state of all.
 """
 
 import json
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from ringformer.processes.watchdog import INTERVAL, Watchdog
 
 SILENT = {"step": 15.0}
-"""Seconds without a word after which a process counts as lost, by what it is doing."""
+"""Seconds of silence after which a process counts as lost, by the limit of what it is doing."""
 
 SILENT_ELSE = 60.0
-"""The same for what may hold Python's lock: tracing, and reading."""
+"""Seconds of silence allowed otherwise: tracing and reading may hold Python's global lock."""
 
 LOST = 76
-"""The exit code of a run that lost a process: one died, stalled or did not come. The same command again goes on."""
+"""Exit code of a run that lost a process: it died, stalled or did not come. The same command resumes the run."""
 
 _ROOM = "ringformer/"
 _AGREE_SECONDS = 60
@@ -32,16 +32,16 @@ _GATHER_SECONDS = 3.0
 
 
 class Verdict(NamedTuple):
-    """Why the processes end."""
+    """Reason for the processes to end."""
 
     why: str
     code: int
     by_itself: bool
-    """Whether a process ended with an error of its own; the others may be about to fail of the same."""
+    """True if a process ended with its own error; the others may be about to fail with the same one."""
 
 
 class Peers:
-    """The other processes of a run. Calls `judged(verdict)` and `signalled(number)`, each once, in a thread."""
+    """Connection to the other processes. Calls `judged(verdict)` and `signalled(number)` once each, in a thread."""
 
     def __init__(
         self,
@@ -57,30 +57,30 @@ class Peers:
         self._request: int | None = None
         self._expired = False
         self.broken = False
-        """Whether a collective of this process failed because another one could not be reached."""
+        """True after a collective of this process failed because it could not reach another process."""
         self._attempt = 0
         self._seen: dict[int, tuple[str, float]] = {}
         self._stalled_since: float | None = None
         self._closing = threading.Event()
         self.heard = watchdog.clock
-        """The watchdog's clock when the store last answered."""
+        """Time of the store's last answer, by the watchdog's clock."""
         self._thread = threading.Thread(target=self._exchange, name="peers", daemon=True)
         self._thread.start()
 
     def request(self, number: int) -> None:
-        """Make all processes hear of a signal."""
+        """Announce a signal to all processes."""
         self._request = number
 
     def stalled(self) -> None:
-        """Say that this process has been doing something for too long."""
+        """Report that this process has exceeded a time limit."""
         self._expired = True
 
     def left(self, why: str, code: int) -> None:
-        """Say that this process ends with an error."""
+        """Report that this process ends with an error."""
         self._put(f"left/{self._index}", [why, code])
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each process says at this point, in a thread of each; raises if one of them does not."""
+        """Return the values that all processes pass here, each in a thread; raises RuntimeError if one is missing."""
         self._attempt += 1
         room = f"gather-{self._attempt}/"
         self._put(f"{room}{self._index}", mine)
@@ -88,7 +88,7 @@ class Peers:
         return list(self._get(room).values())
 
     def close(self) -> None:
-        """Say no more."""
+        """Stop exchanging messages."""
         self._closing.set()
         self._thread.join(5)
 
@@ -97,19 +97,19 @@ class Peers:
         while not self._closing.is_set():
             try:
                 self._put(f"alive/{self._index}", self._state())
-                told = self._get("told/")
+                shared = self._get("told/")
                 self.heard = self._watchdog.clock
-                if self._request is not None and "signal" not in told:
+                if self._request is not None and "signal" not in shared:
                     self._put_first("told/signal", self._request)
-                if self._index == 0 and "verdict" not in told and (verdict := self._judge()):
+                if self._index == 0 and "verdict" not in shared and (verdict := self._judge()):
                     self._put("told/verdict", verdict)
-                    told["verdict"] = verdict
-                if "verdict" in told:
-                    return self._judged(Verdict(*told["verdict"]))
-                if "signal" in told and not signal_known:
+                    shared["verdict"] = verdict
+                if "verdict" in shared:
+                    return self._judged(Verdict(*shared["verdict"]))
+                if "signal" in shared and not signal_known:
                     signal_known = True
-                    threading.Thread(target=self._signalled, args=(told["signal"],), daemon=True).start()
-            except RuntimeError:  # the store did not answer; of a silence that lasts the watchdog hears
+                    threading.Thread(target=self._signalled, args=(shared["signal"],), daemon=True).start()
+            except RuntimeError:  # the store did not answer; `Supervisor` ends a process whose store stays silent
                 pass
             self._closing.wait(INTERVAL)
 
@@ -122,21 +122,21 @@ class Peers:
         for index, (why, code) in sorted(self._get("left/").items()):
             return Verdict(f"process {index} ended: {why}", code, by_itself=True)
         now, states = self._watchdog.clock, {int(i): state for i, state in self._get("alive/").items()}
-        # Somebody is gone, whatever it was doing: its last word may be older than the step that it died in.
+        # A broken collective shows that a process is gone: its last message may predate the step that it died in.
         limits = {i: silent_limit("step" if any(s[6] for s in states.values()) else s[2]) for i, s in states.items()}
         for i, state in sorted(states.items()):
             if (text := str(state)) != self._seen.get(i, ("", 0.0))[0]:
                 self._seen[i] = text, now
             elif (silence := now - self._seen[i][1]) > limits[i]:
                 return Verdict(
-                    f"process {i} ({state[3]}) is lost: no word from it for {silence:.0f} s, since "
-                    f"{state[1]}; it died, is stopped or cut off",
+                    f"process {i} ({state[3]}) is lost: no message from it for {silence:.0f} s, since "
+                    f"{state[1]}; it died, is stopped or is cut off",
                     LOST,
                     by_itself=False,
                 )
         if any(state[4] for state in states.values()):
             self._stalled_since = now if self._stalled_since is None else self._stalled_since
-            if now - self._stalled_since > _GATHER_SECONDS:  # the others may have been on their way
+            if now - self._stalled_since > _GATHER_SECONDS:  # others may be about to finish what they are doing
                 return Verdict(_stalled(states), LOST, by_itself=False)
         return None
 
@@ -155,12 +155,12 @@ class Peers:
 
 
 def silent_limit(limit: str) -> float:
-    """After how many seconds a process that is doing this counts as lost."""
+    """Return the seconds of silence after which a process counts as lost, given the limit of what it is doing."""
     return SILENT.get(limit, SILENT_ELSE)
 
 
 def _stalled(states: dict[int, list]) -> str:
-    """Which process holds up the others: the one that is behind."""
+    """Name the processes that hold up the others: those that are behind."""
     least, most = min(state[0] for state in states.values()), max(state[0] for state in states.values())
     behind = [f"process {i} ({states[i][3]}) in {states[i][1]}" for i in sorted(states) if states[i][0] == least]
     if least == most:

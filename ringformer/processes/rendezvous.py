@@ -1,7 +1,7 @@
-"""The processes of a run find each other, or say within a time limit who did not come.
+"""Rendezvous of a run's processes: they meet, or report within a time limit which of them are missing.
 
-Before JAX's own start, which waits without a word and then aborts in C++: process 0 listens at the coordinator's
-address, the others come, each with its number, and hear from it who is missing. Then the port is free for JAX.
+It precedes JAX's own start, which waits silently and then aborts in C++: process 0 listens at the coordinator's
+address, the others connect, each with its number, and it tells them who is missing. Then the port is free for JAX.
 """
 
 import json
@@ -16,36 +16,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _GREETING = "ringformer 1"
-"""The first value of every line, so that a stranger at the port is told from a process of a run."""
+"""First value of every line: it tells a process of a run from a stranger that connects to the port."""
 _LATECOMERS = 5.0
-"""Seconds that process 0 waits for the others when it has refused one, so that they hear of it too."""
+"""Seconds that process 0 waits for the others after it refused one, so that they learn of it too."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Which of the processes this is, and where they meet."""
+    """Place of this process among the processes, and where they meet."""
 
     address: str
     """HOST:PORT of process 0."""
     count: int
     index: int
     local_devices: list[int] | None = None
-    """Those of this host's devices that are this process's; None: all of them."""
+    """Devices of this host that belong to this process; None: all of them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What it was told to do, by key: the same as all others."""
+    """Options of the command by key, which must be the same on all processes."""
 
     def __str__(self) -> str:
-        return f"process {self.index} of {self.count}, which meet at {self.address}"
+        return f"process {self.index} of {self.count}, meeting at {self.address}"
 
 
 class ProcessesMissing(Exception):
-    """Not all processes came in time."""
+    """Some processes did not come in time."""
 
 
 def discover(address: str | None, count: int | None, index: int | None, seconds: float) -> Membership:
-    """Where JAX finds a TPU pod, a SLURM job, Open MPI or Kubernetes, what it finds there; else what is named.
+    """Return the given place; without one, the place that JAX detects: TPU pod, SLURM job, Open MPI or Kubernetes.
 
-    Raises ValueError if one of the three is neither named nor found, or cannot be.
+    Raises ValueError if the place is given in part, cannot be detected, or is invalid.
     """
     from jax._src.clusters import ClusterEnv  # JAX's own discovery; jax.distributed.initialize asks the same
 
@@ -53,25 +53,25 @@ def discover(address: str | None, count: int | None, index: int | None, seconds:
     devices = None
     if None in named:
         if any(x is not None for x in named):
-            raise ValueError("name all of --coordinator_address, --num_processes and --process_id, or none of them")
+            raise ValueError("pass all of --coordinator_address, --num_processes and --process_id, or none of them")
         address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, max(1, round(seconds))
         )
         if address is None or count is None or index is None:
             raise ValueError(
-                "--distributed: JAX finds no TPU pod and no SLURM job here; name --coordinator_address, "
+                "--distributed: JAX detects no TPU pod and no SLURM job here; pass --coordinator_address, "
                 "--num_processes and --process_id"
             )
     assert address is not None and count is not None and index is not None
     if not re.fullmatch(r".+:\d+", address):
-        raise ValueError(f"--coordinator_address={address} is no HOST:PORT")
+        raise ValueError(f"--coordinator_address={address} must be HOST:PORT")
     if not 0 <= index < count:
-        raise ValueError(f"--process_id={index} is not one of 0 to {count - 1}, those of --num_processes={count}")
+        raise ValueError(f"--process_id={index} must lie between 0 and {count - 1}, since --num_processes={count}")
     return Membership(address, count, index, None if devices is None else list(devices))
 
 
 def start_jax(member: Membership, seconds: float) -> None:
-    """Let JAX join the processes, once all of them came; before it has a device."""
+    """Connect JAX to the other processes; call it once all have come, and before JAX has a device."""
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
@@ -87,11 +87,11 @@ def start_jax(member: Membership, seconds: float) -> None:
 
 
 def meet(member: Membership, seconds: float, places: Callable[[], Mapping[int, str]] = dict) -> None:
-    """Return when all processes came. `places` says where each of them should be, as far as that is known.
+    """Return when all processes have come. `places` returns the host that each should be on, where it is known.
 
     Raises:
-      ProcessesMissing: some did not come in `seconds`; the message says which.
-      ValueError: two came with one number, of runs of another size, or with another config.
+      ProcessesMissing: some did not come within `seconds`; the message names them.
+      ValueError: two processes came with the same number, another number of processes or another config.
       OSError: the port is taken.
     """
     if member.count == 1:
@@ -110,7 +110,9 @@ def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[in
             ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both, backlog=member.count
         )
     except OSError as error:
-        raise OSError(f"process 0 cannot listen at port {port}: {error.strerror}; is a run still there?") from None
+        raise OSError(
+            f"process 0 cannot listen at port {port}: {error.strerror}; is another run still using it?"
+        ) from None
     peers: list[socket.socket] = []
     came: dict[int, str] = {}
     end, wrong, refused = time.monotonic() + seconds, "", False
@@ -121,14 +123,14 @@ def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[in
                 peer, _ = server.accept()
             except TimeoutError:
                 break
-            said = _read(peer, min(5.0, left))
-            if said is None:
+            newcomer = _read(peer, min(5.0, left))
+            if newcomer is None:
                 peer.close()
                 continue
             peers.append(peer)
             if not refused:
-                wrong = _refusal(member, said, came)
-                came[said.index] = said.place
+                wrong = _refusal(member, newcomer, came)
+                came[newcomer.index] = newcomer.place
                 if wrong:
                     refused, end = True, min(end, time.monotonic() + _LATECOMERS)
     missing = [i for i in range(1, member.count) if i not in came]
@@ -138,18 +140,21 @@ def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[in
     _raise(wrong, refused)
 
 
-def _refusal(member: Membership, said: "_Said", came: Mapping[int, str]) -> str:
-    """Why a process that came cannot be one of the run; empty if it can. `came`: where those before it are."""
-    if said.count != member.count:
-        return f"a process on {said.place} says that they are {said.count}, process 0 on {_here()} says {member.count}"
-    if differs := _differences(member.asked, said.asked):
+def _refusal(member: Membership, newcomer: "_Newcomer", came: Mapping[int, str]) -> str:
+    """Return why a process cannot join the run, or "" if it can. `came`: the hosts of those before it."""
+    index, place = newcomer.index, newcomer.place
+    if newcomer.count != member.count:
         return (
-            f"process {said.index} on {said.place} was started with another config than process 0 on {_here()}: "
-            f"{differs}; start all with the same"
+            f"a process on {place} has --num_processes={newcomer.count}, process 0 on {_here()} has {member.count}: "
+            "start all with the same number"
         )
-    if said.index == 0 or said.index in came:
-        other = came.get(said.index, _here())
-        return f"two processes say that they are process {said.index}, on {other} and on {said.place}"
+    if differs := _differences(member.asked, newcomer.asked):
+        return (
+            f"process {index} on {place} was started with another config than process 0 on {_here()}: "
+            f"{differs}; start all with the same config"
+        )
+    if index == 0 or index in came:
+        return f"two processes claim to be process {index}, on {came.get(index, _here())} and on {place}"
     return ""
 
 
@@ -158,16 +163,16 @@ def _come(member: Membership, seconds: float) -> None:
     end, why = time.monotonic() + seconds, "it does not listen"
     while (left := end - time.monotonic()) > 0:
         try:
-            # Once there, it is process 0 that looks at the clock.
+            # Once connected, process 0 keeps the time.
             with closing(socket.create_connection((host.strip("[]"), int(port)), timeout=left)) as peer:
                 peer.settimeout(seconds + 10)
-                said = {"index": member.index, "count": member.count, "asked": member.asked, "place": _here()}
-                peer.sendall(_line(said))
+                us = {"index": member.index, "count": member.count, "asked": member.asked, "place": _here()}
+                peer.sendall(_line(us))
                 with peer.makefile() as lines:
                     answer = _parse(lines.readline())
             if answer is not None:
                 return _raise(answer["wrong"], answer["refused"])
-            why = "it ended while the processes met"
+            why = "it ended during the rendezvous"
         except OSError as error:
             why = str(error)
         time.sleep(0.2)
@@ -182,7 +187,7 @@ def _raise(wrong: str, refused: bool) -> None:
 
 
 def _answer(peers: list[socket.socket], answer: dict[str, Any]) -> None:
-    """Tell all, and wait until each has closed its end: only then the port can be listened at again at once."""
+    """Answer all and wait until each has closed its end: only then can JAX listen on the port at once."""
     for peer in peers:
         with suppress(OSError):
             peer.sendall(_line(answer))
@@ -195,8 +200,8 @@ def _answer(peers: list[socket.socket], answer: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a process says when it comes."""
+class _Newcomer:
+    """Message of a process when it connects."""
 
     index: int
     count: int
@@ -204,23 +209,23 @@ class _Said:
     asked: dict[str, Any]
 
 
-def _read(peer: socket.socket, seconds: float) -> _Said | None:
+def _read(peer: socket.socket, seconds: float) -> _Newcomer | None:
     peer.settimeout(seconds)
     try:
         with peer.makefile() as lines:
-            said = _parse(lines.readline(2**20))
-        if said is None:
+            message = _parse(lines.readline(2**20))
+        if message is None:
             return None
-        return _Said(int(said["index"]), int(said["count"]), str(said["place"]), dict(said["asked"]))
+        return _Newcomer(int(message["index"]), int(message["count"]), str(message["place"]), dict(message["asked"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """The first few keys that differ, with both values."""
+    """Return the first few keys that differ, with both values."""
     ours, theirs = ({key: json.dumps(value) for key, value in asked.items()} for asked in (ours, theirs))
     keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-    shown = [f"{key} {theirs.get(key, 'not named')}, not {ours.get(key, 'named')}" for key in keys[:5]]
+    shown = [f"{key} {theirs.get(key, 'not set')}, not {ours.get(key, 'set')}" for key in keys[:5]]
     return "; ".join(shown) + (f"; and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
@@ -252,7 +257,7 @@ def _missing(missing: list[int], member: Membership, seconds: float, places: Map
 
 
 def known_places(environment: Mapping[str, str] = os.environ) -> dict[int, str]:
-    """The host on which each process should be, on a TPU pod and in a SLURM job; nothing elsewhere."""
+    """Return the host that each process should be on, in a TPU pod or a SLURM job; nothing elsewhere."""
     if "SLURM_STEP_NODELIST" in environment and "SLURM_STEP_TASKS_PER_NODE" in environment:
         return slurm_places(environment["SLURM_STEP_NODELIST"], environment["SLURM_STEP_TASKS_PER_NODE"])
     from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster, GkeTpuCluster
@@ -261,17 +266,19 @@ def known_places(environment: Mapping[str, str] = os.environ) -> dict[int, str]:
         try:
             if cluster.is_env_present():
                 return dict(enumerate(cluster._get_worker_list_in_slice()))
-        except Exception:  # of any kind: a name is only a help, and the metadata server may be what is missing
+        except Exception:  # of any kind: a name is only a hint, and the metadata server may be the cause
             return {}
     return {}
 
 
 def slurm_places(nodes: str, tasks: str) -> dict[int, str]:
-    """The node of each task in blocks, SLURM's default order: "8(x2),4" are 8, 8 and 4 tasks. Without SLURM's own
-    tool, which expands the list of the nodes, nothing."""
+    """Return the node of each task in blocks, SLURM's default order: "8(x2),4" are 8, 8 and 4 tasks.
+
+    Empty without `scontrol`, which expands the list of nodes.
+    """
     try:
-        said = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=10)
+        hostnames = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks) for _ in range(int(times or 1))]
-    return dict(enumerate(node for node, n in zip(said.stdout.split(), counts, strict=False) for _ in range(n)))
+    return dict(enumerate(node for node, n in zip(hostnames.stdout.split(), counts, strict=False) for _ in range(n)))

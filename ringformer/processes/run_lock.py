@@ -1,16 +1,16 @@
-"""The lock of a run's folder: one run at a time writes there, from whatever host.
+"""Lock of a run's folder: one run at a time writes there, from any host.
 
     RUN_DIR/lock/3.json    the third holder: its host and process, and a count of beats
 
-Whoever makes the file of the next number holds the lock; a file can be made once (O_EXCL, on NFS too), and no other
-lock of the file system is needed. A holder counts a beat every `BEAT` seconds and notes when it lets go. Who finds
-another's file takes the next number
+The process that creates the file with the next number holds the lock. A file can be created only once (O_EXCL, on NFS
+too), so no other lock of the file system is needed. A holder counts a beat every `BEAT` seconds and records when it
+releases the lock. A process that finds another holder's file takes the next number
 
-- at once, if the holder let go, or was a process of this machine that is gone;
-- if there was no beat for `PATIENCE` seconds of the own clock: no clocks of two hosts are compared.
+- at once, if the holder released the lock or was a process of this machine that is gone;
+- after `PATIENCE` seconds without a beat, by its own clock: clocks of two hosts are never compared.
 
-Else it is refused, by the holder's name. A holder that was silent for so long, and lives, finds that it was succeeded
-and stops (`check`).
+Otherwise it is refused, and the error names the holder. A holder that was silent for that long but is alive notices
+that another process took the lock, and stops (`check`).
 """
 
 import json
@@ -32,19 +32,19 @@ from ringformer.processes.agreement import from_process_0
 BEAT = 4.0
 PATIENCE = 40.0
 POLL = 0.5
-"""Seconds."""
+"""Seconds between two looks at another holder's file."""
 
 
 class RunLock:
-    """The lock of `run_dir` while entered, of all processes of a run together; process 0 takes it for them.
+    """Lock of `run_dir`, held while entered. Process 0 takes it for all processes of a run.
 
-    Entering raises ValueError on all of them, with the holder's host and process, if the lock is held, and OSError if
-    the folder cannot be written to.
+    If the lock is held, entering raises ValueError on all processes, naming the holder's host and process. It raises
+    OSError if the folder cannot be written to.
     """
 
     def __init__(self, run_dir: Path):
         self._run_dir, self._folder = run_dir, run_dir / "lock"
-        self._number = 0
+        self._number, self._path = 0, self._folder
         self._holder: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -57,6 +57,9 @@ class RunLock:
         self._thread = threading.Thread(target=self._beat_on, name="run lock", daemon=True)
 
     def __enter__(self) -> "RunLock":
+        if jax.process_count() == 1:
+            self.take()
+            return self
         refusal: Exception | None = None
         if jax.process_index() == 0:
             try:
@@ -72,29 +75,31 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Let go of the lock, if it is this process's."""
+        """Release the lock if this process holds it."""
         if self._number:
             self._ended.set()
             self._thread.join()
             if not self._lost:
-                with suppress(OSError):  # then the next holder finds a process that is gone, or silent
+                with suppress(OSError):  # the next holder will see that this process is gone or silent
                     self._write(released=True)
 
     def check(self) -> None:
-        """Raise OSError if this process no longer has the lock: it was taken for dead, or its file was deleted."""
+        """Raise OSError if this process lost the lock: another one took it for dead, or its file was deleted."""
         if self._lost:
             raise OSError(f"{self._run_dir} {self._lost}: this process stops, and saves nothing more")
 
     def take(self) -> None:
         """Take the lock for this process alone."""
         if self._folder.exists() and not self._folder.is_dir():
-            raise OSError(f"{self._folder} is a file, where a run has the folder of its lock: move it away")
+            raise OSError(
+                f"{self._folder} is a file, but a run keeps its lock in a folder of that name: move the file away"
+            )
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             last = max(self._numbers(), default=0)
             if last and not self._is_over(last):
-                continue  # another has succeeded it meanwhile
-            self._number = last + 1
+                continue  # another process took the lock meanwhile
+            self._number, self._path = last + 1, self._folder / f"{last + 1}.json"
             try:
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             except FileExistsError:
@@ -102,17 +107,19 @@ class RunLock:
             self._write()
             if max(self._numbers()) == self._number:
                 break
-            self._path.unlink(missing_ok=True)  # a number that is long past, and its file gone
+            self._path.unlink(missing_ok=True)  # this number had been used before, and its file deleted
         for number in self._numbers():
             if number < self._number:
                 (self._folder / f"{number}.json").unlink(missing_ok=True)
         self._thread.start()
 
     def _is_over(self, number: int) -> bool:
-        """Wait until the holder `number` is known to be gone; False if it is no longer the last one. Raises ValueError
-        if it lives."""
+        """Wait until holder `number` is certainly gone; return False if it is no longer the last one.
+
+        Raises ValueError if it is alive.
+        """
         path = self._folder / f"{number}.json"
-        first, since, told = None, time.monotonic(), False
+        first, since, announced = None, time.monotonic(), False
         while max(self._numbers(), default=0) == number:
             text, holder = _read(path)
             if holder.get("released"):
@@ -122,18 +129,18 @@ class RunLock:
                 return True
             if here or (holder and first is not None and text != first):
                 raise ValueError(
-                    f"{self._run_dir} is being trained by {_name(holder)}: wait for it, or end it, or choose another "
+                    f"{self._run_dir} is being trained by {_name(holder)}: wait for it, end it, or choose another "
                     "run_dir"
                 )
             if time.monotonic() - since > PATIENCE:
                 return True
-            if not told and (holder or time.monotonic() - since > BEAT):  # it may just be being written
-                who = _name(holder) if holder else f"somebody whom {path} does not name"
+            if not announced and (holder or time.monotonic() - since > BEAT):  # it may be in the middle of a write
+                who = _name(holder) if holder else f"a process that {path} does not name"
                 print(
                     f"{self._run_dir} was being trained by {who}: waiting {PATIENCE:.0f} s for a sign of life",
                     file=sys.stderr,
                 )
-                told = True
+                announced = True
             first = text if holder else first
             time.sleep(POLL)
         return False
@@ -144,36 +151,32 @@ class RunLock:
             try:
                 if (last := max(self._numbers(), default=0)) > self._number:
                     holder = _name(_read(self._folder / f"{last}.json")[1])
-                    self._lost = f"is {holder}'s now, which heard nothing of this one for {PATIENCE:.0f} s"
+                    self._lost = f"now belongs to {holder}, which saw no beat of this one for {PATIENCE:.0f} s"
                     return
                 self._write()
             except FileNotFoundError:
                 self._lost = f"has lost its lock, {self._path}"
                 return
             except OSError:
-                continue  # the file system may come back; if it does not, a save says so
+                continue  # the file system may recover; if it does not, a save reports it
 
     def _write(self, released: bool = False) -> None:
-        """In place and at once; beats keep the length of the file."""
+        """Overwrite the holder's file in place with one write; beats do not change its length."""
         content = {**self._holder, "beats": f"{self._beats:012d}", "released": released}
         try:
             with self._path.open("r+b", buffering=0) as file:
                 file.write(json.dumps(content).ljust(400).encode() + b"\n")
         except OSError as error:
-            if error.filename is None:  # of a full disk
+            if error.filename is None:  # a full disk
                 error.filename = str(self._path)
             raise
-
-    @property
-    def _path(self) -> Path:
-        return self._folder / f"{self._number}.json"
 
     def _numbers(self) -> list[int]:
         return [int(path.stem) for path in self._folder.glob("*.json") if re.fullmatch("[0-9]+", path.stem)]
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    """The text of a holder's file and what it says; nothing if it is being written or gone."""
+    """Return the text of a holder's file and its values; empty if it is being written or is gone."""
     try:
         text = path.read_text()
         holder = json.loads(text)
@@ -183,4 +186,4 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _name(holder: dict[str, Any]) -> str:
-    return f"process {holder.get('pid', '?')} on {holder.get('host', 'a host that is not named')}"
+    return f"process {holder.get('pid', '?')} on {holder.get('host', 'an unnamed host')}"

@@ -1,7 +1,7 @@
-"""Signals, heard at once: by a thread, whatever the main thread is doing.
+"""Signals, handled at once by a thread, whatever the main thread is doing.
 
-Python runs its handlers in the main thread and between two of its own instructions: never while that compiles or waits
-for a device. A KeyboardInterrupt that a handler raises inside an import or a callback of a library is printed and
+Python runs signal handlers in the main thread between two of its own instructions: never while it compiles or waits for
+a device. A KeyboardInterrupt that a handler raises inside an import or a callback of a library is printed and
 forgotten there.
 """
 
@@ -11,21 +11,22 @@ import threading
 from collections.abc import Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-"""What ends a run: a scheduler's SIGTERM, SLURM's --signal=USR1, Ctrl-C, a closed terminal."""
+"""Signals that end a run: a scheduler's SIGTERM, SLURM's --signal=USR1, Ctrl-C, a closed terminal."""
 
 
 def heeded() -> list[int]:
-    """SIGNALS, without SIGHUP where nohup ignores it. (A shell ignores SIGINT for what it starts in the background,
-    whoever sends it then means it.)"""
+    """Return SIGNALS, without SIGHUP where nohup ignores it.
+
+    SIGINT always counts: a shell ignores it for background jobs, but whoever sends it explicitly means it.
+    """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
 
 
 class SignalThread:
-    """While entered, `heard(number)` is called for each of those signals, in a thread of its own; nothing else happens.
+    """Calls `heard(number)` in a separate thread for each of `heeded()` while entered; nothing else happens.
 
-    `heard` may be set anew.
-    Only the main thread may enter; in any other nothing is heard.
+    `heard` may be replaced. Signals are handled only if the main thread enters.
     """
 
     def __init__(self, heard: Callable[[int], None]):

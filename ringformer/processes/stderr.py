@@ -1,24 +1,24 @@
-"""Standard error: it may go away without ending a run, and JAX's C++ writes to a file, not to it.
+"""Standard error: its loss does not end a run, and JAX's C++ code writes to a file instead.
 
-A process that loses the coordination service is aborted by JAX's runtime with pages of stack, and no callback of
-Python's can prevent it.
+JAX's runtime aborts a process that loses the coordination service, with pages of stack; no Python callback can prevent
+it.
 """
 
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 _kept: list[object] = []
-"""C++ holds no reference to a callback of Python's."""
+"""Callbacks that C++ calls: it holds no reference to them."""
 
 
 class PrefixedStream:
-    """A text stream that begins every line with a prefix."""
+    """Text stream that begins every line with a prefix."""
 
     def __init__(self, stream: IO[str], prefix: str):
         self._stream, self._prefix, self._begun = stream, prefix, False
@@ -34,7 +34,7 @@ class PrefixedStream:
 
 
 def divert_native_stderr(path: Path, prefix: str = "") -> None:
-    """From now on what is not Python's goes to the end of `path`; what Python writes stays, with a prefix."""
+    """Append what native code writes to stderr to `path` from now on; what Python writes stays, with a prefix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     own = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
@@ -44,9 +44,9 @@ def divert_native_stderr(path: Path, prefix: str = "") -> None:
 
 
 def on_abort(ended: Callable[[], int]) -> None:
-    """Where C++ aborts the process: call `ended`, which may say why, and exit with what it returns.
+    """Call `ended` when C++ aborts the process, and exit with the code that it returns.
 
-    abort() raises the signal in the thread that calls it, so that this is no handler between any two instructions.
+    abort() raises the signal in the thread that calls it, so this handler does not interrupt arbitrary instructions.
     """
 
     def aborted(_number):
@@ -63,7 +63,9 @@ def on_abort(ended: Callable[[], int]) -> None:
     libc.signal(ctypes.c_int(signal.SIGABRT), handler)
 
 
-class _Lasting:
+class LastingStream:
+    """Text stream that drops what it cannot write: metrics.jsonl has the numbers that a lost terminal misses."""
+
     def __init__(self, stream: Any):
         self._stream = stream
 
@@ -78,14 +80,3 @@ class _Lasting:
     def flush(self) -> None:
         with suppress(OSError):
             self._stream.flush()
-
-
-@contextmanager
-def lasting_stderr() -> Iterator[None]:
-    """While entered, nobody who writes to `sys.stderr` hears that it is gone; metrics.jsonl has what was to be read."""
-    before = sys.stderr
-    sys.stderr = _Lasting(before)
-    try:
-        yield
-    finally:
-        sys.stderr = before

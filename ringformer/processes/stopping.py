@@ -1,7 +1,7 @@
-"""How a run is stopped, and what it is doing meanwhile.
+"""Stopping a run, and the phases that it goes through.
 
 The loop names its phase and asks after every step whether to stop. A signal, a preemption notice, a stalled phase, a
-lost process and a closed terminal all end in the one `Stopping` that it was given.
+lost process and a closed terminal all reach the loop through its one `Stopping`.
 """
 
 import enum
@@ -16,21 +16,23 @@ import jax
 from ringformer.processes.signals import heeded
 
 STOPPED = 75
-"""The exit code after SIGTERM, SIGUSR1 or SIGHUP, EX_TEMPFAIL of sysexits.h: the same command again goes on."""
+"""Exit code after SIGTERM, SIGUSR1 or SIGHUP: EX_TEMPFAIL of sysexits.h. The same command resumes the run."""
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
+"""Exit code after Ctrl-C."""
 
 
 class Phase(enum.Enum):
-    """A phase of a run: its description, which has a place for the step, and the time limit that holds: "startup",
-    "compile" or "step" (`Config.startup_minutes` and so on), or "none"."""
+    """Phase of a run: its description, with a placeholder for the step, and the time limit that applies.
+
+    Limits are "startup", "compile" and "step" (`Config.startup_minutes` etc.), or "none".
+    """
 
     PREPARATION = "the preparation", "none"
     STARTUP = "the start-up", "startup"
     COMPILATION = "the compilation of step {}", "compile"
     BATCH = "the batch of step {}", "step"
-    FIRST_STEP = "step {}", "compile"  # other processes may still compile it
+    FIRST_STEP = "step {}", "compile"  # other processes may still be compiling it
     STEP = "step {}", "step"
     EVALUATION = "the evaluation of step {}", "compile"
     STORE_CHECK = "the save of step {}, and the check of the stores before it", "none"
@@ -40,17 +42,17 @@ class Phase(enum.Enum):
 
 
 def signal_name(number: int) -> str:
-    """A signal's name as users write it."""
+    """Return a signal's name as users write it."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def exit_code(number: int) -> int:
-    """The exit code of a run that this signal stopped."""
+    """Return the exit code of a run that this signal stopped."""
     return INTERRUPTED if number == signal.SIGINT else STOPPED
 
 
 class Terminated(Exception):
-    """A signal ended the run; its state is saved. `code` is the exit code of the process."""
+    """A signal ended the run, and its state is saved. `code` is the exit code of the process."""
 
     def __init__(self, message: str, number: int):
         super().__init__(message)
@@ -58,12 +60,12 @@ class Terminated(Exception):
 
 
 class Stopping:
-    """Decides when a run stops. Entered while there is something to save."""
+    """Decides when a run stops. It is entered while there is something to save."""
 
     signal: int | None = None
-    """The signal that asks the run to end."""
+    """Signal that asks the run to end."""
     run_dir: Path | None = None
-    """The folder of the current run."""
+    """Folder of the current run."""
     _current: tuple[Phase, int | None] = Phase.PREPARATION, None
 
     def __enter__(self):
@@ -77,12 +79,12 @@ class Stopping:
         return self.signal is not None
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        """Note the phase that begins. From `FIRST_STEP` on there is something to save."""
+        """Record the phase that begins. From `FIRST_STEP` on there is something to save."""
         self._current = phase, step
 
     @contextmanager
     def phase(self, phase: Phase, step: int | None = None) -> Iterator[None]:
-        """Enter a phase, and return to the current one afterwards; an exception leaves the run in it."""
+        """Enter a phase and return to the current one afterwards; after an exception the run stays in the phase."""
         before = self._current
         self.enter(phase, step)
         yield
@@ -90,9 +92,9 @@ class Stopping:
 
 
 class Termination(Stopping):
-    """Stops a single process at the first of those signals; another one ends the process as usual.
+    """Stops a single process at the first of `SIGNALS`; the next one ends the process as usual.
 
-    Works in the main thread of a single process only. Of several processes each would stop at a different step and wait
+    It works only in the main thread of a single process. Several processes would each stop at a different step and wait
     for the others forever, so signals keep their meaning there. (The command's `Supervisor` handles several.)
     """
 

@@ -1,9 +1,9 @@
-"""What the command `ringformer train` does about signals, stalls and lost processes.
+"""Supervision of the command `ringformer train`: signals, stalls and lost processes.
 
-Before the first step of a run is under way nothing is lost: a signal ends the process at once, wherever it is. From
-then on it makes the run stop after a step, of several processes all after the same one. The step is found as JAX's
-preemption service finds it (all say how far they are, and the one after the furthest is it), by our own hand: that
-service hears SIGTERM alone, keeps it from everybody else, and tells only at the next step.
+Until the first step of a run begins there is nothing to lose: a signal ends the process at once, wherever it is. From
+then on a signal makes the run stop after a step, the same one on all processes. The processes agree on it as in JAX's
+preemption service: each reports how far it is, and all stop after the step that follows the furthest. That service
+itself would not do: it handles only SIGTERM, hides it from everybody else, and reports it only at the next step.
 """
 
 import os
@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,28 +27,28 @@ from ringformer.processes.stopping import INTERRUPTED, Phase, Stopping, Terminat
 from ringformer.processes.watchdog import Doing, Watchdog, dump_stacks
 
 _LAST_WORDS = 3.0
-"""Seconds that process 0, which holds the store, stays after its verdict, so that the others can read it."""
+"""Seconds that process 0, which hosts the store, stays after its verdict, so that the others can read it."""
 
 _CLOSING_SECONDS = 10.0
 _UNREACHED = ("DEADLINE_EXCEEDED", "UNAVAILABLE", "Connection", "connection")
-"""Of JAX's errors those of a network, or of a machine too busy to answer: another start may do."""
+"""Signs in JAX's errors of a network fault or a machine too busy to answer: another start may succeed."""
 
 _SERVICE_LOST = b"JAX distributed service detected fatal errors"
 
 
 class State(NamedTuple):
-    """How far a process is when the processes agree where to stop."""
+    """Progress of a process, exchanged when the processes agree where to stop."""
 
     session: int
-    """Counts the runs, of a config with stages."""
+    """Number of runs begun: a config with stages has several."""
     asks: int
-    """How often the run has asked whether to stop."""
+    """Number of times that the run has asked whether to stop."""
     phase: str
-    """"between" runs, "starting" one, or "training": from its first step until its last save is written."""
+    """Phase: "between" runs, "starting" one, or "training" from its first step until its last save is written."""
 
 
 class Supervisor(Stopping):
-    """Ends the process when it should, and knows why; from now on it is who hears the `signals`."""
+    """Ends the process when it should, and reports why; from its creation on it handles the `signals`."""
 
     def __init__(self, signals: SignalThread):
         self._lock = threading.RLock()
@@ -60,20 +59,16 @@ class Supervisor(Stopping):
         self._stop_at: int | None = None
         self._verdict: Verdict | None = None
         self._leaving = False
-        self._watchdog = Watchdog(self._expired)
+        self.watchdog = Watchdog(self._expired)
         signals.heard = self._heard
 
     @property
     def first(self) -> bool:
-        """Whether this process speaks for all."""
+        """True if this process reports for all."""
         return self._member is None or self._member.index == 0
 
-    def limit(self, minutes: Mapping[str, float]) -> None:
-        """Keep to these limits from now on, as `Watchdog.limit`."""
-        self._watchdog.limit(minutes)
-
     def join(self, member: Membership, seconds: float, folder: Path) -> None:
-        """Become one of the processes of a run, which keep what C++ says in RUN_DIR/logs; before JAX has a device.
+        """Join the other processes of a run, before JAX has a device; C++ then writes its errors to RUN_DIR/logs.
 
         Raises ProcessesMissing, ValueError or OSError as `meet` does.
         """
@@ -88,7 +83,7 @@ class Supervisor(Stopping):
 
         if member.count > 1:
             client = global_state.client
-            self._peers = Peers(client, member.index, member.count, self._watchdog, self._judged, self._signalled)
+            self._peers = Peers(client, member.index, member.count, self.watchdog, self._judged, self._signalled)
             threading.Thread(target=self._watch_peers, name="silence", daemon=True).start()
 
     def __enter__(self):
@@ -102,10 +97,10 @@ class Supervisor(Stopping):
         self._phase = "between"
 
     def due(self) -> bool:
-        self._watchdog.alive()
+        self.watchdog.alive()
         if self._peers is None:
             return self.signal is not None
-        with self._lock:  # not while the processes agree
+        with self._lock:  # not while the processes agree where to stop
             self._asks += 1
             return self._stop_at is not None and self._asks >= self._stop_at
 
@@ -114,24 +109,24 @@ class Supervisor(Stopping):
         if phase in (Phase.FIRST_STEP, Phase.STEP):
             self._phase = "training"
         description, limit = phase.value
-        self._watchdog.begin(description.format(step), limit)
+        self.watchdog.begin(description.format(step), limit)
 
     def failed(self, error: Exception) -> None:
-        """Say what one of several processes died of, tell the others, and end; a single one may say it itself."""
+        """Report the error of one of several processes, tell the others, and end; do nothing in a single process."""
         if self._member is None or self._member.count == 1:
             return
         if isinstance(error, ProcessesMissing):
             self._end(str(error), LOST)
         if isinstance(error, jax.errors.JaxRuntimeError):
-            # Collectives fail in the processes that wait for a lost one: who that is the verdict will say.
+            # Collectives fail in the processes that wait for a lost one: the verdict will name it.
             self._note(traceback.format_exc())
             if self._peers is not None:
                 self._peers.broken = any(sign in str(error) for sign in _UNREACHED)
             time.sleep(silent_limit("step") + 4 * _LAST_WORDS)
-        told = isinstance(error, ValueError | OSError | FloatingPointError | ImportError)
-        if not told:
+        explained = isinstance(error, ValueError | OSError | FloatingPointError | ImportError)
+        if not explained:
             traceback.print_exc()
-        why = f"{error}" if told else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        why = f"{error}" if explained else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         code = 2 if isinstance(error, ValueError | FileNotFoundError | ImportError) else 1
         if isinstance(error, jax.errors.JaxRuntimeError) and any(sign in why for sign in _UNREACHED):
             code = LOST
@@ -150,15 +145,15 @@ class Supervisor(Stopping):
             self._peers.close()
             self._peers = None
             jax.distributed.shutdown()
-        self._watchdog.close()
+        self.watchdog.close()
 
     # Signals
 
     def _heard(self, number: int) -> None:
-        """In the thread of signals."""
+        """Handle a signal, in the thread of signals."""
         if self.signal is not None:
             if number == signal.SIGINT == self.signal:
-                self._end("interrupted twice: what was under way is lost", INTERRUPTED)
+                self._end("interrupted twice: steps since the last save are lost", INTERRUPTED)
             return
         if self._peers is not None:
             self.signal = number
@@ -169,13 +164,13 @@ class Supervisor(Stopping):
             self._end(self._nothing_lost(number), exit_code(number))
 
     def _signalled(self, number: int) -> None:
-        """All processes do this at about the same time: agree where to stop."""
+        """Agree with the other processes where to stop; all of them do so at about the same time."""
         assert self._peers is not None
         self.signal = number
         with self._lock:
             try:
                 states = [State(*state) for state in self._peers.gather(self._state())]
-            except RuntimeError as error:  # one of them is lost: of that there will be a verdict
+            except RuntimeError as error:  # one of them is lost: a verdict will follow
                 return self._note(str(error))
             last = max(state.session for state in states)
             self._stop_at = max(state.asks for state in states if state.session == last) + 1
@@ -184,7 +179,7 @@ class Supervisor(Stopping):
             closing = any(state.phase == "training" and state.session < last for state in states)
             if not at_once or (self._phase == "training" and self._session < last):
                 return
-        if closing:  # others still write the end of the run before
+        if closing:  # others are still writing the last save of the previous run
             time.sleep(_CLOSING_SECONDS)
         self._end(self._nothing_lost(number), exit_code(number), all_say=False)
 
@@ -192,12 +187,14 @@ class Supervisor(Stopping):
         return State(self._session, self._asks, self._phase)
 
     def _nothing_lost(self, number: int) -> str:
-        return f"stopped by {signal_name(number)} before a step was made: nothing is lost, the same command goes on"
+        return (
+            f"stopped by {signal_name(number)} before the first step: nothing is lost, the same command resumes the run"
+        )
 
     # Time
 
     def _expired(self, doing: Doing) -> None:
-        """In the watchdog's thread."""
+        """End the process after a stall, or report it to the others; in the watchdog's thread."""
         if self._peers is not None:
             self._dump(f"stalled in {doing.what}")
             return self._peers.stalled()
@@ -205,21 +202,21 @@ class Supervisor(Stopping):
         self._log = self._log or folder / "logs" / "process-0.txt"
         self._dump(f"stalled in {doing.what}")
         self._end(
-            f"stalled: {doing.what} takes longer than {doing.limit}_minutes allows; what every thread is doing "
-            f"is in {self._log}",
+            f"stalled: {doing.what} takes longer than {doing.limit}_minutes allows; the stacks of all threads are in "
+            f"{self._log}",
             LOST,
         )
 
     def _watch_peers(self) -> None:
-        """Whether process 0, which holds the store, still answers."""
+        """Check every second that process 0, which hosts the store, still answers."""
         assert self._member is not None
         while (peers := self._peers) is not None:
-            silence = self._watchdog.clock - peers.heard
-            if silence > silent_limit(self._watchdog.doing.limit) + 2 * _LAST_WORDS:
+            silence = self.watchdog.clock - peers.heard
+            if silence > silent_limit(self.watchdog.doing.limit) + 2 * _LAST_WORDS:
                 self._judged(
                     Verdict(
-                        f"process 0 at {self._member.address} is lost: no word from it for {silence:.0f} "
-                        "s; it died, is stopped or cut off",
+                        f"process 0 at {self._member.address} is lost: no message from it for {silence:.0f} "
+                        "s; it died, is stopped or is cut off",
                         LOST,
                         by_itself=False,
                     )
@@ -234,10 +231,10 @@ class Supervisor(Stopping):
             time.sleep(_LAST_WORDS)
         if not self._leaving:
             self._dump(verdict.why)
-            self._end(f"{verdict.why}; what this one was doing is in {self._log}", verdict.code)
+            self._end(f"{verdict.why}; the stacks of this process are in {self._log}", verdict.code)
 
     def _aborted(self) -> int:
-        """C++ aborts the process: what to say, and the exit code."""
+        """Report why C++ aborts the process, and return the exit code."""
         assert self._log is not None and self._member is not None
         if self._leaving:
             return LOST if self._verdict is None else self._verdict.code
@@ -252,11 +249,11 @@ class Supervisor(Stopping):
             why, code = f"process 0 at {self._member.address} is lost: it died or ended", LOST
         else:
             why, code = "aborted in C++", 128 + signal.SIGABRT
-        self._say(f"{why}; what C++ said is in {self._log}")
+        self._say(f"{why}; the output of C++ is in {self._log}")
         return code
 
     def _end(self, why: str, code: int, all_say: bool = True) -> None:
-        """End the process, from any thread; process 0 goes last."""
+        """End the process, from any thread; process 0 ends last."""
         self._leaving = True
         if all_say or self.first:
             self._say(why)

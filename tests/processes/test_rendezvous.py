@@ -77,7 +77,7 @@ def test_another_config_is_refused_on_all():
     for thread in threads:
         thread.join()
     assert len(found) == 3 and len(set(found.values())) == 1
-    assert "process 2 on " in found[0] and 'data.store "x", not named; seed 1, not 0; start all with the' in found[0]
+    assert "process 2 on " in found[0] and 'data.store "x", not set; seed 1, not 0; start all with the' in found[0]
 
 
 def test_process_0_did_not_come():
@@ -97,9 +97,9 @@ def test_a_process_that_comes_first_waits_for_process_0():
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        (((0, 3), (1, 3), (1, 3)), "two processes say that they are process 1"),
+        (((0, 3), (1, 3), (1, 3)), "two processes claim to be process 1"),
         (((0, 3), (0, 3)), "cannot listen at port"),
-        (((0, 3), (1, 2)), "says that they are 2, process 0 on .* says 3"),
+        (((0, 3), (1, 2)), "has --num_processes=2, process 0 on .* has 3"),
     ],
 )
 def test_processes_that_do_not_belong_together(calls, message):
@@ -128,9 +128,9 @@ def test_strangers_at_the_port_do_no_harm(said):
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        (("host:1", None, 0), "name all of"),
-        (("host", 2, 0), "is no HOST:PORT"),
-        (("host:1", 2, 2), "not one of 0 to 1"),
+        (("host:1", None, 0), "pass all of"),
+        (("host", 2, 0), "must be HOST:PORT"),
+        (("host:1", 2, 2), "must lie between 0 and 1"),
     ],
 )
 def test_names_that_cannot_be(named, message):

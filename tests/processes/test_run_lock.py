@@ -203,7 +203,7 @@ def test_who_was_taken_for_dead_stops(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "BEAT", 0.05)
     with RunLock(tmp_path) as lock:
         (tmp_path / "lock" / "2.json").write_text(json.dumps(ELSEWHERE))
-        wait_for_loss(lock, "is process 7 on elsewhere's now, which heard nothing of this one")
+        wait_for_loss(lock, "now belongs to process 7 on elsewhere, which saw no beat of this one")
     assert json.loads((tmp_path / "lock" / "2.json").read_text()) == ELSEWHERE
 
 
@@ -259,8 +259,10 @@ def test_what_else_may_lie_there(tmp_path, monkeypatch, capsys):
     with RunLock(tmp_path):
         pass
     said = capsys.readouterr().err
-    assert said.count("waiting") == 1 and f"somebody whom {folder / '3.json'} does not name" in said
+    assert said.count("waiting") == 1 and f"a process that {folder / '3.json'} does not name" in said
     shutil.rmtree(folder)
     folder.write_text("")
-    with pytest.raises(OSError, match="lock is a file, where a run has the folder of its lock: move it away"):
+    with pytest.raises(
+        OSError, match="lock is a file, but a run keeps its lock in a folder of that name: move the file away"
+    ):
         RunLock(tmp_path).take()

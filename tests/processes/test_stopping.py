@@ -100,7 +100,7 @@ def test_a_terminated_process_says_so_and_is_resumed(config, tmp_path):
         time.sleep(0.05)
     process.terminate()
     said = process.communicate(timeout=120)[1]
-    assert process.returncode == 75 and "the same command goes on from there" in said
+    assert process.returncode == 75 and "the same command resumes the run" in said
     at = latest_step(tmp_path / "cli")
     assert f"stopped by SIGTERM at step {at} of 4000" in said and at >= 5
     steps = [row["step"] for row in map(json.loads, metrics.read_text().splitlines()) if "loss" in row]

@@ -15,7 +15,7 @@ def expired(monkeypatch):
     monkeypatch.setattr(watchdog, "INTERVAL", 0.01)
     found = []
     dog = Watchdog(found.append)
-    dog.limit({"startup": 60, "compile": 60, "step": 0.2 / 60})
+    dog.limits = {"startup": 3600, "compile": 3600, "step": 0.2}
     yield dog, found
     dog.close()
 
