@@ -1,1 +1,1 @@
-"""What a run is: its config, identity, record, metrics and folder."""
+"""Runs: config, identity, record, metrics and folder."""

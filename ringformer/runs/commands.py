@@ -11,45 +11,45 @@ from ringformer.files.run_layout import CHECKPOINTS
 
 
 def add_list(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
-    """Arguments of `ringformer checkpoint list`."""
-    parser.description = "The checkpoints of a run: when they were saved, how large they are, the held-out loss there."
+    """Add the arguments of `ringformer checkpoint list`."""
+    parser.description = "List the checkpoints of a run: when each was saved, its size, its held-out loss."
     _add_path(parser)
     return _list
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
-    """Arguments of `ringformer checkpoint inspect`."""
-    parser.description = "What was said of a checkpoint when it was saved, and the arrays in it. Reads none of them."
+    """Add the arguments of `ringformer checkpoint inspect`."""
+    parser.description = "Show the notes that were saved with a checkpoint, and list its arrays without reading them."
     _add_path(parser)
-    parser.add_argument("--step", type=int, help="of a run, the checkpoint of this step; without: the latest")
+    parser.add_argument("--step", type=int, help="step of the checkpoint in a run (default: the latest)")
     return _inspect
 
 
 def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Arguments of `ringformer checkpoint verify`."""
+    """Add the arguments of `ringformer checkpoint verify`."""
     parser.description = (
-        "Compare the files of checkpoints with the hashes that were saved with them. Changes nothing. Exit code 1 "
-        "if one is damaged, or has no hashes to compare with."
+        "Compare the files of checkpoints with the hashes saved with them. Changes nothing. Exit code 1 if a "
+        "checkpoint is damaged or has no hashes to compare with."
     )
     _add_path(parser)
-    parser.add_argument("--step", type=int, help="of a run, the checkpoint of this step; without: all of them")
+    parser.add_argument("--step", type=int, help="step of the checkpoint in a run (default: all of them)")
     return _verify
 
 
 def add_copy(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Arguments of `ringformer checkpoint copy`."""
+    """Add the arguments of `ringformer checkpoint copy`."""
     parser.description = (
         "Copy a run's checkpoints, and the files beside them, to an object store, gs://BUCKET/PATH, or back to a "
-        "folder: one of the two is a URL. Each is compared with its hashes on the way. Of a run in stages all are "
-        "copied. Exit code 1 if one is damaged, which is left out."
+        "folder: either FROM or TO is a URL. Every checkpoint is compared with its hashes. All stages of a run are "
+        "copied. Exit code 1 if a checkpoint is damaged; it is not copied."
     )
-    parser.add_argument("source", metavar="FROM", help="the folder of a run, or gs://BUCKET/PATH (file:///PATH)")
-    parser.add_argument("target", metavar="TO", help="the other of the two")
+    parser.add_argument("source", metavar="FROM", help="folder of a run, or gs://BUCKET/PATH (file:///PATH)")
+    parser.add_argument("target", metavar="TO", help="URL if FROM is a folder, else a folder")
     return _copy
 
 
 def _add_path(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="the folder of a run, of a stage of one, or of a converted model")
+    parser.add_argument("path", metavar="PATH", help="folder of a run, of a stage, or of a converted model")
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -69,7 +69,7 @@ def _list(args: argparse.Namespace) -> None:
     for path in sorted((run_dir / "damaged").glob("*")):
         print(f"set aside as damaged: {path}, {_size(_bytes(path))}")
     for path in sorted((run_dir / CHECKPOINTS).glob("*.orbax-checkpoint-tmp*")):
-        print(f"not finished, the next start removes it: {path}, {_size(_bytes(path))}")
+        print(f"unfinished, the next start removes it: {path}, {_size(_bytes(path))}")
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -88,7 +88,7 @@ def _inspect(args: argparse.Namespace) -> None:
     try:
         arrays = jax.tree.leaves(checkpoint_handler().metadata(folder).tree)
     except (ValueError, FileNotFoundError) as error:  # tensorstore's, and Orbax's
-        raise OSError(f"{folder} cannot be read ({error}): see ringformer checkpoint verify {run_dir}") from error
+        raise OSError(f"{folder} cannot be read ({error}): run ringformer checkpoint verify {run_dir}") from error
     width = max(len(array.name) for array in arrays)
     for array in arrays:
         files = folder / array.name
@@ -128,15 +128,16 @@ def _copy(args: argparse.Namespace) -> int:
 
     if is_url(args.source) == is_url(args.target):
         raise ValueError(
-            f"one of FROM and TO is a folder, the other a URL as gs://BUCKET/PATH: {args.source!r}, {args.target!r}"
+            f"one of FROM and TO must be a folder, the other a URL such as gs://BUCKET/PATH, not {args.source!r} and "
+            f"{args.target!r}"
         )
     url, folder = (args.source, args.target) if is_url(args.source) else (args.target, args.source)
     url, whole = url.rstrip("/"), True
     parts = parts_of(ObjectStore(url) if is_url(args.source) else Path(folder))
     if not parts:
-        hint = ", if it exists and may be listed" if is_url(args.source) else ""
+        hint = ", or it does not exist or may not be listed" if is_url(args.source) else ""
         raise ValueError(
-            f"{args.source} has no checkpoints{hint}: name the folder of a run, or where one was copied to"
+            f"{args.source} has no checkpoints{hint}: name the folder of a run, or the URL that one was copied to"
         )
     for part in parts:
         store, run_dir = ObjectStore(f"{url}/{part}"), Path(folder, part)
@@ -147,7 +148,7 @@ def _copy(args: argparse.Namespace) -> int:
 
 
 def _steps(run_dir: Path, step: int | None = None) -> list[int]:
-    """The steps of a run's checkpoints, or the one asked for. Raises ValueError if there are none."""
+    """Return the steps of a run's checkpoints, or `step` alone. Raises ValueError if there is no such checkpoint."""
     from ringformer.checkpoints.verify import saved_steps
 
     steps = saved_steps(run_dir)

@@ -1,4 +1,4 @@
-"""The folder of a run while this process trains in it: locked, compared with its record, resumed, and recorded anew."""
+"""Folder of a run while this process trains in it: locked, compared with its record, resumed, recorded again."""
 
 import dataclasses
 from collections.abc import Collection, Iterator
@@ -28,22 +28,24 @@ from ringformer.runs.record import Checked, check_run, keep_record, note_saved
 
 
 class RunFolder:
-    """An open folder; `open` makes it, `resume` finds the checkpoint that the run goes on from."""
+    """Open folder of a run; `open` creates it, `resume` finds the checkpoint to continue from."""
 
     def __init__(
         self, path: Path, config: Config, tokenizer: Tokenizer, identity: Identity, checked: Checked, lock: RunLock
     ):
         self.path, self.changes = path, checked.changes
-        self._config, self._tokenizer, self._identity, self._lock = config, tokenizer, identity, lock
+        self._config, self._tokenizer, self._identity = config, tokenizer, identity
+        self.check = lock.check
+        """Raises OSError if this process has lost the lock."""
         self._recorded = False
         self.keep = Keep(config.keep_checkpoints, config.keep_every, config.keep_best)
         self._copies: Copies | None = None
         self.start: int | None = None
-        """The step that the run goes on from; None: it begins."""
+        """Step that the run continues from; None: it begins."""
         self.damage: list[str] = []
-        """Lines about damaged checkpoints, which were set aside."""
+        """Messages about damaged checkpoints, which were set aside."""
         self.about_start: dict[str, Any] = {}
-        """The notes that were saved with the step that the run goes on from."""
+        """Notes that were saved with the step that the run continues from."""
 
     @classmethod
     @contextmanager
@@ -59,16 +61,16 @@ class RunFolder:
         """Lock the folder, for all processes of the run together.
 
         Args:
-          checked: the folder as it was when the run was prepared; it is compared again if it has a later checkpoint.
+          checked: comparison from the preparation of the run; it is repeated if there is a later checkpoint.
           allow: keys that may have changed.
 
         Raises:
-          ValueError: another process trains in the folder; or as `check_run`.
+          ValueError: another process trains in the folder, or as `check_run`.
         """
         with RunLock(path) as lock:
             if latest_step(path) != checked.step:
                 checked = check_run(path, identity, config.steps, allow)
-            # A stage before this one may have been trained since it was prepared.
+            # The previous stage may have been trained since this one was prepared.
             identity = {**identity, "init_from": origin(config.init_from)}
             try:
                 yield cls(path, config, tokenizer, identity, checked, lock)
@@ -77,24 +79,24 @@ class RunFolder:
                     note_saved(path)
 
     def resume(self, target: State, shardings: State) -> tuple[Checkpoints, State | None]:
-        """Open the checkpoints, restore the newest whole one (None: the run begins), and record the run. A changed run
-        is recorded with its first save: until then it may go on unchanged.
+        """Open the checkpoints, restore the newest whole one (None: the run begins), and record the run.
+
+        A changed run is recorded only with its first save: until then it can still continue unchanged.
 
         Args:
-          target, shardings: as `Checkpoints`.
+          target, shardings: as for `Checkpoints`.
 
         Raises:
-          ValueError: the checkpoints of another run are where copies would go.
-          DamagedFiles: there are checkpoints, and none of them is whole.
+          ValueError: the destination of the copies holds checkpoints of another run.
+          DamagedFiles: there are checkpoints, but none of them is whole.
         """
         if self._config.copy_to:
             self._copies = self._open_copies()
         checkpoints = Checkpoints(self.path, target, shardings, self.keep, self._copies)
         self.start, state, self.damage = checkpoints.restore_newest()
-        # Later losses are of steps that are made again.
-        losses = evaluation_losses(self.path)
-        self.keep.losses |= {step: loss for step, loss in losses.items() if step <= (self.start or 0)}
         if self.start is not None:
+            losses = evaluation_losses(self.path).items()
+            self.keep.losses |= {step: loss for step, loss in losses if step <= self.start}  # later steps are repeated
             self.about_start = checkpoints.about(self.start)
             self.keep.resume(self.about_start, self.changes)
         if not self.changes:
@@ -102,27 +104,25 @@ class RunFolder:
         return checkpoints, state
 
     def begin_copies(self) -> None:
-        """Send the checkpoint that the run goes on from, if its copy is missing."""
+        """Copy the checkpoint that the run continues from, if its copy is missing."""
         if self._copies is not None and self.start:
             self._copies.begin(self.start, self.keep)
 
-    def check(self) -> None:
-        """Raise OSError if this process has lost the lock."""
-        self._lock.check()
-
     def save(self, checkpoints: Checkpoints, state: State, notes: dict[str, Any]) -> None:
         """Save a state with its notes and the run's identity; a changed run is recorded before its first save."""
-        self._lock.check()
+        self.check()
         if not self._recorded:
             self._record()
         about = {"run": identity_hash(self._identity), "data.store": self._identity["data.store"]}
         checkpoints.save(state, about | {"run_dir": str(self.path)} | notes)
         if jax.process_index() == 0:
-            note_saved(self.path)  # of the save before, which is finished by now
+            note_saved(self.path)  # for the previous save, which is finished by now
 
     def _open_copies(self) -> Copies | None:
-        """Return what copies checkpoints, on process 0 alone. Raises ValueError, on all processes, if they cannot go
-        where they should."""
+        """Return the copier of checkpoints, on process 0 only.
+
+        Raises ValueError on all processes if the checkpoints cannot be copied to their destination.
+        """
         copies, refusal = None, ""
         if jax.process_index() == 0:
             try:
@@ -135,14 +135,14 @@ class RunFolder:
         return copies
 
     def _record(self) -> None:
-        """Write the resolved config, the tokenizer, files that came with a converted model, and the identity."""
+        """Write the resolved config, the tokenizer, the files that came with a converted model, and the identity."""
         self._recorded = True
         self.path.mkdir(parents=True, exist_ok=True)
         if jax.process_index() != 0:
             return
         config = self._config
         write_object(self.path / CONFIG, dataclasses.asdict(config) | registered_by(config.model))
-        (self.path / METRICS).touch()  # now it is a run, interrupted or not, and no converted model
+        (self.path / METRICS).touch()  # marks a run, as opposed to a converted model
         for file in contained_files(config.init_from, (*CARRIED, HF_CONFIG)) if config.init_from else ():
             write_whole(self.path / file.name, file.read_bytes())
         save_tokenizer(self._tokenizer, self.path)
@@ -150,7 +150,7 @@ class RunFolder:
 
 
 def nothing_left(config: Config) -> bool:
-    """Whether a run is finished, its last checkpoint whole, and copied if it is to be; all processes call it."""
+    """Return True if a run is finished, its last checkpoint whole, and copied if requested; all processes call it."""
     if not finished(config) or checkpoint_faults(config.run_dir, config.steps):
         return False
     if not config.copy_to:
@@ -160,7 +160,7 @@ def nothing_left(config: Config) -> bool:
 
 
 def finished(config: Config) -> bool:
-    """Whether the checkpoint of the stage's last step exists, and its evaluation if there are held-out data."""
+    """Return True if the checkpoint of the run's last step exists, and its evaluation if there are held-out data."""
     if not config.run_dir:
         return False
     rows = read_metrics(Path(config.run_dir, METRICS))

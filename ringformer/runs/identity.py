@@ -1,11 +1,10 @@
-"""What defines a run: the part of its config, and of what that names, that its numbers follow from.
+"""Identity of a run: the values that its numbers follow from, in its config and in the files that the config names.
 
-An identity is a flat dict of keys as they are written in a config (`optimizer.b1`) and values as JSON has them. What is
-named by a path is identified by its contents: token stores by their fingerprints, the tokenizer by its name, the model
-that the run begins with by its checkpoint.
+An identity is a flat dict from config keys (`optimizer.b1`) to JSON values. Files and folders are identified by their
+contents: token stores by their fingerprints, the tokenizer by its name, the initial model by its checkpoint.
 
-Every field of a config is in `DEFINES` or in `HARMLESS`, a model's in the classes that its family says (`EXECUTION` are
-the harmless ones). A field that is in neither counts as defining.
+Every field of a config is in `DEFINES` or in `HARMLESS`. For a model's fields the family decides (those in `EXECUTION`
+are harmless). A field in neither set counts as defining.
 """
 
 import dataclasses
@@ -14,8 +13,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from ringformer.checkpoints.saved_model import checkpoint_hash, latest_step
 from ringformer.data import parse_mixture
@@ -26,8 +23,8 @@ from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
 Identity = dict[str, Any]
 
-SAID_BYTES = 2**14
-"""What a process tells the others of its identity: a digest for each of some sixty keys."""
+DIGESTS_BYTES = 2**14
+"""Bytes of the digests that processes compare: one for each of some sixty keys."""
 
 DEFINES = frozenset(
     {
@@ -54,14 +51,14 @@ RESOLVED = frozenset(
     {
         "steps",
         "optimizer.warmup_steps",
-        "optimizer.final_fraction",  # what the schedule makes of them
+        "optimizer.final_fraction",  # resolved by the schedule
         "init_from",
         "data.tokenizer",
         "data.store",
-        "data.mixture",  # what is there
+        "data.mixture",  # resolved by contents
     }
 )
-"""Keys that define a run by what they come to; `data.store` is of a mixture, too."""
+"""Keys that define a run by the values they resolve to; `data.store` also stands for a mixture."""
 
 IN_STORE = frozenset(
     {
@@ -79,43 +76,45 @@ IN_STORE = frozenset(
         "data.max_document_bytes",
     }
 )
-"""Keys that the token stores were built by: compared with what these record when they are opened, and part of what
-`data.store` comes to."""
+"""Keys that the token stores were built with: compared with the stores' records when these are opened, and part of the
+value that `data.store` resolves to."""
 
 HARMLESS = frozenset(
     {
         "run_dir",
         "preset",
-        "stages",  # where it is; what the values came from
+        "stages",  # location, and origin of the values
         "mesh_dim",
         "cpu_devices",
-        "accumulate",  # how it is computed: the numbers differ by rounding alone
+        "accumulate",  # execution: numbers differ only by rounding
         "eval_every",
         "eval_batches",
         "tensorboard",
-        "wandb",  # what is said of it
+        "wandb",  # reports
         "checkpoint_every",
-        "checkpoint_minutes",  # when it is saved
+        "checkpoint_minutes",  # times of saves
         "keep_checkpoints",
         "keep_every",
         "keep_best",
-        "copy_to",  # what is kept of it, and where
+        "copy_to",  # checkpoints kept, and copies
         "max_skipped_in_a_row",
-        "debug_nans",  # when it stops
+        "debug_nans",  # conditions that stop it
         "handshake_seconds",
         "startup_minutes",
         "compile_minutes",
-        "step_minutes",  # when it is given up
+        "step_minutes",  # time limits
     }
 )
 """Keys that do not change a run."""
 
 
 def run_identity(config: Config, tokenizer: str) -> Identity:
-    """Return the identity of a run; without `data.store` if that is not built yet.
+    """Return the identity of a run; without `data.store` if a token store is not built yet.
+
+    `data.store` has the fingerprints of the train and held-out stores, in order and with their shares of a mixture.
 
     Args:
-      tokenizer: the name of the run's tokenizer.
+      tokenizer: name of the run's tokenizer.
     """
     identity: Identity = {"data.tokenizer": tokenizer, "init_from": origin(config.init_from)}
     for part, values in (("", config), ("data.", config.data), ("optimizer.", config.optimizer)):
@@ -131,11 +130,22 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
     }
     harmless, model = getattr(config.model, "EXECUTION", ()), dataclasses.asdict(config.model)  # type: ignore[call-overload]
     identity |= {f"model.{name}": value for name, value in model.items() if name not in harmless}
-    return json.loads(json.dumps(identity | store_identity(config.data)))
+    data = config.data
+    parts = parse_mixture(data.mixture) if data.mixture else [(data.store, 1)]
+    splits = ("train", "eval") if data.held_out else ("train",)
+    described = {split: [Path(path, split, "store.json") for path, _ in parts] for split in splits}
+    if all(path.is_file() for paths in described.values() for path in paths):
+        stores: dict[str, Any] = {"at": data.mixture or data.store}
+        for split, paths in described.items():
+            metas = [read_meta(path) for path in paths]  # verified: a damaged store is not a different one
+            prints = [_digest([meta["fingerprint"], meta["files"]]) for meta in metas]
+            stores[split] = [[fingerprint, share] for fingerprint, (_, share) in zip(prints, parts, strict=True)]
+        identity["data.store"] = stores
+    return json.loads(json.dumps(identity))
 
 
 def defaults() -> Identity:
-    """What a run of an older version was, of keys that were added since."""
+    """Return the values of keys that a run of an older version did not record: their defaults."""
     parts: tuple[tuple[str, type], ...] = (("", Config), ("data.", DataConfig), ("optimizer.", OptimizerConfig))
     return {
         part + field.name: field.default
@@ -146,54 +156,38 @@ def defaults() -> Identity:
 
 
 def identity_hash(identity: Identity) -> str:
-    """32 hexadecimal digits that stand for an identity; where things lie does not matter."""
-    essence = {key: contents(value) for key, value in identity.items()}
-    return _digest(essence)
+    """Return the hash of an identity, 32 hexadecimal digits; paths do not affect it."""
+    return _digest({key: contents(value) for key, value in identity.items()})
 
 
 def check_same_on_all(identity: Identity) -> None:
-    """Raise ValueError, on all processes, if they are not of one run: a config names files, and those of two hosts may
-    differ. A collective."""
-    if jax.process_count() == 1:
-        return
+    """Raise ValueError on all processes if their identities differ: files of one path may differ between hosts.
+
+    A collective.
+    """
     mine = {key: _digest(contents(value))[:8] for key, value in identity.items()}
-    first, *others = (json.loads(said) for said in tell_all(json.dumps(mine).encode(), SAID_BYTES))
+    first, *others = (json.loads(digests) for digests in tell_all(json.dumps(mine).encode(), DIGESTS_BYTES))
     for index, other in enumerate(others, 1):
         if differs := sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key)):
             raise ValueError(
-                f"process {index} has another {' and another '.join(differs)} than process 0: where a config names a "
-                "file or a folder, all hosts must find the same in it"
+                f"process {index} has another {' and another '.join(differs)} than process 0: a file or folder that "
+                "the config names must have the same contents on all hosts"
             )
 
 
 def contents(value: Any) -> Any:
-    """A value of an identity without its path."""
+    """Return a value of an identity without its path."""
     return {key: x for key, x in value.items() if key != "at"} if isinstance(value, Mapping) else value
 
 
 def origin(init_from: str) -> dict[str, Any] | None:
-    """The checkpoint that parameters come from; with its path alone if there is none there."""
+    """Return the path, step and hash of the checkpoint that parameters come from; only its path if there is none."""
     if not init_from:
         return None
     step = latest_step(init_from)
     if step is None:
         return {"at": init_from}
     return {"at": init_from, "step": step, "checkpoint": checkpoint_hash(Path(init_from, CHECKPOINTS, str(step)))}
-
-
-def store_identity(data: DataConfig) -> Identity:
-    """Return the fingerprints of the train and held-out stores, in their order and with their shares of a mixture, as
-    `data.store`; nothing if a store is not built yet."""
-    parts = parse_mixture(data.mixture) if data.mixture else [(data.store, 1)]
-    stores: dict[str, Any] = {"at": data.mixture or data.store}
-    for split in ("train", "eval") if data.held_out else ("train",):
-        described = [Path(path, split, "store.json") for path, _ in parts]
-        if not all(path.is_file() for path in described):
-            return {}
-        metas = [read_meta(path) for path in described]  # verified: a damaged store is not another one
-        prints = [_digest([meta["fingerprint"], meta["files"]]) for meta in metas]
-        stores[split] = [[fingerprint, share] for fingerprint, (_, share) in zip(prints, parts, strict=True)]
-    return {"data.store": stores}
 
 
 def _digest(value: Any) -> str:

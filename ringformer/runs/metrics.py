@@ -1,4 +1,4 @@
-"""What a run reports: a progress bar, metrics.jsonl, TensorBoard and Weights & Biases if asked."""
+"""Reports of a run: a progress bar, metrics.jsonl, and optionally TensorBoard and Weights & Biases."""
 
 import json
 import os
@@ -19,8 +19,11 @@ from ringformer.runs.config import Config
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; none if it is not there. A last line that was cut off is none: the run was killed
-    while it wrote. Raises ValueError for any other line that is no JSON object with a step."""
+    """Return the rows of a metrics.jsonl; empty if it does not exist.
+
+    A truncated last line is ignored: the run was killed while writing it. Raises ValueError for any other line that is
+    not a JSON object with a step.
+    """
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     rows = []
     for number, line in enumerate(lines, 1):
@@ -30,31 +33,32 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
                 raise TypeError
         except (ValueError, TypeError, KeyError):
             if number < len(lines):
-                raise ValueError(f"{path}:{number} is no row of metrics: {line[:60]!r}; delete the line") from None
+                raise ValueError(f"{path}:{number} is not a row of metrics: {line[:60]!r}; delete the line") from None
         else:
             rows.append(row)
     return rows
 
 
 def evaluation_losses(run_dir: Path) -> dict[int, float]:
-    """The losses on held-out data that a run has reported, by their steps."""
+    """Return the held-out losses that a run has reported, by step."""
     rows = read_metrics(run_dir / METRICS)
     return {row["step"]: row["eval_loss"] for row in rows if type(row.get("eval_loss")) is float}
 
 
 class Reporter:
-    """Writes metrics.jsonl, one JSON object per step or evaluation, and shows where the run is.
+    """Writes metrics.jsonl, one JSON object per step or evaluation, and shows the progress of the run.
 
-    Opened at `step`: lines of later steps, written before an interruption, are dropped; all of them at step 0, which is
-    evaluated anew. Only process 0 writes. `history` is the rows that were kept, `gaps` what to say of missing ones.
+    Opened at `step`: rows of later steps, written before an interruption, are dropped. At step 0, which is evaluated
+    again, all rows are. Only process 0 writes. `history` has the rows that were kept, `gaps` a warning if some are
+    missing.
 
-    Raises ValueError for a metrics.jsonl that is not one.
+    Raises ValueError for an invalid metrics.jsonl.
     """
 
     def __init__(self, run_dir: Path, step: int, config: Config):
         self._active = jax.process_index() == 0
         self._steps = config.steps
-        self._boards: list[WeightsAndBiases | TensorBoard] = []  # first: they may refuse
+        self._boards: list[WeightsAndBiases | TensorBoard] = []  # first: they may raise
         if self._active and config.wandb:
             self._boards.append(WeightsAndBiases(config.wandb, run_dir))
         if self._active and config.tensorboard:
@@ -74,9 +78,9 @@ class Reporter:
         path = Path(run_dir) / METRICS
         self.history = kept = [row for row in read_metrics(path) if step and row["step"] <= step]
         missing = step - len({row["step"] for row in kept if "learning_rate" in row})
-        told = f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps before: plots have a hole"
-        self.gaps = [told] if missing > 0 else []
-        self._begun: tuple[int, float] | None = None  # the first step here, and when it was done: compiled by then
+        warning = f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps so far: plots have a gap"
+        self.gaps = [warning] if missing > 0 else []
+        self._begun: tuple[int, float] | None = None  # first step of this process, and its end: compiled by then
         self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
         self._file = None
         if self._active:
@@ -95,11 +99,11 @@ class Reporter:
             self.say(f"step {step}/{self._steps}  {text}{self._time_left(step)}")
 
     def evaluation(self, step: int, values: dict[str, Any]) -> None:
-        """Report what `evaluation.make_evaluation` found."""
+        """Report the metrics of an evaluation, from `evaluation.make_evaluation`."""
         self._write(step, values)
         if not values["eval_tokens"]:
             self.say(
-                f"step {step}  no token of the held-out batches is trained on: raise eval_batches, or look at the "
+                f"step {step}  the held-out batches have no token to train on: raise eval_batches, or examine the "
                 "store with `ringformer data inspect`"
             )
             return
@@ -109,11 +113,11 @@ class Reporter:
         self.say(f"  loss (tokens) from position {'  '.join(by_position)}")
 
     def evaluated(self, step: int) -> bool:
-        """Is there an evaluation of this step from before an interruption?"""
+        """Return True if this step was evaluated before an interruption."""
         return step in self._evaluated
 
     def sync(self) -> None:
-        """Wait for the disk to have the rows: no checkpoint is to outlive those of its steps."""
+        """Wait until the rows are on disk, so that no checkpoint outlives the rows of its steps."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
@@ -122,7 +126,7 @@ class Reporter:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
-        """Until the last step, at the pace since the first one here; nothing is known at that one."""
+        """Return the time to the last step at the pace since the first step here; empty at that step."""
         if self._begun is None or step == self._begun[0] or step == self._steps:
             return ""
         first, then = self._begun
@@ -163,7 +167,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run, named like the run's folder, of a project: one, however often it is resumed. Its id is in `wandb_id`."""
+    """Run of a project, named after the run's folder. A resumed run continues it: its id is in `wandb_id`."""
 
     def __init__(self, project: str, run_dir: Path):
         try:

@@ -1,9 +1,9 @@
-"""The record of what a run is, kept in its folder and compared before anything of the run is written again.
+"""Record of a run's identity, kept in its folder and compared before the run writes anything again.
 
-    RUN_DIR/identity.json    the run's identity (`identity.py`), and the step of a checkpoint that is known to exist
-    RUN_DIR/changes.jsonl    what was changed on purpose, one JSON object a line: the step from which on, old and new
+    RUN_DIR/identity.json    the run's identity (`identity.py`), and the step of a checkpoint that once existed
+    RUN_DIR/changes.jsonl    intended changes, one JSON object per line: the step they apply from, old and new values
 
-A run that has no checkpoint begins anew, and is whatever its config says.
+A run without a checkpoint begins anew, with whatever config it has now.
 """
 
 import dataclasses
@@ -24,25 +24,25 @@ from ringformer.runs.identity import Identity, contents, defaults, identity_hash
 from ringformer.runs.metrics import read_metrics
 
 Changes = Mapping[str, tuple[Any, Any]]
-"""The old and the new value of each key that differs."""
+"""Old and new value of each key that differs."""
 
 
 class RunChanged(ValueError):
-    """A run that is to go on as another; `keys` are those that would allow it."""
+    """The config differs from the run in its folder; `keys` are those to allow."""
 
     def __init__(self, run_dir: str | Path, changes: str, keys: Collection[str]):
         super().__init__(
-            f"{run_dir} is another run than this: {changes}. Choose another run_dir, undo that, or go on with it from "
-            f"here by --allow={','.join(keys)}"
+            f"{run_dir} holds a different run: {changes}. Choose another run_dir, undo the change, or continue the run "
+            f"with --allow={','.join(keys)}"
         )
         self.run_dir, self.changes, self.keys = run_dir, changes, list(keys)
 
 
 class Checked(NamedTuple):
-    """A run's folder as it was compared with a config."""
+    """Result of comparing a run's folder with a config."""
 
     step: int | None = None
-    """The step of its latest checkpoint."""
+    """Step of its latest checkpoint."""
     changes: Changes = MappingProxyType({})
     """Differences of the config, all of them allowed."""
 
@@ -51,16 +51,24 @@ def check_run(run_dir: Path, identity: Identity, steps: int, allow: Collection[s
     """Compare the run in `run_dir` with `identity`. A run without a checkpoint begins anew and has no changes.
 
     Args:
-      steps: the steps that the config asks for.
+      steps: number of steps in the config.
       allow: keys that may have changed.
 
     Raises:
-      RunChanged: if other keys changed.
-      ValueError: for metrics of a run whose checkpoints are gone, and for a run that is longer than `steps`.
+      RunChanged: other keys changed.
+      ValueError: the run has metrics but its checkpoints are gone (beginning anew would drop the metrics), or it is
+        beyond `steps`.
     """
     step = latest_step(run_dir)
     if step is None:
-        _check_metrics(run_dir)
+        rows = [row for row in read_metrics(run_dir / METRICS) if row["step"] > 0]
+        saved = (run_dir / IDENTITY).is_file() and _read(run_dir)["saved"] is not None
+        if rows and (saved or not (run_dir / CHECKPOINTS).is_dir()):
+            raise ValueError(
+                f"{run_dir / METRICS} goes up to step {rows[-1]['step']}, but there is no checkpoint in "
+                f"{run_dir / CHECKPOINTS}: restore the checkpoints, choose another run_dir, or delete metrics.jsonl to "
+                "begin anew"
+            )
         return Checked()
     changes = _changes(recorded(run_dir, identity["data.tokenizer"]), identity)
     allowed = {"data.store" if key == "data.mixture" else key for key in allow}
@@ -77,14 +85,16 @@ def describe(changes: Changes) -> str:
 
 
 def recorded(run_dir: str | Path, tokenizer: str = "") -> Identity:
-    """The identity of the run in a folder; of an older version's what its config.json says. Raises ValueError if there
-    is neither."""
+    """Return the identity of the run in a folder, from config.json if an older version wrote it.
+
+    Raises ValueError if the folder has neither.
+    """
     run_dir = Path(run_dir)
     if (run_dir / IDENTITY).is_file():
         return {**defaults(), **_read(run_dir)["identity"]}
     if not (run_dir / CONFIG).is_file():
         raise ValueError(
-            f"{run_dir} has checkpoints, but neither {IDENTITY} nor config.json, which say of what run: "
+            f"{run_dir} has checkpoints, but neither {IDENTITY} nor config.json, which identify the run: "
             "restore one of them, or choose another run_dir"
         )
     saved = read_object(run_dir, CONFIG)
@@ -106,14 +116,14 @@ def keep_record(run_dir: Path, identity: Identity, step: int | None, changes: Ch
 
 
 def note_saved(run_dir: Path) -> None:
-    """Remember that the run has a checkpoint, once it has: if none is found later, they were lost."""
+    """Record that the run has a checkpoint, if it has: if there is none later, they were lost."""
     step = latest_step(run_dir)
     if step is not None and (run_dir / IDENTITY).is_file() and (record := _read(run_dir))["saved"] is None:
         _write(run_dir, record["identity"], step)
 
 
 def set_aside(run_dir: Path) -> Path:
-    """Give a run's folder another name, so that it can begin anew; returns the new one."""
+    """Rename a run's folder so that the run can begin anew; return the new path."""
     number = 1
     while (aside := run_dir.with_name(f"replaced-{number}-{run_dir.name}")).exists():
         number += 1
@@ -126,20 +136,20 @@ def _write(run_dir: Path, identity: Identity, saved: int | None) -> None:
 
 
 def _read(run_dir: Path) -> dict[str, Any]:
-    advice = "bring it back, or delete it, and the run is compared with its config.json"
+    advice = "restore it, or delete it to compare the run with its config.json instead"
     record = read_object(run_dir, IDENTITY, advice)
     if not {"identity", "saved"} <= record.keys() or type(record["identity"]) is not dict:
-        raise ValueError(f"{run_dir / IDENTITY} does not say what the run is; {advice}")
+        raise ValueError(f"{run_dir / IDENTITY} does not identify the run; {advice}")
     return record
 
 
 def _changes(old: Identity, new: Identity) -> Changes:
-    """Of what both say, and of what is new; where a path leads nowhere now, of the path."""
+    """Return the keys that changed or are new. Where a path no longer exists, only the path is compared."""
     changes: dict[str, tuple[Any, Any]] = {}
     for key, value in new.items():
         before = old.get(key)
         if key == "data.store" and key not in old:
-            continue  # of an older version, whose store is gone
+            continue  # recorded by an older version whose store is gone
         same_path = _unknown(value) and isinstance(before, Mapping) and before.get("at") == value["at"]
         if not same_path and contents(before) != contents(value):
             changes[key] = before, value
@@ -147,7 +157,7 @@ def _changes(old: Identity, new: Identity) -> Changes:
 
 
 def _unknown(value: Any) -> bool:
-    """Is it a path to what is not there?"""
+    """Return True for a path that does not exist."""
     return isinstance(value, Mapping) and value.keys() == {"at"}
 
 
@@ -164,18 +174,6 @@ def check_keys(config: Config, allow: Collection[str]) -> None:
         if key not in keys and not re.fullmatch(r"stage-[1-9]\d*", key):
             near = difflib.get_close_matches(key, keys, 1)
             raise ValueError(f"--allow={key}: there is no such key" + (f"; did you mean {near[0]}?" if near else ""))
-
-
-def _check_metrics(run_dir: Path) -> None:
-    """Raise ValueError if there was a checkpoint: beginning anew would drop the metrics of what it was."""
-    rows = [row for row in read_metrics(run_dir / METRICS) if row["step"] > 0]
-    saved = (run_dir / IDENTITY).is_file() and _read(run_dir)["saved"] is not None
-    if rows and (saved or not (run_dir / CHECKPOINTS).is_dir()):
-        raise ValueError(
-            f"{run_dir / METRICS} goes up to step {rows[-1]['step']}, but there is no checkpoint in "
-            f"{run_dir / CHECKPOINTS}: bring them back, or choose another run_dir, or delete metrics.jsonl to begin "
-            "anew"
-        )
 
 
 def _shown(value: Any) -> str:

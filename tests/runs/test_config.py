@@ -91,11 +91,11 @@ def test_another_norm_is_refused(checkpoint, tmp_path):
 @pytest.mark.parametrize("name", ["a[1]", "a*", "what?"])
 def test_a_path_that_checkpoints_are_not_found_in_is_refused(tmp_path, name, monkeypatch):
     """In the name of the run, or anywhere above it."""
-    with pytest.raises(ValueError, match="in it, which the checkpoint library takes for a pattern"):
+    with pytest.raises(ValueError, match=r"contains .*, which the checkpoint library takes for a pattern"):
         check_folders(tmp_path / name, parse(config("")))
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
-    with pytest.raises(ValueError, match="choose a path without it"):
+    with pytest.raises(ValueError, match="choose another path"):
         check_folders(Path("run"), parse(config("")))
 
 

@@ -66,7 +66,7 @@ def test_a_config_may_import_what_lies_beside_it(tmp_path):
 
 def test_an_override_that_every_stage_overrules_is_refused():
     staged = QUICKSTART.with_name("tiny_extension.py")
-    with pytest.raises(ValueError, match=r"--config.seq_len: every stage of .* writes seq_len itself"):
+    with pytest.raises(ValueError, match=r"--config.seq_len: every stage of .* sets seq_len itself"):
         load_config(staged, ["--config.seq_len=64"])
     assert load_config(staged, ["--config.seed=7"]).seed == 7
 

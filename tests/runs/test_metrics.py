@@ -82,7 +82,7 @@ def test_a_torn_last_line_is_no_row_and_no_obstacle(config, tmp_path, torn):
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is no row of metrics"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not a row of metrics"):
         read_metrics(path)
 
 

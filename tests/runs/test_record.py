@@ -392,7 +392,7 @@ def test_a_record_that_is_missing_or_torn(begun, tmp_path):
     whole = identity.read_text()
     for text in ("", whole[:50], "[]", "{}", '{"identity": 3, "saved": 2}'):
         identity.write_text(text)
-        with pytest.raises(ValueError, match=r"identity\.json .*; bring it back, or delete it"):
+        with pytest.raises(ValueError, match=r"identity\.json .*; restore it, or delete it"):
             prepare(c)
     identity.unlink()
     prepare(c)
