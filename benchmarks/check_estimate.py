@@ -67,13 +67,13 @@ def measure(config: Config, steps: int) -> Measured:
     from ringformer.parallel.mesh import BATCH, check_batch, make_mesh
     from ringformer.parallel.parameters import abstract_model, weight_shardings
     from ringformer.train.optimizer import make_optimizer
-    from ringformer.train.state import decayed, init_state, state_shardings
+    from ringformer.train.state import init_state, state_shardings
     from ringformer.train.step import make_train_step
 
     model, mesh = config.model, make_mesh(config.mesh_dim)
     check_mesh(model, mesh)
     check_batch(model.layout, mesh, config.seq_len, config.batch_size, config.accumulate)
-    optimizer = make_optimizer(config.optimizer, config.steps, decayed(abstract_model(model)[2]))
+    optimizer = make_optimizer(config.optimizer, config.steps, abstract_model(model)[2])
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
     order = permutation(model.layout, config.seq_len, mesh.shape["sp"])
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (config.batch_size, config.seq_len + 1), np.int32)

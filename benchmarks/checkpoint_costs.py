@@ -36,7 +36,7 @@ from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import abstract_state, decayed, state_shardings
+from ringformer.train.state import abstract_state, state_shardings
 
 FINALIZE = PlainFiles.finalize
 WIDTH = 512
@@ -60,7 +60,7 @@ def hashes(folder: Path, megabytes: int, pairs: int) -> dict:
     )
     mesh, optimizer = (
         make_mesh("1,1,1,1", jax.devices()[:1]),
-        make_optimizer(OptimizerConfig(), 1000, decayed(abstract_model(config)[2])),
+        make_optimizer(OptimizerConfig(), 1000, abstract_model(config)[2]),
     )
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
     rng = np.random.default_rng(0)

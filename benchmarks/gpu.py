@@ -156,12 +156,12 @@ def step(size: str, index: int) -> dict:
     from ringformer.parallel.parameters import abstract_model, weight_shardings
     from ringformer.runs.config import OptimizerConfig
     from ringformer.train.optimizer import make_optimizer
-    from ringformer.train.state import decayed, init_state, state_shardings
+    from ringformer.train.state import init_state, state_shardings
     from ringformer.train.step import make_train_step
 
     name, T, settings = STEPS[size][index]
     model, mesh = LlamaConfig(**preset(name) | settings), make_mesh("1,1,1,1", jax.devices()[:1])
-    optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(abstract_model(model)[2]))
+    optimizer = make_optimizer(OptimizerConfig(), 1000, abstract_model(model)[2])
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
     state = init_state(model, optimizer, shardings, mesh, seed=0)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (1, T + 1), np.int32)

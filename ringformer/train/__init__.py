@@ -1,1 +1,1 @@
-"""Training: what a run is prepared of, the train step, the loop, evaluation, stages, and the command."""
+"""Training: preparation of a run, the train step, the loop, evaluation, stages, and the command."""

@@ -1,4 +1,4 @@
-"""What must be true of a run: of the folders it begins with, of its batches, of the state it keeps."""
+"""Checks of a run: its folders, the pool of host memory, its batches, its state."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.data import Loader
@@ -20,21 +19,21 @@ from ringformer.parallel.runtime_environment import HOST_POOL, host_pool, host_p
 from ringformer.runs.config import Config
 
 PATIENCE = 100
-"""So many batches in a row without a trained token, or without a masked one in chats, are no chance."""
+"""Consecutive batches without a trained token (in chats: without a masked one) that show a fault of the store."""
 
 
 def check_folders(run_dir: Path, config: Config) -> None:
-    """Raise ValueError if the run's folder holds another model's run, or init_from a model that cannot go on as this.
+    """Raise ValueError if the run's folder or init_from holds a model that this run cannot continue.
 
-    A folder of init_from that is not there yet, an earlier stage's, is passed over.
+    An init_from that does not exist yet, the folder of an earlier stage, is skipped.
     """
     if strange := sorted(set(str(run_dir.absolute())) & set("[]*?")):
         raise ValueError(
-            f"run_dir={run_dir.absolute()} has {' '.join(strange)} in it, which the checkpoint library takes for a "
-            "pattern, so that nothing saved there is found again: choose a path without it"
+            f"run_dir={run_dir.absolute()} contains {' '.join(strange)}, which the checkpoint library takes for a "
+            "pattern, so that it would not find what is saved there: choose another path"
         )
     if (run_dir / HF_CONFIG).exists() and not (run_dir / METRICS).exists():
-        raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and another run_dir")
+        raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and choose another run_dir")
     here = config.model
     inherited = [name for name in here.INHERITED if name not in here.CONTEXT]
     for folder, fields in ((run_dir, here.ARCHITECTURE), (config.init_from, (*here.ARCHITECTURE, *inherited))):
@@ -44,12 +43,12 @@ def check_folders(run_dir: Path, config: Config) -> None:
 
 
 def context_changes(config: Config) -> list[str]:
-    """What of the positions is not as in the model that the run begins with, as "rope_theta 10000 -> 5e+07"."""
+    """List changes of positions since the model that the run starts from, e.g. "rope_theta 10000 -> 5e+07"."""
     return _differences(model_of(config.init_from), config.model, config.model.CONTEXT, "{} -> {}")
 
 
 def _differences(there: ModelConfig, here: ModelConfig, fields: Iterable[str], form: str) -> list[str]:
-    pairs = [(name, getattr(there, name, None), getattr(here, name)) for name in fields]  # None: of another family
+    pairs = [(name, getattr(there, name, None), getattr(here, name)) for name in fields]  # None: another family
     return [f"{name} {form.format(_short(a), _short(b))}" for name, a, b in pairs if a != b]
 
 
@@ -62,33 +61,35 @@ def _short(value: Any) -> str:
 
 
 def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None, masks: bool = False) -> None:
-    """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu"), of this chip if it is known, cannot compute
-    the model as it asks for, with segment ids if there are `masks`."""
+    """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu") cannot compute the model with its kernel.
+
+    Args:
+      chip: None if unknown.
+      masks: with segment ids.
+    """
     with_kernel(model, platform, chip, 0, masks)
 
 
-def check_host_pool(model: ModelConfig, mesh: Mesh, tokens: int) -> None:
-    """Raise ValueError if GPUs are to offload more than the pools that JAX has made for it in this environment.
+def check_host_pool(model: ModelConfig, tokens: int) -> None:
+    """Raise ValueError if a GPU offloads more than the pool of host memory that XLA has in this environment.
 
     Args:
-      tokens: of a microbatch, on all devices together.
+      tokens: tokens of a microbatch on each GPU.
     """
-    if mesh.devices.flat[0].platform != "gpu" or not hasattr(model, "offloaded_bytes"):
+    if not hasattr(model, "offloaded_bytes"):
         return
-    offloaded = model.offloaded_bytes(tokens // mesh.devices.size)
+    offloaded = model.offloaded_bytes(tokens)
     needed, pool = host_pool_needed(offloaded), host_pool(os.environ)
     if needed > pool:
         raise ValueError(
             f"model.offload keeps {offloaded / GiB:.1f} GiB of each GPU in host memory, for which XLA has a pool of "
-            f"{pool} GiB a GPU: set {HOST_POOL}={needed} before the run starts (scripts/gpu_node.sh and "
+            f"{pool} GiB per GPU: set {HOST_POOL}={needed} before the run starts (scripts/gpu_node.sh and "
             "scripts/slurm.sh do)"
         )
 
 
-def count_batches(eval_batches: int, data: Loader | None) -> int:
-    """Return the number of batches in an evaluation; raises ValueError if the held-out data has none."""
-    if data is None:
-        return 0
+def count_batches(eval_batches: int, data: Loader) -> int:
+    """Return the number of batches in an evaluation; raises ValueError if the held-out data have none."""
     batches = min(eval_batches, data.sequences.per_epoch // data.batch_size)
     if batches == 0:
         raise ValueError(
@@ -101,8 +102,8 @@ def count_batches(eval_batches: int, data: Loader | None) -> int:
 class BatchWatch:
     """Counts the batches without a token to train on and, in chats, those without a masked one.
 
-    Either may happen: a context of a long document's chat is all question, or all answer. `PATIENCE` in a row are a
-    store that was made wrong.
+    Either may happen: in a chat about a long document, a context may be all question or all answer. `PATIENCE` of them
+    in a row show that the store was built wrongly.
     """
 
     def __init__(self, chats: bool):
@@ -113,8 +114,8 @@ class BatchWatch:
         self._in_a_row = dict.fromkeys(self._kinds, 0)
 
     def see(self, step: int, values: dict[str, Any]) -> list[str]:
-        """Count a step's batch; returns what there is to say of it. Raises ValueError after `PATIENCE` in a row."""
-        said = []
+        """Count a step's batch and return remarks about it. Raises ValueError after `PATIENCE` in a row."""
+        remarks = []
         for kind, name in self._kinds.items():
             self._in_a_row[kind] = 0 if values[name] else self._in_a_row[kind] + 1
             if values[name]:
@@ -122,24 +123,25 @@ class BatchWatch:
             self.counts[kind] += 1
             if self._in_a_row[kind] == PATIENCE:
                 raise ValueError(
-                    f"{PATIENCE} batches in a row, up to step {step}, have {kind}: look at what is trained on with "
-                    "`ringformer data inspect`, at the chat template and the roles, and rebuild the store"
+                    f"{PATIENCE} batches in a row, up to step {step}, have {kind}: examine the trained tokens with "
+                    "`ringformer data inspect`, check the chat template and the roles, and rebuild the store"
                 )
             if self.counts[kind] == 1:
-                said.append(f"the batch of step {step} has {kind}; such batches are counted")
-        return said
+                remarks.append(f"the batch of step {step} has {kind}; such batches are counted")
+        return remarks
 
     def summary(self, steps: int) -> list[str]:
-        """What there is to say after so many steps."""
+        """Summarise the odd batches of the first `steps` steps."""
         return [f"{count} of {steps} batches had {kind}" for kind, count in self.counts.items() if count]
 
 
 def check_state_finite(state, which: Callable[[], str]) -> None:
     """Raise FloatingPointError if any number of the state is not finite; `which()` completes "the state"."""
     if not bool(all_finite(state)):
-        raise FloatingPointError(f"numbers that are not finite are in the state {which()}; it is not saved")
+        raise FloatingPointError(f"the state {which()} has numbers that are not finite; it is not saved")
 
 
 @jax.jit
 def all_finite(tree) -> jax.Array:
+    """Return whether all numbers of a tree are finite, as a bool scalar."""
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()

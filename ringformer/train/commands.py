@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,23 +17,23 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """exit codes:
   0    the run is finished
-  1    it failed: the disk, a loss that is not finite, ...
-  2    what was asked for cannot be
-  75   stopped by SIGTERM, SIGUSR1 or SIGHUP, on any of its processes, and saved: the same command again goes on
-  76   a process stalled, died or did not come: the same command again goes on from the latest save
-  130  stopped by Ctrl-C, and saved; Ctrl-C twice leaves at once, and nothing is saved"""
+  1    the run failed: disk full, loss not finite, ...
+  2    invalid request
+  75   stopped by SIGTERM, SIGUSR1 or SIGHUP on any process, and saved: the same command resumes the run
+  76   a process stalled, died or did not come: the same command resumes the run from the latest save
+  130  stopped by Ctrl-C, and saved; a second Ctrl-C exits at once without saving"""
 
 
 def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Arguments of `ringformer train`."""
+    """Add the arguments of `ringformer train`."""
     parser.description = (
-        "Train a model, or go on with a run: a run_dir that holds checkpoints is resumed, of a config with stages "
-        "where it stopped. Every key of the config is a flag, --config.KEY=VALUE; they stand below."
+        "Train a model. A run_dir that holds checkpoints is resumed; a config with stages continues with the stage "
+        "that was interrupted. Every key of the config is a flag, --config.KEY=VALUE, listed below."
     )
     parser.set_defaults(overrides=[], more_help=_config_keys)
     parser.add_argument("--config", metavar="FILE", required=True, help="the config file, e.g. configs/quickstart.py")
-    parser.add_argument("--stage", type=int, help="of a config with stages, train this one alone (1 is the first)")
-    allowed = "go on with a run though these keys of its config changed; stage-2: begin that stage anew"
+    parser.add_argument("--stage", type=int, help="train only this stage of a config with stages (1 is the first)")
+    allowed = "continue a run although these keys of its config changed; stage-2: begin that stage anew"
     parser.add_argument("--allow", metavar="KEY,...", default="", help=allowed)
     add_distributed_flags(parser)
     return _train
@@ -40,9 +41,9 @@ def add_train(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
 
 def _train(args: argparse.Namespace) -> int:
     from ringformer.processes.signals import SignalThread
-    from ringformer.processes.stderr import lasting_stderr
+    from ringformer.processes.stderr import LastingStream
 
-    with lasting_stderr(), SignalThread(_nothing_begun) as signals:  # while libraries are imported
+    with redirect_stderr(LastingStream(sys.stderr)), SignalThread(_nothing_begun) as signals:  # during the imports
         from ringformer.processes.supervisor import Supervisor
 
         supervisor = Supervisor(signals)
@@ -57,8 +58,8 @@ def _train(args: argparse.Namespace) -> int:
 
 def _nothing_begun(number: int) -> None:
     """End the process at once."""
-    said = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    os.write(2, f"ringformer train: stopped by {said} before anything began\n".encode())  # in one piece
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    os.write(2, f"ringformer train: stopped by {name} before anything began\n".encode())  # in one piece
     os._exit(130 if number == signal.SIGINT else 75)
 
 
@@ -70,15 +71,15 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
 
     values = load_config(args.config, args.overrides)
     configs = parse_stages(values)
-    kinds = ("startup", "compile", "step")
-    supervisor.limit({kind: max(getattr(config, f"{kind}_minutes") for config in configs) for kind in kinds})
+    for kind in ("startup", "compile", "step"):
+        supervisor.watchdog.limits[kind] = 60 * max(getattr(config, f"{kind}_minutes") for config in configs)
     if args.stage is not None and not values.stages:
         raise ValueError(f"--stage={args.stage}: the config has no stages")
     simulate_cpu_devices(configs[0].cpu_devices)
     seconds = configs[0].handshake_seconds
     if (member := member_of(args, seconds)) is not None:
         if not values.run_dir:
-            raise ValueError("several processes need one folder: name it, e.g. --config.run_dir=/shared/runs/mine")
+            raise ValueError("several processes need a common folder: set it, e.g. --config.run_dir=/shared/runs/mine")
         asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
         supervisor.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
     from ringformer.processes.stopping import Terminated
@@ -104,7 +105,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
 
 
 def _config_keys() -> str:
-    """The keys of a config with their defaults and meaning; those of the model are LLaMA's."""
+    """Describe the keys of a config with their defaults; those of the model are LLaMA's."""
     from ringformer.cli.dataclass_flags import describe_fields
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.ops.rope import RopeScaling
@@ -118,5 +119,7 @@ def _config_keys() -> str:
         "model.rope_scaling.": RopeScaling,
     }
     nested = ("model", "data", "optimizer", "rope_scaling")
-    said = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
-    return "\n".join([EXIT_CODES, "", "config keys, with the defaults of what neither config nor preset says:", *said])
+    keys = [describe_fields(cls, f"--config.{part}", but=nested) for part, cls in parts.items()]
+    return "\n".join(
+        [EXIT_CODES, "", "config keys, with the defaults that apply where neither config nor preset sets them:", *keys]
+    )

@@ -1,4 +1,4 @@
-"""Names that moved to `ringformer.runs.config`; configs written before 0.2.0 import them from here."""
+"""Deprecated names of `ringformer.runs.config`, which configs written before 0.2.0 import from here."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""Evaluation on held-out data: the loss, and how it depends on the position."""
+"""Evaluation on held-out data: the loss, and its dependence on the position."""
 
 import math
 from collections.abc import Callable
@@ -21,22 +21,22 @@ from ringformer.train.state import TrainState
 def make_evaluation(
     eval_step: Callable, data: Loader | None, eval_batches: int, sharding: NamedSharding
 ) -> Callable[..., dict[str, Any] | None] | None:
-    """Return `evaluate(params, stop) -> metrics` over the first `eval_batches` of the held-out data; None without any.
+    """Return `evaluate(params, stop) -> metrics` over the first `eval_batches` of the held-out data; None without data.
 
-    eval_loss is in nats per trained token, all of eval_tokens weighing the same; eval_bits_per_byte is its equivalent
-    per byte of text, comparable between tokenizers; eval_perplexity is its exponential. eval_by_position has the loss
-    of the tokens at RoPE positions `first` to `last`, a power of two each: whether the far context helps. Without a
-    trained token there is eval_tokens = 0 alone. `evaluate` raises FloatingPointError for a loss that is not finite.
+    eval_loss is the mean of eval_tokens trained tokens, in nats; eval_bits_per_byte is its equivalent per byte of text,
+    comparable between tokenizers; eval_perplexity is its exponential. eval_by_position has the loss of the tokens at
+    RoPE positions `first` to `last`, a range per power of two: it shows whether far context helps. Without a trained
+    token, eval_tokens = 0 is the only metric. `evaluate` raises FloatingPointError for a loss that is not finite.
 
-    `stop()` is asked before each batch; the result is None if it said yes.
+    `stop()` is called before each batch; if it returns True, the result is None.
 
     Args:
-      eval_step: as `make_eval_step` returns it.
-      sharding: of a batch's arrays.
+      eval_step: result of `make_eval_step`.
+      sharding: sharding of a batch's arrays.
     """
-    batches = count_batches(eval_batches, data)
     if data is None:
         return None
+    batches = count_batches(eval_batches, data)
 
     def evaluate(params, stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         sums, pending = [], None
@@ -44,7 +44,7 @@ def make_evaluation(
             if stop():
                 return None
             enqueued = eval_step(params, data.batch(i, sharding))
-            if pending:  # a batch behind, and no further: what is enqueued holds its batch, and its collectives wait
+            if pending:  # one batch behind, no more: an enqueued step holds its batch, and its collectives wait
                 sums.append(jax.device_get(pending))
             pending = enqueued
         sums.append(jax.device_get(pending))
@@ -55,7 +55,7 @@ def make_evaluation(
 
 
 class Evaluation:
-    """The evaluations of a run, at the steps that its config names."""
+    """Evaluations of a run, at the steps that its config determines."""
 
     def __init__(self, run: Run, folder: RunFolder, reports: StepReports, saving: Saving, stopping: Stopping):
         program = run.program
@@ -66,8 +66,9 @@ class Evaluation:
         self._folder, self._reports, self._saving, self._stopping = folder, reports, saving, stopping
 
     def run_if_due(self, state: TrainState, step: int) -> None:
-        """Evaluate and report the state of `step`: the first one, the last one, and every `eval_every` steps; not again
-        what was reported before an interruption. A stop ends it without a report.
+        """Evaluate and report the state of `step`: the first one, the last one, and every `eval_every` steps.
+
+        An evaluation from before an interruption is not repeated. A stop ends an evaluation without a report.
 
         Raises FloatingPointError for a state that is not finite.
         """
@@ -91,7 +92,7 @@ def _metrics(nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float) -> di
         return {"eval_tokens": 0}
     loss = float(nats.sum() / tokens.sum())
     if not math.isfinite(loss):
-        raise FloatingPointError(f"the held-out loss is {loss}: nothing is reported or saved of these parameters")
+        raise FloatingPointError(f"the held-out loss is {loss}: it is not reported, and these parameters are not saved")
     return {
         "eval_loss": loss,
         "eval_bits_per_byte": loss / math.log(2) / bytes_per_token,

@@ -20,13 +20,13 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
     """Train to the last step, from the run's latest checkpoint if there is one, and return the final state.
 
     Args:
-      stopping: decides when to stop early; without it, a signal to this process does, if it is a single one.
+      stopping: decides when to stop early; by default a signal does, if the run has a single process.
 
     Raises:
       FloatingPointError: the state is not finite, and is not saved; or too many steps in a row were skipped.
-      Terminated: a signal came, and the state is saved.
+      Terminated: a signal ended the run, and the state is saved.
       ValueError: another process trains in the run's folder, or it holds another run (`record.check_run`); or a file
-        of a store is not what was written, and nothing trained on it is saved.
+        of a store is damaged, and no state trained on it is saved.
     """
     stopping = stopping or Termination()
     stopping.run_dir = run.run_dir
@@ -49,7 +49,8 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
     # `stopping` outlives the checkpoints: no signal may end the process while the last one is being written.
     with closing(reports), stopping, closing(checkpoints), closing(batches):
         check_state_finite(state, lambda: run.origin(folder.start))
-        folder.begin_copies()
+        if config.copy_to:
+            folder.begin_copies()
         evaluation.run_if_due(state, start)
         stopping.enter(Phase.COMPILATION, start + 1)
         with _way_back(checkpoints):
@@ -80,20 +81,20 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
 
 @contextmanager
 def _way_back(checkpoints: Checkpoints) -> Iterator[None]:
-    """Add to the error of a run that diverges which checkpoint to go back to."""
+    """Add the checkpoint to go back to, to the error of a run that diverges."""
     try:
         yield
     except FloatingPointError as error:
-        way_back = f"The same command goes on from the latest checkpoint. {checkpoints.way_back()}"
+        way_back = f"The same command resumes the run from the latest checkpoint. {checkpoints.way_back()}"
         raise FloatingPointError(f"{error}. {way_back}") from error
 
 
 def _terminated(run: Run, folder: RunFolder, checkpoints: Checkpoints, number: int, step: int) -> Terminated:
-    """Return the exception of a run that a signal stopped, with what goes on from there."""
+    """Return the exception of a run that a signal stopped, with the command that resumes it."""
     again = "" if run.config.run_dir else f" with --config.run_dir={run.run_dir}"
     diverged = f". But {doubt}. {checkpoints.way_back()}" if (doubt := folder.keep.doubt()) else ""
     return Terminated(
         f"stopped by {signal_name(number)} at step {step} of {run.config.steps}, which is saved in {run.run_dir}: "
-        f"the same command{again} goes on from there{diverged}",
+        f"the same command{again} resumes the run{diverged}",
         number,
     )

@@ -1,4 +1,4 @@
-"""AdamW and its schedule (optax), and the true norm of a gradient that is sharded."""
+"""AdamW and its schedule (optax), and the global norm of a sharded gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from ringformer.runs.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Learning rate by step: linear warm-up from 0, then cosine or constant."""
+    """Return the learning rate by step: linear warm-up from 0, then cosine or constant."""
     peak, warmup = config.learning_rate, config.warmup(steps)
     after = (
         optax.constant_schedule(peak)
@@ -20,23 +20,27 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
 
 
-def make_optimizer(config: OptimizerConfig, steps: int, decayed) -> optax.GradientTransformation:
-    """AdamW on shards (it is elementwise); `decayed` is a tree of bool like the parameters."""
+def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.GradientTransformation:
+    """Return AdamW, which works on shards because it is elementwise.
+
+    Args:
+      letters: shape letters of the parameters (`abstract_model`); weight decay applies to all but the vectors.
+    """
     return optax.adamw(
         schedule(config, steps),
         b1=config.b1,
         b2=config.b2,
         eps=config.eps,
         weight_decay=config.weight_decay,
-        mask=decayed,
+        mask=jax.tree.map(lambda letter: len(letter) > 1, letters),
     )
 
 
 def global_norm(tree) -> jax.Array:
-    """The norm of the whole gradient, on each device.
+    """Return the norm of the whole gradient, on each device.
 
-    A leaf varies over just the axes that it is sharded over: summed over these, every element counts once,
-    replicated ones too. (optax's `global_norm` would be that of the local shards.)
+    A leaf varies only over the axes that it is sharded over: a sum over these counts every element once, also the
+    replicated ones. (optax's `global_norm` would be the norm of the local shards.)
     """
     squares: dict[frozenset, jax.Array] = {}
     for leaf in jax.tree.leaves(tree):

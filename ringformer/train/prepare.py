@@ -1,4 +1,4 @@
-"""A run before it begins: its configuration, checked, and what belongs to it."""
+"""Preparation of a run: its checked configuration, programs and data."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -16,57 +16,55 @@ from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import check_mesh
 from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
-from ringformer.runs.identity import Identity, check_same_on_all, run_identity, store_identity
+from ringformer.runs.identity import Identity, check_same_on_all, run_identity
 from ringformer.runs.record import Checked, check_keys, check_run
 from ringformer.train.checks import check_folders, check_host_pool, count_batches
 from ringformer.train.program import Program, make_program
-from ringformer.train.state import TrainState, first_state, init_state
+from ringformer.train.state import TrainState, init_state
 
 
 class Run(NamedTuple):
-    """A checked configuration and what belongs to it; nothing is compiled yet."""
+    """Checked configuration of a run with its programs and data; nothing is compiled yet."""
 
     config: Config
     run_dir: Path
     program: Program
     kernel: str
-    """The kernel that these devices compute attention with, and why; empty for a family that has no choice."""
+    """Attention kernel for these devices, and the reason; empty for a family without a choice."""
     tokenizer: Tokenizer
     train_data: Loader
     eval_data: Loader | None
     identity: Identity
     checked: Checked
-    """The folder, compared with the configuration."""
+    """Result of comparing the folder with the configuration."""
     allow: frozenset[str] = frozenset()
-    """Keys of the config that may have changed since the run was begun."""
+    """Keys of the config that may have changed since the run began."""
 
     @property
     def stores(self) -> list[TokenStore]:
-        """All stores that are trained or evaluated on."""
+        """All stores used for training and evaluation."""
         return [store for data in (self.train_data, self.eval_data) if data for store in data.stores]
 
     def first_state(self) -> TrainState:
-        """Return a state drawn from the seed; with the parameters of another run, if the config names one."""
-        source, program = self.config.init_from, self.program
-        if not source:
-            return init_state(program.model, program.optimizer, program.shardings, program.mesh, self.config.seed)
-        params = restore_params(source, program.shardings.params, program.mesh)
-        return first_state(params, program.optimizer, program.shardings, program.mesh)
+        """Return the state of step 0, with the parameters of init_from if the config names it."""
+        source, (model, mesh, optimizer, shardings, *_) = self.config.init_from, self.program
+        params = restore_params(source, shardings.params, mesh) if source else None
+        return init_state(model, optimizer, shardings, mesh, self.config.seed, params)
 
     def origin(self, start: int | None) -> str:
-        """Describe where the first state comes from, and what to do if it is not finite."""
+        """Describe the origin of the initial state, and what to do if it is not finite."""
         if start:
             folder = self.run_dir / CHECKPOINTS / str(start)
-            return f"of {folder}, which is damaged: delete that folder to go on from the checkpoint before"
-        return f"of init_from={self.config.init_from}" if self.config.init_from else "that the seed gave"
+            return f"of {folder}, which is damaged: delete that folder to resume from the previous checkpoint"
+        return f"of init_from={self.config.init_from}" if self.config.init_from else "drawn from the seed"
 
 
 def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) -> Run:
-    """Check the configuration against devices, data and tokenizer; raise ValueError naming what clashes.
+    """Check the configuration against devices, data and tokenizer; raise ValueError naming the conflict.
 
     Args:
-      allow: keys that may have changed since the run in `config.run_dir` was begun (`record.check_run`).
-      anew: what is in `config.run_dir` will be set aside before the run.
+      allow: keys that may have changed since the run in `config.run_dir` began (`record.check_run`).
+      anew: the run begins anew; the contents of `config.run_dir` will be set aside.
     """
     run_dir = Path(config.run_dir or _new_run_dir())
     check_folders(run_dir, config)  # first: the rest may take hours
@@ -78,7 +76,8 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     device, local_tokens = mesh.devices.flat[0], config.seq_len // mesh.shape["sp"]
     chip = chip_of(device.device_kind)
     model, kernel = with_kernel(config.model, device.platform, chip, local_tokens, config.data.has_segments)
-    check_host_pool(model, mesh, config.seq_len * config.batch_size // config.accumulate)
+    if device.platform == "gpu":
+        check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
     tokenizer = load_tokenizer(config.data.tokenizer)
     check_vocabulary(tokenizer, model.vocab_size)
     identity = run_identity(config, tokenizer.name)
@@ -90,8 +89,8 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     else:
         train_store, eval_store = open_or_build(config.data.store, config.data, tokenizer)
     if "data.store" not in identity:
-        identity |= store_identity(config.data)
-        if checked.step is not None:  # built from the same documents, it is the same store
+        identity = run_identity(config, tokenizer.name)
+        if checked.step is not None:  # a store rebuilt from the same documents is the same
             checked = check_run(run_dir, identity, config.steps, allow)
     program = make_program(
         model, mesh, config.optimizer, steps=config.steps, seq_len=config.seq_len, accumulate=config.accumulate
@@ -112,14 +111,16 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     )
     assert train_data is not None
     run = Run(config, run_dir, program, kernel, tokenizer, train_data, eval_data, identity, checked, frozenset(allow))
-    check_same_on_all(identity)
+    if jax.process_count() > 1:
+        check_same_on_all(identity)
     for store in run.stores:
         store.check_ids(model.vocab_size)
-    count_batches(config.eval_batches, eval_data)
+    if eval_data is not None:
+        count_batches(config.eval_batches, eval_data)
     return run
 
 
 def _new_run_dir() -> str:
     if jax.process_count() > 1:
-        raise ValueError("several processes need one folder: name it, e.g. --config.run_dir=/shared/runs/mine")
+        raise ValueError("several processes need a common folder: set it, e.g. --config.run_dir=/shared/runs/mine")
     return f"runs/{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,4 +1,4 @@
-"""The programs of a run on its mesh: the same for training, for the evaluations inside it, and for estimates."""
+"""Programs of a run on its mesh, the same for training, for its evaluations and for estimates."""
 
 from typing import NamedTuple
 
@@ -11,27 +11,27 @@ from ringformer.parallel.mesh import BATCH
 from ringformer.parallel.parameters import abstract_model, shard_weights
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import TrainState, abstract_state, decayed, state_shardings
+from ringformer.train.state import TrainState, abstract_state, state_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
 
 class Program(NamedTuple):
-    """A model on a mesh and the functions that train it; each compiles when it is first called."""
+    """Model on a mesh and the functions that train it; each is compiled at its first call."""
 
     model: ModelConfig
-    """With the kernel and the chunks that these devices compute it with."""
+    """Model with the kernel and chunks for these devices."""
     mesh: Mesh
     optimizer: optax.GradientTransformation
     shardings: TrainState
     """A `WeightSharding` for each array of the state."""
     step: Wrapped
-    """The jitted train step, as `make_train_step` returns it."""
+    """Jitted train step, from `make_train_step`."""
     eval_step: Wrapped
-    """The jitted sums of an evaluation's batch, as `make_eval_step` returns it."""
+    """Jitted sums of an evaluation's batch, from `make_eval_step`."""
     state: TrainState
     """Shapes, dtypes and shardings of the state."""
     batch_sharding: NamedSharding
-    """The sharding of a batch's arrays [B, T]."""
+    """Sharding of a batch's arrays [B, T]."""
 
 
 def make_program(
@@ -46,13 +46,13 @@ def make_program(
     """Return the program that trains a model on a mesh with AdamW.
 
     Args:
-      model: with its kernel (`models/kernel_choice.py`).
-      steps: of the run, for the learning rate's schedule.
-      seq_len: tokens of a sequence, for the evaluation's position buckets.
-      accumulate: microbatches of a step, and of an evaluation's batch.
+      model: model with its kernel (`models/kernel_choice.py`).
+      steps: steps of the run, for the learning-rate schedule.
+      seq_len: tokens in a sequence, for the evaluation's position buckets.
+      accumulate: microbatches in a step and in an evaluation's batch.
     """
     _, shapes, letters = abstract_model(model)
-    transformation = make_optimizer(optimizer, steps, decayed(letters))
+    transformation = make_optimizer(optimizer, steps, letters)
     shardings = state_shardings(shard_weights(shapes, letters, mesh), transformation)
     step = make_train_step(
         model,

@@ -1,4 +1,4 @@
-"""Reports of a run: what it begins with, and each step's metrics, one step late."""
+"""Reports of a run: a description at its start, and each step's metrics, one step late."""
 
 import time
 from typing import Any
@@ -21,7 +21,7 @@ from ringformer.train.skipped_steps import SkippedSteps
 
 
 class StepReports:
-    """The metrics of steps, checked and handed to the reporter one step late, so that the devices never wait for it."""
+    """Checks the metrics of steps and reports them one step late, so that the devices never wait for the host."""
 
     def __init__(self, run: Run, folder: RunFolder):
         config, mesh = run.config, run.program.mesh
@@ -33,6 +33,7 @@ class StepReports:
         self._chats = run.train_data.sequences.masked
         self._watch = BatchWatch(chats=self._chats)
         self._rate = schedule(config.optimizer, config.steps)
+        self._skip_spikes = config.optimizer.skip_spikes > 0
         self._skipped = SkippedSteps(config, run.train_data, reporter.history, folder.about_start)
         self._everywhere = NamedSharding(mesh, P())
         self._tokens = config.batch_size * config.seq_len
@@ -44,39 +45,39 @@ class StepReports:
         self._announce(run, folder)
 
     def notes(self) -> dict[str, Any]:
-        """Return what another start needs of the reported steps: those skipped, the usual norms, the losses."""
+        """Return notes for a resumed run: skipped steps, recent gradient norms, losses."""
         return self._skipped.notes() | self._keep.notes()
 
     def largest_norm(self, step: int) -> tuple[jax.Array, ...]:
-        """Return the train step's arguments besides state and batch: with `skip_spikes` the largest norm."""
-        limit = self._skipped.largest_norm(step)
-        if limit is None:
+        """Return the train step's arguments after state and batch: with `skip_spikes` the largest norm, else none."""
+        if not self._skip_spikes:
             return ()
+        limit = self._skipped.largest_norm(step)
         return (jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit)),)
 
     def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Report the step before this one, which is being computed."""
+        """Report the previous step while this one is being computed."""
         self.flush()
         self._pending = step, metrics
 
     def flush(self) -> None:
-        """Report the step that is not reported yet; waits for it."""
+        """Wait for the step that is not reported yet, and report it."""
         if self._pending:
             (step, metrics), self._pending = self._pending, None
             self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()})
 
     def resume(self) -> None:
-        """Restart the clock after a pause for an evaluation or a save: its time belongs to no step."""
+        """Restart the clock after an evaluation or a save, whose time belongs to no step."""
         if self._pending is None:
             self._last = time.perf_counter()
 
     def conclude(self, step: int) -> None:
-        """Summarise the oddities of the steps up to this one."""
+        """Summarise odd batches and skipped steps up to this step."""
         for line in (*self._watch.summary(step - self._start), *self._skipped.summary()):
             self.say(line)
 
     def _announce(self, run: Run, folder: RunFolder) -> None:
-        """Describe the run, and warn of what looks wrong with its data."""
+        """Describe the run, and warn of suspicious data."""
         config, mesh, start = run.config, run.program.mesh, self._start
         shape = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
         changed = context_changes(config) if start == 0 and config.init_from else []
@@ -88,7 +89,7 @@ class StepReports:
             *self._reporter.gaps,
             *([f"changed from step {start} on: {describe(folder.changes)}"] if folder.changes else ()),
             *([run.kernel] if run.kernel else ()),
-            *(f"{change}, from that of {config.init_from}" for change in changed),
+            *(f"{change}, compared with {config.init_from}" for change in changed),
             *map(str, lengths),
             *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
             *(f"warning: {warning}" for warning in (too_short(lengths), too_often(passes)) if warning),
@@ -110,7 +111,7 @@ class StepReports:
             values["mfu"] = self._mfu_per_rate * values["tokens_per_second"]
         remarks = self._watch.see(step, values)
         if not values["trained_tokens"]:
-            del values["loss"]  # it is of no token
+            del values["loss"]  # it has no tokens
         if not self._chats:
             del values["masked_tokens"]
         skipped = self._skipped.see(step, metrics)

@@ -1,4 +1,4 @@
-"""Saves of a run: when one is due, and all that is checked before it and recorded with it."""
+"""Saves of a run: when they are due, the checks before them, and the notes saved with them."""
 
 import time
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from ringformer.train.state import TrainState
 
 
 class SaveClock:
-    """Tells when `minutes` have passed since the last save, at the same step on all processes; 0: never.
+    """Reports when `minutes` have passed since the last save, at the same step on all processes; 0: never.
 
-    Process 0 looks at its clock and tells the others, and how many steps to wait before they ask again, those of half
-    the time that is left: the devices wait while they agree.
+    Process 0 decides by its clock and tells the others, together with the number of steps until they ask again: as many
+    as fit half of the remaining time, because the devices wait while the processes agree.
     """
 
     def __init__(self, minutes: float, step: int):
@@ -31,7 +31,7 @@ class SaveClock:
         self._saved, self._ask_at = self._started, step + 1
 
     def saved(self, step: int) -> None:
-        """Note that the state of `step` was saved."""
+        """Record that the state of `step` was saved."""
         self._saved, self._ask_at = time.monotonic(), step + 1
 
     def due(self, step: int) -> bool:
@@ -51,7 +51,7 @@ class SaveClock:
 
 
 class Saving:
-    """Saves the states of a run, each once it is known to be sound and to come from sound data."""
+    """Saves the states of a run, after checking that they are finite and come from undamaged data."""
 
     def __init__(
         self,
@@ -66,11 +66,13 @@ class Saving:
         self._clock = SaveClock(run.config.checkpoint_minutes, self._start)
         self._due = False
         self.saved = self._start
-        """The latest step that was saved, or from which the run goes on."""
+        """Latest step that was saved, or that the run continues from."""
 
     def save_if_due(self, state: TrainState, step: int) -> None:
-        """Save after the last step, and when the clock or the number of steps says so. While steps are skipped a save
-        waits for one that trains."""
+        """Save after the last step, and when the clock or the number of steps requires it.
+
+        While steps are being skipped, a save waits for a step that trains.
+        """
         config = self._run.config
         self._due |= self._clock.due(step) or (config.checkpoint_every > 0 and step % config.checkpoint_every == 0)
         if self._due:
@@ -82,8 +84,7 @@ class Saving:
     def save(self, state: TrainState, step: int) -> None:
         """Save the state of `step`, unless it is saved already.
 
-        Raises FloatingPointError for a state that is not finite, and ValueError for a store that is not what was
-        written: neither is saved.
+        Raises FloatingPointError for a state that is not finite, and ValueError for a damaged store; nothing is saved.
         """
         if step == self.saved:
             return
@@ -94,7 +95,7 @@ class Saving:
             check_state_finite(state, lambda: f"after step {step}")
             keep = self._folder.keep
             if (doubt := keep.doubt()) and step < self._run.config.steps and not keep.skipping:
-                self._reports.say(f"warning: step {step} is saved, but {doubt}; a checkpoint that is proven stays")
+                self._reports.say(f"warning: step {step} is saved, but {doubt}; the newest proven checkpoint is kept")
             self._reports.sync()
             self._folder.save(self._checkpoints, state, self._reports.notes())
         self._clock.saved(step)
@@ -102,21 +103,21 @@ class Saving:
 
     @contextmanager
     def reading(self, state: TrainState, step: int) -> Iterator[None]:
-        """Read from the stores after `step`. If one is no longer what was verified, the steps so far are saved.
+        """Enter to read from the stores after `step`. If one has changed since it was verified, save the steps so far.
 
-        Raises ValueError with the name of the file, and the step to go on from.
+        Raises ValueError with the name of the file, and the step to resume from.
         """
         try:
             yield
         except DamagedStore as error:
             self._verify_stores()
-            if step > self.saved and jax.process_count() == 1:  # of several, the others are in a step without this one
+            if step > self.saved and jax.process_count() == 1:  # with several, the others are in the next step
                 self.save(state, step)
             trained = f"No step up to {step} was trained on it, step {step + 1} would be the first"
             raise ValueError(f"{error}. {trained}: {self._way_on(self.saved)}") from error
 
     def _verify_stores(self) -> None:
-        """Wait until everything that was read of the stores so far is known to be what was written."""
+        """Wait until everything that was read from the stores so far has been verified."""
         try:
             for store in self._run.stores:
                 store.check.wait(self._reports.say)
@@ -127,8 +128,7 @@ class Saving:
             ) from None
 
     def _way_on(self, saved: int) -> str:
-        """Tell what a run can go on from when its stores are whole again."""
+        """Describe where the run resumes once its stores are restored."""
         if not saved:
-            return "there is no checkpoint, and the run has to begin again"
-        whole = "with a store that is whole the same command goes on from step"
-        return f"{whole} {saved}, which is saved in {self._run.run_dir}"
+            return "there is no checkpoint, so the run has to begin again"
+        return f"with an intact store the same command resumes from step {saved}, which is saved in {self._run.run_dir}"

@@ -1,5 +1,6 @@
-"""The steps that train on nothing: whose loss or gradient is not finite, or a spike. Checkpoints tell the next start of
-the run of them, and of the norms that are usual; `metrics.jsonl` has why.
+"""Skipped steps, which train on nothing: their loss or gradient is not finite, or the gradient's norm is a spike.
+
+Checkpoints carry them, and recent norms, to a resumed run; `metrics.jsonl` has the reasons.
 """
 
 import math
@@ -21,21 +22,21 @@ from ringformer.train.prepare import Run
 from ringformer.train.step import make_gradients
 
 WINDOW = 128
-"""So many steps' norms say what a spike is."""
+"""Number of latest steps whose norms determine what a spike is."""
 FEWEST = 32
-"""With fewer norms than these nothing is one."""
+"""Number of norms required before any norm counts as a spike."""
 LEAST_DEVIATION = 0.01
-"""Of the median: the deviation counts as no smaller, lest norms that hardly differ make spikes of their like."""
+"""Fraction of the median, a lower bound of the deviation: otherwise norms that hardly differ would be spikes."""
 
 
 class SkippedSteps:
-    """Which steps of a run were skipped, over all its starts, and from which norm on one is."""
+    """Skipped steps of a run over all its starts, and the norm above which a step is skipped."""
 
     def __init__(self, config: Config, data: Loader, history: Iterable[dict[str, Any]], notes: Mapping[str, Any]):
         """
         Args:
-          history: the rows of metrics.jsonl up to the step that the run goes on from.
-          notes: what `notes` returned when that step was saved; rows may be lost.
+          history: rows of metrics.jsonl up to the step that the run continues from.
+          notes: result of `notes` when that step was saved; rows may be lost.
         """
         self.steps: list[int] = []
         self._factor, self._most = config.optimizer.skip_spikes, config.max_skipped_in_a_row
@@ -50,16 +51,19 @@ class SkippedSteps:
         self._norms |= {int(step): norm for step, norm in notes.get("gradient_norms", {}).items()}
 
     def notes(self) -> dict[str, Any]:
-        """What another start has to know of the steps so far, as JSON has it; it is written while the run goes on."""
+        """Return notes for a resumed run as JSON values: copies, since they are written while the run continues."""
         return {"skipped_steps": list(self.steps)} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
 
     def updates_before(self, step: int) -> int:
-        """The updates that the optimizer has counted before this step: the schedule waits for those skipped."""
+        """Return the number of optimizer updates before this step: the schedule does not count skipped steps."""
         return step - 1 - sum(s < step for s in self.steps)
 
     def largest_norm(self, step: int) -> float | None:
-        """The norm from which on `step` is a spike; None if none is. The same whenever it is asked, after a resume too:
-        it is of the norms that are known while the step before is under way, those of steps up to `step` - 2."""
+        """Return the norm above which `step` is a spike; None if no norm is.
+
+        It depends only on the norms of steps up to `step` - 2, which are available while the previous step is running,
+        so it is the same whenever it is computed, also after a resume.
+        """
         if not self._factor:
             return None
         norms = [norm for s, norm in self._norms.items() if step - 2 - WINDOW < s <= step - 2]
@@ -70,7 +74,7 @@ class SkippedSteps:
         return median + self._factor * deviation
 
     def see(self, step: int, metrics: dict[str, float]) -> dict[str, Any]:
-        """Remember a step's numbers; returns what its row is to say beside them if it was skipped."""
+        """Record a step's numbers; return the additional values of its row if it was skipped."""
         self._remember(step, metrics["grad_norm"])
         if not metrics["skipped"]:
             return {}
@@ -94,13 +98,13 @@ class SkippedSteps:
         if step - first > self._most:
             raise FloatingPointError(
                 f"{step - first} steps in a row are skipped, {first + 1} to {step}, and max_skipped_in_a_row="
-                f"{self._most}: nothing is trained after step {first}. metrics.jsonl says why, and what was in their "
-                "batches; look at these, lower the learning rate, or find the operation with "
+                f"{self._most}: nothing is trained after step {first}. metrics.jsonl has the reasons and the contents "
+                "of their batches; examine these, lower the learning rate, or find the operation with "
                 "--config.debug_nans=True"
             )
 
     def summary(self) -> list[str]:
-        """What there is to say at the end."""
+        """Summarise the skipped steps."""
         return [f"{len(self.steps)} steps of the run were skipped: {_ranges(self.steps)}"] if self.steps else []
 
     def _remember(self, step: int, norm: float) -> None:
@@ -110,14 +114,14 @@ class SkippedSteps:
 
 
 def _ranges(steps: list[int]) -> str:
-    """The first of them: no line has room for thousands."""
+    """List the first 20 steps: a line has no room for thousands."""
     return ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
 
 
 def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict[str, jax.Array]) -> None:
-    """Raise FloatingPointError if the step's loss or gradient is not finite, naming the operation that was first.
+    """Raise FloatingPointError if the step's loss or gradient is not finite, naming the first such operation.
 
-    `params` are those after the step, which are those before it: it was skipped. Waits for the step.
+    Waits for the step. `params` are the parameters after the step; since it was skipped, they are unchanged.
     """
     loss, norm = (float(jax.device_get(metrics[name])) for name in ("loss", "grad_norm"))
     if math.isfinite(loss) and math.isfinite(norm):
@@ -134,8 +138,7 @@ def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict
         causes = [f"parameters are not finite before it: {', '.join(bad)}"]
     elif not causes:
         causes = [
-            "computed once more every operation gives finite numbers, so the fault does not repeat itself: "
-            "suspect the hardware"
+            "in a second computation every operation is finite, so the fault is not reproducible: suspect the hardware"
         ]
     raise FloatingPointError(f"step {step}: loss {loss}, gradient's norm {norm}. First: {'; then: '.join(causes)}")
 

@@ -1,12 +1,12 @@
-"""Stages: runs one after the other, each from the parameters of the one before, usually at a longer context.
+"""Stages: consecutive runs, each from the parameters of the previous one, usually at a longer context.
 
-    RUN_DIR/stages.json           the record: what each stage is, whether it is finished, its held-out loss
-    RUN_DIR/stage-1-32768/        a run as any other: config.json, metrics.jsonl, checkpoints/
+    RUN_DIR/stages.json           the record: context, progress and held-out loss of each stage
+    RUN_DIR/stage-1-32768/        a run like any other: config.json, metrics.jsonl, checkpoints/
     RUN_DIR/stage-2-131072/
 
-Only parameters go from stage to stage (each has a fresh optimizer and schedule). A finished stage is passed over and
-an unfinished one resumed, so that the same command goes on wherever it was interrupted. A stage that began with other
-parameters than its predecessor has now is refused, or begins anew; what it was is then in RUN_DIR/replaced-1-stage-...
+Only parameters pass from stage to stage (each has a fresh optimizer and schedule). A finished stage is skipped and an
+unfinished one resumed, so the same command continues wherever it was interrupted. A stage that began with parameters
+that its predecessor no longer has is refused, or begins anew; the old one is then in RUN_DIR/replaced-1-stage-...
 """
 
 import json
@@ -34,18 +34,19 @@ from ringformer.train.prepare import Run, prepare
 
 
 def prepare_stages(configs: list[Config], only: int | None = None, allow: Collection[str] = ()) -> list[Run]:
-    """Check every stage, `configs` from `parse_stages`, before the first one starts; or stage `only` (from 1) alone.
+    """Check all stages, `configs` from `parse_stages`, before the first one starts; or only stage `only` (from 1).
 
     Args:
-      allow: keys that may have changed in stages that were begun; "stage-2": begin the second one anew if its
-        predecessor is not what it began with.
+      allow: keys that may have changed in stages that began earlier; "stage-2": begin the second stage anew if its
+        predecessor no longer has the parameters that it began with.
 
-    Raises ValueError, naming the stage, for one that the devices, the data or its own settings do not allow, and if
-    the run directory holds stages of another config or what a single stage begins with is not finished. RunChanged, of
-    all stages together, for what was changed.
+    Raises:
+      ValueError: the devices, the data or a stage's own settings do not allow it (the message names the stage), the run
+        directory holds stages of another config, or the predecessor of a single stage is not finished.
+      RunChanged: keys changed; one error for all stages.
     """
     if not configs[0].run_dir:
-        raise ValueError("stages need a folder to go on from: name it, e.g. --config.run_dir=runs/mine")
+        raise ValueError("stages need a folder to resume from: set it, e.g. --config.run_dir=runs/mine")
     _check_folder(configs)
     if only is not None and not 1 <= only <= len(configs):
         raise ValueError(f"there is no stage {only}: the config has {len(configs)} stages")
@@ -55,8 +56,8 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
             f"stage {only} begins with the parameters of stage {only - 1}, which is at step "
             f"{latest_step(before.run_dir) or 0} of {before.steps} in {before.run_dir}: finish it first"
         )
-    known = {f"stage-{number}" for number in range(1, len(configs) + 1)}
-    if unknown := [key for key in allow if key.startswith("stage-") and key not in known]:
+    stages = {f"stage-{number}" for number in range(1, len(configs) + 1)}
+    if unknown := [key for key in allow if key.startswith("stage-") and key not in stages]:
         raise ValueError(f"--allow={unknown[0]}: the config has {len(configs)} stages")
     anew = _other_beginnings(configs)
     runs, refused = [], {}
@@ -71,24 +72,24 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
             except ValueError as error:
                 raise ValueError(f"stage {number}: {error}") from None
     if refused:
-        said = "; ".join(f"stage {number}: {error.changes}" for number, error in refused.items())
+        changes = "; ".join(f"stage {number}: {error.changes}" for number, error in refused.items())
         keys = dict.fromkeys(key for error in refused.values() for key in error.keys)
-        raise RunChanged(Path(configs[0].run_dir).parent, said, keys)
+        raise RunChanged(Path(configs[0].run_dir).parent, changes, keys)
     return runs
 
 
 def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | None = None) -> None:
-    """Train each of `runs` (from `prepare_stages`) that is not finished, and keep the record of all of `configs`.
+    """Train each of `runs` (from `prepare_stages`) that is not finished, and keep the record of all `configs`.
 
-    Who is `stopping` them may end one as it does `train`.
+    `stopping` may end a stage early, as in `train`.
     """
     with RunLock(Path(configs[0].run_dir).parent):
         if jax.process_index() == 0:
             _begin_anew(configs, runs)
-        from_process_0("")  # before the others look
+        from_process_0("")  # the others wait until it is done
         for run in runs:
             _write_record(configs)
-            # An earlier one is verified when the next begins with it.
+            # An earlier stage is verified when the next one starts from it.
             if not (nothing_left if run is runs[-1] else finished)(run.config):
                 train(run, stopping)
         _write_record(configs)
@@ -97,8 +98,7 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
 
 
 def _other_beginnings(configs: list[Config]) -> dict[int, str]:
-    """The stages that have checkpoints, and began with other parameters than their predecessor has or will have, by
-    their numbers; of each what it is."""
+    """Return the stages with checkpoints whose predecessor changed since they began: by number, what changed."""
     others: dict[int, str] = {}
     for number, (before, config) in enumerate(pairwise(configs), 2):
         if latest_step(config.run_dir) is None:
@@ -118,7 +118,7 @@ def _other_beginnings(configs: list[Config]) -> dict[int, str]:
 
 
 def _begin_anew(configs: list[Config], runs: list[Run]) -> None:
-    """Set aside what there is of the stages that have to begin anew. Raises RunChanged if that is not allowed."""
+    """Set aside the folders of stages that have to begin anew. Raises RunChanged if that is not allowed."""
     others = _other_beginnings(configs)
     for run in runs:
         number = configs.index(run.config) + 1
@@ -129,11 +129,11 @@ def _begin_anew(configs: list[Config], runs: list[Run]) -> None:
             lock.take()
             aside = set_aside(run.run_dir)
             lock.release()
-            print(f"{run.run_dir} begins anew: {others[number]}; what it was is in {aside}", file=sys.stderr)
+            print(f"{run.run_dir} begins anew: {others[number]}; the old run is in {aside}", file=sys.stderr)
 
 
 def record_table(record: list[dict]) -> str:
-    """The record as a table."""
+    """Format the record as a table."""
     lines = [f"{'stage':>5} {'context':>10} {'theta':>9} {'steps':>7} {'tokens':>15} {'held-out loss':>18}  state"]
     for row in record:
         first, last = row["eval_loss_first"], row["eval_loss_last"]
@@ -146,7 +146,7 @@ def record_table(record: list[dict]) -> str:
 
 
 def _write_record(configs: list[Config]) -> None:
-    if jax.process_index() == 0:  # the others could read what it is just writing
+    if jax.process_index() == 0:  # the others could read a file that is being written
         folder = Path(configs[0].run_dir).parent
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / STAGES, json.dumps(_record(configs), indent=1) + "\n")
@@ -157,8 +157,11 @@ def _record(configs: list[Config]) -> list[dict]:
 
 
 def _row(number: int, config: Config) -> dict:
-    """The record of a stage. Losses are nats a token on held-out data at the stage's own context: with the parameters
-    that it began with, and at its latest evaluation."""
+    """Return the record of a stage.
+
+    Losses are nats per token on held-out data at the stage's own context: with its initial parameters, and at its
+    latest evaluation.
+    """
     rows = read_metrics(Path(config.run_dir, METRICS))
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
     step, model = latest_step(config.run_dir) or 0, config.model

@@ -1,4 +1,4 @@
-"""The state of a run, how it begins, and where each of its arrays lies."""
+"""State of a run: its initial values, and the sharding of each of its arrays."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ REPLICATED = WeightSharding((), None, None, (), 1)
 
 
 class TrainState(NamedTuple):
-    """Global arrays, sharded and padded as `weight_sharding` says, or what stands for them: shapes, `WeightSharding`s.
+    """Global arrays, sharded and padded as in `weight_sharding`; or their shapes, or their `WeightSharding`s.
 
     The step is an int32 scalar; parameters are a nested dict, layers stacked [L, ...].
     """
@@ -29,13 +29,8 @@ class TrainState(NamedTuple):
     opt_state: Any
 
 
-def decayed(letters: dict) -> dict:
-    """Mark the parameters that weight decay applies to, from their shape letters: all but the vectors."""
-    return jax.tree.map(lambda letter: len(letter) > 1, letters)
-
-
 def state_shardings(weights: dict, optimizer: optax.GradientTransformation) -> TrainState:
-    """A `WeightSharding` for each array of the state: moments lie where their parameters do."""
+    """Return a `WeightSharding` for each array of the state; moments are sharded like their parameters."""
     shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.padded_shape, jnp.float32), weights)
     opt_state = optax.tree.map_params(
         optimizer,
@@ -48,9 +43,9 @@ def state_shardings(weights: dict, optimizer: optax.GradientTransformation) -> T
 
 
 def make_init(config: ModelConfig, weights: dict, mesh: Mesh, seed: int):
-    """The compiled `init() -> params`, born sharded; a seed gives those of `build(config, Rngs(seed))` everywhere.
+    """Return the jitted `init() -> params`, sharded from the start; on every mesh those of `build(config, Rngs(seed))`.
 
-    A device draws its own shard alone: JAX's random bits are a function of the key and the place in the array.
+    A device draws only its own shard: JAX's random bits are a function of the key and the index in the array.
     """
 
     @partial(jax.jit, out_shardings=named(weights, mesh))
@@ -66,20 +61,22 @@ def make_init(config: ModelConfig, weights: dict, mesh: Mesh, seed: int):
 
 
 def init_state(
-    config: ModelConfig, optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh, seed: int
+    config: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState,
+    mesh: Mesh,
+    seed: int,
+    params: dict | None = None,
 ) -> TrainState:
-    """A fresh state, drawn from the seed."""
-    return first_state(make_init(config, shardings.params, mesh, seed)(), optimizer, shardings, mesh)
-
-
-def first_state(params, optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh) -> TrainState:
-    """The state that begins with these parameters: they are taken as they lie, without a copy."""
+    """Return the state of step 0 with these parameters, which are not copied, or else with those of the seed."""
+    if params is None:
+        params = make_init(config, shardings.params, mesh, seed)()
     step, opt_state = make_first_state(optimizer, shardings, mesh)(params)
     return TrainState(step, params, opt_state)
 
 
 def make_first_state(optimizer: optax.GradientTransformation, shardings: TrainState, mesh: Mesh):
-    """The compiled `first(params) -> (step, opt_state)`."""
+    """Return the jitted `first(params) -> (step, opt_state)`."""
 
     @partial(jax.jit, out_shardings=named((shardings.step, shardings.opt_state), mesh))
     def first(params):
@@ -89,7 +86,7 @@ def make_first_state(optimizer: optax.GradientTransformation, shardings: TrainSt
 
 
 def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of a state, to compile for and to restore into."""
+    """Return the shapes, dtypes and shardings of a state, for compiling and restoring."""
     params = abstract_params(shardings.params, mesh)
     opt_state = jax.tree.map(
         lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, w.spec)),

@@ -1,4 +1,4 @@
-"""The train step: one device's view, inside the one `shard_map` of the program."""
+"""Train step: the view of one device, inside the program's only `shard_map`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,15 +30,15 @@ def make_train_step(
     accumulate: int = 1,
     skip_spikes: bool = False,
 ):
-    """`step(state, batch) -> (state, metrics)`, jitted, for a batch of global [B, T] arrays; the state is donated.
+    """Return the jitted `step(state, batch) -> (state, metrics)` for global [B, T] arrays; the state is donated.
 
-    Loss and gradient are sums over tokens, divided once by the global number of trained tokens, so that masks may
-    be as uneven as they like. Metrics: loss (nats per token; 0 if none is trained), grad_norm (before clipping), tokens
+    Loss and gradient are sums over tokens, divided once by the global number of trained tokens, so masks may be
+    arbitrarily uneven. Metrics: loss (nats per token; 0 if none is trained), grad_norm (before clipping), tokens
     (trained), masked (by the store: neither trained nor the end of a document or padding), skipped (0 or 1).
 
-    A step whose loss or gradient's norm is not finite is skipped: parameters, moments and the optimizer's counts stay
-    as they were, on every device, and the step's number alone goes on. With `skip_spikes` the step has a third
-    argument, a float32 scalar: a larger norm is skipped, too.
+    A step whose loss or gradient norm is not finite is skipped: on every device, parameters, moments and the
+    optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes` the step takes a third
+    argument, a float32 scalar, and also skips larger norms.
     """
 
     def step(state, batch, *largest_norm):
@@ -47,7 +47,7 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            # Element by element, in the update's own loop: a branch, or a second copy of the state, would cost memory.
+            # Elementwise, fused into the update: a branch, or a second copy of the state, would cost memory.
             sound = jnp.isfinite(loss) & jnp.isfinite(norm)
             for limit in largest_norm:
                 sound &= norm <= limit
@@ -64,11 +64,11 @@ def make_train_step(
 
 
 def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate: int) -> Callable:
-    """`gradients(params, batch) -> (loss, grads, norm, tokens, masked)`, per device, as `make_train_step` says."""
+    """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`."""
     loss_sum = make_loss_sum(config, weights, mesh)
 
     def gradients(params, batch):
-        # The transpose of `vary` sums a gradient over the axes that its parameter is replicated on: dp, and more.
+        # The transpose of `vary` sums a gradient over the axes that its parameter is replicated on: dp and others.
         params, sum_over_replicas = jax.vjp(partial(vary, axes=AXIS_NAMES), params)
 
         def add_microbatch(total, microbatch):
@@ -87,10 +87,10 @@ def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate
 
 
 def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: int, accumulate: int = 1):
-    """`evaluate(params, batch) -> (nats, tokens)`, jitted: sums over the trained tokens, by their RoPE position.
+    """Return the jitted `evaluate(params, batch) -> (nats, tokens)`: sums over trained tokens by RoPE position.
 
-    Both are [buckets], one for each power of two (`position_bucket`): the summed loss, float32, and the number of
-    tokens that it is over, int32. As many microbatches as in training, so that an evaluation fits where it does.
+    Both are [buckets], one per power of two (`position_bucket`): the summed loss, float32, and its number of tokens,
+    int32. It uses as many microbatches as training, so that it fits into memory wherever training does.
     """
 
     def evaluate(params, batch):
@@ -113,14 +113,14 @@ def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: i
 
 
 def position_bucket(position):
-    """The bucket of a position: 0 for 0, k for 2^(k-1) to 2^k - 1; of an int, or of int32 arrays."""
+    """Return the bucket of a position, an int or int32 array: 0 for 0, k for 2^(k-1) to 2^k - 1."""
     if isinstance(position, int):
         return position.bit_length()
     return 32 - lax.clz(position)
 
 
 def make_loss_sum(config: ModelConfig, weights: dict, mesh: Mesh):
-    """`loss_sum(params, batch)`, per device: the model's summed loss, from shards of the parameters."""
+    """Return the per-device `loss_sum(params, batch)`: the model's summed loss, from shards of the parameters."""
     definition, axes, gather = _per_device(config, weights, mesh)
 
     def loss_sum(params, batch):
@@ -130,12 +130,12 @@ def make_loss_sum(config: ModelConfig, weights: dict, mesh: Mesh):
 
 
 def _microbatches(batch, accumulate: int):
-    """The batch's fields as [accumulate, B / accumulate, T], on each device."""
+    """Reshape the batch's fields to [accumulate, B / accumulate, T], on each device."""
     return jax.tree.map(lambda x: x.reshape(accumulate, -1, x.shape[1]), batch)
 
 
 def make_logits(config: ModelConfig, weights: dict, mesh: Mesh):
-    """`logits(params, batch)`: float32 [B, T, V], sharded like the batch and in its layout's order."""
+    """Return the jitted `logits(params, batch)`: float32 [B, T, V], sharded like the batch, in its layout's order."""
     definition, axes, gather = _per_device(config, weights, mesh)
 
     def logits(params, batch):
@@ -146,7 +146,7 @@ def make_logits(config: ModelConfig, weights: dict, mesh: Mesh):
 
 
 def _per_device(config, weights, mesh):
-    """The model's definition, the axes it communicates over, and the gathering of its weights."""
+    """Return the model's definition, the axes it communicates over, and the function that gathers its weights."""
 
     def gather(name, shards):
         return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)

@@ -402,8 +402,8 @@ def test_a_run_in_stages_is_copied_stage_by_stage(bucket, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["runs/a", "runs/b"], "one of FROM and TO is a folder, the other a URL as gs://BUCKET/PATH"),
-        (["gs://bucket/a", "gs://bucket/b"], "one of FROM and TO is a folder"),
+        (["runs/a", "runs/b"], "one of FROM and TO must be a folder, the other a URL such as gs://BUCKET/PATH"),
+        (["gs://bucket/a", "gs://bucket/b"], "one of FROM and TO must be a folder"),
         (["runs/none", "gs://bucket/a"], "runs/none has no checkpoints"),
         (["gs://bucket/a", "x"], "has no checkpoints"),
         (["s3://bucket/a", "x"], "names no object store that is known"),

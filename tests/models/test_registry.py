@@ -21,7 +21,7 @@ from ringformer.runs.config_file import parse
 from ringformer.train.loop import train
 from ringformer.train.optimizer import make_optimizer
 from ringformer.train.prepare import prepare
-from ringformer.train.state import decayed, init_state, state_shardings
+from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_train_step
 from tests.helpers import relative_error
 from tests.models.toy import Toy, ToyConfig
@@ -31,7 +31,7 @@ from tests.train.runs import read_metrics
 def one_step(mesh_dim: str, devices: int):
     """Loss and logical parameters after a step on the same batch, in the mesh's layout."""
     mesh, config = make_mesh(mesh_dim, jax.devices()[:devices]), ToyConfig()
-    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), 10, decayed(abstract_model(config)[2]))
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), 10, abstract_model(config)[2])
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
     state = init_state(config, optimizer, shardings, mesh, seed=1)
     rng = np.random.default_rng(0)

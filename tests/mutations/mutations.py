@@ -222,14 +222,16 @@ MUTATIONS = [
     ),
     # The optimizer, and what of its configuration the loop hands on.
     Mutation(
-        "norm vectors decay", "train/state.py", "len(letter) > 1, letters", "len(letter) > 0, letters", UNTIED
+        "norm vectors decay", "train/optimizer.py", "len(letter) > 1, letters", "len(letter) > 0, letters", UNTIED
     ),
     Mutation("betas ignored", "train/optimizer.py", "        b1=config.b1,\n        b2=config.b2,\n", "", UNTIED),
     Mutation("b1 ignored", "train/optimizer.py", "b1=config.b1,", "", TIED),
     Mutation("b2 ignored", "train/optimizer.py", "b2=config.b2,", "", TIED),
     Mutation("eps ignored", "train/optimizer.py", "eps=config.eps,", "", UNTIED),
     Mutation("decay ignored", "train/optimizer.py", "weight_decay=config.weight_decay,", "", UNTIED),
-    Mutation("no decay mask", "train/optimizer.py", "mask=decayed,", "", TIED),
+    Mutation(
+        "no decay mask", "train/optimizer.py", "mask=jax.tree.map(lambda letter: len(letter) > 1, letters),", "", TIED
+    ),
     Mutation(
         "clip_norm ignored by the loop",
         "train/program.py",
@@ -254,8 +256,8 @@ MUTATIONS = [
     Mutation(
         "the seed of the parameters ignored",
         "train/prepare.py",
-        "program.mesh, self.config.seed)",
-        "program.mesh, 0)",
+        "mesh, self.config.seed, params)",
+        "mesh, 0, params)",
         UNTIED,
     ),
     Mutation(

@@ -11,12 +11,12 @@ from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import TrainState, abstract_state, decayed, state_shardings
+from ringformer.train.state import TrainState, abstract_state, state_shardings
 
 CONFIG = LlamaConfig(
     vocab_size=61, hidden_size=36, intermediate_size=44, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10
 )
-OPTIMIZER = make_optimizer(OptimizerConfig(), 1000, decayed(abstract_model(CONFIG)[2]))
+OPTIMIZER = make_optimizer(OptimizerConfig(), 1000, abstract_model(CONFIG)[2])
 MESHES = ("1,2,1,4", "1,1,1,1", "2,1,2,2", "1,5,1,1", "1,1,2,3")
 
 

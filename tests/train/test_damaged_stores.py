@@ -138,7 +138,7 @@ def test_a_store_that_changes_under_a_run_ends_it_with_a_save(built, steps, chan
         train(run)
     last = int(re.search(r"No step up to (\d+) was trained on it, step (\d+) would be the first", str(caught.value))[1])
     assert 40 <= last < 60 and latest_step(built.run_dir) == last
-    assert f"goes on from step {last}, which is saved in {built.run_dir}" in str(caught.value)
+    assert f"resumes from step {last}, which is saved in {built.run_dir}" in str(caught.value)
     monkeypatch.setattr(integrity, "AT_ONCE", 2**30)
     with pytest.raises(ValueError, match=r"train/tokens\.bin (has 100 bytes|is not what was written)"):
         prepare(built)  # started again it does not go on

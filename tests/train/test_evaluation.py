@@ -17,7 +17,7 @@ from ringformer.runs.config import OptimizerConfig
 from ringformer.train import evaluation, step
 from ringformer.train.evaluation import make_evaluation
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import decayed, init_state, state_shardings
+from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_eval_step, make_logits, position_bucket
 from tests.helpers import packed_segments
 
@@ -67,7 +67,7 @@ class HeldOut:
 @pytest.fixture(scope="module")
 def params():
     mesh = make_mesh("1,2,1,4")
-    optimizer = make_optimizer(OptimizerConfig(), 10, decayed(abstract_model(MODEL)[2]))
+    optimizer = make_optimizer(OptimizerConfig(), 10, abstract_model(MODEL)[2])
     return init_state(MODEL, optimizer, state_shardings(weight_shardings(MODEL, mesh), optimizer), mesh, 0).params
 
 

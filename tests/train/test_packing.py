@@ -16,7 +16,7 @@ from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import decayed, init_state, state_shardings
+from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_logits, make_train_step
 from tests.data.packing_samples import build
 from tests.helpers import relative_error
@@ -69,9 +69,7 @@ def test_documents_and_padding_do_not_leak(store, layout, ring_size):
     """
     config = model(layout)
     mesh = make_mesh(f"1,1,1,{ring_size}", jax.devices()[:ring_size])
-    optimizer = make_optimizer(
-        OptimizerConfig(warmup_steps=0, schedule="constant"), 10, decayed(abstract_model(config)[2])
-    )
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10, abstract_model(config)[2])
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
     first = init_state(config, optimizer, shardings, mesh, seed=0)
     logits = make_logits(config, shardings.params, mesh)
@@ -125,7 +123,7 @@ def test_a_packed_sequence_is_one_text(store, layout, ring_size):
     """The logits are those of a dense model that reads a row as one text; a changed document changes all after it."""
 
     def logits(config, mesh):
-        optimizer = make_optimizer(OptimizerConfig(), 1000, decayed(abstract_model(config)[2]))
+        optimizer = make_optimizer(OptimizerConfig(), 1000, abstract_model(config)[2])
         weights = weight_shardings(config, mesh)
         params = init_state(config, optimizer, state_shardings(weights, optimizer), mesh, seed=0).params
         compiled = make_logits(config, weights, mesh)

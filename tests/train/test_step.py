@@ -14,7 +14,7 @@ from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.optimizer import make_optimizer
-from ringformer.train.state import decayed, init_state, state_shardings
+from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_logits, make_train_step
 from tests.helpers import relative_error, unpadded
 from tests.interpreted import interpreted
@@ -52,7 +52,7 @@ def packed_batch() -> Batch:
 
 def setup(mesh_dim, config, devices):
     mesh = make_mesh(mesh_dim, jax.devices()[:devices])
-    optimizer = make_optimizer(SGD_LIKE, 10, decayed(abstract_model(config)[2]))
+    optimizer = make_optimizer(SGD_LIKE, 10, abstract_model(config)[2])
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
     order = permutation(config.layout, T, mesh.shape["sp"])
     batch = jax.tree.map(lambda x: jax.device_put(x[:, order], NamedSharding(mesh, BATCH)), packed_batch())
