@@ -55,7 +55,10 @@ def test_a_config_of_transformers_4():
         (dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope type 'dynamic': only default, linear, yarn"),
         (dict(rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'"),
         (dict(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}), "partial_rotary_factor"),
-        (dict(rope_parameters={"rope_type": "linear", "factor": 2.0, "mscale": 1.0}), "mscale, which rope type 'linear'"),
+        (
+            dict(rope_parameters={"rope_type": "linear", "factor": 2.0, "mscale": 1.0}),
+            "mscale, which rope type",
+        ),
         (dict(rope_scaling={"type": "linear"}), "kind linear needs factor"),
     ],
     ids=str,

@@ -107,7 +107,10 @@ def test_wide_ids_keep_equality_and_order_across_queries_and_keys():
     "ids, message",
     [
         (np.zeros((1, 4), np.float32), "must be integers; got float32"),
-        ((np.full((1, 4), 2**40), jnp.zeros((1, 4), jnp.int32)), "int64 and int32 do not fit in 32 bits.*renumber the docu"),
+        (
+            (np.full((1, 4), 2**40), jnp.zeros((1, 4), jnp.int32)),
+            "int64 and int32 do not fit in 32 bits.*renumber the",
+        ),
         (jnp.zeros((1, 4), jnp.uint32), "uint32 and uint32 do not fit in 32 bits"),
     ],
 )
@@ -138,7 +141,9 @@ def test_the_least_float64_as_a_mask_is_a_number_and_not_infinity(x64):
 @pytest.mark.parametrize("dtype", [bool, np.int32])
 def test_a_boolean_mask_is_no_bias(dtype, as_for_users):
     q = np.zeros((1, 4, 1, 2), np.float32)
-    with pytest.raises(ValueError, match=r"be float; got (bool|int32): convert a mask with jnp.where\(mask, 0.0, -jnp.inf"):
+    with pytest.raises(
+        ValueError, match=r"be float; got (bool|int32): convert a mask with jnp.where\(mask, 0.0, -jnp"
+    ):
         ring_attention(q, q, q, axis_name=None, bias=np.ones((1, 4), dtype))
 
 
