@@ -37,17 +37,17 @@ def copied_steps(store: ObjectStore) -> list[int]:
 
 
 def _places(store: ObjectStore) -> dict[int, dict[str, bool]]:
-    """By their steps, where in a store copies are, and whether each is whole: two while one is being replaced."""
-    found: dict[int, dict[str, bool]] = {}
+    """The copies in a store, by step: their prefixes, and whether each is whole; two while a step is replaced."""
+    steps: dict[int, dict[str, bool]] = {}
     for name in store.names():
         if match := re.match(r"checkpoints/(\d+)(?:\.2)?/", name):
-            places = found.setdefault(int(match[1]), {})
+            places = steps.setdefault(int(match[1]), {})
             places[match[0]] = name == match[0] + LAST or places.get(match[0], False)
-    return found
+    return steps
 
 
 def settled_steps(store: ObjectStore) -> set[int]:
-    """Those of them that were not being replaced when it was interrupted."""
+    """The steps in a store whose copies are whole and were not being replaced when a copy was interrupted."""
     return {step for step, places in _places(store).items() if list(places.values()) == [True]}
 
 
@@ -108,8 +108,8 @@ def fetch_step(store: ObjectStore, step: int, run_dir: Path) -> None:
         faults = tree_faults(part / TREE)
         faults = misnamed(part / TREE, step) if faults == [] else faults
         if faults or faults is None:
-            said = summary(faults) if faults else "it has no manifest"
-            raise DamagedFiles(f"the copy of step {step} in {store.url} is damaged ({said.replace(str(part), '')})")
+            fault = summary(faults) if faults else "it has no manifest"
+            raise DamagedFiles(f"the copy of step {step} in {store.url} is damaged ({fault.replace(str(part), '')})")
         place = run_dir / CHECKPOINTS / str(step)
         place.parent.mkdir(exist_ok=True)
         part.rename(place)
@@ -133,14 +133,14 @@ def _delete(prefix: str, store: ObjectStore) -> None:
 
 
 def parts_of(place: ObjectStore | Path) -> list[str]:
-    """Where in a place there are checkpoints: "" for those of a run, and the names of stages."""
+    """The parts of a place that have checkpoints: "" for a run itself, and the names of stages."""
     if isinstance(place, Path):
         names = [f"{path.relative_to(place)}" for path in place.glob("**/" + LAST)]
     else:
         names = place.names()
     pattern = rf"(?:(stage-\d+-\d+)/)?checkpoints/\d+(?:\.2)?/{LAST}"
-    found = {match[1] or "" for match in (re.fullmatch(pattern, name) for name in names) if match}
-    return sorted(found, key=lambda part: int(part.split("-")[1]) if part else 0)
+    parts = {match[1] or "" for match in (re.fullmatch(pattern, name) for name in names) if match}
+    return sorted(parts, key=lambda part: int(part.split("-")[1]) if part else 0)
 
 
 def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
@@ -187,7 +187,7 @@ def _missing(
 
 
 class Copies:
-    """What a run saves, sent to a store behind the training, by a thread; of several processes by the first.
+    """Copies of what a run saves, sent to a store by a thread while the training goes on; process 0 sends them.
 
     Args:
       run_dir: the folder of the run.
@@ -202,7 +202,7 @@ class Copies:
         self._failed = False
 
     def refusal(self) -> str:
-        """Why the run may not begin as its folder is now; nothing if it may. Raises OSError of the store."""
+        """The reason why the run may not begin with its folder as it is; "" if it may. Raises OSError of the store."""
         self._store.check()
         if refused := not_apart(self._run_dir, self._store):
             return refused
@@ -221,7 +221,7 @@ class Copies:
         return ""
 
     def same_run(self, common: set[int]) -> bool:
-        """By the checkpoints of steps that both have, else by what their records say."""
+        """Compare the checkpoints of steps that both have; without any, the records of the runs."""
         if common := common & settled_steps(self._store):
             mine = (tree_folder(self._run_dir, max(common)) / MANIFEST).read_bytes()
             (place,) = _places(self._store)[max(common)]
@@ -279,7 +279,7 @@ class Copies:
 
 
 def not_apart(run_dir: Path, store: ObjectStore) -> str:
-    """Why nothing is copied between them if what is lost with one is lost with the other; nothing if it is not."""
+    """The reason to copy nothing between them: what is lost with one is lost with the other; "" if they are apart."""
     if any(store.overlaps(folder, CHECKPOINTS) for folder in (run_dir, run_dir / CHECKPOINTS)):
         return f"{store.url} and {run_dir} are one place, or one is in the other: name another place for the copies"
     return ""

@@ -60,7 +60,7 @@ class Checkpoints:
         self._handler = checkpoint_handler()
         _quiet()
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=keep.policy(), cleanup_tmp_directories=True, lightweight_initialize=True
+            preservation_policy=keep, cleanup_tmp_directories=True, lightweight_initialize=True
         )
         self._manager = ocp.CheckpointManager(
             (self._run_dir / CHECKPOINTS).absolute(), options=options, item_handlers=self._handler
@@ -105,11 +105,11 @@ class Checkpoints:
         return state
 
     def about(self, step: int | None) -> dict[str, Any]:
-        """What was said of the run when `step` was saved; nothing of None, and of checkpoints of before."""
+        """The values that were saved about the run with `step`; {} for None, and for checkpoints without a manifest."""
         return {} if step is None else read_about(tree_folder(self._run_dir, step)) or {}
 
     def way_back(self) -> str:
-        """Which checkpoint to go back to when the run has diverged, and how; a sentence."""
+        """A sentence: the checkpoint to go back to when the run has diverged, and how."""
         steps = sorted(self._manager.all_steps())
         proven = self._keep.proven(steps)
         if proven is None:
@@ -164,7 +164,7 @@ class Checkpoints:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """What goes wrong in a save, as one line: the step, the cause, and what is there to go on from."""
+        """Raise errors of a save as one line: the step, the cause, and the step to go on from."""
         try:
             yield
         except Exception as error:

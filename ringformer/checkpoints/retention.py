@@ -1,23 +1,15 @@
-"""Which checkpoints of a run stay on disk, and which of them are proven.
+"""Retention: the checkpoints of a run that stay on disk, and those that are proven.
 
 A checkpoint is proven by a sound step after it: of the last `IN_A_ROW` steps that were not skipped each has a loss in
 bounds (`RATIO`, `NATS`). The newest proven one stays, whatever comes later.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orbax.checkpoint.checkpoint_managers import (
-    AnyPreservationPolicy,
-    EveryNSteps,
-    LatestN,
-    PreservationContext,
-    PreservationPolicy,
-)
-
 IN_A_ROW = 8
-"""So many losses in a row make a step sound, lest a lucky batch prove a diverged state."""
+"""Number of losses in a row that make a step sound: one lucky batch must not prove a diverged state."""
 RATIO, NATS = 1.25, 0.25
 """A loss is in bounds up to so many times the level, the lowest mean of `IN_A_ROW` losses in a row, and so many nats.
 Losses that differ by a tenth from batch to batch are in it nine times of ten, those of a model that has forgotten what
@@ -35,18 +27,24 @@ class Keep:
     every: int = 0
     best: int = 0
     losses: dict[int, float] = field(default_factory=dict)
-    """Of the evaluations so far, by their steps; to be added to while the run goes on."""
+    """Held-out losses of the evaluations so far, by step; the run adds to them."""
     sound: int = 0
     """The last step that was sound: checkpoints of steps before it are proven."""
     skipping: bool = False
-    """Whether the last step was skipped."""
+    """True if the last step was skipped."""
     _level: float | None = field(default=None, init=False)
     _last: list[float] = field(default_factory=list, init=False)
 
-    def policy(self) -> PreservationPolicy:
-        """As Orbax asks for it, whenever a checkpoint was added."""
-        every = [EveryNSteps(self.every)] if self.every else []
-        return AnyPreservationPolicy([LatestN(self.latest), *every, _Best(self), _Proven(self)])
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return which checkpoints stay, as Orbax asks its preservation policy whenever one was added."""
+        steps = [info.step for info in checkpoints]
+        if self.skipping or self.latest is None:
+            return [True] * len(steps)
+        stay = {*sorted(steps)[-self.latest :], self.proven(steps)}
+        stay |= {step for step in steps if self.every and step % self.every == 0}
+        evaluated = [step for step in steps if step in self.losses]
+        stay |= {*sorted(evaluated, key=lambda step: (self.losses[step], -step))[: self.best]}
+        return [step in stay for step in steps]
 
     def proven(self, steps: Iterable[int]) -> int | None:
         """The newest of these steps whose checkpoint is proven."""
@@ -65,7 +63,8 @@ class Keep:
                 self.sound = step
 
     def doubt(self) -> str:
-        """Why the last step's state may be a diverged one; nothing if it was not skipped, and its loss in bounds."""
+        """Return the reason why the last step's state may have diverged; empty if it was not skipped and its loss is in
+        bounds."""
         if self.skipping:
             return "the last step was skipped"
         if self._level is None or self._last[-1] <= self._largest():
@@ -92,22 +91,3 @@ class Keep:
         """The largest loss that is in bounds."""
         assert self._level is not None
         return RATIO * self._level + NATS
-
-
-class _Best:
-    def __init__(self, keep: Keep):
-        self._keep = keep
-
-    def should_preserve(self, checkpoints, *, context: PreservationContext) -> list[bool]:
-        losses = {info.step: loss for info in checkpoints if (loss := self._keep.losses.get(info.step)) is not None}
-        best = sorted(losses, key=lambda step: (losses[step], -step))[: self._keep.best]
-        return [info.step in best for info in checkpoints]
-
-
-class _Proven:
-    def __init__(self, keep: Keep):
-        self._keep = keep
-
-    def should_preserve(self, checkpoints, *, context: PreservationContext) -> list[bool]:
-        newest = self._keep.proven(info.step for info in checkpoints)
-        return [self._keep.skipping or info.step == newest for info in checkpoints]

@@ -29,8 +29,8 @@ def model_of(run_dir: str | Path) -> ModelConfig:
         raise FileNotFoundError(f"{run_dir} has no config.json: name the folder of a run or of a converted model")
     advice = "convert or copy the model again"
     if (Path(run_dir) / METRICS).is_file():  # of a run
-        known = (Path(run_dir) / IDENTITY).is_file()
-        advice = "delete it, and the run's own command writes it again" if known else "bring back a copy"
+        recorded = (Path(run_dir) / IDENTITY).is_file()
+        advice = "delete it, and the run's own command writes it again" if recorded else "bring back a copy"
     saved = read_object(run_dir, CONFIG, advice)
     check_named(Path(run_dir))
     if "model" not in saved:
@@ -70,7 +70,7 @@ def latest_checkpoint(run_dir: str | Path) -> Path:
 
 
 def checkpoint_hash(folder: Path) -> str:
-    """What tells one save from any other: its manifest of hashes; of one without, when it was made, and its files."""
+    """A hash that tells one save from any other: of its manifest, or else of its time and its files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     named = [path for path in files if path.name == MANIFEST]
     sizes = [] if named else [(_under(folder, path), path.stat().st_size) for path in files]

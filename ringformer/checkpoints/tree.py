@@ -90,7 +90,7 @@ def tree_hashes(folder: Path) -> Hashes | None:
 
 
 def is_chunk(file: str) -> bool:
-    """Whether a file of a saved tree is a chunk of an array ("params.embed/0.1")."""
+    """True if a file of a saved tree is a chunk of an array ("params.embed/0.1")."""
     return re.fullmatch(r"[^/]+/\d+(\.\d+)*", file) is not None
 
 

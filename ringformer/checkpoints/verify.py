@@ -34,7 +34,7 @@ def saved_steps(run_dir: str | Path) -> list[int]:
 
 
 def tree_folder(run_dir: str | Path, step: int) -> Path:
-    """Where the arrays of a checkpoint are."""
+    """The folder with the arrays of a checkpoint."""
     return (Path(run_dir) / CHECKPOINTS / str(step) / "default").absolute()
 
 

@@ -26,7 +26,7 @@ CHUNKS_AT_ONCE = 8
 
 Info: TypeAlias = ocp.type_handlers.ParamInfo
 Place = tuple[slice, ...]
-"""Where a block of numbers is in its array."""
+"""The place of a block of numbers in its array."""
 
 
 class Leaf(NamedTuple):

@@ -17,7 +17,7 @@ SECONDS = 600.0
 
 
 def is_url(place: str) -> bool:
-    """Whether a place is named by a URL, and is no path of this machine."""
+    """True if a place is named by a URL, not by a path of this machine."""
     return "://" in place
 
 
@@ -49,7 +49,7 @@ class ObjectStore:
             raise OSError(f"{self.url} cannot be listed: it takes the permission storage.objects.list")
 
     def overlaps(self, folder: Path, part: str) -> bool:
-        """Whether what is below the URL, its folder `part` above all, and a folder of this machine are one place, or
+        """True if what is below the URL, its folder `part` above all, and a folder of this machine are one place, or
         one is in the other, by whatever links and mounts: a file that is new in one is looked for in the other."""
         if not folder.is_dir() or not os.access(folder, os.W_OK):  # nothing there can be lost
             return False
@@ -67,7 +67,7 @@ class ObjectStore:
             (folder / name).unlink()
 
     def names(self) -> list[str]:
-        """Of all files, sorted; none where `check` would fail."""
+        """The names of all files, sorted; none where `check` would fail."""
         return sorted(name.decode() for name in self._wait("listed", lambda: self._files.list()))
 
     def read(self, name: str) -> bytes:
@@ -82,7 +82,7 @@ class ObjectStore:
         self._wait("written", lambda: self._files.write(name, content), name)
 
     def delete(self, name: str) -> None:
-        """What is not there is gone already."""
+        """Delete a file; one that is not there is no error."""
         self._wait("deleted", lambda: self._files.write(name, None), name)
 
     def _wait(self, done: str, begin: Callable[[], Any], name: str = "") -> Any:

@@ -24,7 +24,7 @@ def stored_array(driver: str, metadata: dict[str, Any], chunks: dict[str, bytes]
 
 
 def has_valid_crc32c(content: bytes) -> bool:
-    """Whether the last four bytes are the CRC-32C of the others, which are not decompressed."""
+    """True if the last four bytes are the CRC-32C of the others, which are not decompressed."""
     size = len(content) - 4
     metadata = {
         "shape": [size],

@@ -23,7 +23,7 @@ def hash_file(path: str | Path) -> str:
 
 
 def hash_bytes(content: bytes) -> str:
-    """As `hash_file`, of what is in memory."""
+    """The xxh3_128 of bytes, in hexadecimal digits."""
     return xxhash.xxh3_128(content).hexdigest()
 
 
