@@ -163,7 +163,7 @@ def test_a_failed_close_is_raised_once(tmp_path, monkeypatch, capfd):
 def test_which_checkpoints_stay(keep, left):
     """Steps 2, 5 and 8 are evaluated after they are saved; 5 is the best, and 2 the next."""
     keep = dataclasses.replace(keep, losses={})
-    policy, there = keep.policy(), []
+    policy, there = keep, []
     for step in range(1, 10):
         there.append(SimpleNamespace(step=step, metrics=None))
         stays = policy.should_preserve(there, context=PreservationContext())

@@ -161,7 +161,7 @@ def test_who_comes_back_keeps_no_more_than_others():
         keep.see(step, 5.5 if 23 <= step < 40 else 3.5)
         if step % 3 == 0:
             there.append(SimpleNamespace(step=step, metrics=None))
-            stays = keep.policy().should_preserve(there, context=PreservationContext())
+            stays = keep.should_preserve(there, context=PreservationContext())
             there = [info for info, stay in zip(there, stays, strict=True) if stay]
             kept[step] = [info.step for info in there]
     assert kept[21] == [18, 21] and kept[24] == [21, 24] and kept[27] == [21, 24, 27]

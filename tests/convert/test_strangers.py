@@ -141,9 +141,7 @@ def _one(**changes):
 )
 def test_malformed_headers(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"model\.safetensors is not a complete safetensors file \(Error while dese"
-    ):
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a complete safetensors file \(Error while dese"):
         TensorFolder(tmp_path)
 
 

@@ -244,9 +244,7 @@ def test_tasks_are_those_whose_data_are_named(data):
 def test_what_does_not_fit_is_refused(data):
     with pytest.raises(ValueError, match="cwe in 200 tokens: the shortest prompt has"):
         made(200, "cwe", 1, data)
-    with pytest.raises(
-        ValueError, match=r"niah_single_2 in 600 tokens: the shortest prompt has .* choose other --t"
-    ):
+    with pytest.raises(ValueError, match=r"niah_single_2 in 600 tokens: the shortest prompt has .* choose other --t"):
         made(600, "niah_single_2", 1, data)
 
 

@@ -141,9 +141,7 @@ def test_the_least_float64_as_a_mask_is_a_number_and_not_infinity(x64):
 @pytest.mark.parametrize("dtype", [bool, np.int32])
 def test_a_boolean_mask_is_no_bias(dtype, as_for_users):
     q = np.zeros((1, 4, 1, 2), np.float32)
-    with pytest.raises(
-        ValueError, match=r"be float; got (bool|int32): convert a mask with jnp.where\(mask, 0.0, -jnp"
-    ):
+    with pytest.raises(ValueError, match=r"be float; got (bool|int32): convert a mask with jnp.where\(mask, 0.0, -jnp"):
         ring_attention(q, q, q, axis_name=None, bias=np.ones((1, 4), dtype))
 
 
