@@ -43,9 +43,9 @@ class ObjectStore:
         """Raise OSError if files cannot be written and found, which is tried: tensorstore takes a listing that is
         forbidden, or one of a bucket that does not exist, for an empty one."""
         self.write(PROBE, b"")
-        found = PROBE in self.names()
+        listed = PROBE in self.names()
         self.delete(PROBE)
-        if not found:
+        if not listed:
             raise OSError(f"{self.url} cannot be listed: it takes the permission storage.objects.list")
 
     def overlaps(self, folder: Path, part: str) -> bool:
@@ -72,10 +72,10 @@ class ObjectStore:
 
     def read(self, name: str) -> bytes:
         """Raises FileNotFoundError if there is no such file."""
-        found = self._wait("read", lambda: self._files.read(name), name)
-        if found.state != "value":
+        result = self._wait("read", lambda: self._files.read(name), name)
+        if result.state != "value":
             raise FileNotFoundError(f"there is no {self.url}/{name}")
-        return found.value
+        return result.value
 
     def write(self, name: str, content: bytes) -> None:
         """A file is there whole or not at all."""

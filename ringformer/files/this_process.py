@@ -1,4 +1,4 @@
-"""Which process a note speaks of that another one left on a shared disk, and whether it is still there."""
+"""Identity of a process that left a note on a shared disk, by which others tell if it still runs."""
 
 import os
 import socket
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """What two processes that can see each other's pids have in common, since this machine was started; empty where
-    Linux does not say."""
+    """Return an identity that processes share if they see each other's pids, until the machine restarts; empty where
+    Linux does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -16,8 +16,8 @@ def machine() -> str:
 
 
 def began(pid: int) -> str:
-    """When a process of this machine began, in ticks since the machine did: a pid may come again. Empty if there is no
-    such process, or it has ended."""
+    """Return the start time of a process of this machine, in ticks since boot, since pids are reused. Empty if there is
+    no such process, or it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

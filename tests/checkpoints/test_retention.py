@@ -70,7 +70,7 @@ def test_good_checkpoints_survive_gradients_that_are_nan_for_good(long, steps, t
     with pytest.raises(FloatingPointError, match="11 steps in a row are skipped, 22 to 32") as caught:
         train(prepare(long))
     said = str(caught.value)
-    assert "The same command goes on from the latest checkpoint. The newest checkpoint that is proven" in said
+    assert "The same command resumes the run from the latest checkpoint. The newest checkpoint that is proven" in said
     assert "is step 18: to go back to it, move 21 out of" in said and "--allow=optimizer.learning_rate" in said
     assert saved_steps(long.run_dir) == [18, 21]
     shutil.copytree(long.run_dir, tmp_path / "other")
@@ -86,7 +86,7 @@ def test_good_checkpoints_survive_gradients_that_are_nan_for_good(long, steps, t
 
 def test_a_stop_in_a_streak_saves_and_removes_nothing(long, steps, capfd):
     steps.at = dict.fromkeys(range(22, 28), bad_gradient) | {25: stopped(bad_gradient)}
-    said = r"at step 25 of 33, .* goes on from there. But the last step was skipped. .* step 18: .* move 21, 25 out of"
+    said = r"at step 25 of 33, .* resumes the run. But the last step was skipped. .* step 18: .* move 21, 25 out of"
     with pytest.raises(Terminated, match=said):
         train(prepare(long))
     assert saved_steps(long.run_dir) == [18, 21, 25]

@@ -427,8 +427,8 @@ MUTATIONS = [
     Mutation(
         "the newest proven checkpoint goes like any other",
         "checkpoints/retention.py",
-        "self._keep.skipping or info.step == newest",
-        "self._keep.skipping",
+        "[-self.latest :], self.proven(steps)}",
+        "[-self.latest :]}",
         "checkpoints/test_retention.py::test_who_comes_back_keeps_no_more_than_others",
     ),
     Mutation(
