@@ -95,7 +95,7 @@ def test_a_stop_in_a_streak_saves_and_removes_nothing(long, steps, capfd):
         train(prepare(long))
     assert saved_steps(long.run_dir) == [18, 21, 25, 28]
     steps.at |= {31: stopped(losing(1.0))}
-    with pytest.raises(Terminated, match=r"goes on from there$"):
+    with pytest.raises(Terminated, match=r"resumes the run$"):
         train(prepare(long))
     assert saved_steps(long.run_dir) == [30, 31]
     assert "sound" not in capfd.readouterr().err
