@@ -65,4 +65,4 @@ def test_the_committed_page_has_these_numbers(tmp_path):
     write_tables(page, RESULTS)
     assert page.read_text() == (ROOT / "docs" / "estimating.md").read_text()
     (count,) = {RESULTS["at_a_million"]["llama_7b/v5e-256/bfloat16"][DECODE]["collectives_executed"]}
-    assert f"executes {count:.0f} collectives a token" in page.read_text()
+    assert f"runs {count:.0f} collectives per token" in page.read_text()
