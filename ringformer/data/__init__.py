@@ -1,6 +1,6 @@
 """Data: documents from a source, tokenized into a store, packed into sequences, loaded for the ring.
 
-Names are imported when they are first asked for (PEP 562): `import ringformer.data` alone loads none of its rooms.
+Names are imported on first use (PEP 562): `import ringformer.data` by itself loads no submodule.
 """
 
 from importlib import import_module
@@ -58,7 +58,7 @@ _HOMES = {
     "too_short": "packing.document_lengths",
     "train_sentencepiece": "tokenizers.sentencepiece",
 }
-"""The public names, and the module of each."""
+"""Public names, and the module of each."""
 
 __all__ = [*_HOMES]
 

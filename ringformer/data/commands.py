@@ -11,10 +11,12 @@ from ringformer.cli.dataclass_flags import add_flags, from_flags
 
 
 def add_prepare(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
-    """Arguments of `ringformer data prepare`."""
+    """Add the arguments of `ringformer data prepare`."""
     from ringformer.data.stores.options import StoreOptions
 
-    parser.description = "Tokenize documents or conversations once, into a store, and report what became of them."
+    parser.description = (
+        "Tokenize documents or conversations once, into a store, and report what was kept and left out."
+    )
     parser.add_argument("--store", required=True, help="the folder to write (train/, eval/, report.json)")
     add_flags(parser, StoreOptions)
     return _prepare
@@ -38,15 +40,15 @@ def _prepare(args: argparse.Namespace) -> None:
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
-    """Arguments of `ringformer data inspect`."""
-    parser.description = "Show documents of a store: what is trained on in green, what is masked dim."
+    """Add the arguments of `ringformer data inspect`."""
+    parser.description = "Show documents of a store: tokens that are trained on in green, masked tokens dimmed."
     parser.add_argument("store", metavar="STORE", help="the folder of the stores, or train/ or eval/ in it")
     parser.add_argument(
         "--tokenizer",
-        help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; without: the copy "
-        "that the store keeps",
+        help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the copy in "
+        "the store's folder",
     )
-    parser.add_argument("--samples", type=int, default=3, help="how many documents")
+    parser.add_argument("--samples", type=int, default=3, help="number of documents to show")
     return _inspect
 
 
@@ -63,17 +65,17 @@ def _inspect(args: argparse.Namespace) -> None:
     copied = store.path.parent / "tokenizer"
     tokenizer = load_tokenizer(args.tokenizer or (str(copied) if copied.is_dir() else "bytes"))
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # documents may hold what is not UTF-8
+        sys.stdout.reconfigure(errors="replace")  # documents may hold bytes that are not UTF-8
     show_samples(store, tokenizer, args.samples, Console(highlight=False))
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
-    """Arguments of `ringformer data tokenizer`."""
+    """Add the arguments of `ringformer data tokenizer`."""
     from ringformer.data.stores.options import StoreOptions
 
     parser.description = "Train a SentencePiece tokenizer on documents."
     add_flags(parser, StoreOptions, ("source", "field", "split", "skip_empty"))
-    parser.add_argument("--vocab_size", type=int, required=True, help="how many tokens it has")
+    parser.add_argument("--vocab_size", type=int, required=True, help="number of tokens")
     parser.add_argument("--out", required=True, help="the .model file to write")
     return _tokenizer
 

@@ -1,8 +1,8 @@
-"""The loader: batches laid out for the ring, each a function of (seed, step), read where they are needed.
+"""The loader: batches in the ring's layout, each a function of (seed, step), read where they are needed.
 
-Row r of step s is packed sequence s*batch_size + r, its columns in the order of the layout. A host asks for the
-part of a batch that its devices hold and reads no more of the store than the blocks with that part, so a sequence may
-be longer than any host could read; and a run resumes at any step, on any mesh, without loader state.
+Row r of step s is packed sequence s*batch_size + r, with columns in the order of the layout. A host reads only the
+store's blocks with the part of a batch that its devices hold, so a sequence may be too long for any single host. A run
+resumes at any step, on any mesh, without loader state.
 """
 
 import itertools
@@ -23,18 +23,18 @@ from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
 
 Parts = Sequence[tuple[TokenStore, int]]
-"""Stores and their shares of the sequences, in whole numbers."""
+"""Stores and their integer shares of the sequences."""
 
 
 class Loader:
     """Batches of `batch_size` sequences of `seq_len` tokens (both global), for a ring of `ring_size` in `layout`.
 
-    Evaluation takes steps 0 to k-1 of the held-out store, always with the same seed; k is at most
-    `sequences.per_epoch // batch_size` for no sequence to come twice.
+    Evaluation uses steps 0 to k-1 of the held-out store, always with the same seed; no sequence repeats if k is at most
+    `sequences.per_epoch // batch_size`.
 
     Args:
       store: a store, or several with their shares.
-      packing: which documents are packed, and whether as a `DocumentStream` or as `WholeDocuments`.
+      packing: the choice of documents, and their packing as a `DocumentStream` or as `WholeDocuments`.
 
     Attributes:
       stores: the stores; `batch` and `iterate` raise ValueError once the check of one has failed.
@@ -71,12 +71,12 @@ class Loader:
         self._order = permutation(layout, seq_len, ring_size)
 
     def document_lengths(self) -> list[DocumentLengths]:
-        """The lengths of each store's documents; `too_short` makes a warning of them for who trains on them."""
+        """Return the lengths of each store's documents, from which `too_short` makes a warning for training."""
         parts = self.sequences.parts if isinstance(self.sequences, Mixture) else [self.sequences]
         return [document_lengths(part) for part in parts]
 
     def passes(self, steps: int) -> dict[str, float]:
-        """How often so many steps go through each store, by its folder: through its documents of the wanted lengths."""
+        """Count the passes that `steps` make through each store's selected documents, by the store's folder."""
         sequences = steps * self.batch_size
         if not isinstance(self.sequences, Mixture):
             return {str(self.stores[0].path): sequences / self.sequences.per_epoch}
@@ -85,14 +85,14 @@ class Loader:
         return {str(store.path): share * own / part.per_epoch for store, part, own in parts}
 
     def read(self, step: int, rows: slice = slice(None), columns: slice | np.ndarray = slice(None)) -> Batch:
-        """Part of a step's batch, as numpy arrays; columns are counted in layout order."""
+        """Read part of a step's batch as numpy arrays; columns are in layout order."""
         positions = self._order[columns]
         first = step * self.batch_size
         sequences = [self.sequences.read(first + row, positions) for row in range(self.batch_size)[rows]]
         return Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
 
     def contents(self, step: int) -> list[dict[str, Any]]:
-        """What the rows of a step's batch are: the number of each sequence, its store, the documents in it."""
+        """Describe the rows of a step's batch: the number of each sequence, its store and its documents."""
         rows, sequences = range(step * self.batch_size, (step + 1) * self.batch_size), self.sequences
         places = [sequences.source(i) if isinstance(sequences, Mixture) else (0, i) for i in rows]
         parts = sequences.parts if isinstance(sequences, Mixture) else [sequences]
@@ -102,7 +102,7 @@ class Loader:
         ]
 
     def batch(self, step: int, sharding: jax.sharding.Sharding) -> Batch:
-        """A step's batch as global jax Arrays [batch_size, seq_len], on one process or as one of many."""
+        """Return a step's batch as global jax Arrays [batch_size, seq_len], in one process or in each of several."""
         self._raise_if_damaged()
         shape = self.batch_size, len(self._order)
         wanted: dict[tuple[int, int], set[tuple[int, int]]] = {}  # the columns of this process's devices, by their rows
@@ -110,7 +110,7 @@ class Loader:
             rows, columns = (bounds(part, size) for part, size in zip(index or (slice(None),) * 2, shape, strict=True))
             wanted.setdefault(rows, set()).add(columns)
         parts: dict[tuple[int, int, int, int], Batch] = {}
-        for rows, held in wanted.items():  # read together, for a ring's columns are neighbours in the store
+        for rows, held in wanted.items():  # one read, because a ring's columns are neighbours in the store
             read = self.read(step, slice(*rows), np.concatenate([np.arange(*columns) for columns in sorted(held)]))
             at = 0
             for columns in sorted(held):
@@ -131,9 +131,9 @@ class Loader:
         return Batch(*map(array, range(len(Batch._fields))))
 
     def iterate(self, start_step: int, sharding: jax.sharding.Sharding) -> Generator[Batch, None, None]:
-        """Batches from `start_step` on, without end; a thread prepares the next while this one is used.
+        """Yield batches from `start_step` on, endlessly; a thread prepares the next batch while one is in use.
 
-        An error of the thread is raised when its batch is asked for. Close the generator to end the thread.
+        An error in the thread is raised when its batch is requested. Close the generator to end the thread.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
             coming = thread.submit(self.batch, start_step, sharding)
@@ -149,5 +149,5 @@ class Loader:
 
 
 def bounds(part: slice, size: int) -> tuple[int, int]:
-    """Where a slice of `size` elements begins and ends; its step is 1."""
+    """Return begin and end of a slice, with step 1, of `size` elements."""
     return part.indices(size)[:2]

@@ -1,4 +1,4 @@
-"""Packages of the extra `data`, which the op and the model do without: imported where they are used, or named."""
+"""Optional packages of the extra `data`: imported where they are used, with a clear error if missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needed_for(purpose: str) -> Iterator[None]:
-    """Context for imports: a package that is not installed is a ValueError that says how to install it."""
+    """Context for imports that turns a missing package into a ValueError with the command to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -8,8 +8,8 @@
     datasets:NAME_OR_PATH   a dataset of the Hub, or a folder made by `save_to_disk`, likewise
 
 A document without text is an error that names it, unless `skip_empty` is set. The standard library is the
-exception: its empty files, mostly `__init__.py`, are always left out. Files are read as they are, byte for byte:
-line ends are kept, and what is not UTF-8 becomes Python's `surrogateescape` characters.
+exception: its empty files, mostly `__init__.py`, are always left out. Files are read byte for byte: line ends are kept,
+and bytes that are not UTF-8 become Python's `surrogateescape` characters.
 """
 
 import glob
@@ -25,29 +25,29 @@ from ringformer.data.optional_packages import needed_for
 KINDS = ("stdlib", "text:PATTERN", "jsonl:PATTERN", "json:PATTERN", "parquet:PATTERN", "datasets:NAME_OR_PATH")
 
 ROWS = ("jsonl", "json", "parquet", "datasets")
-"""The kinds of source that have records."""
+"""Kinds of source that have records."""
 
 STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})
-"""Folders of the standard library's tree that are not read."""
+"""Folders of the standard library to skip."""
 
 
 class Document(NamedTuple):
-    """A text and the name to use for it in errors: a path, or that of its `Row`."""
+    """A text and its name in errors: a path, or that of its `Row`."""
 
     text: str
     name: str
 
 
 class Row(NamedTuple):
-    """A record of a source, and the name to use for it in errors: a path and line, of an array also the number in it
-    (a file may be one line), or a path and row."""
+    """A record of a source, and its name in errors: a path and line (for an array also the record's number, since a
+    file may be one line), or a path and row."""
 
     record: dict[str, Any]
     name: str
 
 
 class Malformed:
-    """The fate of records that cannot be read: an error that names the first, or with `skip` a count."""
+    """Handler of records that cannot be read: raises an error that names the first or, with `skip`, counts them."""
 
     def __init__(self, *, skip: bool):
         self.skip = skip
@@ -55,14 +55,14 @@ class Malformed:
 
     def __call__(self, message: str) -> None:
         if not self.skip:
-            raise ValueError(f"{message}. Repair it, or leave such records out and count them: --skip_malformed")
+            raise ValueError(f"{message}. Repair it, or skip and count such records: --skip_malformed")
         self.count += 1
 
 
 class Documents:
-    """The documents of an iterable that have text; `skipped` counts those left out.
+    """Documents of an iterable that have text; `skipped` counts those left out.
 
-    Without `skip_empty`, a document without text raises ValueError; so does one of more than `max_bytes` bytes.
+    A document of more than `max_bytes` bytes raises ValueError and, without `skip_empty`, so does an empty one.
     """
 
     def __init__(self, documents: Iterable[Document], *, skip_empty: bool = False, max_bytes: int | None = None):
@@ -81,13 +81,13 @@ class Documents:
                 self.skipped += 1
             else:
                 raise ValueError(
-                    f"{document.name} is an empty document; --skip_empty (of a run: --config.data.skip_empty=True) "
-                    "leaves such documents out and counts them"
+                    f"{document.name} is an empty document; --skip_empty (for a run: --config.data.skip_empty=True) "
+                    "skips and counts such documents"
                 )
 
 
 def check_size(name: str, texts: Iterable[str], max_bytes: int | None) -> None:
-    """Raise ValueError if the texts of a document have more bytes than that."""
+    """Raise ValueError if the texts of a document have more than `max_bytes` bytes."""
     _check_bytes(name, sum(len(text.encode("utf-8", "replace")) for text in texts), max_bytes)
 
 
@@ -102,16 +102,16 @@ def _check_bytes(name: str, size: int, max_bytes: int | None) -> None:
 def read_documents(
     source: str, *, field: str = "text", split: str = "train", skip_empty: bool = False, max_bytes: int | None = None
 ) -> Documents:
-    """The documents of `source` (see the top of this file), to be iterated once.
+    """Read the documents of `source` (see the top of this file), to be iterated once.
 
     Args:
       field: the key of the text, for `jsonl:` and `datasets:`.
       split: the split of a `datasets:` source.
-      skip_empty: leave documents without text out, instead of raising ValueError.
-      max_bytes: of a document; None: any number.
+      skip_empty: skip documents without text instead of raising ValueError.
+      max_bytes: most bytes of a document; None: no limit.
 
     Raises:
-      ValueError: for an unknown kind, a malformed line, a missing field or split, an empty document, one too large.
+      ValueError: for an unknown kind, a malformed line, a missing field or split, or an empty or too large document.
       FileNotFoundError: if no file matches.
     """
     kind, _, where = source.partition(":")
@@ -128,10 +128,10 @@ def read_documents(
 def read_rows(
     source: str, *, split: str = "train", malformed: Malformed | None = None, only: str | None = None
 ) -> Iterator[Row]:
-    """The records of a `jsonl:`, `json:`, `parquet:` or `datasets:` source, to be iterated once.
+    """Read the records of a `jsonl:`, `json:`, `parquet:` or `datasets:` source, to be iterated once.
 
-    Of a table, the column `only` alone is read, if it has that. A line that holds no object goes to `malformed`, which
-    by default raises ValueError.
+    From a table, only the column `only` is read, if it exists. A line that is not an object goes to `malformed`, which
+    raises ValueError by default.
     """
     kind, _, where = source.partition(":")
     if kind not in ROWS or not where:
@@ -145,7 +145,7 @@ def read_rows(
 
 
 def source_files(source: str) -> dict[str, Path]:
-    """The files of `source` by name, for noticing that they changed; none for a dataset of the Hub, or if gone."""
+    """Return the files of `source` by name, to detect changes; none for a dataset of the Hub, or if they are gone."""
     kind, _, where = source.partition(":")
     if source == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
@@ -194,7 +194,7 @@ def _jsonl(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
 
 
 def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
-    """The objects of JSON arrays, parsed one by one, so that each has its line and its number, from 1."""
+    """Yield the objects of JSON arrays, parsed one by one to know the line and number (from 1) of each."""
     space, decoder = re.compile(r"\s*"), json.JSONDecoder()
 
     def skip_space(text: str, place: int) -> int:
@@ -205,7 +205,7 @@ def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
         text = path.read_text(encoding="utf-8-sig")
         place, line, number, opened = skip_space(text, 0), 1, 0, 0
         if text[place : place + 1] != "[":
-            raise ValueError(f"{path} is not a JSON array of objects; for one object a line use jsonl:{path}")
+            raise ValueError(f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}")
         while text[place] in "[,":
             place = skip_space(text, place + 1)
             if text[place : place + 1] == "]":
@@ -218,7 +218,9 @@ def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
                 raise ValueError(f"{name}: the object that begins here is not JSON: {error}") from None
             place = skip_space(text, place)
             if text[place : place + 1] not in (",", "]"):
-                raise ValueError(f"{name}: after the object that begins here the array neither goes on nor ends")
+                raise ValueError(
+                    f"{name}: the object that begins here is followed by neither a comma nor the end of the array"
+                )
             if type(record) is dict:
                 yield Row(record, name)
             else:

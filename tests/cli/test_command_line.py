@@ -68,7 +68,7 @@ def test_keys_of_a_config_and_what_they_mean(capsys):
     out = capsys.readouterr().out
     for key in ("seq_len = 4096", "optimizer.b2 = 0.95", "data.chat_length = 0", "model.layout = 'zigzag'"):
         assert f"--config.{key}" in out
-    assert "Conversations of more tokens are split between turns; 0: never." in out
+    assert "Most tokens of a conversation; longer ones are split between turns; 0: no limit." in out
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,9 @@ def test_a_recipe_as_it_ships_trains_on_anybody_s_store(name, anybody_s_store, t
         (config, *_) = parse_stages(
             load_config(ROOT / "configs" / f"{name}.py", [*named, f"--config.data.{key}={value}"]), inherit=False
         )
-        with pytest.raises(ValueError, match=f"were built otherwise: {key} is .*To use them say what they were built"):
+        with pytest.raises(
+            ValueError, match=f"were built with other options: {key} is .*To use them, set the same options"
+        ):
             open_or_build(config.data.store, config.data, tokenizer)
     new = tmp_path / "new"  # where there is no store yet, the file says how to make it
     (config, *_) = parse_stages(

@@ -100,7 +100,7 @@ def test_json_arrays_and_parquet_hold_documents_too(tmp_path):
     [
         ('{"text": "unfinished}', "the object that begins here is not JSON"),
         ("[" * 100_000, "the object that begins here is not JSON"),
-        ('{"text": "a"} {}', "after the object that begins here the array neither goes on nor ends"),
+        ('{"text": "a"} {}', "the object that begins here is followed by neither"),
         ("7", "holds a JSON int, not an object"),
         ('{"body": "x"}', "has no field 'text'"),
         ('{"text": 3}', "holds int, not text"),
@@ -157,7 +157,7 @@ def test_a_pattern_without_files_is_refused(folder):
         ({"body": "x", "id": 1}, "2 has no field 'text'; it has: body, id"),
         ({}, "2 has no field 'text'; it has: none"),
         ({"text": None}, "field 'text' of .*2 holds NoneType"),
-        ({"text": ""}, r"2 is an empty document; --skip_empty \(of a run: --config.data.skip_empty=True\)"),
+        ({"text": ""}, r"2 is an empty document; --skip_empty \(for a run: --config.data.skip_empty=True\)"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):

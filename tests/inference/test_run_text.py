@@ -157,7 +157,7 @@ def test_folders_without_a_model_or_a_tokenizer(tokenizers, tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no tokenizer: set --tokenizer to bytes"):
         RunText(run)
     assert RunText(run, tokenizer=tokenizers["sp"]).encode("ring")
-    with pytest.raises(ValueError, match="tokens, but the model's vocabulary only 333"):
+    with pytest.raises(ValueError, match="tokens, but the model's vocabulary has only 333"):
         RunText(run, tokenizer=tokenizers["llama3"])
 
 

@@ -38,7 +38,7 @@ def choose(change, platform, chip, local=LONG, masks=False):
         ({"head_dim": 256}, "tpu", "v5e", "xla", "was not judged on v5e with heads of 256"),
         ({"compute_dtype": "float32"}, "tpu", "v5e", "xla", "judged in bfloat16, not in float32"),
         ({}, "gpu", "H100", "cudnn", "the fastest on H100"),
-        ({"head_dim": 100}, "gpu", "H100", "xla", "whole multiples of 8 features"),
+        ({"head_dim": 100}, "gpu", "H100", "xla", "multiples of 8"),
         ({"head_dim": 256}, "gpu", "A100-80", "xla", "at most 128 on GPUs of compute capability 8"),
         ({"compute_dtype": "float32"}, "gpu", "H100", "xla", "computes bfloat16 and float16"),
         ({}, "cpu", None, "xla", "none for cpu"),

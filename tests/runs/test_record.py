@@ -236,11 +236,11 @@ REFUSED = {
     "width": ({"model.hidden_size": 32}, r"another model \(hidden_size 16 there, 32 here\)"),
     "layers": ({"model.num_layers": 1}, r"another model \(num_layers 2 there, 1 here\)"),
     "norm": ({"model.norm_eps": 1e-5}, r"another model \(norm_eps 1e-06 there, 1e-05 here\)"),
-    "source": ({"data.source": "text:{folder}/others/*.txt"}, "were built otherwise: source is"),
-    "empty documents": ({"data.skip_empty": True}, "were built otherwise: skip_empty is"),
-    "held out": ({"data.held_out": 0.3}, "were built otherwise: held_out is 0.2, not 0.3"),
+    "source": ({"data.source": "text:{folder}/others/*.txt"}, "were built with other options: source is"),
+    "empty documents": ({"data.skip_empty": True}, "were built with other options: skip_empty is"),
+    "held out": ({"data.held_out": 0.3}, "were built with other options: held_out is 0.2, not 0.3"),
     "none held out": ({"data.held_out": 0.0}, r"data\.store .*store \(.*\) -> "),
-    "format": ({"data.format": "messages"}, "were built otherwise: "),
+    "format": ({"data.format": "messages"}, "were built with other options: "),
     "fewer steps than it has": ({"optimizer.warmup_steps": 0, "steps": 1}, "steps 4 -> 1; "),
 }
 

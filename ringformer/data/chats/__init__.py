@@ -1,1 +1,1 @@
-"""Conversations: records cleaned and rendered by chat templates, in a process with limits."""
+"""Conversations: cleaning of records, and chat templates, which run in a process with limits."""

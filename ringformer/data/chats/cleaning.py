@@ -1,18 +1,18 @@
-"""Cleaning of conversations: what is repaired, what is dropped, and how often.
+"""Cleaning of conversations: repairs and drops them, and counts how often.
 
-Turns always follow one rule, which every template needs: an optional system message, then questions and answers in
-turn. What comes before the first question is dropped, the conversation stops where a speaker goes on (or, with
-`merge`, the two messages become one), and a question without an answer at the end is dropped.
+Every template needs the same order of turns: an optional system message, then alternating questions and answers.
+Messages before the first question are dropped. The conversation ends where one speaker has two messages in a row (or,
+with `merge`, the two become one), and a final question without an answer is dropped.
 
 Further rules are chosen by name:
 
     html         an answer that is HTML, as in raw ShareGPT, becomes markdown (nested too deeply: dropped)
     merge        messages of one speaker in a row become one, instead of the conversation's end
-    unprintable  conversations with more than 1% control, unassigned, private-use or replacement characters
-    latin        conversations whose letters are less than 90% Latin: a filter of scripts, not of languages
-    short        conversations whose answers have fewer than 20 characters in all
-    refusal      conversations with an answer in which the model speaks of itself as one, or declines as one
-    duplicate    conversations equal to an earlier one, as cleaned
+    unprintable  drops conversations with more than 1% control, unassigned, private-use or replacement characters
+    latin        drops conversations whose letters are less than 90% Latin: a filter of scripts, not of languages
+    short        drops conversations whose answers have fewer than 20 characters in total
+    refusal      drops conversations with an answer that calls itself a language model or refuses like one
+    duplicate    drops conversations that equal an earlier one after cleaning
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _LANGUAGE = re.compile(r"(?:lang(?:uage)?-)(\S+)")
 
 
 class Cleaning:
-    """The conversations that the rules leave, cleaned; `counts` says what each rule did.
+    """Cleaned conversations that pass the rules; `counts` records what each rule did.
 
     Raises:
       ValueError: for an unknown rule.
@@ -95,7 +95,7 @@ class Cleaning:
         return message._replace(content=content)
 
     def _reason(self, messages: list[Message], seen: set[bytes]) -> str | None:
-        """The first rule that drops the conversation."""
+        """Return the first rule that drops the conversation, or None."""
         text = "\n".join(message.content for message in messages)
         answers = [message.content for message in messages if message.role == "assistant"]
         if "unprintable" in self._rules and _unprintable(text) > 0.01:
@@ -115,12 +115,12 @@ class Cleaning:
 
 
 def parse_rules(text: str) -> frozenset[str]:
-    """The rules in a text such as "html,duplicate". Raises ValueError for an unknown one."""
+    """Parse rules such as "html,duplicate". Raises ValueError for an unknown one."""
     return check_rules(rule.strip() for rule in text.split(",") if rule.strip())
 
 
 def check_rules(rules: Iterable[str]) -> frozenset[str]:
-    """The rules as a set. Raises ValueError for an unknown one."""
+    """Return the rules as a set. Raises ValueError for an unknown one."""
     rules = frozenset(rules)
     unknown = sorted(rules - set(RULES))
     if unknown:
@@ -129,14 +129,14 @@ def check_rules(rules: Iterable[str]) -> frozenset[str]:
 
 
 def content_digest(messages: Iterable[Message]) -> bytes:
-    """16 bytes that identify the messages, whatever file they came from."""
+    """Hash the messages to 16 bytes, independent of the file they came from."""
     texts = [(role, content.encode()) for role, content in messages]
     frame = " ".join(f"{role} {len(text)}" for role, text in texts)
     return hashlib.blake2b(b"".join([frame.encode(), *(text for _, text in texts)]), digest_size=16).digest()
 
 
 def to_markdown(html: str) -> str:
-    """Markdown of an answer's HTML; code blocks keep their text, and their language if a class names it."""
+    """Convert an answer's HTML to markdown; code blocks keep their text, and their language if a class names it."""
     with needed_for("the cleaning rule html"):
         from bs4 import BeautifulSoup
         from markdownify import MarkdownConverter
@@ -161,22 +161,22 @@ def to_markdown(html: str) -> str:
 
 
 def _language(code) -> str:
-    """The language that a class of a `code` element names, or nothing."""
+    """Return the language that a class of a `code` element names, or nothing."""
     language = _LANGUAGE.search(" ".join(code.get("class") or []))
     return language[1] if language else ""
 
 
 def _unprintable(text: str) -> float:
-    """The share of characters that nothing prints."""
+    """Share of characters that are not printable."""
     if text.isascii():
         return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
-    candidates = (found[0] for found in _NOT_PLAIN.finditer(text))  # a list would be 80 bytes a character
+    candidates = (match[0] for match in _NOT_PLAIN.finditer(text))  # a list would take 80 bytes per character
     bad = sum(c == "\ufffd" or unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") for c in candidates)
     return bad / max(len(text), 1)
 
 
 def _latin(text: str) -> float:
-    """The share of letters that are Latin; 1 without letters."""
+    """Share of letters that are Latin; 1 without letters."""
     latin = letters = 0
     for c in text:
         if c.isalpha():

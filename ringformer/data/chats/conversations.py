@@ -25,7 +25,7 @@ FORMATS: dict[ChatFormat, tuple[str, str, str]] = {
     "sharegpt": ("conversations", "from", "value"),
     "messages": ("messages", "role", "content"),
 }
-"""The keys of a record's turns, and of a turn's speaker and text."""
+"""Keys of a record's turns, and of a turn's speaker and text."""
 
 
 class Message(NamedTuple):
@@ -36,14 +36,14 @@ class Message(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """The turns of a record, and the name to use for it in errors: a path and line."""
+    """The turns of a record, and its name in errors: a path and line."""
 
     messages: tuple[Message, ...]
     name: str
 
 
 def read_chats(source: str, chat_format: ChatFormat, *, split: str, malformed: Malformed) -> Iterator[Conversation]:
-    """The conversations of `source`; what cannot be read goes to `malformed`.
+    """Read the conversations of `source`; unreadable records go to `malformed`.
 
     Raises:
       ValueError: for an unknown format.

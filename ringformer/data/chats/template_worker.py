@@ -1,21 +1,21 @@
-"""The process in which a stranger's chat template runs: a script, not imported, of the standard library and jinja2.
+"""The process in which an untrusted chat template runs: a script, not imported, with the standard library and jinja2.
 
-A template is a program. Jinja's sandbox keeps it to what it is given; the kernel keeps this process to its limits of
-time and memory, and ends it where the template goes over. stdin and stdout carry frames: 8 bytes of length, then JSON.
+A template is a program. Jinja's sandbox restricts it to its inputs. The kernel enforces limits of time and memory and
+kills this process if the template exceeds them. stdin and stdout carry frames: 8 bytes of length, then JSON.
 
     in   {"path": sys.path, "source": ..., "values": ..., "controls": [names], "chat_date": ...,
-          "seconds": CPU time to compile and for a conversation, "memory": bytes above those of the start,
-          "output": characters besides those of the messages}
-    out  "" when it is compiled, or what is wrong
+          "seconds": CPU time to compile, and for a conversation, "memory": bytes in addition to those at the start,
+          "output": characters in addition to those of the messages}
+    out  "" once it is compiled, or the error
     in   [[[role, content], ...], ...]   conversations
     out  for each of them [[text, trained on, is it a control token], ...], or {"error": ...}
 
-A template that marks answers with `{% generation %}` is believed. Of any other, the answer to a question is what the
-template adds to the conversation up to the question, generation prompt included; where that is not simply added at the
-end, or does not begin with the answer, or no token ends it, the error says so.
+`{% generation %}` blocks in a template mark its answers. Without them, an answer is the text that the template adds to
+the conversation up to the question with its generation prompt. It is an error if this text is not added at the end,
+does not begin with the answer, or is not ended by a token.
 
-Names of special tokens in the messages themselves are broken up before the template runs and made whole after it, so
-that only the template's own become control tokens.
+Names of special tokens in the messages are broken up before the template runs and restored after it, so that only the
+template's own become control tokens.
 """
 
 import json
@@ -29,22 +29,22 @@ import struct
 import sys
 
 TOO_MUCH_MEMORY, TOO_MUCH_OUTPUT = 3, 4
-"""Exit codes. Too much time is SIGPROF."""
+"""Exit codes. The signal for too much time is SIGPROF."""
 LENGTH = struct.Struct(">Q")
 ROOM = 32
-"""Bytes of memory that a byte of a frame may need besides the template's: it is read, broken up, said and written."""
+"""Bytes of memory, besides the template's, per byte of a frame for reading, breaking up, rendering and writing it."""
 
 _NONCE = secrets.token_hex(8)
 BREAK, START, STOP = (f"\ufdd0{_NONCE}{letter}\ufdd1" for letter in "bse")
-"""Text that no message contains: parts a special token's name; begins and ends a `generation` block."""
+"""Marks that no message contains: a break within a special token's name; begin and end of a `generation` block."""
 
 
 class Refused(Exception):
-    """What is wrong with a template, or with what it makes of a conversation."""
+    """Error of a template, or in its rendering of a conversation."""
 
 
 def make_sandbox(chat_date: str | None):
-    """Jinja's sandbox with what transformers gives a template, which is what templates are written for."""
+    """Make Jinja's sandbox with the functions that transformers provides, for which templates are written."""
     from datetime import datetime
 
     from jinja2 import TemplateError, nodes
@@ -52,7 +52,7 @@ def make_sandbox(chat_date: str | None):
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}...{% endgeneration %}`: puts marks around what it holds."""
+        """Block `{% generation %}...{% endgeneration %}`, which puts marks around its content."""
 
         tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
 
@@ -81,7 +81,7 @@ def make_sandbox(chat_date: str | None):
 
 
 class ChatTemplate:
-    """A template, and what it makes of conversations. Its methods raise whatever the template does."""
+    """A compiled template. Its methods raise any error of the template."""
 
     def __init__(self, source: str, values: dict[str, str], controls: list[str], chat_date: str | None, output: int):
         from jinja2 import nodes
@@ -93,8 +93,8 @@ class ChatTemplate:
             raise Refused("it makes random text (lipsum)")
         if "strftime_now" in asked and chat_date == "":
             raise Refused(
-                "it asks for the day (strftime_now), so that a conversation would become other tokens tomorrow; say "
-                "which day it is to take for today: --chat_date=2024-07-26, in a config data.chat_date"
+                "it asks for the date (strftime_now), so that a conversation would become other tokens tomorrow; fix "
+                "the date with --chat_date=2024-07-26, or data.chat_date in a config"
             )
         self._template = sandbox.from_string(tree)
         self._values = values
@@ -104,7 +104,7 @@ class ChatTemplate:
         self._output = output
 
     def segments(self, messages: list[tuple[str, str]]) -> list[tuple[str, bool, bool]]:
-        """The conversation as (text, trained on, is it a control token)."""
+        """Render a conversation as (text, trained on, is it a control token)."""
         messages = [(role, self._broken(content)) for role, content in messages]
         text = self._run(messages)
         if not text.isascii():
@@ -127,32 +127,32 @@ class ChatTemplate:
         ]
 
     def _run(self, messages: list[tuple[str, str]], add_generation_prompt: bool = False) -> str:
-        said = [{"role": role, "content": content} for role, content in messages]
+        turns = [{"role": role, "content": content} for role, content in messages]
         try:
-            text = self._template.render(messages=said, add_generation_prompt=add_generation_prompt, **self._values)
+            text = self._template.render(messages=turns, add_generation_prompt=add_generation_prompt, **self._values)
         except MemoryError:
             raise
-        except Exception as error:  # it is a program: anything may be wrong with it
+        except Exception as error:  # a template is a program and may raise anything
             raise Refused(f"refuses this: {describe(error)}") from None
         if len(text) > self._output + sum(len(content) for _, content in messages):
             os._exit(TOO_MUCH_OUTPUT)
         return text
 
     def _broken(self, content: str) -> str:
-        """The text with a BREAK in every name of a special token."""
+        """Insert a BREAK in every name of a special token."""
         for name in self._controls:
             content = content.replace(name, name[0] + BREAK + name[1:])
         return content
 
     def _by_prefixes(self, text: str, messages: list[tuple[str, str]]) -> list[tuple[str, bool]]:
-        """Pieces of the conversation, (text, trained): an answer is what the template adds after its question."""
+        """Split a conversation into (text, trained); an answer is the text that the template adds after a question."""
         pieces, place = [], 0
         for i, (role, answer) in enumerate(messages):
             if role != "assistant":
                 continue
             before, after = self._run(messages[:i], add_generation_prompt=True), self._run(messages[: i + 1])
             start, added = len(before), after[len(before) :]
-            if not added.startswith(answer):  # spaces may stand before it, and be taken off it
+            if not added.startswith(answer):  # templates may put spaces before an answer, and strip it
                 answer, start = answer.strip(), len(after) - len(added.lstrip())
             rest = after[start + len(answer) :].lstrip()
             added_at_end = after.startswith(before) and after.startswith(answer, start)
@@ -168,7 +168,7 @@ class ChatTemplate:
 
 
 def describe(error: Exception) -> str:
-    """What a template's error says, or its kind, too, where the template did not choose the words."""
+    """Return the message of an error, with its type if the template did not choose the words."""
     from jinja2 import TemplateError
 
     words = str(error) if isinstance(error, TemplateError | Refused) else f"{type(error).__name__}: {error}"
@@ -176,7 +176,7 @@ def describe(error: Exception) -> str:
 
 
 def limit_memory(most: int) -> None:
-    """Let the process have so many bytes of address space, where the kernel counts it (Linux)."""
+    """Limit the process to `most` bytes of address space, where the kernel enforces it (Linux)."""
     if sys.platform == "linux":
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -184,7 +184,7 @@ def limit_memory(most: int) -> None:
 
 
 def address_space() -> int:
-    """The bytes of address space that the process has; 0 where it is not limited."""
+    """Bytes of address space of the process; 0 where it is not limited."""
     if sys.platform != "linux":
         return 0
     with open("/proc/self/statm") as statm:
@@ -192,19 +192,19 @@ def address_space() -> int:
 
 
 def encode(value) -> bytes:
-    """JSON, of any text that JSON may hold: half of a surrogate pair, too."""
+    """Encode a value as JSON, including text with half of a surrogate pair."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def decode(content: bytes):
-    """The value that `encode` was given. Raises ValueError, or RecursionError, for what it did not make."""
+    """Invert `encode`. Raises ValueError or RecursionError for content that it did not make."""
     return json.loads(content.decode("utf-8", "surrogatepass"))
 
 
 def read_frame(parent: int, limits: tuple[int, int] | None = None):
-    """The next value from stdin; ends the process where there is none, or the parent is gone.
+    """Read the next value from stdin; exit at its end, or if the parent is gone.
 
-    Another process may hold the other end of the pipe, so that its end alone does not tell."""
+    Another process may hold the other end of the pipe open, so the end of stdin is not a sufficient test."""
     while not select.select([sys.stdin.buffer], [], [], 2.0)[0]:
         if os.getppid() != parent:
             sys.exit()
@@ -218,14 +218,14 @@ def read_frame(parent: int, limits: tuple[int, int] | None = None):
 
 
 def write_frame(value) -> None:
-    """Say a value, now: what is in a buffer dies with the process."""
+    """Write a value and flush it, because a buffer would be lost with the process."""
     content = encode(value)
     sys.stdout.buffer.write(LENGTH.pack(len(content)) + content)
     sys.stdout.buffer.flush()
 
 
 def attempt(seconds: float, work, *args):
-    """What `work` gives, or {"error": ...}; the process ends if that takes more time or memory than it has."""
+    """Return the result of `work`, or {"error": ...}; the process dies if that exceeds its time or memory."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return work(*args)
@@ -242,22 +242,22 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    told = read_frame(parent)
-    sys.path[:] = told["path"]  # the jinja2 that the parent has
+    setup = read_frame(parent)
+    sys.path[:] = setup["path"]  # for the parent's jinja2
     import jinja2.ext
-    import jinja2.sandbox  # noqa: F401  (before memory is counted)
+    import jinja2.sandbox  # noqa: F401  (before memory is limited)
 
-    limits = address_space(), told["memory"]
+    limits = address_space(), setup["memory"]
     limit_memory(sum(limits))
-    given = {key: told[key] for key in ("source", "values", "controls", "chat_date", "output")}
-    template = attempt(told["seconds"], lambda: ChatTemplate(**given))
+    options = {key: setup[key] for key in ("source", "values", "controls", "chat_date", "output")}
+    template = attempt(setup["seconds"], lambda: ChatTemplate(**options))
     if isinstance(template, dict):
         write_frame(template["error"])
         return
     write_frame("")
     while True:
         for messages in read_frame(parent, limits):
-            write_frame(attempt(told["seconds"], template.segments, messages))
+            write_frame(attempt(setup["seconds"], template.segments, messages))
 
 
 if __name__ == "__main__":

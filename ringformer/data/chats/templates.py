@@ -1,12 +1,12 @@
-"""Chat templates: a conversation as segments of text and control tokens, the answers and their end tokens trained on.
+"""Chat templates render a conversation as segments of text and control tokens; answers and end tokens are trained on.
 
     vicuna     {system} USER: {question} ASSISTANT: {answer}</s>USER: ...
     llama2     <s>[INST] <<SYS>>\\n{system}\\n<</SYS>>\\n\\n{question} [/INST] {answer} </s><s>[INST] ...
     llama3     <|begin_of_text|><|start_header_id|>{role}<|end_header_id|>\\n\\n{content}<|eot_id|>...
     tokenizer  the chat_template of the tokenizer's tokenizer_config.json (`tokenizer_template.py`)
 
-What is trained on begins with an answer's first character and ends with the token that ends the turn, in LLaMA-2 with
-the space between them. Conversations are questions and answers in turn, after an optional system message.
+Training covers an answer from its first character to the token that ends the turn, in LLaMA-2 with the space between
+them. Conversations are alternating questions and answers after an optional system message.
 """
 
 import hashlib
@@ -31,14 +31,14 @@ class Template:
     """A chat template.
 
     Args:
-      render_all: gives the segments of each of several conversations, or what is wrong with it.
+      render_all: returns, for each of several conversations, its segments or an error.
     """
 
     def __init__(self, render_all: RenderAll):
         self.render_all = render_all
 
     def __call__(self, messages: Sequence[Message]) -> list[Segment]:
-        """The segments of a conversation. Raises ValueError if the template refuses it."""
+        """Render a conversation as segments. Raises ValueError if the template refuses it."""
         (segments,) = self.render_all([messages])
         if isinstance(segments, ValueError):
             raise segments
@@ -46,14 +46,14 @@ class Template:
 
 
 def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | None = None) -> Template:
-    """The template `name` for a tokenizer.
+    """Load the template `name` for a tokenizer.
 
     Args:
-      chat_date: the day that a tokenizer's own template takes for today, as 2026-11-22; None: today. "": a template
-        that asks for it is refused. Unless it is None, so is one that makes random text.
+      chat_date: today's date for a tokenizer's own template, e.g. 2026-11-22; None: today. "": a template that asks for
+        the date is refused. Unless it is None, a template that makes random text is also refused.
 
     Raises:
-      ValueError: if it is unknown or needs tokens that are not there.
+      ValueError: if the template is unknown, or needs tokens that the tokenizer lacks.
     """
     if name not in TEMPLATES:
         raise ValueError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
@@ -61,7 +61,7 @@ def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | 
 
 
 def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
-    """Name and content of a template, for a store's settings: a tokenizer's own may change under its name."""
+    """Identify a template by name and content in a store's settings: a tokenizer's own template may change."""
     if name != "tokenizer":
         return name
     digest = hashlib.blake2b(repr(tokenizer.config.get("chat_template")).encode(), digest_size=8)
@@ -69,7 +69,7 @@ def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
 
 
 def template_name(template: str) -> str:
-    """The name in a `template_id`."""
+    """Return the name in a `template_id`."""
     return template.partition("-")[0]
 
 

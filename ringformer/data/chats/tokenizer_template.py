@@ -1,7 +1,7 @@
-"""The chat template of a tokenizer: where in its output the answers are, and the token that ends each.
+"""The chat template of a tokenizer: finds the answers in its output, and the token that ends each.
 
-A template is a stranger's program. It is compiled and run by `template_worker.py`, in one process, which ends where the
-template takes more time, memory or output than it may; what comes from there is taken for text, and checked.
+A template is an untrusted program. `template_worker.py` compiles and runs it in one process, which is ended if the
+template exceeds its time, memory or output. Results of the process are checked and treated as text.
 """
 
 import importlib.metadata
@@ -22,29 +22,29 @@ from ringformer.data.chats.template_worker import LENGTH, TOO_MUCH_MEMORY, TOO_M
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 SAFE_VERSION = (3, 1, 6)
-"""The first safe version of jinja2: before it a template could leave the sandbox by `attr` (CVE-2025-27516)."""
+"""First safe version of jinja2: before it, a template could escape the sandbox by `attr` (CVE-2025-27516)."""
 
 SECONDS = 2.0
 """CPU time that a template may take to compile, and for a conversation."""
 CLOCK = 10.0
-"""By the clock it may take so many times that for each conversation sent: others have their share of the machine."""
+"""Factor of SECONDS that each conversation may take in wall time, because other programs use the machine."""
 SECONDS_TO_SEND = 2e-6
-"""By the clock, for each character to go there and back."""
+"""Wall time to send a character there and back."""
 MEMORY = 2**30
-"""Bytes of address space that the process may have above those that it starts with."""
+"""Bytes of address space that the process may use in addition to those at its start."""
 OUTPUT = 1_000_000
 """Characters that a template may write besides the text of the messages."""
 START_SECONDS = 60.0
-"""The process and its jinja2 start within this."""
+"""Wall time for the process and its jinja2 to start."""
 
 
 class JinjaTemplate:
-    """The chat template of `tokenizer`, on batches of conversations; for `chat_date` see `load_template`.
+    """The chat template of `tokenizer`, for batches of conversations; for `chat_date` see `load_template`.
 
     It may be called from several threads and, after a fork, from several processes.
 
     Raises:
-      ValueError: if the tokenizer has none, it cannot be compiled, or the installed jinja2 has no safe sandbox.
+      ValueError: if the tokenizer has no template, it cannot be compiled, or jinja2's sandbox is not safe.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat_date: str | None):
@@ -68,14 +68,14 @@ class JinjaTemplate:
         self._worker: Worker | None = self._start()
 
     def __call__(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
-        """The segments of each conversation, or what is wrong with it."""
+        """Return the segments of each conversation, or an error."""
         results: list[list[Segment] | ValueError] = []
-        while len(results) < len(conversations):  # once, if the template keeps to its limits
+        while len(results) < len(conversations):  # once, if the template stays within its limits
             results += self._render(conversations[len(results) :])
         return results
 
     def _render(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
-        """The results of the first conversations, at least of one."""
+        """Return the results of the first conversations, at least of one."""
         results: list[list[Segment] | ValueError] = []
         with self._lock:
             if self._worker is None or not self._worker.own:
@@ -97,7 +97,7 @@ class JinjaTemplate:
         return results
 
     def _start(self) -> "Worker":
-        """A process that has compiled the template."""
+        """Start a process and compile the template in it."""
         worker = Worker()
         try:
             with worker.within(START_SECONDS):
@@ -124,9 +124,9 @@ class JinjaTemplate:
 
 
 def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment] | ValueError:
-    """The segments of what `ChatTemplate.segments` gave for a conversation, or what is wrong with them.
+    """Check the worker's answer for a conversation and return its segments, or an error.
 
-    Raises EOFError for what it cannot have given."""
+    Raises EOFError for an answer that `ChatTemplate.segments` cannot have given."""
     segments = []
     try:
         for text, trained, control in answer:
@@ -142,7 +142,7 @@ def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) 
 
 
 class Worker:
-    """A process of `template_worker.py`, and frames to and from it. It ends with this object, or its process."""
+    """A process of `template_worker.py`, and frames to and from it. It ends with this object or the parent process."""
 
     def __init__(self):
         self._pid = os.getpid()
@@ -151,20 +151,20 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is not for it: in a chat it ends an answer
+            process_group=0,  # shields it from Ctrl-C, which ends an answer in a chat
         )
         self._late = False
         self.end = weakref.finalize(self, _end, self._process, self._pid)
-        """Kill the process, and wait for it."""
+        """Finalizer that kills the process and waits for it."""
 
     @property
     def own(self) -> bool:
-        """Whether it belongs to this process, and not to the one that this was forked from."""
+        """True if this process started it, not the process that this one was forked from."""
         return self._pid == os.getpid()
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """A context that the process does not outlive if it lasts longer."""
+        """Context that kills the process if it lasts longer than `seconds`."""
 
         def kill() -> None:
             self._late = True
@@ -178,7 +178,7 @@ class Worker:
             timer.cancel()
 
     def send(self, value: Any) -> None:
-        """Raises EOFError if the process is gone, as `receive` does."""
+        """Send a value. Raises EOFError if the process is gone, as `receive` does."""
         assert self._process.stdin is not None
         content = encode(value)
         try:
@@ -188,7 +188,7 @@ class Worker:
             raise EOFError from error
 
     def receive(self, most: int) -> Any:
-        """The next value, of at most so many bytes. Whoever sends may be under a stranger's control."""
+        """Receive the next value, of at most `most` bytes. The sender may be controlled by an untrusted template."""
         assert self._process.stdout is not None
         header = self._process.stdout.read(LENGTH.size)
         size = LENGTH.unpack(header)[0] if len(header) == LENGTH.size else most + 1
@@ -201,7 +201,7 @@ class Worker:
             raise EOFError from error
 
     def cause_of_death(self, work: str) -> str:
-        """What the template did that ended the process, while it did some `work`."""
+        """Describe how the template ended the process during `work`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode
@@ -212,8 +212,8 @@ class Worker:
             return f"takes more than {MEMORY / 2**30:g} GiB of memory {work}; choose another template"
         if code == TOO_MUCH_OUTPUT:
             return f"makes more than {OUTPUT:,} characters besides those of the messages; choose another template"
-        how = "answered what is no conversation" if code is None else f"ended with code {code}"
-        return f"broke the process that it ran in, which {how}, {work}; choose another template"
+        how = "sent an invalid answer" if code is None else f"ended with code {code}"
+        return f"broke its process, which {how}, {work}; choose another template"
 
 
 def _end(process: subprocess.Popen, pid: int) -> None:
@@ -228,7 +228,7 @@ def _end(process: subprocess.Popen, pid: int) -> None:
 
 
 def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment]:
-    """Every answer trained up to the control token that ends it, and no further."""
+    """Mark every answer as trained on up to the control token that ends it, and no further."""
     runs, answers = _runs(segments), sum(message.role == "assistant" for message in messages)
     if len(runs) != answers or not runs:
         raise ValueError(
@@ -236,7 +236,7 @@ def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], token
             "choose another template"
         )
     first, last = runs[-1]
-    # The token that ends a turn is known from the last answer: after it, nothing else can come.
+    # The last answer shows the token that ends a turn, because nothing else can follow it.
     inside = [s for s in segments[first:last] if s.control is not None]
     end = inside[-1] if inside else next(iter(segments[last:]), None)
     if end is None or end.control is None:
@@ -260,22 +260,22 @@ def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], token
 
 
 def _runs(segments: list[Segment]) -> list[tuple[int, int]]:
-    """The begin and the end of each run of trained segments."""
+    """Return begin and end of each run of trained segments."""
     flags = [False, *(s.trained for s in segments), False]
     edges = [i for i in range(len(flags) - 1) if flags[i] != flags[i + 1]]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _source(tokenizer: Tokenizer) -> str:
-    """The template's source text. Raises ValueError if the tokenizer has none."""
+    """Return the template's source. Raises ValueError if the tokenizer has none."""
     source: Any = tokenizer.config.get("chat_template")
     if isinstance(source, list):  # several by name
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
         source = named.get("default")
     if not source or type(source) is not str:
         raise ValueError(
-            f"tokenizer {tokenizer.name} has no chat template: it needs a tokenizer_config.json with a chat_template "
-            "beside it; or choose another template"
+            f"tokenizer {tokenizer.name} has no chat template: put a tokenizer_config.json with a chat_template beside "
+            "it, or choose another template"
         )
     return source
 

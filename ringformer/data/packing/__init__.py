@@ -1,1 +1,1 @@
-"""Packing: sequences as a function of seed and number, from streams, whole documents or mixtures."""
+"""Packing of streams, whole documents or mixtures into sequences, as functions of seed and index."""

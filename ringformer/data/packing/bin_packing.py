@@ -1,9 +1,9 @@
-"""Bin packing by length: which pieces of documents share a sequence, and which sequences share a batch.
+"""Bin packing by length: assigns pieces of documents to sequences, and sequences to batches.
 
-The attention work of a sequence is the sum of the squared lengths of its pieces, if each attends to itself alone
-(packed attention "document"), and the square of their sum if they attend to all before them ("sequence"). A step takes
-as long as its heaviest sequence, so a batch should hold sequences of equal work: they are sorted by it, cut into
-batches, and pieces trade places within a batch whose sequences are still unequal.
+The attention work of a sequence is the sum of the squared lengths of its pieces if each attends only to itself (packed
+attention "document"), and the square of their sum if they attend to all previous pieces ("sequence"). A step takes as
+long as its heaviest sequence, so the sequences of a batch should have equal work: they are sorted by work and cut into
+batches, and pieces trade places within batches that are still uneven.
 """
 
 from bisect import bisect_left, insort
@@ -14,31 +14,31 @@ import numpy as np
 from ringformer.data.packing.options import PackedAttention
 
 POOL = 2**14
-"""Pieces packed together: they fill sequences as well as millions would, and the sorted lists stay short."""
+"""Pieces to pack together: they fill sequences as well as millions would, and the sorted lists stay short."""
 
 JITTER = 0.02
-"""Pieces are packed from the longest down, by lengths blurred this much: other neighbours in every epoch."""
+"""Relative noise on the lengths by which pieces are sorted, longest first; it changes neighbours in every epoch."""
 
 BALANCED = 0.7
-"""The share of tokens, in the longest pieces, that is dealt out by work before the rest fills the gaps."""
+"""Share of tokens, in the longest pieces, that is assigned by work before the rest fills the gaps."""
 
 PRICE = 1.02
-"""Dealing out by work may need this many times the bins of best-fit alone. Pieces about as long as a bin need more."""
+"""Most bins that assignment by work may need, relative to best-fit. Pieces about as long as a bin would need more."""
 
 TOLERANCE = 0.05
-"""The spread of work, (max - min) / mean, at which a batch is even enough."""
+"""Spread of work, (max - min) / mean, at which a batch is even enough."""
 
 TRADES = 8
-"""The most trades per sequence of a batch."""
+"""Most trades per sequence of a batch."""
 
 
 def pack(
     lengths: np.ndarray, capacity: int, rng: np.random.Generator, packed_attention: PackedAttention = "document"
 ) -> np.ndarray:
-    """The bin of each piece, int64 [N], from 0 without gaps: full, and of even work where that costs little.
+    """Assign pieces to bins, int64 [N], numbered from 0 without gaps; bins are full, and even if that costs little.
 
-    Random pools of pieces are packed best-fit decreasing; if the bins stay nearly as few, their longest pieces go to
-    the bins of least work first. Where pieces see all before them full bins are even, and the fewest are best.
+    Random pools of pieces are packed by best-fit decreasing. If it needs hardly more bins, the longest pieces are first
+    assigned to the bins of least work. With "sequence" attention, full bins are even, so the fewest bins are best.
 
     Args:
       lengths: int64 [N], each at most `capacity`.
@@ -56,13 +56,13 @@ def pack(
 
 
 def _fill(lengths: np.ndarray, capacity: int, balanced: float) -> np.ndarray:
-    """The bins of one pool, which comes longest first; `balanced`: the share of tokens dealt out by work."""
+    """Assign the pieces of one pool, longest first, to bins; `balanced`: the share of tokens assigned by work."""
     ends = np.cumsum(lengths)
     dealt = int(np.searchsorted(ends, balanced * ends[-1]))
     bins, rooms, late = [0] * len(lengths), list[int](), list(range(dealt))
     used = -(-int(ends[-1]) // capacity) if dealt else 0
     if dealt:
-        # What a bin has room for will be filled by the rest: its work is foreseen as `rate` a token.
+        # The rest will fill the room in a bin: its work is predicted as `rate` per token.
         rest = lengths[dealt:].astype(np.float64)
         rate = (rest**2).sum() / rest.sum()
         lightest, late = [(rate * capacity, b, capacity) for b in range(used)], []
@@ -96,13 +96,13 @@ def order_by_batch(
     rng: np.random.Generator,
     packed_attention: PackedAttention = "document",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Order the bins so that batches hold bins of nearly equal work, the batches themselves at random.
+    """Order the bins so that each batch has bins of nearly equal work; the order of batches is random.
 
     Args:
-      lengths, bins: int64 [N]: the pieces, and where `pack` put them.
-      size: bins of a batch.
-      phase: bins that the first batch has from elsewhere. Those that complete it, and those of the last, unfinished
-        batch, have middling work, so that they suit each other.
+      lengths, bins: int64 [N]: the pieces, and their bins from `pack`.
+      size: bins per batch.
+      phase: bins that the first batch has from the previous epoch. The bins that complete it, and those of the last,
+        unfinished batch, have medium work, so that they fit together.
 
     Returns:
       The bin of each piece after the trades, int64 [N], and the order of the bins.
@@ -118,26 +118,26 @@ def order_by_batch(
 
 
 def attention_work(lengths: np.ndarray, bins: np.ndarray, packed_attention: PackedAttention = "document") -> np.ndarray:
-    """The sum of squared lengths in each bin, or the square of the summed lengths, float64 [bins]."""
+    """Compute the sum of squared lengths in each bin, or the square of the summed lengths, float64 [bins]."""
     load, power = _load(lengths, packed_attention)
     return np.bincount(bins, load) ** power
 
 
 def _load(lengths: np.ndarray, packed_attention: PackedAttention) -> tuple[np.ndarray, int]:
-    """The load that each piece adds to its bin, float64, and the power of the load that is the bin's work."""
+    """Return the load that each piece adds to its bin, float64, and the exponent that turns load into work."""
     lengths = lengths.astype(np.float64)
     return (lengths**2, 1) if packed_attention == "document" else (lengths, 2)
 
 
 def spread(work: np.ndarray) -> np.ndarray:
-    """The spread (max - min) / mean along the last axis."""
+    """Compute the spread (max - min) / mean along the last axis."""
     return np.ptp(work, axis=-1) / work.mean(axis=-1)
 
 
 def _even_out(
     lengths: np.ndarray, bins: np.ndarray, batches: np.ndarray, capacity: int, packed_attention: PackedAttention
 ) -> np.ndarray:
-    """Trade pieces within the batches [n, size] whose spread is over TOLERANCE; returns the new bins."""
+    """Trade pieces within the batches [n, size] whose spread exceeds TOLERANCE; return the new bins."""
     bins = bins.copy()
     uneven = batches[spread(attention_work(lengths, bins, packed_attention)[batches]) > TOLERANCE]
     by_bin, counts = np.argsort(bins, kind="stable"), np.bincount(bins)
@@ -152,9 +152,9 @@ def _even_out(
 def _trade(
     lengths: np.ndarray, places: np.ndarray, size: int, capacity: int, packed_attention: PackedAttention
 ) -> np.ndarray:
-    """Swap two pieces as long as it relieves the heaviest of `size` bins, or else fills the lightest."""
+    """Swap pairs of pieces while that relieves the heaviest of `size` bins, or else fills the lightest."""
     n = len(lengths)
-    lengths = np.append(lengths, np.zeros(size, np.int64))  # a hole in each bin: to swap with it is to move there
+    lengths = np.append(lengths, np.zeros(size, np.int64))  # an empty piece in each bin: swapping with it is a move
     places = np.append(places, np.arange(size))
     loads, power = _load(lengths, packed_attention)
     for _ in range(TRADES * size):
@@ -164,12 +164,12 @@ def _trade(
         for extreme, sign in ((load.argmax(), 1), (load.argmin(), -1)):
             inside, outside = np.flatnonzero(places == extreme), np.flatnonzero(places != extreme)
             other = places[outside]
-            leaving = sign * (loads[inside, None] - loads[outside])  # what the heavier bin loses
+            leaving = sign * (loads[inside, None] - loads[outside])  # load that the heavier bin loses
             gap = sign * (load[extreme] - load[other])
             growth = sign * (lengths[inside, None] - lengths[outside])
             useful = (leaving > 0) & (leaving < gap) & (growth <= (room[other] if sign > 0 else room[extreme]))
             if useful.any():
-                # What matters next is how far the extreme bin and its partner will be from the others.
+                # Choose by how far the extreme bin and its partner will then be from the others.
                 reach = np.maximum(load[extreme] * sign - leaving, load[other] * sign + leaving)
                 i, j = np.unravel_index(np.where(useful, reach, np.inf).argmin(), reach.shape)
                 a, b = inside[i], outside[j]

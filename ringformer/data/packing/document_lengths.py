@@ -1,8 +1,8 @@
-"""Lengths of the documents of a run against its context: what there is to learn long-range attention from.
+"""Lengths of a run's documents relative to its context: the material for learning long-range attention.
 
-A context that is packed full of short documents is no long context. With packed attention "document" no token sees
-further than its document reaches, and no larger RoPE position is ever met; with "sequence" tokens see, and positions
-count, the whole sequence, but what lies beyond a document is other documents.
+A context packed with short documents is not a long context. With packed attention "document", no token sees beyond its
+document, and larger RoPE positions never occur. With "sequence", tokens see the whole sequence and positions span it,
+but the text beyond a document is other documents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ Language Models, 2023)."""
 
 
 class DocumentLengths(NamedTuple):
-    """The documents of one store that a run reads: those of the wanted lengths, before any is cut. In tokens."""
+    """Lengths in tokens of one store's documents that a run selects, before any is cut."""
 
     store: str
-    """The store's folder."""
+    """Folder of the store."""
     seq_len: int
     packed_attention: PackedAttention
     documents: int
@@ -30,22 +30,22 @@ class DocumentLengths(NamedTuple):
     percentile_90: int
     longest: int
     long_share: float
-    """The share of the tokens that are in documents of at least half the context."""
+    """Share of the tokens that are in documents of at least half the context."""
     positions: int
-    """RoPE positions that are met, one more than the greatest; of documents in a stream at most, which may cut them."""
+    """Number of RoPE positions that occur; an upper bound for a stream, which may cut documents."""
 
     def __str__(self) -> str:
         seen = "its own document" if self.packed_attention == "document" else "its packed sequence"
         return (
-            f"{self.store}: {self.documents:,} documents, of {self.median:,} tokens in the median, "
-            f"{self.percentile_90:,} at the 90th percentile, {self.longest:,} at most; {self.long_share:.1%} of their "
-            f"tokens in documents of at least half the context of {self.seq_len:,}; a token sees {seen}, at RoPE "
-            f"positions up to {self.positions - 1:,}"
+            f"{self.store}: {self.documents:,} documents; median length {self.median:,} tokens, 90th percentile "
+            f"{self.percentile_90:,}, longest {self.longest:,}; {self.long_share:.1%} of their tokens are in documents "
+            f"of at least half the context of {self.seq_len:,}; a token sees {seen}, at RoPE positions up to "
+            f"{self.positions - 1:,}"
         )
 
 
 def document_lengths(sequences: StoreSequences) -> DocumentLengths:
-    """The lengths of the documents that `sequences` are packed from."""
+    """Summarize the lengths of the documents that `sequences` are packed from."""
     lengths = np.diff(sequences.store.offsets)[sequences.documents]
     return DocumentLengths(
         store=str(sequences.store.path),
@@ -63,7 +63,7 @@ def document_lengths(sequences: StoreSequences) -> DocumentLengths:
 
 
 def too_short(stores: Sequence[DocumentLengths]) -> str | None:
-    """A warning if no document of these stores reaches half of a run's context; else None."""
+    """Return a warning if no document of these stores reaches half of a run's context, else None."""
     first, longest = stores[0], max(store.longest for store in stores)
     if 2 * longest >= first.seq_len:
         return None
@@ -71,23 +71,23 @@ def too_short(stores: Sequence[DocumentLengths]) -> str | None:
     warning = f"no document reaches half of the context of {first.seq_len:,} tokens: the longest has {longest:,}. "
     if first.packed_attention == "document":
         warning += (
-            "A token sees its own document alone, so attention reaches no further than that, and no RoPE position "
-            f"beyond {positions - 1:,} is trained. data.packed_attention=sequence lets it see the packed sequence; else"
+            "A token sees only its own document, so attention reaches no further, and no RoPE position beyond "
+            f"{positions - 1:,} is trained. Set data.packed_attention=sequence to let it see the packed sequence, or"
         )
     else:
         warning += (
             f"Attention and RoPE positions reach {positions:,} tokens, but beyond a document are other documents, from "
-            "which no long dependency is learnt. For that"
+            "which no long dependency is learned. To learn them,"
         )
-    return warning + " train on longer documents (data.min_length leaves the short ones out), or shorten seq_len"
+    return warning + " train on longer documents (data.min_length excludes short ones), or shorten seq_len"
 
 
 def too_often(passes: Mapping[str, float]) -> str | None:
-    """A warning if one of these stores, by their folders, is gone through too often; else None."""
+    """Return a warning if a run makes too many passes through one of these stores, by folder, else None."""
     often = [f"{store} {times:,.1f} times" for store, times in passes.items() if times > MOST_PASSES]
     if not often:
         return None
     return (
-        f"the run goes through {', '.join(often)}: beyond {MOST_PASSES} passes repeated tokens teach less and less; "
+        f"the run goes through {', '.join(often)}: beyond {MOST_PASSES} passes, repeated tokens teach less and less; "
         "train on more documents, or for fewer steps"
     )

@@ -1,10 +1,9 @@
-"""Mixtures: sequences of several stores in fixed shares, each store packed for itself.
+"""Mixtures: sequences of several stores in fixed shares; each store is packed separately.
 
-Which store sequence `index` comes from is periodic in the index: the shares are w_1 : w_2 : ... in whole numbers, and
-w_1 + w_2 + ... sequences make a period. Within it Tijdeman's algorithm (The chairman assignment problem, 1980) keeps
-every store within 1 - 1/(2k-2) sequences of its share at any point, for k stores. A window of any length hence differs
-from its share by at most 1 sequence with two stores, and by less than 2 with more. The seed says where the period
-begins.
+The store of sequence `index` is periodic in the index: for integer shares w_1 : w_2 : ..., a period has w_1 + w_2 + ...
+sequences. Within it, Tijdeman's algorithm (The chairman assignment problem, 1980) keeps every one of k stores within
+1 - 1/(2k-2) sequences of its share at any point. A window of any length therefore deviates from the shares by at most 1
+sequence with two stores, and by less than 2 with more. The seed decides where the period begins.
 """
 
 import math
@@ -22,7 +21,7 @@ LONGEST_PERIOD = 10_000
 
 
 def parse_mixture(text: str) -> list[tuple[str, int]]:
-    """The stores and their shares, in whole numbers, of a mixture such as "stores/chat:7,stores/long:3"."""
+    """Parse a mixture such as "stores/chat:7,stores/long:3" into stores and integer shares."""
     parts = []
     for part in text.split(","):
         path, _, weight = part.strip().rpartition(":")
@@ -35,15 +34,15 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
         parts.append((path, share))
     paths = [path for path, _ in parts]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
-        raise ValueError(f"mixture {text!r} names {', '.join(twice)} twice; add the weights up")
+        raise ValueError(f"mixture {text!r} names {', '.join(twice)} twice; add up the weights")
     denominator = math.lcm(*(share.denominator for _, share in parts))
     shares = [int(share * denominator) for _, share in parts]
     common = math.gcd(*shares)
     shares = [share // common for share in shares]
     if sum(shares) > LONGEST_PERIOD:
         raise ValueError(
-            f"mixture {text!r} has shares {shares}, a period of {sum(shares)} sequences; round the "
-            f"weights, so that it is at most {LONGEST_PERIOD}"
+            f"mixture {text!r} has shares {shares}, a period of {sum(shares)} sequences; round the weights to make it "
+            f"at most {LONGEST_PERIOD}"
         )
     return list(zip(paths, shares, strict=True))
 
@@ -51,12 +50,12 @@ def parse_mixture(text: str) -> list[tuple[str, int]]:
 def open_mixture(
     text: str, tokenizer: str, held_out: bool
 ) -> tuple[list[tuple[TokenStore, int]], list[tuple[TokenStore, int]] | None]:
-    """The train and the eval stores of a mixture's folders, as lists of (TokenStore, share).
+    """Open the train and eval stores of a mixture's folders, as lists of (TokenStore, share).
 
     Args:
-      text: see `parse_mixture`; the folders are those that `build_stores` makes.
-      tokenizer: the name that all stores must have been built with.
-      held_out: whether eval stores are wanted; the second list is None otherwise.
+      text: see `parse_mixture`; `build_stores` makes the folders.
+      tokenizer: the name of the tokenizer that all stores must have.
+      held_out: True to open eval stores; otherwise the second list is None.
     """
     parts = parse_mixture(text)
     for path, _ in parts:
@@ -73,18 +72,18 @@ def open_mixture(
         if store.meta["tokenizer"] != tokenizer:
             raise ValueError(
                 f"{store.path} was built with tokenizer {store.meta['tokenizer']}, not {tokenizer}: "
-                "name its tokenizer as data.tokenizer, or rebuild it"
+                "set data.tokenizer to its tokenizer, or rebuild it"
             )
     return train, evaluation
 
 
 def schedule(shares: Sequence[int]) -> np.ndarray:
-    """The part that each sequence of a period comes from, int64 [sum(shares)]."""
+    """Assign each sequence of a period to a part, int64 [sum(shares)]."""
     k, total = len(shares), sum(shares)
     slack = max(2 * k - 2, 1)
     counts, order = [0] * k, []
     for n in range(1, total + 1):
-        # Those that are due by more than 1/slack of a sequence; first the one that will be overdue soonest.
+        # Parts that are due by more than 1/slack of a sequence; the one that will be overdue first goes first.
         due = [c for c in range(k) if slack * (n * shares[c] - counts[c] * total) >= total]
         chosen = min(due, key=lambda c: Fraction(slack * (counts[c] + 1) - 1, shares[c])) if k > 1 else 0
         counts[chosen] += 1
@@ -93,11 +92,11 @@ def schedule(shares: Sequence[int]) -> np.ndarray:
 
 
 class Mixture:
-    """Packed sequences of several parts in the given shares; a function of (seed, index) like each part's.
+    """Packed sequences of several parts in the given shares, a function of (seed, index) like those of each part.
 
     Attributes:
-      parts: the sequences that are mixed: all `DocumentStream` or all `WholeDocuments`, of one packed_attention.
-      per_epoch: sequences before any part begins anew.
+      parts: the sequences to mix: all `DocumentStream` or all `WholeDocuments`, with the same packed_attention.
+      per_epoch: number of sequences before any part repeats.
     """
 
     def __init__(self, parts: Sequence[StoreSequences], shares: Sequence[int], seed: int):
@@ -105,13 +104,13 @@ class Mixture:
         self.shares = list(shares)
         period = schedule(shares)
         self._period = np.roll(period, -np.random.Generator(np.random.Philox(key=seed)).integers(len(period)))
-        self._earlier = np.empty(len(period), np.int64)  # how many of the period's before come from the same part
+        self._earlier = np.empty(len(period), np.int64)  # number of earlier sequences of the period from the same part
         for part, share in enumerate(shares):
             self._earlier[self._period == part] = np.arange(share)
         self.per_epoch = min(self._until(part, packed.per_epoch) for part, packed in enumerate(self.parts))
 
     def source(self, index: int) -> tuple[int, int]:
-        """The part that sequence `index` comes from, and its index there."""
+        """Return the part that sequence `index` comes from, and its index there."""
         if index < 0:
             raise ValueError(f"sequence {index} does not exist; they are counted from 0")
         periods, at = divmod(index, len(self._period))
@@ -134,15 +133,15 @@ class Mixture:
 
     @property
     def masked(self) -> bool:
-        """Whether all parts have tokens that are not trained on."""
+        """True if every part has tokens that are not trained on."""
         return all(part.masked for part in self.parts)
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of text that a token stands for, in the mean over the mixture."""
+        """Mean bytes of text per token over the mixture."""
         return float(np.average([part.bytes_per_token for part in self.parts], weights=self.shares))
 
     def _until(self, part: int, count: int) -> int:
-        """The index of the sequence that would be number `count` of the part."""
+        """Return the index of the sequence that would be number `count` of the part."""
         periods, rest = divmod(count, self.shares[part])
         return periods * len(self._period) + int(np.flatnonzero(self._period == part)[rest])

@@ -1,10 +1,10 @@
-"""Packed sequences: what every packing of a store's documents shares.
+"""Packed sequences: the common base of every packing of a store's documents.
 
-What sequence `index` holds is a function of (seed, index): there is no iterator state to save, and any part of it can
-be read without the rest.
+The content of sequence `index` is a function of (seed, index): there is no iterator state to save, and any part of a
+sequence can be read without the rest.
 
-However it was packed, a token attends to its own document ("document") or to all of the sequence before it
-("sequence"). That decides positions and segments alone: a document's last token predicts nothing either way.
+In every packing, a token attends to its own document ("document") or to the whole sequence before it ("sequence"). This
+affects only positions and segments: a document's last token predicts nothing in either case.
 """
 
 from abc import ABC, abstractmethod
@@ -18,55 +18,55 @@ from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.data.stores.token_store import TokenStore
 
 MOST_RUNS = 64
-"""Runs of positions that are read one by one; a ring's zigzag layout has two for each of its ranks."""
+"""Most runs of positions to read one by one; a ring's zigzag layout has two for each of its ranks."""
 
 
 class Batch(NamedTuple):
-    """Packed tokens and what a model needs beside them; numpy or jax arrays, [B, T] from a loader."""
+    """Packed tokens with positions, segments and masks; numpy or jax arrays, [B, T] from a loader."""
 
     tokens: Any
     """int32: the inputs."""
     targets: Any
-    """int32: the next token; anything where the mask is False."""
+    """int32: the next token; arbitrary where the mask is False."""
     positions: Any
     """int32: index in the document, counted from the sequence's start if the document began before it. With packed
     attention "sequence" the index in the sequence. Padding: 0."""
     segment_ids: Any
     """int32: 1, 2, ... for the documents of the sequence, in order, then a number for each token of padding. With
-    packed attention "sequence" all documents are 1, and where a packing never pads (stream) this is None."""
+    packed attention "sequence" all documents are 1; for a packing without padding (stream) this is then None."""
     mask: Any
-    """bool: whether the target is predicted: in the same document, and trained on according to the store."""
+    """bool: True where the target is predicted: it is in the same document, and trained on according to the store."""
     ends: Any
-    """bool: whether the target is never predicted, whatever the store says: the token is the last of its document, or
-    padding."""
+    """bool: True where the target is never predicted, regardless of the store: the token is the last of its document,
+    or padding."""
 
 
 class StoreSequences(ABC):
-    """The endless sequence of packed sequences that a store makes, epoch after epoch; see the subclasses.
+    """Endless series of packed sequences of a store, epoch after epoch; see the subclasses.
 
     Attributes:
       store: the TokenStore.
-      documents: int64, the numbers of its documents that have the lengths that the options ask for.
-      packed_attention: "document" or "sequence", what a token attends to.
-      has_segments: whether every sequence has segment ids. Else none has: a step is compiled for one of the two.
-      per_epoch: sequences in one pass over these documents, the first pass if not all are alike.
-      bytes_read: the bytes of the store's tokens and mask that were asked for so far.
+      documents: int64, the numbers of its documents with lengths that the options select.
+      packed_attention: "document" or "sequence", the range of a token's attention.
+      has_segments: True if every sequence has segment ids, else none has: a step is compiled for one of the two.
+      per_epoch: number of sequences in one pass over these documents; in the first pass if passes differ.
+      bytes_read: bytes of the store's tokens and mask that were requested so far.
     """
 
     has_segments: bool
     per_epoch: int
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
-        """`options.packing` is what chose the subclass."""
+        """Select the documents; `options.packing` has already chosen the subclass."""
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:
             raise ValueError(f"seed={seed} is negative; it must be at least 0")
         if not store.meta["trained_tokens"]:
-            raise ValueError(f"{store.path} has no token to train on; rebuild it: its masks should show the answers")
+            raise ValueError(f"{store.path} has no token to train on; rebuild it with masks that select the answers")
         lengths = np.diff(store.offsets)
         if (lengths <= 0).any():
-            raise ValueError(f"{store.path} has documents without a token; rebuild it: each ends in its end token")
+            raise ValueError(f"{store.path} has documents without a token; rebuild it: each must have its end token")
         min_length, max_length = options.min_length, options.max_length
         self.documents = np.flatnonzero((lengths >= min_length) & (lengths <= (max_length or lengths.max())))
         if not len(self.documents):
@@ -84,12 +84,12 @@ class StoreSequences(ABC):
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of text that a trained token of the store stands for."""
+        """Bytes of text per trained token of the store."""
         return self.store.meta["utf8_bytes"] / self.store.meta["trained_tokens"]
 
     @property
     def masked(self) -> bool:
-        """Whether some of the store's tokens are not to be trained on, as in chats."""
+        """True if some of the store's tokens are not trained on, as in chats."""
         return self.store.mask is not None
 
     @property
@@ -98,10 +98,10 @@ class StoreSequences(ABC):
         """Tokens of text, not padding, in the fullest sequence of the first epoch."""
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
-        """The fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
+        """Read the fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
 
-        Of a few runs of positions only these tokens are read from the store, runs that touch together, and the target
-        behind each; of many (a ring's striped layout) what lies between them too.
+        For a few runs of positions, only these tokens and the target after each run are read from the store; adjacent
+        runs are read together. For many runs (a ring's striped layout), everything in between is also read.
         """
         self._check(index, positions)
         if not len(positions):
@@ -123,11 +123,11 @@ class StoreSequences(ABC):
 
     @abstractmethod
     def _stretch(self, index: int, low: int, high: int) -> Batch:
-        """The fields [high - low] of sequence `index` at the positions from `low` up to `high`."""
+        """Read the fields [high - low] of sequence `index` at the positions from `low` up to `high`."""
 
     @abstractmethod
     def documents_of(self, index: int) -> np.ndarray:
-        """The numbers, in the store, of the documents that sequence `index` holds any token of, in order, int64."""
+        """Return the numbers, in the store, of the documents with tokens in sequence `index`, in order, int64."""
 
     def _check(self, index: int, positions: np.ndarray) -> None:
         if index < 0:
@@ -138,7 +138,7 @@ class StoreSequences(ABC):
             )
 
     def _random(self, epoch: int, stream: int = 0) -> np.random.Generator:
-        """The epoch's generator; its streams are independent."""
+        """Return the epoch's random generator; streams are independent."""
         bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
         return np.random.Generator(bits.jumped(stream))
 
@@ -148,7 +148,7 @@ class StoreSequences(ABC):
 
 
 def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The stretches, in order, that runs are together, as the chunks of a ring whose ranks are all on one host."""
+    """Join adjacent runs into stretches, in order; a ring whose ranks are all on one host has adjacent chunks."""
     stretches: list[tuple[int, int]] = []
     for low, high in sorted(runs):
         if stretches and low <= stretches[-1][1]:

@@ -1,8 +1,8 @@
 """Packing "stream": the documents of a store end to end, cut every T tokens.
 
-In epoch e the documents, permuted by a counter-based generator keyed with (seed, e), lie end to end. The stream is cut
-every T tokens, a tail that does not fill a sequence is dropped, and the pieces are permuted in their turn, lest a long
-document fill several steps one after the other. Targets are the stream's tokens one further.
+In epoch e the documents are permuted by a counter-based generator keyed with (seed, e) and concatenated. The stream is
+cut every T tokens, and a tail that does not fill a sequence is dropped. The pieces are permuted too, so that a long
+document does not fill several consecutive steps. Targets are the next tokens of the stream.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from ringformer.data.stores.token_store import TokenStore
 
 
 class DocumentStream(StoreSequences):
-    """Documents end to end, cut every `seq_len` tokens; no token of padding."""
+    """Documents end to end, cut every `seq_len` tokens, without padding."""
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
         super().__init__(store, seq_len, seed, options)
@@ -59,8 +59,8 @@ class DocumentStream(StoreSequences):
         return order[starts[:-1] < start + self.seq_len]
 
     def _cut(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Of the epoch's documents those that a sequence and its last target need; where each starts in the stream,
-        with the end; and where the sequence does."""
+        """Return the documents that a sequence and its last target need, the start of each in the stream (and the end),
+        and the start of the sequence."""
         epoch, row = divmod(index, self.per_epoch)
         order, starts, pieces = self._epoch(epoch)
         start = int(pieces[row]) * self.seq_len
@@ -68,8 +68,8 @@ class DocumentStream(StoreSequences):
         return order[first : last + 1], starts[first : last + 2], start
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The epoch's order of documents; where each starts in its stream, with the end, int64 [documents + 1]; and
-        the order of the stream's pieces, int64 [per_epoch]."""
+        """Return the epoch's order of documents; the start of each in the stream, and the end, int64 [documents + 1];
+        and the order of the stream's pieces, int64 [per_epoch]."""
         rng = self._random(epoch)
         order = rng.permutation(len(self.documents))
         starts = np.concatenate([[0], np.cumsum(self._lengths[order])])

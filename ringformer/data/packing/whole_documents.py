@@ -1,13 +1,13 @@
-"""Packing "whole": documents uncut, several to a sequence, with padding where none fits.
+"""Packing "whole": uncut documents, several per sequence, with padding where none fits.
 
-A document longer than a sequence is cut into pieces of that length and a rest; every other one is a piece. In epoch e
-the pieces are packed by their lengths alone (`bin_packing.py`), so that sequences are full, and ordered so that the
+A document longer than a sequence is cut into pieces of that length and a rest; any other document is one piece. In each
+epoch the pieces are packed by their lengths (`bin_packing.py`), so that sequences are full, and ordered so that the
 sequences of a batch have equal attention work. Every epoch has every token once. The number of sequences may differ
-between epochs, so the first sequence of epoch e is known once all epochs before it were packed.
+between epochs, so finding the first sequence of epoch e requires packing all previous epochs.
 
-Each token of padding is a segment of its own, at position 0 and not trained on: only chunks that lie on the diagonal
-compare it with anything. All sequences have segment ids, those without padding too: with packed attention "sequence"
-they could do without, but batches with and without ids are two compiled programs.
+Each token of padding is its own segment, at position 0 and not trained on, so only chunks on the diagonal compare it
+with anything. All sequences have segment ids, including those without padding: with packed attention "sequence" they
+would not need them, but batches with and without ids are two compiled programs.
 """
 
 from bisect import bisect_right
@@ -44,13 +44,13 @@ class WholeDocuments(StoreSequences):
         begins, ends = store.offsets[self.documents], store.offsets[self.documents + 1]
         pieces = -(-(ends - begins) // seq_len)
         number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        # Of each piece: where it begins in the store, and where its document ends.
+        # Begin of each piece in the store, and end of its document.
         self._begins, self._ends = np.repeat(begins, pieces) + number * seq_len, np.repeat(ends, pieces)
         self._lengths = np.minimum(self._ends - self._begins, seq_len)
         self._batch_size = batch_size
         self._packed = lru_cache(maxsize=2)(self._pack)
         self._epoch = lru_cache(maxsize=2)(self._order)  # two: a batch may straddle epochs
-        self._first = [0]  # the first sequence of each epoch that was met, and of the one after
+        self._first = [0]  # the first sequence of each epoch so far, and of the next
         self.per_epoch = self._begin(1)
 
     @property
@@ -62,7 +62,7 @@ class WholeDocuments(StoreSequences):
         pieces = self.pieces(index)
         starts = np.concatenate([[0], np.cumsum(self._lengths[pieces])])
         filled, segments = int(starts[-1]), len(pieces)
-        end = min(high, filled)  # of the text: what follows is padding
+        end = min(high, filled)  # of the text; the rest is padding
         size = max(end - low, 0)
         tokens, targets, positions, segment_ids = np.zeros((4, high - low), np.int32)
         mask, ends = np.zeros(high - low, bool), np.ones(high - low, bool)
@@ -71,7 +71,7 @@ class WholeDocuments(StoreSequences):
             pieces, begins = pieces[i - 1 : j], np.maximum(starts[i - 1 : j], low)
             lengths = np.minimum(starts[i : j + 1], end) - begins
             from_store = begins + self._begins[pieces] - starts[i - 1 : j]
-            # Only the last one can be cut, here or by the sequence: then it has a target more than there is room for.
+            # Only the last piece can be cut, here or by the sequence; then its last token still has a target.
             more = from_store + lengths < self._ends[pieces]
             text = self._join(self.store.tokens, from_store, from_store + lengths + more)
             goes_on = np.ones(size, bool)
@@ -94,7 +94,7 @@ class WholeDocuments(StoreSequences):
         return np.searchsorted(self.store.offsets, self._begins[self.pieces(index)], side="right") - 1
 
     def pieces(self, index: int) -> np.ndarray:
-        """The pieces that sequence `index` holds, in order, int64."""
+        """Return the pieces in sequence `index`, in order, int64."""
         while index >= self._first[-1]:
             self._begin(len(self._first))
         epoch = bisect_right(self._first, index) - 1
@@ -107,7 +107,7 @@ class WholeDocuments(StoreSequences):
         return self._lengths[self.pieces(index)]
 
     def _begin(self, epoch: int) -> int:
-        """The first sequence of an epoch."""
+        """Return the first sequence of an epoch."""
         while len(self._first) <= epoch:
             self._first.append(self._first[-1] + int(self._packed(len(self._first) - 1).max()) + 1)
         return self._first[epoch]
@@ -116,7 +116,7 @@ class WholeDocuments(StoreSequences):
         return pack(self._lengths, self.seq_len, self._random(epoch), self.packed_attention)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The epoch's pieces bin by bin; where each bin begins among them, with the end; and the order of bins."""
+        """Return the epoch's pieces bin by bin, the begin of each bin among them (and the end), and the bins' order."""
         phase = self._begin(epoch) % self._batch_size
         rng = self._random(epoch, stream=1)
         bins, order = order_by_batch(

@@ -1,11 +1,12 @@
-"""An array in a file, read in blocks of which each is compared with what stood there before.
+"""An array in a file, read in blocks; each block is compared with its earlier content.
 
-No memory map: of a file that is cut under a run a map's next page is a SIGBUS, and what was compared there is not what
-is used a moment later. Here the bytes that were compared are those that are returned.
+There is no memory map: if the file is truncated during a run, accessing a map's next page raises SIGBUS, and mapped
+bytes could change between comparison and use. Here the compared bytes are the ones that are returned.
 
-The hashes of blocks are in memory alone. Whoever reads a block first sets its hash, be it the verification of the whole
-file (`whole_hash`) or a reader that is ahead of it; all others compare with it. So once the whole file's hash was the
-right one, whatever was read of it, before or after, was what was written; and no format of a store has to know.
+The hashes of blocks exist only in memory. The first reader of a block sets its hash, whether it is the verification of
+the whole file (`whole_hash`) or a reader ahead of it; all later readers compare with it. So once the hash of the whole
+file is verified, everything read from it, before or after, is what was written. The store's format needs no block
+hashes.
 """
 
 import os
@@ -20,26 +21,26 @@ from xxhash import xxh3_64_intdigest as hash_block
 from xxhash import xxh3_128
 
 BLOCK = 2**14
-"""Bytes of a block: what a single token costs to read, and 8 bytes of memory stand for."""
+"""Bytes of a block: reading a single token reads this much; the hash of a block takes 8 bytes of memory."""
 AT_ONCE = 2**8
-"""Blocks that a verification reads at once."""
+"""Blocks that a verification reads at a time."""
 
-REBUILD = "delete the store and build it again, or bring back a copy that is whole"
+REBUILD = "delete the store and build it again, or restore an intact copy"
 
 
 class DamagedStore(ValueError):
-    """A file of a store does not hold what was written, or no longer, or cannot be read."""
+    """Error for a store's file that has changed since it was written, or cannot be read."""
 
 
 class CheckedArray:
-    """The array [n] in a file of nothing else; a slice, an index or `join` reads a copy of a part.
+    """An array [n] that fills a file; a slice, an index or `join` reads a copy of a part.
 
-    Reading raises DamagedStore, with the file and the bytes, for what is not as it was. Any threads may read.
+    Reading raises DamagedStore, with the file and the bytes, for content that has changed. Any thread may read.
 
     Attributes:
       path: the file.
-      bytes: its size.
-      dtype: of an element; its size divides BLOCK.
+      bytes: size of the file.
+      dtype: dtype of an element; its size divides BLOCK.
     """
 
     def __init__(self, path: Path, dtype: np.dtype):
@@ -47,7 +48,7 @@ class CheckedArray:
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         self.bytes = os.fstat(self._file).st_size
-        self._hashes = array("Q", bytes(8 * -(-self.bytes // BLOCK)))  # 0: nobody has read it yet
+        self._hashes = array("Q", bytes(8 * -(-self.bytes // BLOCK)))  # 0: not read yet
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -64,12 +65,12 @@ class CheckedArray:
         return self._stretch(start, stop)[::step] if step > 0 else self[:][index]
 
     def join(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The elements of some stretches, one after the other; `begins` and `ends`, int64, are theirs in the file."""
+        """Read and concatenate stretches; `begins` and `ends`, int64, are their places in the file."""
         stretches = [self._stretch(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
         return stretches[0] if len(stretches) == 1 else np.concatenate([np.empty(0, self.dtype), *stretches])
 
     def whole_hash(self) -> str:
-        """The xxh3_128 of the file, which is read from its beginning to its end."""
+        """Compute the xxh3_128 of the whole file, reading it from beginning to end."""
         whole = xxh3_128()
         for first in range(0, len(self._hashes), AT_ONCE):
             whole.update(self._read(first, first + AT_ONCE))
@@ -83,7 +84,7 @@ class CheckedArray:
         return np.frombuffer(content, self.dtype, end - begin, begin * self.itemsize - first * BLOCK)
 
     def _read(self, first: int, end: int) -> bytes:
-        """The content of the blocks from `first` up to `end`, or up to the file's end."""
+        """Read the blocks from `first` up to `end`, or up to the end of the file."""
         offset, stop = first * BLOCK, min(end * BLOCK, self.bytes)
         parts = []
         while offset < stop:
@@ -93,27 +94,27 @@ class CheckedArray:
                 raise DamagedStore(f"{self.path} cannot be read ({error.strerror or error}): {REBUILD}") from error
             if not parts[-1]:
                 raise DamagedStore(
-                    f"{self.path} has changed since it was opened: it ends after {offset:,} bytes, of "
-                    f"{self.bytes:,}; {REBUILD}"
+                    f"{self.path} has changed since it was opened: it ends after {offset:,} of {self.bytes:,} bytes; "
+                    f"{REBUILD}"
                 )
             offset += len(parts[-1])
-        content = b"".join(parts)  # not copied where it is one
+        content = b"".join(parts)  # a single part is not copied
         self._compare(first, content)
         return content
 
     def _compare(self, first: int, content: bytes) -> None:
         view = memoryview(content)
         for number, at in enumerate(range(0, len(content), BLOCK), first):
-            found = hash_block(view[at : at + BLOCK])
-            if self._hashes[number] != found:
-                self._set(number, found)
+            digest = hash_block(view[at : at + BLOCK])
+            if self._hashes[number] != digest:
+                self._set(number, digest)
 
-    def _set(self, number: int, found: int) -> None:
-        """Let `found` be the hash of a block that nobody has read yet."""
+    def _set(self, number: int, digest: int) -> None:
+        """Set the hash of a block that was not read before; raise DamagedStore if it has another hash."""
         with self._lock:
             if not self._hashes[number]:
-                self._hashes[number] = found
-        if self._hashes[number] != found:
+                self._hashes[number] = digest
+        if self._hashes[number] != digest:
             begin, end = number * BLOCK, min((number + 1) * BLOCK, self.bytes)
             raise DamagedStore(
                 f"{self.path} has changed since it was opened, between bytes {begin:,} and {end:,}: {REBUILD}"

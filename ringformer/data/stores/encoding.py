@@ -1,4 +1,4 @@
-"""Encoding of documents and conversations: what one of them becomes in a store."""
+"""Encoding of documents and conversations for a store."""
 
 import hashlib
 from collections import Counter
@@ -14,7 +14,7 @@ from ringformer.data.sources import Document, Documents, Malformed, check_size
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 RENDER_CHARACTERS = 2**17
-"""Characters of conversations handed to a template at once: they may have to go to another process and back."""
+"""Characters of conversations to render at a time, since a template may run in another process."""
 
 
 class Encoded(NamedTuple):
@@ -22,15 +22,15 @@ class Encoded(NamedTuple):
 
     ids: np.ndarray
     trained: np.ndarray | None
-    """Whether each token is trained on, bool; None: all are."""
+    """Mask of the tokens trained on, bool; None: all."""
     utf8_bytes: int
-    """The size of the text that is trained on."""
+    """Size of the text that is trained on."""
     digest: bytes
-    """Identifies the document, and decides on which side of the split it lies."""
+    """Identifier of the document, which also decides its side of the split."""
 
 
 def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[list[Any]]:
-    """Items, each given with its length, in groups of at least so many characters, but the last."""
+    """Group items, given with their lengths, into groups of at least `characters`; the last may be smaller."""
     group: list[Any] = []
     total = 0
     for length, item in items:
@@ -44,14 +44,14 @@ def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[lis
 
 
 class DocumentEncoder:
-    """Encodes documents, each with the end token behind it; all of it is trained on."""
+    """Encoder of documents, each followed by the end token; all tokens are trained on."""
 
     def __init__(self, documents: Documents, tokenizer: Tokenizer):
         self._documents = documents
         self._tokenizer = tokenizer
 
     def __iter__(self) -> Iterator[tuple[int, Document]]:
-        """The documents to encode, each with its length in characters."""
+        """Yield the documents to encode, each with its length in characters."""
         return ((len(document.text), document) for document in self._documents)
 
     @property
@@ -71,7 +71,7 @@ class DocumentEncoder:
         try:
             return self._tokenizer.encode_batch([document.text for document in group])
         except UnicodeEncodeError:
-            for document in group:  # one of them: name it
+            for document in group:  # find the one to name
                 try:
                     document.text.encode("utf-8")
                 except UnicodeEncodeError as error:
@@ -83,11 +83,11 @@ class DocumentEncoder:
 
 
 class ChatEncoder:
-    """Encodes conversations by a template; answers and their end tokens are trained on.
+    """Encoder of conversations with a template; answers and their end tokens are trained on.
 
-    One that is longer than `chat_length` tokens (0: any length) is split between an answer and the next question, the
-    system message said again in each part; a question and answer that alone are longer are cut. Parts without a token
-    to train on are left out. All parts lie on the same side of the split.
+    A conversation longer than `chat_length` tokens (0: no limit) is split between an answer and the next question, and
+    each part repeats the system message. A single question and answer that are longer are cut. Parts without a token to
+    train on are left out. All parts are on the same side of the train-eval split.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ChatEncoder:
                     yield sum(len(segment.text) for segment in segments), (conversation, segments)
 
     def _sized(self) -> Iterator[tuple[int, Conversation]]:
-        """The conversations and their characters, to which what a template writes of its own is added."""
+        """Yield the conversations with their characters, plus an allowance for the template's own text."""
         for conversation in self._conversations:
             check_size(conversation.name, (message.content for message in conversation.messages), self._max_bytes)
             yield 1000 + sum(len(message.content) for message in conversation.messages), conversation
@@ -141,16 +141,16 @@ class ChatEncoder:
     def _fit(
         self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes, counts: Counter[str]
     ) -> Iterator[Encoded]:
-        """The parts of a conversation that is longer than chat_length, or all of it."""
+        """Yield the parts of a conversation that is longer than chat_length, or all of it."""
         messages, limit = list(conversation.messages), self._chat_length
         system = [message for message in messages[:1] if message.role == "system"]
         turns = messages[len(system) :]
         if limit and len(ids) > limit:
             counts["conversations longer than chat_length"] += 1
         while limit and len(ids) > limit and len(turns) > 2:
-            # Answers end where a run of trained tokens does.
+            # Each answer ends where a run of trained tokens ends.
             ends = np.flatnonzero(trained & ~np.append(trained[1:], False)) + 1
-            pairs = max(int(np.searchsorted(ends, limit, side="right")), 1)  # of question and answer that fit
+            pairs = max(int(np.searchsorted(ends, limit, side="right")), 1)  # questions with answers that fit
             end = ends[pairs - 1]
             counts["splits between turns"] += 1
             yield self._part(ids[:end], trained[:end], turns[: 2 * pairs], digest, counts)
@@ -163,7 +163,7 @@ class ChatEncoder:
     def _part(
         self, ids: np.ndarray, trained: np.ndarray, turns: Sequence[Message], digest: bytes, counts: Counter[str]
     ) -> Encoded:
-        """A part of a conversation, cut at chat_length."""
+        """Make a part of a conversation, cut at chat_length."""
         limit = self._chat_length
         if not limit or len(ids) <= limit:
             answers = sum(len(message.content.encode()) for message in turns if message.role == "assistant")

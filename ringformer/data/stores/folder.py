@@ -1,13 +1,13 @@
-"""The folder of a preparation: whole or not there, and all its files as they were written.
+"""The folder of a preparation: complete or absent, with verified files.
 
     DIR/train, DIR/eval   the stores (`token_store.py`)
-    DIR/report.json       what went in and what was left out
+    DIR/report.json       what was included and left out
     DIR/tokenizer         a copy of the tokenizer's files, if it has any
-    DIR/source.json       size, time and hash of the source's files, by which a change is noticed
-    DIR/manifest.json     {file: [bytes, hash]} of the files above, but for those that a store.json lists
+    DIR/source.json       size, time and hash of the source's files, to detect changes
+    DIR/manifest.json     {file: [bytes, hash]} of the files above, except those that a store.json lists
 
-It is built beside its place, in DIR.building-XXXXXXXX with a note of the process that builds it, and is renamed when
-all of it is on the disk. What a process left behind that was killed is removed by the next one that builds there.
+It is built in DIR.building-XXXXXXXX, with a note of the building process, and renamed once everything is on disk. The
+next process that builds there removes the leftovers of a killed one.
 """
 
 import json
@@ -30,15 +30,15 @@ from ringformer.files.this_process import began, machine
 
 MANIFEST, BUILDER = "manifest.json", "builder.json"
 ABANDONED = 24 * 3600.0
-"""Seconds without a change after which the folder of a process that cannot be looked for, on another host, is left
-behind."""
+"""Seconds without a change after which the folder of a process on another host, which cannot be checked, counts as
+abandoned."""
 
 
 @contextmanager
 def new_folder(directory: Path) -> Iterator[Path]:
-    """A folder to build in, which becomes `directory` at the end of the block; after an error, nothing is left of it.
+    """Yield a folder to build in, which becomes `directory` at the end of the block and is removed after an error.
 
-    Raises OSError if `directory` holds something by then.
+    Raises OSError if `directory` is not empty by then.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(directory)
@@ -66,7 +66,7 @@ def new_folder(directory: Path) -> Iterator[Path]:
 
 
 def check_folder(directory: Path) -> None:
-    """Raise ValueError if a file of `directory` is missing or not as it was written (of the stores: store.json)."""
+    """Raise ValueError if a file of `directory` (of its stores, store.json) is missing or has changed."""
     path = directory / MANIFEST
     if not path.is_file():
         raise ValueError(f"{path} is missing: {REBUILD}")
@@ -85,7 +85,7 @@ def check_folder(directory: Path) -> None:
 
 
 def open_one(path: str | Path, names: Sequence[str]) -> TokenStore:
-    """The store at `path`, or in the folder `path` the first of `names` that it has."""
+    """Open the store at `path`, or the first of `names` in the folder `path`."""
     path = Path(path)
     inside = [path / name for name in names if (path / name).is_dir()]
     store = inside[0] if inside else path
@@ -107,7 +107,7 @@ def _remove_leftovers(directory: Path) -> None:
 
 def _is_being_built(folder: Path) -> bool:
     builder: dict[str, Any] = {}
-    with suppress(OSError, ValueError):  # killed before it was written
+    with suppress(OSError, ValueError):  # the builder was killed before writing it
         builder = json.loads((folder / BUILDER).read_text())
     if machine() and builder.get("machine") == machine():
         return began(builder["pid"]) == builder["began"]

@@ -1,4 +1,4 @@
-"""Inspection of a store: decoded documents, made visible, what is trained on in colour, their borders marked."""
+"""Inspection of a store: print decoded documents, with trained tokens in colour."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.base import Tokenizer
 
 SHOWN = 2000
-"""Tokens shown of a document."""
+"""Most tokens of a document to show."""
 
 
 def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console: Console) -> None:
@@ -23,8 +23,8 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
     """
     if tokenizer.name != store.meta["tokenizer"]:
         raise ValueError(
-            f"{store.path} was made with tokenizer {store.meta['tokenizer']}, this is {tokenizer.name}: "
-            "name the right one with --tokenizer"
+            f"{store.path} was made with tokenizer {store.meta['tokenizer']}, not {tokenizer.name}: set --tokenizer to "
+            "the right one"
         )
     documents = len(store.offsets) - 1
     chosen = np.unique(np.linspace(0, documents - 1, min(samples, documents)).astype(int))
@@ -43,7 +43,7 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
     console.print(legend)
     store.check.raise_if_failed()
     if store.check.pending:
-        console.print(Text("the store's contents are not verified to the end", style="italic"))
+        console.print(Text("the store's contents are not fully verified yet", style="italic"))
 
 
 def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Text:
@@ -55,14 +55,14 @@ def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Tex
             for i in places:
                 text.append(visible(names[int(ids[i])]), f"{style} reverse")
             continue
-        # What the run adds to all before it: decoded alone, it could lose the space that it begins with.
+        # Decode the run as an addition to all before it: decoded alone, it could lose its leading space.
         before = tokenizer.decode(ids[: places[0]])
         text.append(visible(tokenizer.decode(ids[: places[-1] + 1])[len(before) :]), style)
     return text
 
 
 def _runs(ids: np.ndarray, trained: np.ndarray, controls: set[int]) -> Iterator[tuple[tuple[bool, bool], list[int]]]:
-    """Runs of tokens of one kind, (trained on, control token): the kind and the places."""
+    """Yield runs of tokens of one kind, (trained on, control token), with their places."""
     kinds = [(bool(is_trained), int(i) in controls) for i, is_trained in zip(ids, trained, strict=True)]
     for kind, group in itertools.groupby(range(len(kinds)), key=kinds.__getitem__):
         yield kind, list(group)

@@ -13,48 +13,49 @@ Format = Literal["documents", ChatFormat]
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """The making of a store: where documents or conversations come from, and what becomes of them."""
+    """Source of documents or conversations, and options for making a store of them."""
 
     key_prefix: ClassVar[str] = ""
-    """The text before a field\'s name in errors; a config has keys such as data.held_out."""
+    """Prefix of a field's name in errors; a config has keys such as data.held_out."""
 
     source: str
-    """Where documents are: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN or
+    """Source of the documents: stdlib, text:PATTERN, jsonl:PATTERN, json:PATTERN, parquet:PATTERN or
     datasets:NAME_OR_PATH."""
     field: str = "text"
-    """The field with the text of documents (all sources but stdlib and text)."""
+    """Field with the text of documents (all sources except stdlib and text)."""
     split: str = "train"
-    """The split of a dataset (datasets)."""
+    """Split of a dataset (datasets)."""
     skip_empty: bool = False
-    """Leave empty documents out, and count them."""
+    """Skip and count empty documents."""
     tokenizer: str = "bytes"
     """bytes, or the path of a SentencePiece .model file, a tokenizer.json or a folder with one of them."""
     max_document_bytes: int = 2**28
-    """Documents and conversations of more bytes are refused by name: preparing one takes some 50 bytes of memory for
-    each of its bytes."""
+    """Most bytes of a document or conversation; larger ones are an error, because preparing one takes about 50 bytes of
+    memory per byte."""
     held_out: float = 0.05
-    """The share of documents kept for evaluation."""
+    """Share of documents kept for evaluation."""
     format: Format = "documents"
     """documents, or conversations as sharegpt or messages: then only answers are trained on."""
     template: TemplateName = "vicuna"
-    """The chat template of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
+    """Chat template of conversations: vicuna, llama2, llama3, or tokenizer for the tokenizer's own."""
     chat_date: str = ""
-    """The day, as 2026-11-22, that a tokenizer's own template takes for today (strftime_now). Without it a template
-    that asks for the day is refused, since it would make other tokens tomorrow."""
+    """Today's date, as 2026-11-22, for a tokenizer's own template (strftime_now). Without it a template that asks for
+    the date is refused, because it would make other tokens tomorrow."""
     chat_length: int = 0
-    """Conversations of more tokens are split between turns; 0: never."""
+    """Most tokens of a conversation; longer ones are split between turns; 0: no limit."""
     clean: str = USUAL_RULES
-    """Rules for conversations, with commas: html, merge, unprintable, latin, short, refusal, duplicate."""
+    """Cleaning rules for conversations, separated by commas: html, merge, unprintable, latin, short, refusal,
+    duplicate."""
     skip_malformed: bool = False
-    """Leave conversations out that cannot be read or rendered, and count them."""
+    """Skip and count conversations that cannot be read or rendered."""
 
     def __post_init__(self):
         key = self.key_prefix
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"{key}held_out={self.held_out} must be in [0, 1)")
-        for field, known in (("format", get_args(Format)), ("template", get_args(TemplateName))):
-            if getattr(self, field) not in known:
-                raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(known)}")
+        for field, values in (("format", get_args(Format)), ("template", get_args(TemplateName))):
+            if getattr(self, field) not in values:
+                raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
         if self.chat_length < 0:
             raise ValueError(f"{key}chat_length={self.chat_length} must be positive, or 0 for no limit")
         if self.max_document_bytes < 1:
@@ -63,5 +64,5 @@ class StoreOptions:
             try:
                 date.fromisoformat(self.chat_date)
             except ValueError:
-                raise ValueError(f"{key}chat_date={self.chat_date!r} is no day, as 2026-11-22") from None
+                raise ValueError(f"{key}chat_date={self.chat_date!r} is not a date like 2026-11-22") from None
         parse_rules(self.clean)

@@ -1,4 +1,4 @@
-"""The report of a preparation: what was made and left out, as JSON and as text."""
+"""The report of a preparation, as JSON and as text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from ringformer.data.stores.token_store import TokenStore
 
 
 def make_report(stores: Mapping[str, TokenStore], left_out: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """The report: documents, tokens, masked share and lengths of each store; what was left out, by reason."""
+    """Make the report: documents, tokens, masked share and lengths of each store; counts of what was left out."""
     report: dict[str, Any] = {name: _describe(store) for name, store in stores.items()}
     tokens = sum(store.meta["tokens"] for store in stores.values())
     report["left_out"] = {reason: count for reason, count in sorted(left_out.items()) if count}
@@ -17,7 +17,7 @@ def make_report(stores: Mapping[str, TokenStore], left_out: Mapping[str, int], s
 
 
 def format_report(report: Mapping[str, Any]) -> str:
-    """The report as lines, with a histogram of lengths for each store."""
+    """Format the report as text, with a histogram of lengths for each store."""
     lines = []
     for name in ("train", "eval"):
         if name not in report:
@@ -45,6 +45,6 @@ def _describe(store: TokenStore) -> dict[str, Any]:
         "tokens": meta["tokens"],
         "masked_share": round(1 - meta["trained_tokens"] / meta["tokens"], 6),
         "fingerprint": meta["fingerprint"],
-        # How many documents have at least so many tokens and less than twice as many.
+        # Number of documents with at least this many tokens and less than twice as many.
         "lengths": {str(2 ** int(power)): int(count) for power, count in zip(powers, counts, strict=True)},
     }

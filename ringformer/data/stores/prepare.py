@@ -1,8 +1,7 @@
-"""Preparation of token stores from a source: read, tokenize in parallel, split, write, report. What is made is a folder
+"""Preparation of token stores from a source: read, tokenize in parallel, split, write, report. The result is a folder
 (`folder.py`).
 
-Which of the two stores a document goes to depends on nothing but its content, so copies of a document never lie on both
-sides.
+The store that a document goes to depends only on its content, so copies of a document are never on both sides.
 """
 
 import json
@@ -32,12 +31,12 @@ from ringformer.data.tokenizers.base import Tokenizer
 from ringformer.data.tokenizers.load import save_tokenizer
 
 ENCODE_CHARACTERS = 2**21
-"""Characters of text handed to the tokenizer at once: they bound the memory of a build."""
+"""Characters of text to tokenize at a time, which bounds the memory of a build."""
 IN_FLIGHT = 3
-"""Groups handed to the tokenizer and not yet written: it never waits for reading, hashing and writing."""
+"""Groups that are tokenized but not yet written, so that the tokenizer never waits for reading, hashing and writing."""
 FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
-"""The settings that belong to a store's fingerprint, as does a chat_date if there is one; the others only say where the
-documents are."""
+"""Settings in a store's fingerprint, in addition to a chat_date if there is one; the others only locate the
+documents."""
 
 
 def open_or_build(
@@ -45,15 +44,16 @@ def open_or_build(
     options: StoreOptions,
     tokenizer: Tokenizer,
 ) -> tuple[TokenStore, TokenStore | None]:
-    """The train and eval stores in `directory`, built as `options` say if they are not there.
+    """Open the train and eval stores in `directory`; build them by `options` if they do not exist.
 
-    The eval store is None with held_out=0. Stores that `build_stores` made without `settings` do not say from what.
+    The eval store is None with held_out=0. Stores that `build_stores` made without `settings` do not record their
+    source.
 
     Args:
-      tokenizer: what `load_tokenizer(options.tokenizer)` gives.
+      tokenizer: the result of `load_tokenizer(options.tokenizer)`.
 
     Raises:
-      ValueError: if the stores there were built with other options, or the source's files have changed since.
+      ValueError: if existing stores were built with other options, or the source's files have changed since.
     """
     directory = Path(directory)
     asked = _settings(options, tokenizer)
@@ -64,24 +64,24 @@ def open_or_build(
         except OSError:
             if not (directory / "train" / "store.json").is_file():
                 raise
-            # Another process building the same stores was faster: use its.
+            # Another process built the same stores first: use them.
     train = TokenStore(directory / "train")
     check_folder(directory)
-    built, known = train.meta["settings"], {"tokenizer": tokenizer.name, "held_out": options.held_out}
-    asked = asked | known if "source" in built else known
+    built, always = train.meta["settings"], {"tokenizer": tokenizer.name, "held_out": options.held_out}
+    asked = asked | always if "source" in built else always
     differ = [f"{k} is {built.get(k)!r}, not {v!r}" for k, v in asked.items() if built.get(k) != v]
     if differ:
         raise ValueError(
-            f"the token stores in {directory} were built otherwise: {'; '.join(differ)}. "
-            "To use them say what they were built with (for a run: leave out what is written beside the store's name); "
-            "to build others name another directory"
+            f"the token stores in {directory} were built with other options: {'; '.join(differ)}. "
+            "To use them, set the same options (for a run: leave out those beside the store's name); to build others, "
+            "choose another directory"
         )
     changed = changed_files(options.source, json.loads((directory / "source.json").read_text()))
     if changed and "source" in built:
         raise ValueError(
             f"{options.source} is not what the token stores in {directory} were built from: {changed[0]}"
             f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}. "
-            "To use them bring back the files as they were, or move them away; to build others name another directory"
+            "To use them, restore the original files, or move the files away; to build others, choose another directory"
         )
     return train, TokenStore(directory / "eval") if options.held_out else None
 
@@ -96,16 +96,16 @@ def build_stores(
 ) -> tuple[TokenStore, TokenStore | None]:
     """Tokenize `documents`, or conversations, into `directory/train` and, unless held_out=0, `directory/eval`.
 
-    Everything is written beside `directory`, which appears complete, on the disk and read back, or not at all.
+    `directory` appears complete, synced to disk and verified, or not at all.
 
     Args:
-      held_out: the share of documents that go to eval, in [0, 1).
-      settings: how the documents were chosen, for store.json; the tokenizer and `held_out` are added.
+      held_out: share of documents that go to eval, in [0, 1).
+      settings: selection of the documents, for store.json; the tokenizer and `held_out` are added.
 
     Raises:
-      ValueError: if a split gets no document, or a document cannot be encoded, or conversations have nothing, or
-        nothing else, to train on.
-      FileExistsError: if `directory` holds something.
+      ValueError: if a split gets no document, a document cannot be encoded, or conversations have no tokens, or only
+        tokens, to train on.
+      FileExistsError: if `directory` is not empty.
     """
     directory = Path(directory)
     if not 0 <= held_out < 1:
@@ -153,7 +153,7 @@ def build_stores(
 
 
 def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The settings that store.json records: the options that the documents' format has a use for."""
+    """Select the settings that store.json records: the options that apply to the documents' format."""
     if options.format == "documents":
         return _fields(options, "source", "field", "split", "skip_empty", "format")
     return _fields(options, "source", "split", "format") | {
@@ -170,7 +170,7 @@ def _fields(options: StoreOptions, *names: str) -> dict[str, Any]:
 
 
 def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEncoder:
-    """The documents or conversations that the options name, ready for `build_stores`."""
+    """Read the documents or conversations that the options name, for `build_stores`."""
     if options.format == "documents":
         return read_documents(
             options.source,
@@ -193,7 +193,7 @@ def _advice(total: int, left_out: Counter[str]) -> str:
 
 
 def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dict[str, StoreWriter]) -> Counter[str]:
-    """Write every document to its store; returns what the encoder counted."""
+    """Write every document to its store; return the encoder's counts."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.completed:,} tokens of {task.fields[documents]:,} documents"),
@@ -215,10 +215,10 @@ def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dic
 
 
 def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[Encoded], Counter[str]]]:
-    """Encoded groups, in order, and what each counted.
+    """Yield encoded groups, in order, with the counts of each.
 
-    Two threads: while one turns results into arrays, the other's text is being tokenized, by the tokenizer's own
-    threads.
+    There are two threads: while one turns results into arrays, the tokenizer's own threads process the text of the
+    other.
     """
     with ThreadPoolExecutor(2, thread_name_prefix="encode") as threads:
         coming: deque[Future[tuple[list[Encoded], Counter[str]]]] = deque()

@@ -1,4 +1,4 @@
-"""Changes of the files that a store was made from, since it was."""
+"""Detection of changes to the files that a store was made from."""
 
 import hashlib
 from pathlib import Path
@@ -8,14 +8,14 @@ from ringformer.data.sources import source_files
 
 
 def source_state(source: str) -> dict[str, list[Any]]:
-    """[size, time of change in ns, hash of the content] of each file of `source`."""
+    """Return [size, modification time in ns, hash of the content] of each file of `source`."""
     return {name: [*_stat(path), _digest(path)] for name, path in source_files(source).items()}
 
 
 def changed_files(source: str, recorded: dict[str, list[Any]]) -> list[str]:
-    """The files that differ now from `recorded`, as sentences; none if the source is gone altogether.
+    """Describe the files that now differ from `recorded`; none if the whole source is gone.
 
-    Only files of the same size and another time of change are read.
+    Only files of the same size with another modification time are read.
     """
     now = source_files(source)
     if not now:

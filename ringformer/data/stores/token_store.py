@@ -1,12 +1,12 @@
-"""The token store: a folder with the tokens of many documents end to end, of which any stretch can be read.
+"""The token store: a folder with the concatenated tokens of many documents; any stretch of them can be read.
 
-    store.json    format version, fingerprint, counts, the settings it was built with, hashes of the other files and
-                  of itself (`integrity.py`)
+    store.json    format version, fingerprint, counts, settings of the build, hashes of the other files and of itself
+                  (`integrity.py`)
     tokens.bin    little-endian uint16, or uint32 for a vocabulary above 65536
-    offsets.npy   int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]], its end token included
-    mask.bin      of conversations, uint8 per token: 0 for a token that is read but not trained on
+    offsets.npy   int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]], including its end token
+    mask.bin      for conversations, uint8 per token: 0 for a token that is read but not trained on
 
-A store that a run uses is one of two in a folder, `train` and `eval` (`folder.py`).
+The stores of a run are two in a folder, `train` and `eval` (`folder.py`).
 """
 
 import hashlib
@@ -24,17 +24,17 @@ from ringformer.data.stores.integrity import FORMAT, ContentCheck, check_sizes, 
 from ringformer.data.tokenizers.base import Tokenizer
 
 FINGERPRINTED_FORMAT = 2
-"""The format that fingerprints name: since then the same documents have had the same tokens, in the same order."""
+"""Format in fingerprints; since then, the same documents have the same tokens in the same order."""
 
 
 class TokenStore:
-    """A store opened for reading; of its tokens nothing is in memory until it is asked for.
+    """A store opened for reading; its tokens are read from disk on demand.
 
-    Raises ValueError for one whose files are not those that were written; of a large one `check` says so later.
+    Raises ValueError if its files have changed since they were written; for a large store, `check` reports it later.
 
     Attributes:
-      check: the comparison of its files with their hashes.
-      tokens: uint16 or uint32 [N], a `CheckedArray`: reading raises DamagedStore for what is no longer what it was.
+      check: comparison of its files with their hashes.
+      tokens: uint16 or uint32 [N], a `CheckedArray`: reading raises DamagedStore for content that has changed.
       offsets: int64 [documents + 1], in memory.
       mask: uint8 [N], a `CheckedArray`, or None: all tokens are trained on.
       meta: the contents of store.json.
@@ -49,7 +49,7 @@ class TokenStore:
             raise FileNotFoundError(f"there is {what} at {self.path}; build one with ringformer data prepare") from None
         files = self.meta["files"]
         if "mask.bin" not in files and (self.path / "mask.bin").exists():
-            raise ValueError(f"{self.path}/mask.bin is no file of the store, which has none: {REBUILD}")
+            raise ValueError(f"{self.path}/mask.bin does not belong to the store, which has no mask: {REBUILD}")
         check_sizes(self.path, files)
         self.offsets = np.load(io.BytesIO(verified(self.path / "offsets.npy", files["offsets.npy"][1])))
         self.tokens = CheckedArray(self.path / "tokens.bin", np.dtype(self.meta["dtype"]))
@@ -59,7 +59,7 @@ class TokenStore:
         )
 
     def check_ids(self, vocab_size: int) -> None:
-        """Raise ValueError if the store has ids for which a model of `vocab_size` rows has none."""
+        """Raise ValueError if the store has ids beyond a model's vocabulary of `vocab_size` rows."""
         if self.meta["largest_id"] >= vocab_size:
             raise ValueError(
                 f"{self.path} has the token id {self.meta['largest_id']}, beyond the model's vocabulary of "
@@ -68,10 +68,10 @@ class TokenStore:
 
 
 class StoreWriter:
-    """Writes one store, document by document; `finish` writes store.json, without which it is no store.
+    """Writer of one store, document by document; `finish` writes store.json, which completes it.
 
-    The fingerprint is of the documents in their order, the tokenizer, and `fingerprinted`: the settings that decide
-    which tokens a document becomes.
+    The fingerprint covers the documents in order, the tokenizer, and `fingerprinted`, the settings that decide the
+    tokens of a document.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, fingerprinted: dict[str, Any]):
@@ -96,10 +96,10 @@ class StoreWriter:
         """Write one document.
 
         Args:
-          ids: its tokens, the end token included.
-          trained: bool, which of them are trained on; None: all. Every document of a store has one, or none has.
-          utf8_bytes: the size of the text that is trained on.
-          digest: what identifies the document.
+          ids: its tokens, including the end token.
+          trained: mask of tokens trained on, bool; None: all. Either all documents of a store have one or none has.
+          utf8_bytes: size of the text that is trained on.
+          digest: identifier of the document.
 
         Raises:
           ValueError: for an id that the tokenizer's vocabulary does not have.
@@ -133,9 +133,8 @@ class StoreWriter:
         if self._mask is not None and self._trained in (0, tokens):
             what = "none" if self._trained == 0 else "all"
             raise ValueError(
-                f"of the {tokens} tokens of the {self._folder.name} store's conversations {what} would be trained on, "
-                "where it should be the answers and their end tokens: look at the chat template, the roles, and "
-                "chat_length"
+                f"{what} of the {tokens} tokens of the {self._folder.name} store's conversations would be trained on, "
+                "instead of the answers and their end tokens: check the chat template, the roles, and chat_length"
             )
         np.save(saved := io.BytesIO(), np.frombuffer(self._offsets, np.int64))
         offsets = HashedFile(self._folder / "offsets.npy")
@@ -162,7 +161,7 @@ class StoreWriter:
 
 
 class HashedFile:
-    """A file that is written once, and the xxh3_128 of what was meant to be written."""
+    """A file that is written once, and the xxh3_128 of the content passed to it."""
 
     def __init__(self, path: Path):
         self.name, self.size = path.name, 0

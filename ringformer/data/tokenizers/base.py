@@ -1,11 +1,11 @@
-"""The tokenizer protocol, the segments of a chat template, and the files beside a tokenizer's own.
+"""The tokenizer protocol, the segments of a chat template, and the files that accompany a tokenizer.
 
-Tokenizers are lossless on the text they accept (a `tokenizer.json` where it normalizes nothing), so that a likelihood
-per byte means the same whichever tokenizer a model has. A tokenizer's `name` identifies its vocabulary by content: a
-token store records it, and a store made with another vocabulary is refused.
+Tokenizers are lossless on the text they accept (a `tokenizer.json` if it does not normalize), so that a likelihood per
+byte is comparable between tokenizers. A tokenizer's `name` identifies its vocabulary by content: a token store records
+it, and a store made with another vocabulary is refused.
 
 Text never becomes a control token: `</s>` in a document is four characters. Only a `Segment` of a chat template can
-ask for one.
+request one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ from ringformer.files.untrusted import contained, read_object
 
 
 class Segment(NamedTuple):
-    """A piece of a rendered conversation: text, or one control token, and whether it is trained on."""
+    """A piece of a rendered conversation, text or one control token, and whether it is trained on."""
 
     text: str
-    """The text; of a control token, the name to show for it."""
+    """Text, or the display name of a control token."""
     trained: bool = False
     control: int | None = None
-    """The id of a control token; None for text."""
+    """Id of a control token; None for text."""
 
 
 class Tokenizer(Protocol):
@@ -36,35 +36,35 @@ class Tokenizer(Protocol):
     eos_id: int
     bos_id: int | None
     begins: bool
-    """Whether a text of its models begins with `bos_id`, as in Hugging Face; `encode` adds none."""
+    """True if texts for its models begin with `bos_id`, as in Hugging Face; `encode` does not add it."""
     controls: Mapping[str, int]
-    """The ids of the control tokens by name."""
+    """Ids of the control tokens by name."""
     config: Mapping[str, Any]
-    """The contents of the `tokenizer_config.json` beside the tokenizer; empty without one."""
+    """Contents of the `tokenizer_config.json` beside the tokenizer; empty without one."""
     files: Sequence[Path]
-    """The files to copy for a model to keep its tokenizer."""
+    """Files to copy so that a model keeps its tokenizer."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One integer array per text: `encode` for bulk work."""
+        """Encode many texts, each to an integer array."""
         ...
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The ids of each conversation, tokenized once as a whole, and for each id whether it is trained on.
+        """Encode each conversation as a whole; return its ids, and for each id whether it is trained on.
 
-        Text between two control tokens is encoded in one piece, whatever segments it has. A token is trained on if
-        any of its characters is, so the one with an answer's first character is, whatever stands before in it.
+        Text between two control tokens is encoded in one piece, even if it has several segments. A token is trained on
+        if any of its characters is; so is the token with an answer's first character, even if it begins before it.
         """
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; control tokens such as `eos_id` stand for no text."""
+        """Decode `ids` to text; control tokens such as `eos_id` have no text."""
         ...
 
 
 def split_at_controls(chat: Sequence[Segment]) -> Iterator[Segment | list[Piece]]:
-    """The control tokens of a chat, and between them each stretch of text as its pieces."""
+    """Yield the control tokens of a chat, and each stretch of text between them as its pieces."""
     text: list[Piece] = []
     for segment in chat:
         if segment.control is None:
@@ -79,23 +79,23 @@ def split_at_controls(chat: Sequence[Segment]) -> Iterator[Segment | list[Piece]
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raise ValueError if the tokenizer makes ids for which a model of `vocab_size` rows has none."""
+    """Raise ValueError if the tokenizer has ids beyond a model's vocabulary of `vocab_size` rows."""
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
-            f"tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens, but the model's vocabulary only "
-            f"{vocab_size}; give the model at least vocab_size={tokenizer.vocab_size}"
+            f"tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens, but the model's vocabulary has "
+            f"only {vocab_size}; give the model at least vocab_size={tokenizer.vocab_size}"
         )
 
 
 def existing_file(path: str | Path) -> Path:
-    """The path as one of a file. Raises FileNotFoundError if none is there."""
+    """Return the path of a file. Raises FileNotFoundError if it does not exist."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no tokenizer file {path}")
     return Path(path)
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """The settings in the files beside a tokenizer's (a template in `chat_template.jinja` included), and all paths."""
+    """Read the settings in the files beside a tokenizer, including `chat_template.jinja`; also return all paths."""
     settings, template = (contained(path.parent, name) for name in ("tokenizer_config.json", "chat_template.jinja"))
     config = read_object(path.parent, settings.name) if settings.is_file() else {}
     if template.is_file():

@@ -12,8 +12,8 @@ from ringformer.data.tokenizers.base import Segment, Tokenizer
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes are tokens 0-255, and 256 ends a document.
 
-    Bytes that are not UTF-8 pass through as Python's `surrogateescape` characters: `decode` never fails on the
-    bytes that a model made up, and `encode` gives the same bytes back.
+    Bytes that are not UTF-8 pass through as Python's `surrogateescape` characters: `decode` never fails on bytes that a
+    model generates, and `encode` returns the same bytes.
     """
 
     name = "bytes"

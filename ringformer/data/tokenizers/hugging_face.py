@@ -1,9 +1,9 @@
-"""Hugging Face `tokenizer.json` files, by the `tokenizers` library.
+"""Hugging Face `tokenizer.json` files, read with the `tokenizers` library.
 
-The library takes the name of a special token in any text for the token itself. Text is therefore encoded by a copy
-in which each special token has another name, one that no text contains; a chat template asks for the token by that
-name, and the conversation is still encoded in one call. The file's own post-processor, which would add tokens and trim
-whitespace from offsets, is left out of the copy.
+The library turns the name of a special token in any text into the token. Text is therefore encoded by a copy of the
+tokenizer in which each special token has a private name that no text contains. Chat templates use these names, so that
+a conversation is still encoded in one call. The copy lacks the file's post-processor, which would add tokens and trim
+whitespace from offsets.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ from ringformer.data.tokenizers.token_bytes import (
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
 BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
-"""The tokens that begin a text (END_TOKENS: that end one), where no tokenizer_config.json says which."""
+"""Default names of tokens that end and begin a text, without a tokenizer_config.json that names them."""
 
 LONG_TEXT = 2**19
-"""Characters above which a text is encoded in windows, whose memory does not grow with it."""
+"""Most characters of a text to encode in one piece; longer texts are encoded in windows, in bounded memory."""
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NONCE = secrets.token_hex(8)
@@ -51,7 +51,7 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             description = json.loads(source)
             self._original = tokenizers.Tokenizer.from_str(source)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower class
             raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
         self.config, self.files = read_config(path)
         special = [token for token in description.get("added_tokens") or () if token["special"]]
@@ -61,13 +61,13 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
         self.bos_id = self._named("bos_token", BEGIN_TOKENS, path)
-        # By the post-processor, not by add_bos_token of tokenizer_config.json: GPT-2's kind names one and adds none.
+        # The post-processor decides, not add_bos_token in tokenizer_config.json: GPT-2 names a token but adds none.
         self.begins = self.bos_id is not None and self._original.encode("").ids[:1] == [self.bos_id]
         eos_id = self._named("eos_token", END_TOKENS, path)
         if eos_id is None:
             raise ValueError(
-                f"{path} does not say which token ends a document; name it as eos_token in a tokenizer_config.json "
-                f"beside it. Special tokens: {', '.join(self.controls) or 'none'}"
+                f"{path} does not define which token ends a document; set eos_token in a tokenizer_config.json beside "
+                f"it. Special tokens: {', '.join(self.controls) or 'none'}"
             )
         self.eos_id = eos_id
         content = hashlib.blake2b(source.encode(), digest_size=8, key=str(self.eos_id).encode())
@@ -80,13 +80,13 @@ class HuggingFaceTokenizer(Tokenizer):
             return next((self.controls[name] for name in usual if name in self.controls), None)
         if token not in tuple(self.controls):
             raise ValueError(
-                f"{key} {token!r} of {path.with_name('tokenizer_config.json')} is no special token "
-                f"of {path}; those are: {', '.join(self.controls) or 'none'}"
+                f"{key} {token!r} of {path.with_name('tokenizer_config.json')} is not a special token of {path}; "
+                f"special tokens: {', '.join(self.controls) or 'none'}"
             )
         return self.controls[token]
 
     def encode(self, text: str) -> list[int]:
-        text.encode()  # a lone surrogate is then a UnicodeEncodeError
+        text.encode()  # raises UnicodeEncodeError for a lone surrogate
         return self._encoder.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -112,7 +112,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return list(zip(encoded, trained, strict=True))
 
     def _ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, int32."""
+        """Encode each text to ids, int32."""
         usual = [text for text in texts if len(text) <= LONG_TEXT]
         encodings = iter(self._encoder.encode_batch_fast(usual, add_special_tokens=False))
         return [
@@ -129,7 +129,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _private_name(token: int) -> str:
-    """A name for a special token that no text contains: between Unicode noncharacters, and new in every process."""
+    """Return a name for a special token that no text contains: between noncharacters, and new in every process."""
     return f"\ufdd0{_NONCE}:{token}\ufdd1"
 
 
@@ -153,7 +153,7 @@ def _with_private_names(description: dict[str, Any], special: list[dict[str, Any
 
 
 def _token_bytes(encoder, description: dict[str, Any], vocab_size: int) -> TokenBytes:
-    """The bytes that the encoder's tokens stand for, in whichever of the two notations the file's model has."""
+    """Return the bytes of the encoder's tokens, decoding whichever of two notations the file's model has."""
     byte_level = "ByteLevel" in json.dumps([description.get("pre_tokenizer"), description.get("decoder")])
     byte_fallback = bool(description["model"].get("byte_fallback"))
     tokens = [b""] * vocab_size
@@ -168,7 +168,7 @@ def _token_bytes(encoder, description: dict[str, Any], vocab_size: int) -> Token
 
 
 def _pieces(chat: Sequence[Segment], begin: Callable[[Sequence[Piece]], Sequence[Piece]] = list) -> list[Piece]:
-    """The chat in pieces, control tokens by their private names; `begin` is applied to each text between them."""
+    """Split a chat into pieces, control tokens by their private names; `begin` is applied to each text between them."""
     pieces: list[Piece] = []
     for part in split_at_controls(chat):
         if isinstance(part, Segment):
@@ -184,13 +184,13 @@ def _int32(ids: list[int]) -> np.ndarray:
 
 
 def _trained_by_offsets(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
-    """Whether each token, of characters [starts[i], ends[i]), has one of a trained piece; bool [tokens]."""
+    """Mask the tokens, of characters [starts[i], ends[i]), that overlap a trained piece; bool [tokens]."""
     trained, place = np.zeros(len(starts), bool), 0
     for piece, is_trained in pieces:
         end = place + len(piece.decode())
         if is_trained and piece:
             first = int(np.searchsorted(ends, place, side="right"))
-            # The first bytes of a character in byte tokens are said to be empty: they belong to it.
+            # The library reports the first byte tokens of a character as empty; they belong to it.
             while first and starts[first - 1] == place:
                 first -= 1
             trained[first : np.searchsorted(starts, end)] = True

@@ -1,4 +1,4 @@
-"""Tokenizers by the name that a config gives them, and their files copied along with a model."""
+"""Load a tokenizer by its name in a config, and copy its files."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from ringformer.files.untrusted import contained
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer that a config names: `bytes`, a SentencePiece `.model` file, a `tokenizer.json`, or a folder.
+    """Load the tokenizer that a config names: `bytes`, a SentencePiece `.model` file, a `tokenizer.json`, or a folder.
 
-    In a folder, `tokenizer.json` goes before `tokenizer.model`. `tokenizer_config.json` beside either gives the chat
-    template, and for `tokenizer.json` the tokens that begin and end a text. Files that are not named but found may not
-    be links out of their folder (`files/untrusted.py`).
+    In a folder, `tokenizer.json` takes precedence over `tokenizer.model`. A `tokenizer_config.json` beside either
+    provides the chat template, and for `tokenizer.json` the tokens that begin and end a text. Files that the caller
+    does not name must not be links out of their folder (`files/untrusted.py`).
     """
     if spec == "bytes":
         return ByteTokenizer()
@@ -36,6 +36,6 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Copy a tokenizer's files to `folder`, where `load_tokenizer(folder)` finds them; bytes have none."""
+    """Copy a tokenizer's files to `folder` for `load_tokenizer(folder)`; the tokenizer `bytes` has none."""
     for i, file in enumerate(tokenizer.files):
         write_whole(folder / (file.name if i else f"tokenizer{file.suffix}"), file.read_bytes())

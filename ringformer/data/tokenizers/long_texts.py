@@ -1,14 +1,14 @@
-"""Long texts through the `tokenizers` library in bounded memory: window by window, joined where two windows agree.
+"""Encode long texts with the `tokenizers` library in bounded memory: in windows, joined where two windows agree.
 
-The library takes some two hundred bytes for each byte that it is given at once: positions of every byte in every stage,
-and a string for every token. A long text is therefore encoded in windows that overlap. A window's tokens near its ends
-may not be those of the whole text, since what stands beyond is missing. Two windows are joined in the middle of their
-overlap, and only if there, for `MARGIN / 2` characters to both sides of the border, they have the same tokens at the
-same places: each saw other text beyond, and it made no difference. Where they differ (a run of spaces longer than the
-overlap, say) the window before is encoded anew at twice its length, if need be up to the end of the text.
+The library takes about two hundred bytes per input byte: positions of every byte in every stage, and a string for every
+token. A long text is therefore encoded in overlapping windows. Near the ends of a window, tokens may differ from those
+of the whole text, because the text beyond is missing. Two windows are joined in the middle of their overlap, and only
+if they have the same tokens at the same places for `MARGIN / 2` characters on both sides of the border: then the
+different text beyond made no difference. If they differ (for example in a run of spaces longer than the overlap), the
+earlier window is encoded again at twice its length, if necessary up to the end of the text.
 
-A Unigram model compares sums of float scores over a word (what the pre-tokenizer makes), and how these are rounded
-depends on what precedes: its windows are joined between words, so that every word is seen whole.
+A Unigram model compares sums of float scores over a word (of the pre-tokenizer), whose rounding depends on the
+preceding text. Its windows are joined between words, so that every word is seen whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WINDOW, MARGIN = 2**17, 2**13
-"""Characters of a window, and those that it sees beyond each of its borders."""
+"""Characters of a window, and of the overlap beyond each of its borders."""
 AT_ONCE = 4
-"""Windows that the library encodes in parallel."""
+"""Number of windows to encode in parallel."""
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text, each with the characters [start, end) that it stands for."""
+    """The tokens of a text, each with its characters [start, end)."""
 
     ids: np.ndarray
     """int32 [tokens]"""
@@ -33,7 +33,7 @@ class Tokens(NamedTuple):
     ends: np.ndarray
     """int64 [tokens]"""
     words: np.ndarray
-    """int64 [tokens]: which of the pre-tokenizer's words it is in."""
+    """int64 [tokens]: index of the pre-tokenizer's word."""
 
     def at(self, index: slice | np.ndarray) -> "Tokens":
         return Tokens(*(field[index] for field in self))
@@ -52,12 +52,12 @@ def encode_long(
     *,
     whole_words: bool,
 ) -> np.ndarray:
-    """What is asked of the tokens of `text`, which are those that encoding it at once gives.
+    """Return `part` of the tokens of `text`, the same as if it were encoded in one piece.
 
     Args:
-      encode_batch: gives an `Encoding` with offsets, in characters, of each text.
-      part: what to keep of tokens, [tokens] or [tokens, n]; for all of them it would be much.
-      whole_words: join windows between words, as a Unigram model needs it.
+      encode_batch: returns for each text an `Encoding` with offsets in characters.
+      part: selects the data of tokens to keep, [tokens] or [tokens, n], to save memory.
+      whole_words: join windows between words, as a Unigram model requires.
     """
 
     def encoded(borders: Sequence[tuple[int, int]]) -> list[_Window]:
@@ -77,7 +77,7 @@ def encode_long(
 
     done: list[np.ndarray] = []
     (left,) = encoded([(0, min(WINDOW, len(text)))])
-    begin, before = 0, None  # of left: its first token that is not done, and the tokens before it must agree with
+    begin, before = 0, None  # of left: its first token that is not done, and the previous window's tokens
     while left.last < len(text):
         for right in encoded(cut(left.last)):
             at = joint(left.tokens, right.tokens, right.first)
@@ -105,9 +105,9 @@ def _tokens(encoding: Any, begin: int) -> Tokens:
 def _joint(
     left: Tokens, right: Tokens, border: int, reach: int, text: str, whole_words: bool
 ) -> tuple[int, int] | None:
-    """The place of the same token in two windows, near the border, before which the left one's tokens count and from
-    which on the right one's; None if the windows differ within `reach` characters of the border, or one side of it is
-    all spaces: tokenizers look through these for what follows."""
+    """Find the index, in each of two windows, of a token near the border at which to switch from the left window to the
+    right one. Return None if the windows differ within `reach` characters of the border, or if one side of it is all
+    spaces, because tokenizers look across spaces to what follows."""
     if text[border - reach : border].isspace() or text[border : border + reach].isspace():
         return None
     near = [np.flatnonzero((t.starts >= border - reach) & (t.ends <= border + reach)) for t in (left, right)]

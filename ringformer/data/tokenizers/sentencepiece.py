@@ -1,4 +1,4 @@
-"""SentencePiece `.model` files, such as LLaMA-2's: read, and trained."""
+"""Read and train SentencePiece `.model` files such as LLaMA-2's."""
 
 import hashlib
 import io
@@ -21,8 +21,8 @@ from ringformer.data.tokenizers.token_bytes import (
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece `.model` file.
 
-    Lossless where the model is (byte fallback, identity normalization, no dummy prefix: what `train_sentencepiece`
-    makes), except that SentencePiece writes a space as U+2581 and cannot tell that character from a space.
+    Lossless if the model is (byte fallback, identity normalization, no dummy prefix, as `train_sentencepiece` makes
+    it), except that SentencePiece writes a space as U+2581 and cannot distinguish that character from a space.
     """
 
     def __init__(self, path: str | Path):
@@ -40,8 +40,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.eos_id = self._processor.eos_id()
         if self.eos_id < 0:
             raise ValueError(
-                f"{path} has no end-of-sentence token, which must end every document; "
-                "train the model with an eos_id (train_sentencepiece does)"
+                f"{path} lacks the end-of-sentence token that must end every document; train the model with an eos_id "
+                "(train_sentencepiece does)"
             )
         self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else None
         controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
@@ -54,14 +54,14 @@ class SentencePieceTokenizer(Tokenizer):
         return metaspace_bytes(self._processor.id_to_piece(i), is_byte=self._processor.is_byte(i))
 
     def encode(self, text: str) -> list[int]:
-        return self._processor.encode(text.encode())  # as bytes: a lone surrogate is then a UnicodeEncodeError
+        return self._processor.encode(text.encode())  # encoding raises UnicodeEncodeError for a lone surrogate
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return self._processor.encode([text.encode() for text in texts], return_type="numpy")
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        # SentencePiece knows control tokens only as ids: they part the text into stretches, each encoded once. As in
-        # LLaMA's own training each stretch begins anew, with the dummy prefix if the model has one.
+        # SentencePiece has control tokens only as ids: they separate stretches of text, each encoded once. As in
+        # LLaMA's training, each stretch has the dummy prefix if the model has one.
         parted = [list(split_at_controls(chat)) for chat in chats]
         texts = [part for chat in parted for part in chat if not isinstance(part, Segment)]
         utf8 = [b"".join(piece for piece, _ in text) for text in texts]
@@ -85,7 +85,7 @@ class SentencePieceTokenizer(Tokenizer):
 def _join(
     chat: list[Segment | list[Piece]], texts: Iterator[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of a chat and which of them are trained on; its parts of text are the next of `texts`."""
+    """Join the ids of a chat, and the mask of those trained on; its parts of text are the next of `texts`."""
     parts = [(np.zeros(0, np.int32), np.zeros(0, bool))]
     for part in chat:
         if isinstance(part, Segment):
@@ -99,15 +99,15 @@ def _join(
 def train_sentencepiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> None:
     """Train a lossless BPE model with byte fallback on `texts` and write it to `path` (a `.model` file).
 
-    Trained line by line; a newline itself is one byte token, as in LLaMA's vocabulary. Ids 0, 1, 2 are unknown,
-    beginning and end of sentence, 3-258 the bytes.
+    It is trained line by line; a newline is one byte token, as in LLaMA's vocabulary. Ids 0, 1, 2 are unknown,
+    beginning and end of sentence; 3-258 are the bytes.
     """
     with needed_for("training a tokenizer"):
         from sentencepiece import SentencePieceTrainer
 
     path = Path(path)
     if path.suffix != ".model":
-        raise ValueError(f"{path} does not end in .model, by which load_tokenizer knows a SentencePiece file")
+        raise ValueError(f"{path} does not end in .model, which load_tokenizer requires for a SentencePiece file")
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(

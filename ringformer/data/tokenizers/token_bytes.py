@@ -1,5 +1,5 @@
-"""The bytes that tokens stand for, and by them which tokens of a text are trained on: asking a tokenizer's library for
-offsets takes it half as long again."""
+"""Bytes of tokens, from which follow the tokens of a text that are trained on; offsets from a tokenizer's library would
+take half as long again."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -7,17 +7,17 @@ from itertools import chain
 import numpy as np
 
 COMPARED = 2**18
-"""Tokens whose bytes are compared with the text's at once: more would take 24 bytes of memory for each of theirs."""
+"""Tokens to compare with the text at a time; the comparison takes 24 bytes of memory for each of their bytes."""
 
 Piece = tuple[bytes, bool]
-"""UTF-8 of a piece of a text, and whether it is trained on."""
+"""UTF-8 bytes of a piece of a text, and whether it is trained on."""
 
 
 class TokenBytes:
     """The bytes of every token of a vocabulary.
 
     Args:
-      tokens: for each id the bytes it stands for; b"" for one that stands for none.
+      tokens: the bytes of each id; b"" for one without text.
     """
 
     def __init__(self, tokens: Sequence[bytes]):
@@ -32,21 +32,21 @@ class TokenBytes:
         behind_prefix: Callable[[], Sequence[Sequence[Piece]]],
         ask_library: Callable[[int], np.ndarray],
     ) -> list[np.ndarray]:
-        """For each text bool [tokens]: whether the token has a byte of a trained piece.
+        """Return for each text a mask, bool [tokens], of tokens with a byte of a trained piece.
 
         Args:
           encoded: the ids of each text.
           texts: the pieces of each.
-          behind_prefix: gives the texts with a space before each stretch that the tokenizer may put one before.
-          ask_library: the answer for text i by the library's own offsets, for ids whose bytes are not the text's: a
-            normalizer changed it, or characters are unknown.
+          behind_prefix: returns the texts with a space before each stretch where the tokenizer may add one.
+          ask_library: returns the mask of text i from the library's offsets, for ids whose bytes differ from the text:
+            a normalizer changed it, or characters are unknown.
         """
         ways = [texts]
         masks = self._by_bytes(encoded, texts)
         if masks is None:
             ways.append(behind_prefix())
             masks = self._by_bytes(encoded, ways[1])
-        if masks is None:  # not all of them: each in turn
+        if masks is None:  # some text needs another way: try each text separately
             masks = []
             for i, ids in enumerate(encoded):
                 tried = (self._by_bytes([ids], [way[i]]) for way in ways)
@@ -55,7 +55,7 @@ class TokenBytes:
         return masks
 
     def _by_bytes(self, encoded: Sequence[np.ndarray], texts: Sequence[Sequence[Piece]]) -> list[np.ndarray] | None:
-        """`trained_tokens` of each text; None if the bytes of any one's ids are not those of its pieces."""
+        """Return `trained_tokens` of each text; None if the bytes of any text's ids differ from its pieces."""
         if not encoded:
             return []
         ids, pieces = np.concatenate(encoded), list(chain.from_iterable(texts))
@@ -81,8 +81,8 @@ class TokenBytes:
 
 
 def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
-    """Whether each token, at bytes [starts[i], ends[i]), in order, has a byte of a trained piece; bool [tokens]."""
-    # Some libraries call the first bytes of a character in byte tokens empty; they end where the character does.
+    """Mask the tokens, at bytes [starts[i], ends[i]) in order, with a byte of a trained piece; bool [tokens]."""
+    # Some libraries report the first byte tokens of a character as empty; they end where the character does.
     ends = ends.copy()
     for i in np.flatnonzero(starts == ends)[::-1]:
         ends[i] = ends[i + 1] if i + 1 < len(ends) else ends[i]
@@ -99,19 +99,18 @@ def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]
 
 
 def with_dummy_prefix(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The pieces behind the space that SentencePiece models put before a text, their "dummy prefix"."""
+    """Prepend the space that SentencePiece models put before a text, their "dummy prefix"."""
     (first, trained), *others = [piece for piece in pieces if piece[0]]
     return [(b" " + first, trained), *others]
 
 
 def metaspace_bytes(piece: str, *, is_byte: bool) -> bytes:
-    """The bytes of a vocabulary's piece in SentencePiece's notation: U+2581 for a space, and <0x0A> for a byte."""
+    """Decode a vocabulary's piece in SentencePiece's notation: U+2581 for a space, and <0x0A> for a byte."""
     return bytes([int(piece[1:-1], 16)]) if is_byte else piece.replace("\u2581", " ").encode()
 
 
 def byte_level_bytes(piece: str) -> bytes | None:
-    """The bytes of a vocabulary's piece in GPT-2's notation, a printable character for each byte; None if it is not in
-    it."""
+    """Decode a vocabulary's piece in GPT-2's notation, a printable character for each byte; None if it is invalid."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, piece))
     except KeyError:
@@ -119,7 +118,7 @@ def byte_level_bytes(piece: str) -> bytes | None:
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, the others follow from U+0100 on."""
+    """Return GPT-2's alphabet: printable Latin-1 characters represent themselves, other bytes map to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

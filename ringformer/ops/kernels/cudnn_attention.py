@@ -1,16 +1,16 @@
-"""Attention of a block by cuDNN on GPUs, under the block contract of `ops/blockwise_attention.py`.
+"""Attention of a block by cuDNN on GPUs, with the block contract of `ops/blockwise_attention.py`.
 
-A pair of whole parts of a shard is a call (`cudnn_calls.py`). In each the mask leaves everything, or what a causal mask
-leaves once the queries are moved by the offset; which parts see one another may be data, so that calls have no branch
-around them.
+Each pair of whole parts of a shard is one call (`cudnn_calls.py`). In a call, all keys are visible, or those that a
+causal mask leaves once the queries are shifted by the offset. The indices of the parts may be data, so that calls need
+no branch around them.
 
-    forward    a call returns o and lse of its keys alone: a softmax state with m = lse and l = 1, joined to the running
-               one in float32.
+    forward    a call returns o and lse for only its keys: a softmax state with m = lse and l = 1, joined to the running
+               state in float32.
     backward   given the FINAL o and lse of the row, each call returns its share of dq, dk, dv, rounded to the dtype of
                the inputs; the shares are added in float32.
 
-cuDNN computes delta = rowsum(o * do) and knows no cotangent of lse. The gradients are linear in the two cotangents: the
-share of dlse is ds = p * dlse, which is that of a second call with do v^T = dlse and o = 0.
+cuDNN computes delta = rowsum(o * do) and supports no cotangent of lse. The gradients are linear in the two cotangents:
+the share of dlse is ds = p * dlse, which a second call with do v^T = dlse and o = 0 computes.
 """
 
 from typing import Any
@@ -31,28 +31,28 @@ from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import AxisChunks, ChunkPairs, WorkList
 
 SECOND = "ring_attention with kernel='cudnn'", "kernel='xla'"
-"""What has no second derivatives, and what has them."""
+"""Names, for an error, of this kernel without second derivatives and of the alternative."""
 
 HEAD_SIZES = {8: 128, 9: 256}
-"""The largest head size by the major number of a GPU's compute capability: Ampere, Hopper."""
+"""Largest head size by the major version of a GPU's compute capability: Ampere, Hopper."""
 
 _LARGEST, _MULTIPLE = max(HEAD_SIZES.values()), 8
 
 
 def check_head_size(d: int, capability: int | None = None) -> None:
-    """Raise ValueError for a head size that cuDNN has no attention for, on GPUs of this compute capability (its major
-    number; None: on any)."""
+    """Raise ValueError for a head size that cuDNN's attention does not support on GPUs of this compute capability (its
+    major version; None: any)."""
     largest = _LARGEST if capability is None else HEAD_SIZES.get(capability, _LARGEST)
     if d % _MULTIPLE or d > largest:
         where = "" if capability is None else f" on GPUs of compute capability {capability}"
         raise ValueError(
-            f"kernel='cudnn' takes heads of whole multiples of {_MULTIPLE} features, at most {largest}{where}; "
+            f"kernel='cudnn' takes head sizes that are multiples of {_MULTIPLE}, at most {largest}{where}; "
             f"kernel='xla' takes {d}"
         )
 
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
-    """Take every visible key of `keys` into the running softmax of every query."""
+    """Add every visible key of `keys` to the running softmax of every query."""
     queries, keys = without_derivatives((queries, keys), *SECOND)
     K = keys.kv.shape[2]
 
@@ -94,7 +94,7 @@ def block_backward(
             return _roll(_part(x, pair.q, work_list.q_chunks), moved, up=True)
 
         def gradients(v, o, do):
-            """Of one cotangent, in float32."""
+            """Compute the gradients for one cotangent, in float32."""
             q, o, do = (rearrange(rows(x), "b k g t d -> b t (k g) d") for x in (queries.q, o, do))
             gq, *gkv = cudnn_calls.backward(q, k, v, o, lse, do, scale, causal=masked)
             gq = _roll(rearrange(gq, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), moved)
@@ -120,14 +120,14 @@ def block_backward(
 
 
 def _for_each_call(call, carry, work_list: WorkList):
-    """Run `call(carry, pair, masked)` for the pairs of a block; in a loop only if how many there are is data."""
+    """Run `call(carry, pair, masked)` for the pairs of a block; in a loop only if their number is data."""
     for (pairs, length), masked in ((work_list.unmasked, False), (work_list.masked, True)):
         most = len(pairs.q)
 
         def body(i, carry, pairs=pairs, masked=masked):
             return call(carry, ChunkPairs(*(x[i] for x in pairs)), masked)
 
-        # The bound of a loop, in its name, is for who reads the compiled program.
+        # The loop's name tells readers of the compiled program its bound.
         with jax.named_scope(f"at_most_{most}_trips"):
             if isinstance(length, int):
                 for i in range(most):
@@ -140,11 +140,11 @@ def _for_each_call(call, carry, work_list: WorkList):
 # --- the cotangent of lse -----------------------------------------------------------------------------------------
 
 _PIECES = 3
-"""So many bfloat16 hold the digits of a float32."""
+"""Number of bfloat16 that hold the digits of a float32."""
 
 
 def _pieces(dlse, q):
-    """dlse as the sum of the first features of a cotangent of o, [B, K, G, T, d] in q's dtype; the others are 0."""
+    """Write dlse as the sum of the first features of a cotangent of o, [B, K, G, T, d] in q's dtype; others are 0."""
     pieces, rest = [], dlse
     for _ in range(_PIECES):
         pieces.append(rest.astype(q.dtype))
@@ -153,35 +153,35 @@ def _pieces(dlse, q):
 
 
 def _ones(v):
-    """Values of 1 in the features of `_pieces`."""
+    """Make values of 1 in the features of `_pieces`, else 0."""
     return jnp.zeros_like(v).at[..., :_PIECES].set(1)
 
 
 # --- parts of a shard, and rows moved by the offset of a mask -----------------------------------------------------
 
 _ROWS = 3
-"""The axis of the tokens in all arrays of the contract."""
+"""Axis of the tokens in all arrays of the contract."""
 
 _NOTHING = 1e30
-"""The lse of a row whose probabilities are to be 0."""
+"""An lse that makes a row's probabilities 0."""
 
 
 def _part(x, i, chunks: AxisChunks):
-    """Part `i`; which it is may be data."""
+    """Return part `i`, which may be data."""
     if chunks.size == x.shape[_ROWS]:
         return x
     return lax.dynamic_slice_in_dim(x, jnp.asarray(chunks.start)[i], chunks.size, _ROWS)
 
 
 def _put(x, part, i, chunks: AxisChunks):
-    """`x` with its part `i` replaced."""
+    """Replace part `i` of `x`."""
     if chunks.size == x.shape[_ROWS]:
         return part
     return lax.dynamic_update_slice_in_dim(x, part, jnp.asarray(chunks.start)[i], _ROWS)
 
 
 def _moved(pair: ChunkPairs, masked: bool) -> Int32[Array, ""] | None:
-    """How many rows at the start see nothing, row t the columns up to t - moved; None: known to be 0."""
+    """Number of rows at the start that see nothing; row t sees columns up to t - moved. None: statically 0."""
     offset: Any = pair.offset
     if not masked or (isinstance(offset, np.integer) and offset == 0):
         return None
@@ -189,12 +189,12 @@ def _moved(pair: ChunkPairs, masked: bool) -> Int32[Array, ""] | None:
 
 
 def _roll(x, moved, up: bool = False):
-    """Rows as they are, or moved up so that a plain causal mask is theirs: those that see nothing come last."""
+    """Roll rows; with `up`, so that a plain causal mask fits them and rows that see nothing come last."""
     return x if moved is None else jnp.roll(x, -moved if up else moved, _ROWS)
 
 
 def _where_hidden(moved, value, x):
-    """`value` in rows that see nothing."""
+    """Replace rows that see nothing by `value`."""
     return x if moved is None else jnp.where(jnp.arange(x.shape[_ROWS]) < moved, value, x)
 
 

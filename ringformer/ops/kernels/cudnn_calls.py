@@ -1,9 +1,9 @@
 """cuDNN's fused attention as two calls, forward and backward, of arrays [B, T, H, d] in bfloat16 or float16.
 
-XLA knows them as the custom calls that `jax.nn.dot_product_attention` makes too. They are made here by `jax.ffi`: JAX's
-own function drops the cotangent of lse, keeps its backward private, and asks the devices of this process what cuDNN can
-do, which may not be those that a program is compiled for. cuDNN compiles the calls, and refuses what it cannot do, when
-XLA compiles the program for a device that is there.
+XLA knows them as the custom calls that `jax.nn.dot_product_attention` also makes. This module makes them with `jax.ffi`
+because JAX's own function drops the cotangent of lse, keeps its backward private, and queries the devices of this
+process for cuDNN's capabilities, which may differ from those that a program is compiled for. cuDNN compiles the calls,
+and refuses unsupported ones, when XLA compiles the program for a device that is present.
 
 Query head h reads key head h // (H // K). Logits are in natural units; inside, sums are float32, and results rounded to
 the dtype of the inputs.
@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Float32
 
 FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
-"""What XLA calls them."""
+"""XLA's names of the calls."""
 
 _ELEMENT_TYPES = {"bfloat16": "BF16", "float16": "F16"}
 
@@ -27,7 +27,7 @@ _ELEMENT_TYPES = {"bfloat16": "BF16", "float16": "F16"}
 def forward(
     q: Float[Array, "B T H d"], k: Float[Array, "B S K d"], v: Float[Array, "B S K d"], scale: float, causal: bool
 ) -> tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
-    """`(o, lse)`: attention of the queries to these keys alone, and the log of each row's sum of exp(logit).
+    """Return `(o, lse)`: attention of the queries to only these keys, and the log of each row's sum of exp(logit).
 
     Args:
       causal: row t sees columns 0 .. t (T = S); otherwise all.
@@ -47,8 +47,8 @@ def backward(
     scale: float,
     causal: bool,
 ) -> tuple[Float[Array, "B T H d"], Float[Array, "B S K d"], Float[Array, "B S K d"]]:
-    """`(dq, dk, dv)`, with p = exp(scale q k^T - lse) and ds = p (do v^T - rowsum(o do)): `o` and `lse` may be those of
-    rows that see other keys besides."""
+    """Return `(dq, dk, dv)` with p = exp(scale q k^T - lse) and ds = p (do v^T - rowsum(o do)); the rows of `o` and
+    `lse` may also see other keys."""
     (B, T, H, d), (_, S, K, _) = q.shape, k.shape
     config = _config(q, k, scale, causal, _BACKWARD)
     shapes = [(B, H, T, d), (B, K, S, d), (B, K, S, d)]
@@ -58,13 +58,13 @@ def backward(
 
 def _workspace(q, k) -> int:
     """Bytes that the backward takes besides its results: dq and rowsum(o do) in float32, and with GQA dk and dv of each
-    query head. For estimates: on a device XLA asks cuDNN, and puts its answer in this place."""
+    query head. Only estimates use the value: on a device, XLA replaces it by cuDNN's."""
     (B, T, H, d), (_, S, K, _) = q.shape, k.shape
     return 4 * B * H * T * (d + 1) + (2 * q.dtype.itemsize * B * H * S * d if H > K else 0)
 
 
 def _call(target, operands, head_major, float32, workspace, config):
-    """Results that cuDNN shapes [B, H, T, d] lie in memory as [B, T, H, d]; the last is its workspace."""
+    """Call cuDNN. Results of shape [B, H, T, d] are in memory as [B, T, H, d]; the last result is the workspace."""
     q = jax.typeof(operands[0])
 
     def result(shape, dtype):
@@ -85,7 +85,7 @@ def _call(target, operands, head_major, float32, workspace, config):
     return call(_only_on_gpu.bind(operands[0]), *operands[1:])
 
 
-# --- what XLA is told of a call (CudnnfMHABackendConfig) -----------------------------------------------------------
+# --- the configuration of a call (CudnnfMHABackendConfig) ----------------------------------------------------------
 
 _FORWARD = {"bmm1": ((3, 3), (2, 2)), "bmm2": ((3, 1), (1, 2))}
 _BACKWARD = {
@@ -94,7 +94,7 @@ _BACKWARD = {
     "bmm2_grad_gemm1": ((2, 1), (1, 2)),
     "bmm2_grad_gemm2": ((3, 3), (2, 2)),
 }
-"""Of each product, in which dimension of either factor lie what is summed over and the heads."""
+"""Dimensions of both factors of each product that are summed over, and those of the heads."""
 
 
 def _config(q, k, scale, causal, products) -> dict:

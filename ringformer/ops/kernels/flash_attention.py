@@ -1,8 +1,8 @@
-"""Flash attention on TPU under the block contract of `ops/blockwise_attention.py`: forward and backward of one shard of
+"""Flash attention on TPU with the block contract of `ops/blockwise_attention.py`: forward and backward of one shard of
 queries and one of keys, by Pallas kernels.
 
-What the contract says of `m` holds in units of log 2 here (`LOG_UNIT`): probabilities are 2^(s - m) / l. Chunks must be
-whole multiples of 128 tokens that do not overlap (`tokens_to_add`).
+Here `m` of the contract is in units of log 2 (`LOG_UNIT`): probabilities are 2^(s - m) / l. Chunks must be multiples of
+128 tokens and must not overlap (`Ring.whole_chunks`).
 """
 
 import math
@@ -23,20 +23,21 @@ from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import WorkList
 
 SECOND = "ring_attention with kernel='pallas'", "kernel='xla'"
-"""What has no second derivatives, and what has them."""
+"""Names, for an error, of this kernel without second derivatives and of the alternative."""
 
 LOG_UNIT = math.log(2.0)
-"""Logits are counted in so much."""
+"""Unit of logits."""
 
 FEW_DIGITS = 2.0**10
-"""Maxima from which on, in that unit, float32 has no 14 binary digits left for log l: of rows that see only a mask."""
+"""Maximum, in that unit, from which float32 has fewer than 14 binary digits left for log l: rows that see only a
+mask."""
 
 LARGE = 1e38
-"""Biases from which on, in that unit, float32 may end."""
+"""Bias, in that unit, from which float32 may overflow."""
 
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
-    """Take every visible key of `keys` into the running softmax of every query."""
+    """Add every visible key of `keys` to the running softmax of every query."""
     queries, keys = without_derivatives((queries, keys), *SECOND)
     for table in _tables(queries, keys, work_list, by="q"):
         state = flash_forward(state, queries, keys, _bias(keys), table, _chunks(work_list), scale / LOG_UNIT)
@@ -54,7 +55,7 @@ def block_backward(
     """Add this block's share to `dq`, and return the gradients of its keys."""
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
     m, weight, delta = cotangents.rows
-    # Where float32 has digits left for log l, m takes it. Else do and delta are divided by l, and do is rounded again.
+    # Where float32 has digits left, log l is added to m. Elsewhere do and delta are divided by l; do is rounded again.
     has_digits = (jnp.abs(m) < FEW_DIGITS) & (weight > 0.0)
     m, weight = jnp.where(has_digits, m - jnp.log2(weight), m), jnp.where(has_digits, 1.0, weight)
     do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
@@ -74,8 +75,8 @@ def block_backward(
 
 @lru_cache
 def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -> int:
-    """On-chip memory that the kernels need at most, so many query heads a key head, whatever masks there are; a
-    backward that goes on from another table needs [dk, dv] of a chunk more (benchmarks/kernel_matrix.py tries it)."""
+    """Most on-chip memory that the kernels need for `heads` query heads per key head and any masks. A backward that
+    continues another table needs [dk, dv] of a chunk in addition (benchmarks/kernel_matrix.py tries it)."""
     memories = (of(heads, head_dim, chunks, dtype, True, True) for of in (forward_on_chip, backward_on_chip))
     return max(memory.bytes for memory in memories)
 
@@ -85,8 +86,8 @@ def _tables(queries: Queries, keys: Keys, work_list: WorkList, by) -> list[PairT
 
 
 def _bias(keys: Keys) -> Float32[Array, "B S"] | None:
-    """In units of log 2; beyond LARGE, where that would overflow, halved: still further apart than exp can tell. The
-    lse of rows that see no other keys is of that order, and not exact."""
+    """Convert the bias to units of log 2. Beyond LARGE, where that would overflow, it is halved, which exp cannot
+    distinguish; the lse of rows that see only such keys is not exact."""
     if keys.bias is None:
         return None
     bias = keys.bias

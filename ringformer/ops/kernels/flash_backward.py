@@ -1,23 +1,23 @@
-"""The backward block as a TPU kernel (Pallas): all five products of a pair in one body, dq added to where it grows.
+"""The backward block as a TPU kernel (Pallas): all five products of a pair in one body; dq is accumulated in place.
 
     grid     batch x key head x pair; the pairs of a chunk of keys one after the other (`pair_table.py`)
 
                         k chunk -->
-               q chunk  [p0]               dk, dv  grow on the chip, in float32, while the keys stay
-                  |     [p1][p3]           dq      of a visit arrives from HBM while the pair before computes,
-                  v     [p2][p4][p5]               and leaves while the pair after does
+               q chunk  [p0]               dk, dv  accumulate on the chip, in float32, while the keys stay
+                  |     [p1][p3]           dq      of a visit arrives from HBM while the previous pair computes,
+                  v     [p2][p4][p5]               and leaves while the next pair computes
 
-    a pair   transposed, keys by queries, so that what a query has one of lies along the lanes. For a part of the keys
-             (half of them, fewer of long chunks of queries), in two stages:
+    a pair   transposed, keys by queries, so that per-query values lie along the lanes. For a part of the keys (half of
+             them, fewer for long chunks of queries), in two stages:
 
                products    s = c k q^T,  dp = v do^T
                gradients   p = 2^(s - m);  ds = p (dp - delta);  dq += (k^T ds)^T;  dk += ds q;  dv += p do
 
              As in the forward, the source has the products of the next part before the gradients of this one. dq
-             comes first of its three, so that it is turned while the units compute the others.
+             is the first of the three gradients, so that it is transposed while the units compute the others.
 
-p needs no division by l (of the whole row): m comes with log l added, or do and delta come divided by l, in both of
-which the gradients are linear (`flash_attention.py`).
+p needs no division by l (of the whole row): log l is already added to m, or do and delta are already divided by l. The
+gradients are linear in do and delta (`flash_attention.py`).
 """
 
 from functools import partial
@@ -64,8 +64,8 @@ def flash_backward(
     """Add the pairs of a table to `dq`; return it, [dk, dv], and dbias of each key head.
 
     Args:
-      dkv: [dk, dv] of the table before this one, to go on with; None: zeros. dbias is of this table alone.
-      do: divided by l, unless m has log l in it. rows: m in units of log 2, and delta, divided as do is.
+      dkv: [dk, dv] of the previous table, to add to; None: zeros. dbias covers only this table.
+      do: divided by l, unless m includes log l. rows: m in units of log 2, and delta, divided as do is.
       chunks: tokens of a chunk of (queries, keys).
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
@@ -83,7 +83,7 @@ def flash_backward(
         arrays |= {"k_ids": keys.segment_ids[:, None], "q_ids": queries.segment_ids[:, None]}
     operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {name: (x, specs[name]) for name, x in arrays.items()}
     zeros = vary_like([jnp.zeros((2, B, K, S, d), f32), jnp.zeros((B, K, 1, S), f32)], dq)
-    # Keys that no pair visits keep what they have.
+    # Keys that no pair visits keep their values.
     grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, specs["dkv"])}
     grown |= {"dbias_row": (zeros[1], specs["dbias_row"])} if bias is not None else {}
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
@@ -115,7 +115,7 @@ def flash_backward(
 
 
 def backward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool) -> OnChip:
-    """What of the kernel lies in VMEM, for G query heads of d features a key head."""
+    """Describe the kernel's VMEM for G query heads of d features per key head."""
     (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
 
     def queries_at(b, h, p, q_of, *_):
@@ -183,19 +183,20 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
 
     @pl.when(is_first)
     def begin():
-        """Three places for dq: of the visits before, here and next. What left two visits ago has left by now."""
+        """Manage three buffers for dq: of the previous, current and next visit. A copy started two visits ago is
+        complete by now."""
         chunk, following = q_of[p], q_of[jnp.minimum(next_of[p], count - 1)]
         pl.when(visit == 0)(send_for_first)
         pl.when((visit >= 2) & (here["waited"][0] == 0))(lambda: departure(visit - 2, chunk).wait())
         has_next = next_of[p] < count
-        returns = has_next & (visit >= 1) & (q_of[before] == following)  # the next visit is to where the last one was
+        returns = has_next & (visit >= 1) & (q_of[before] == following)  # to the queries of the previous visit
         here["waited"][0] = returns.astype(jnp.int32)
         pl.when(returns)(lambda: departure(visit - 1, chunk).wait())
         pl.when(has_next)(lambda: arrival(visit + 1, following).start())
         arrival(visit, chunk).wait()
 
     def go_on():
-        """The table before may have ended between the queries of these keys."""
+        """Load the sums of these keys: the previous table may have ended within their queries."""
         place = pl.ds(k_of[p] * Tk, Tk)
         copy = pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
         copy.start()
@@ -273,7 +274,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
 
 
 def _part_of_keys(Tq: int, Tk: int) -> int:
-    """Keys of a chunk whose logits the kernel holds at once: half of them, or as many as make 2 MiB."""
+    """Keys of a chunk whose logits the kernel holds at a time: half of them, or fewer to stay within 2 MiB."""
     length = Tk // 2
     while length * Tq > 2**19 and length % 32 == 0:
         length //= 2

@@ -1,24 +1,24 @@
-"""The forward block as a TPU kernel (Pallas): FlashAttention's recurrence with its state taken in and handed on.
+"""The forward block as a TPU kernel (Pallas): FlashAttention's recurrence with its state as input and output.
 
     grid     batch x key head x pair; the pairs of a chunk of queries one after the other (`pair_table.py`)
 
                         k chunk -->                  a visit: all keys of a chunk of queries
-               q chunk  [p0][p1][p2]                  first pair   o, m, l arrive, those of the next visit set out
-                  |     [p3][p4][p5][p6]              every pair   o, m, l grow on the chip, in float32
+               q chunk  [p0][p1][p2]                  first pair   o, m, l arrive; those of the next visit are requested
+                  |     [p3][p4][p5][p6]              every pair   o, m, l accumulate on the chip, in float32
                   v                                   last pair    o, m, l leave
 
-    a pair   transposed, keys by queries, so that what a query has one of lies along the lanes. For each half of the
-             keys, in two stages:
+    a pair   transposed, keys by queries, so that per-query values lie along the lanes. For each half of the keys, in
+             two stages:
 
                logits    s = c k q^T, and their maximum over the keys
                weights   m' = max(m, s);  p = 2^(s - m');  l = 2^(m - m') l + p;  o = 2^(m - m') o + v^T p
 
-             The source has the logits of the second half before the weights of the first: the compiler keeps the
-             order, so that the matrix units work on the one while the vector units work on the other.
+             The source has the logits of the second half before the weights of the first. The compiler keeps this
+             order, so the matrix units work on one while the vector units work on the other.
 
-Logits are in units of log 2 (c = scale / log 2), which saves a multiplication each. While a visit lasts, o is
-transposed too, and l is kept as 8 partial sums, one a sublane. Everything but k and v moves by hand (DMA) between
-visits: a grid step has little to do but its pair.
+Logits are in units of log 2 (c = scale / log 2), which saves a multiplication each. During a visit, o is also
+transposed, and l is kept as 8 partial sums, one per sublane. Everything but k and v is moved by explicit DMA between
+visits, so that a grid step does little besides its pair.
 """
 
 from functools import partial, reduce
@@ -59,7 +59,7 @@ def flash_forward(
     chunks: tuple[int, int],
     logit_scale: float,
 ) -> Softmax:
-    """Take the pairs of a table into the running softmax, m in units of log 2. Chunks of (queries, keys)."""
+    """Add the pairs of a table to the running softmax, m in units of log 2. Chunks are those of (queries, keys)."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
@@ -96,7 +96,7 @@ def flash_forward(
 
 
 def forward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool) -> OnChip:
-    """What of the kernel lies in VMEM, for G query heads of d features a key head."""
+    """Describe the kernel's VMEM for G query heads of d features per key head."""
     (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
 
     def keys_at(b, h, p, q_of, k_of, *_):
@@ -162,7 +162,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
             here["o_columns"][g] = here["o"][slot, g].T
 
     def logits(g, half, masked):
-        """Of half of the keys: [Tk / 2, Tq] into the scratch; their maxima [1, Tq]."""
+        """Write the logits of half of the keys, [Tk / 2, Tq], to the scratch; return their maxima [1, Tq]."""
         keys = slice(half * Tk // 2, (half + 1) * Tk // 2)
         s = matmul(kv[0, keys, :], here["q"][slot, g], ROWS_BY_ROWS) * logit_scale
         if biased:

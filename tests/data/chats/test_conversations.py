@@ -127,10 +127,10 @@ def test_every_json_value_in_every_place_of_a_row_is_named_or_counted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "not a JSON array of objects; for one object a line use jsonl:"),
+        ("{}", "not a JSON array of objects; for one object per line use jsonl:"),
         ('[\n{"a": 1},\n\n{"a" 2}]', r"a\.json:4 \(record 2\): the object that begins here is not JSON"),
-        ('[\n{"a": 1}\n{"a": 2}]', r"a\.json:2 \(record 1\): after the object that begins here"),
-        ('[\n{"a": 1}', r"a\.json:2 \(record 1\): after the object that begins here"),
+        ('[\n{"a": 1}\n{"a": 2}]', r"a\.json:2 \(record 1\): the object that begins here is followed by"),
+        ('[\n{"a": 1}', r"a\.json:2 \(record 1\): the object that begins here is followed by"),
         ('[{"a": 1},\n 7]', r"a\.json:2 \(record 2\) holds a JSON int"),
     ],
 )

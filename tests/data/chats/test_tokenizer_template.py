@@ -295,9 +295,7 @@ sys.stdin.buffer.read()
 """
         (tmp_path / "worker.py").write_text(program)
         monkeypatch.setattr(template_worker, "__file__", str(tmp_path / "worker.py"))
-        with pytest.raises(
-            ValueError, match="broke the process that it ran in, which answered what is no conversation"
-        ):
+        with pytest.raises(ValueError, match="broke its process, which sent an invalid answer"):
             rendered(folder, "")
 
 

@@ -50,8 +50,8 @@ def test_numbers(stores, seq_len, packing, packed_attention):
         assert met(one) <= found.positions == min(300, seq_len)
     seen = {"document": "own document", "sequence": "packed sequence"}[packed_attention]
     assert str(found) == (
-        f"{stores[0].path}: 101 documents, of 51 tokens in the median, 91 at the 90th percentile, 300 at most; "
-        f"{of_long / sum(LENGTHS):.1%} of their tokens in documents of at least half the context of {seq_len:,}; a "
+        f"{stores[0].path}: 101 documents; median length 51 tokens, 90th percentile 91, longest 300; "
+        f"{of_long / sum(LENGTHS):.1%} of their tokens are in documents of at least half the context of {seq_len:,}; a "
         f"token sees its {seen}, at RoPE positions up to {found.positions - 1:,}"
     )
     assert (too_short([found]) is None) == (seq_len <= 600)
@@ -81,8 +81,8 @@ def test_the_warning_says_what_to_do(tmp_path):
     )
     for said in (document, sequence):
         assert said.startswith("no document reaches half of the context of 65,536 tokens: the longest has 2,601. ")
-        assert "train on longer documents (data.min_length leaves the short ones out), or shorten seq_len" in said
-    assert "no RoPE position beyond 2,600 is trained. data.packed_attention=sequence lets it see" in document
+        assert "train on longer documents (data.min_length excludes short ones), or shorten seq_len" in said
+    assert "no RoPE position beyond 2,600 is trained. Set data.packed_attention=sequence to let it" in document
     assert f"RoPE positions reach {sum(lengths):,} tokens, but beyond a document" in sequence
     assert "packed_attention=" not in sequence
 

@@ -68,7 +68,7 @@ def test_a_file_that_is_cut_is_an_error_and_no_signal(tmp_path):
     values, array = write(tmp_path / "a", np.uint16, 4 * BLOCK)
     os.truncate(tmp_path / "a", BLOCK + 7)
     assert np.array_equal(array[: BLOCK // 2], values[: BLOCK // 2])
-    with pytest.raises(DamagedStore, match=f"it ends after {BLOCK + 7:,} bytes, of {8 * BLOCK:,}"):
+    with pytest.raises(DamagedStore, match=f"it ends after {BLOCK + 7:,} of {8 * BLOCK:,} bytes"):
         array[:]
 
 

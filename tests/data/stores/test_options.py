@@ -19,7 +19,7 @@ WRONG = [
     ({"template": "chatml"}, "unknown {}template 'chatml'; known: vicuna, llama2, llama3, tokenizer"),
     ({"chat_length": -1}, "{}chat_length=-1 must be positive, or 0 for no limit"),
     ({"max_document_bytes": 0}, "{}max_document_bytes=0 must be at least 1"),
-    ({"chat_date": "26 Jul 2024"}, "{}chat_date='26 Jul 2024' is no day, as 2026-11-22"),
+    ({"chat_date": "26 Jul 2024"}, "{}chat_date='26 Jul 2024' is not a date like 2026-11-22"),
     ({"clean": "html,all"}, "unknown cleaning rule 'all'; known: html, "),
 ]
 

@@ -95,7 +95,7 @@ def test_a_store_without_a_token_to_train_on_is_refused(tmp_path, name):
             writer.finish(skipped_empty=0, settings={})
             continue
         what = "all" if trained else "none"
-        with pytest.raises(ValueError, match=f"of the 4 tokens of the {name} store's conversations {what} would be"):
+        with pytest.raises(ValueError, match=f"{what} of the 4 tokens of the {name} store's conversations would be"):
             writer.finish(skipped_empty=0, settings={})
     store = TokenStore(tmp_path / "1" / name)
     assert DocumentStream(store, 3, 0).bytes_per_token == 1
@@ -142,7 +142,7 @@ def test_a_mask_beside_the_tokens_is_read(tmp_path):
     mask = np.arange(len(store.tokens), dtype=np.uint8) % 2
     assert np.array_equal(with_mask(store, mask).mask, mask)
     mask.tofile(store.path / "mask.bin")
-    with pytest.raises(ValueError, match=r"mask\.bin is no file of the store, which has none"):
+    with pytest.raises(ValueError, match=r"mask\.bin does not belong to the store, which has no mask"):
         TokenStore(store.path)
 
 
@@ -275,7 +275,7 @@ def test_open_or_build_without_held_out_documents(tmp_path, options):
 def test_other_options_are_refused(tmp_path, options, key, other, message):
     open_or_build(tmp_path / "s", options, ByteTokenizer())
     tokenizer = LargeVocabulary() if other == "large" else ByteTokenizer()
-    with pytest.raises(ValueError, match=f"{message}. To use them say what they were built with") as caught:
+    with pytest.raises(ValueError, match=f"{message}. To use them, set the same options") as caught:
         open_or_build(tmp_path / "s", replace(options, **{key: other}), tokenizer)
     assert str(caught.value).count(", not ") == 1, "only what differs is named"
 

@@ -29,14 +29,14 @@ def test_tokenizer_files_that_cannot_be_used(folder, tmp_path):
     description = json.loads((folder / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
-    with pytest.raises(ValueError, match=r"eos_token '</s>' of .*config\.json is no special token"):
+    with pytest.raises(ValueError, match=r"eos_token '</s>' of .*config\.json is not a special token"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer_config.json").unlink()
     assert load_tokenizer(str(tmp_path)).eos_id == description["added_tokens"][1]["id"], "<|end_of_text|>"
     description["added_tokens"] = description["added_tokens"][2:3]
     description["post_processor"] = None
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
-    with pytest.raises(ValueError, match=r"does not say which token ends a document.*start_header"):
+    with pytest.raises(ValueError, match=r"does not define which token ends a document.*start_header"):
         load_tokenizer(str(tmp_path))
     with pytest.raises(UnicodeEncodeError):
         load_tokenizer(str(folder)).encode_batch(["good", "\udcff"])

@@ -42,5 +42,5 @@ def test_a_model_without_end_token_is_refused(tmp_path):
         eos_id=-1,
         minloglevel=2,
     )
-    with pytest.raises(ValueError, match="no end-of-sentence token"):
+    with pytest.raises(ValueError, match="lacks the end-of-sentence token"):
         load_tokenizer(str(tmp_path / "m.model"))

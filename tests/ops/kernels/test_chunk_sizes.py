@@ -31,7 +31,7 @@ def test_a_table_of_another_chip_is_refused(tmp_path):
 
 @pytest.mark.parametrize("sizes", [(), ((128, 0, 512),), ((128, 1024, 512.5),), ((128, "1024", 512),)])
 def test_sizes_that_are_none_are_refused(tmp_path, sizes):
-    with pytest.raises(ValueError, match="no positive integers"):
+    with pytest.raises(ValueError, match="not positive integers"):
         read_chunk_sizes(write(tmp_path, sizes=sizes), "v5e")
 
 

@@ -113,7 +113,7 @@ def test_what_cudnn_cannot_do_is_refused_by_name(as_for_users):
 
     with pytest.raises(ValueError, match="'cudnn' computes bfloat16 and float16; kernel='xla' takes float32"):
         attend(jnp.float32)
-    with pytest.raises(ValueError, match="multiples of 8 features, at most 256; kernel='xla' takes 100"):
+    with pytest.raises(ValueError, match="multiples of 8, at most 256; kernel='xla' takes 100"):
         attend(d=100)
     for masks in (dict(segment_ids=np.zeros((1, 16), np.int32)), dict(bias=np.zeros((1, 16), np.float32))):
         with pytest.raises(ValueError, match="'cudnn' takes no segment ids and no bias; kernel='xla' does"):
