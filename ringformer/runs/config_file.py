@@ -211,7 +211,7 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
         "data.tokenizer",
         *(f"model.{name}" for name in lasting),
     }
-    keys = _dotted(values)
+    keys = flat(values.to_dict())
     for key, value in overrides.items():
         if key in shared:
             raise ValueError(f"{key} is the same in all stages: set it outside the stages")
@@ -226,12 +226,3 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
             place[field] = value
         except TypeError as error:
             raise ValueError(f"{key}={value!r}: {error}") from None
-
-
-def _dotted(values: ConfigDict, prefix: str = "") -> list[str]:
-    """Return the dotted keys of a config."""
-    keys: list[str] = []
-    for key in values:
-        place = values[key]
-        keys += _dotted(place, f"{prefix}{key}.") if isinstance(place, ConfigDict) else [prefix + key]
-    return keys

@@ -51,7 +51,7 @@ def test_rows_that_are_lost_are_told_and_skipped_steps_are_remembered(config, st
     kept = [row for row in rows(config) if row["step"] > 2]
     metrics.write_text("".join(json.dumps(row) + "\n" for row in kept))
     train(prepare(config))
-    assert "metrics.jsonl lacks the rows of 2 of the 3 steps before" in capfd.readouterr().err
+    assert "metrics.jsonl lacks the rows of 2 of the 3 steps so far" in capfd.readouterr().err
     again = {row["step"]: row["learning_rate"] for row in rows(config) if "learning_rate" in row}
     assert [again[step] for step in (4, 5, 6)] == [rates[step] for step in (4, 5, 6)]
 

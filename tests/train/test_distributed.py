@@ -142,7 +142,7 @@ def numbers(run_dir) -> list[float]:
     ("arguments", "message"),
     [
         (["--process_id=0"], "need --distributed"),
-        (["--distributed", "--num_processes=2"], "name all of --coordinator_address"),
+        (["--distributed", "--num_processes=2"], "pass all of --coordinator_address"),
         (["--stage=1"], "the config has no stages"),
     ],
 )
@@ -176,4 +176,4 @@ def test_a_machine_that_is_no_pod_says_so():
     """In a process of its own: JAX must not have begun."""
     command = [sys.executable, "-m", "ringformer.cli", "train", "--config=configs/quickstart.py", "--distributed"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "finds no TPU pod and no SLURM job here" in done.stderr
+    assert done.returncode == 2 and "detects no TPU pod and no SLURM job here" in done.stderr
