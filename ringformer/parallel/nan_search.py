@@ -65,7 +65,7 @@ class Finding(NamedTuple):
     kind: str
     operation: Operation
     turns: tuple[int, ...]
-    """Of each loop, counted in time from 0."""
+    """Turns of the loops around it, counted in time from 0."""
     device: int
     """Its number in the mesh."""
 
@@ -95,16 +95,18 @@ def find_bad_operations(
     def watched(*arguments):
         closed = jax.make_jaxpr(function)(*arguments)
         watch = _Watch(operations, described, _depth(closed.jaxpr))
-        _, found = watch.run(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), vary(watch.nothing, axes), (), ())
-        rows = jnp.zeros((mesh.size, *found.shape), found.dtype)
-        return lax.psum(rows.at[lax.axis_index(axes)].set(found), axes)
+        _, firsts = watch.run(
+            closed.jaxpr, closed.consts, jax.tree.leaves(arguments), vary(watch.nothing, axes), (), ()
+        )
+        rows = jnp.zeros((mesh.size, *firsts.shape), firsts.dtype)
+        return lax.psum(rows.at[lax.axis_index(axes)].set(firsts), axes)
 
     program = jax.jit(jax.shard_map(watched, mesh=mesh, in_specs=in_specs, out_specs=P()), **options)
-    found = np.asarray(jax.device_get(program(*arguments)))
+    firsts = np.asarray(jax.device_get(program(*arguments)))
     first = []
     for kind in range(len(KINDS)):
         seen = []
-        for device, (number, *turns) in enumerate(found[:, kind].tolist()):
+        for device, (number, *turns) in enumerate(firsts[:, kind].tolist()):
             if number:
                 operation = described[number - 1]
                 seen.append(Finding(KINDS[kind], operation, tuple(turns[: len(operation.loops)]), device))
@@ -120,14 +122,14 @@ def _time(finding: Finding) -> tuple[int, ...]:
 
 
 class _Watch:
-    """An interpreter of programs that carries along what was found: int32 [2, 1 + depth], for NaN and infinities the
+    """An interpreter of programs that carries along the first bad operations: int32 [2, 1 + depth], for NaN and infinities the
     operation's number (0: none) and the turns of the loops around it."""
 
     def __init__(self, numbers, described, depth):
         self._numbers, self._described = numbers, described
         self.nothing = jnp.zeros((len(KINDS), 1 + depth), jnp.int32)
 
-    def run(self, jaxpr: Jaxpr, consts, args, found, path, loops, turns=(), scope=""):
+    def run(self, jaxpr: Jaxpr, consts, args, firsts, path, loops, turns=(), scope=""):
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env |= zip(jaxpr.invars, args, strict=True)
         largest: dict[Any, jax.Array | None] = {}  # of each array's magnitudes
@@ -142,57 +144,57 @@ class _Watch:
             here, inner_scope = (*path, place), "/".join(filter(None, (scope, str(eqn.source_info.name_stack))))
             values = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
             with eqn.ctx.manager:
-                outs, found = self._operate(eqn, values, found, here, loops, turns, inner_scope)
+                outs, firsts = self._operate(eqn, values, firsts, here, loops, turns, inner_scope)
             env |= zip(eqn.outvars, outs, strict=True)
             if eqn.primitive.name not in OPENED | MOVES and (given := look(eqn.outvars)):
                 taken = look([v for v in eqn.invars if not isinstance(v, Literal)])
                 number = self._number(eqn, here, loops, inner_scope)
-                found = self._note(eqn.primitive.name, number, given, taken, found, turns)
-        return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars], found
+                firsts = self._note(eqn.primitive.name, number, given, taken, firsts, turns)
+        return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars], firsts
 
-    def _operate(self, eqn, values, found, path, loops, turns, scope):
+    def _operate(self, eqn, values, firsts, path, loops, turns, scope):
         name, p = eqn.primitive.name, eqn.params
         if name == "scan":
-            return self._scan(eqn, values, found, path, loops, turns, scope)
+            return self._scan(eqn, values, firsts, path, loops, turns, scope)
         if name == "while":
-            return self._while(eqn, values, found, path, loops, turns, scope)
+            return self._while(eqn, values, firsts, path, loops, turns, scope)
         if name == "cond":
             index, *operands = values
             branches = [self._function(b, (*path, i), loops, turns, scope) for i, b in enumerate(p["branches"])]
-            return lax.switch(index.astype(jnp.int32), branches, found, *operands)
+            return lax.switch(index.astype(jnp.int32), branches, firsts, *operands)
         if name in INLINED:
             if p.get("differentiated") and p.get("prevent_cse"):
                 values = _apart(values)
             inner = p[INLINED[name]]
             inner = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
-            return self._function(inner, path, loops, turns, scope)(found, *values)
+            return self._function(inner, path, loops, turns, scope)(firsts, *values)
         outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(p))
-        return outs if eqn.primitive.multiple_results else [outs], found
+        return outs if eqn.primitive.multiple_results else [outs], firsts
 
     def _function(self, closed: ClosedJaxpr, path, loops, turns, scope):
-        """`function(found, *operands) -> (results, found)`."""
-        return lambda found, *operands: self.run(
-            closed.jaxpr, closed.consts, operands, found, path, loops, turns, scope
+        """`function(firsts, *operands) -> (results, firsts)`."""
+        return lambda firsts, *operands: self.run(
+            closed.jaxpr, closed.consts, operands, firsts, path, loops, turns, scope
         )
 
-    def _scan(self, eqn, values, found, path, loops, turns, scope):
+    def _scan(self, eqn, values, firsts, path, loops, turns, scope):
         p = eqn.params
         consts, carry, xs = _scanned(p, values)
         carried_over = len(carry)
         loop, body = Loop(_place(eqn), p["length"], p["reverse"]), p["jaxpr"]
 
         def turn(carried, index_and_xs):
-            found, number, carry = carried
+            firsts, number, carry = carried
             function = self._function(body, (*path, -1), (*loops, loop), (*turns, number), scope)
-            outs, found = function(found, *consts, *carry, *index_and_xs)
-            return (found, number + 1, outs[:carried_over]), outs[carried_over:]
+            outs, firsts = function(firsts, *consts, *carry, *index_and_xs)
+            return (firsts, number + 1, outs[:carried_over]), outs[carried_over:]
 
-        (found, _, carry), ys = lax.scan(
-            turn, (found, jnp.int32(0), carry), xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
+        (firsts, _, carry), ys = lax.scan(
+            turn, (firsts, jnp.int32(0), carry), xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
         )
-        return [*carry, *ys], found
+        return [*carry, *ys], firsts
 
-    def _while(self, eqn, values, found, path, loops, turns, scope):
+    def _while(self, eqn, values, firsts, path, loops, turns, scope):
         p = eqn.params
         test_consts, consts, carry = _split(values, p["cond_nconsts"], p["body_nconsts"])
         loop, test = Loop(_place(eqn), None, False), p["cond_jaxpr"]
@@ -201,13 +203,13 @@ class _Watch:
             return jax.extend.core.jaxpr_as_fun(test)(*test_consts, *carried[2])[0]
 
         def turn(carried):
-            found, number, carry = carried
+            firsts, number, carry = carried
             function = self._function(p["body_jaxpr"], (*path, -1), (*loops, loop), (*turns, number), scope)
-            carry, found = function(found, *consts, *carry)
-            return found, number + 1, carry
+            carry, firsts = function(firsts, *consts, *carry)
+            return firsts, number + 1, carry
 
-        found, _, carry = lax.while_loop(goes_on, turn, (found, jnp.int32(0), carry))
-        return carry, found
+        firsts, _, carry = lax.while_loop(goes_on, turn, (firsts, jnp.int32(0), carry))
+        return carry, firsts
 
     def _number(self, eqn, path, loops, scope) -> int:
         if path not in self._numbers:
@@ -215,14 +217,14 @@ class _Watch:
             self._numbers[path] = len(self._described)
         return self._numbers[path]
 
-    def _note(self, name, number, given, taken, found, turns):
-        """What was found, with this operation if it gives what none before it did."""
+    def _note(self, name, number, given, taken, firsts, turns):
+        """Return the first bad operations, with this one if it is the first of its kind."""
         bad = [_any(jnp.isnan, given), jnp.bool_(False)]
         if name not in INFINITE_BY_DESIGN:
             bad[1] = _any(jnp.isinf, given) & ~_any(jnp.isinf, taken)
         rest = [jnp.int32(0)] * (self.nothing.shape[1] - 1 - len(turns))
-        first = jnp.stack(bad) & (found[:, 0] == 0)
-        return jnp.where(first[:, None], jnp.stack([jnp.int32(number), *turns, *rest]), found)
+        first = jnp.stack(bad) & (firsts[:, 0] == 0)
+        return jnp.where(first[:, None], jnp.stack([jnp.int32(number), *turns, *rest]), firsts)
 
 
 def _any(test, scalars) -> jax.Array:
