@@ -122,8 +122,8 @@ def _time(finding: Finding) -> tuple[int, ...]:
 
 
 class _Watch:
-    """An interpreter of programs that carries along the first bad operations: int32 [2, 1 + depth], for NaN and infinities the
-    operation's number (0: none) and the turns of the loops around it."""
+    """An interpreter of programs that carries along the first bad operations: int32 [2, 1 + depth], for NaN and for
+    infinities the operation's number (0: none) and the turns of the loops around it."""
 
     def __init__(self, numbers, described, depth):
         self._numbers, self._described = numbers, described
