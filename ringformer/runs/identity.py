@@ -138,7 +138,7 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
         stores: dict[str, Any] = {"at": data.mixture or data.store}
         for split, paths in described.items():
             metas = [read_meta(path) for path in paths]  # verified: a damaged store is not a different one
-            prints = [_digest([meta["fingerprint"], meta["files"]]) for meta in metas]
+            prints = [identity_hash([meta["fingerprint"], meta["files"]]) for meta in metas]
             stores[split] = [[fingerprint, share] for fingerprint, (_, share) in zip(prints, parts, strict=True)]
         identity["data.store"] = stores
     return json.loads(json.dumps(identity))
@@ -155,9 +155,10 @@ def defaults() -> Identity:
     }
 
 
-def identity_hash(identity: Identity) -> str:
-    """Return the hash of an identity, 32 hexadecimal digits; paths do not affect it."""
-    return _digest({key: contents(value) for key, value in identity.items()})
+def identity_hash(value: Any) -> str:
+    """Return the hash of an identity, or of a value of one, as 32 hexadecimal digits; paths do not affect it."""
+    text = json.dumps(contents(value), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def check_same_on_all(identity: Identity) -> None:
@@ -165,7 +166,7 @@ def check_same_on_all(identity: Identity) -> None:
 
     A collective.
     """
-    mine = {key: _digest(contents(value))[:8] for key, value in identity.items()}
+    mine = {key: identity_hash(value)[:8] for key, value in identity.items()}
     first, *others = (json.loads(digests) for digests in tell_all(json.dumps(mine).encode(), DIGESTS_BYTES))
     for index, other in enumerate(others, 1):
         if differs := sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key)):
@@ -176,8 +177,10 @@ def check_same_on_all(identity: Identity) -> None:
 
 
 def contents(value: Any) -> Any:
-    """Return a value of an identity without its path."""
-    return {key: x for key, x in value.items() if key != "at"} if isinstance(value, Mapping) else value
+    """Return an identity, or a value of one, without its paths."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: contents(x) for key, x in value.items() if key != "at"}
 
 
 def origin(init_from: str) -> dict[str, Any] | None:
@@ -188,7 +191,3 @@ def origin(init_from: str) -> dict[str, Any] | None:
     if step is None:
         return {"at": init_from}
     return {"at": init_from, "step": step, "checkpoint": checkpoint_hash(Path(init_from, CHECKPOINTS, str(step)))}
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
