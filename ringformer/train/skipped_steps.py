@@ -58,14 +58,12 @@ class SkippedSteps:
         """Return the number of optimizer updates before this step: the schedule does not count skipped steps."""
         return step - 1 - sum(s < step for s in self.steps)
 
-    def largest_norm(self, step: int) -> float | None:
-        """Return the norm above which `step` is a spike; None if no norm is.
+    def largest_norm(self, step: int) -> float:
+        """Return the norm above which `step` is a spike, with `skip_spikes`.
 
         It depends only on the norms of steps up to `step` - 2, which are available while the previous step is running,
         so it is the same whenever it is computed, also after a resume.
         """
-        if not self._factor:
-            return None
         norms = [norm for s, norm in self._norms.items() if step - 2 - WINDOW < s <= step - 2]
         if len(norms) < FEWEST:
             return math.inf

@@ -135,7 +135,10 @@ def _nan_state(state, metrics):
 @pytest.mark.parametrize("every", [1, 2, 0])
 @pytest.mark.parametrize(
     ("broken", "message"),
-    [(_nan_gradient, "1 steps in a row are skipped, 4 to 4"), (_nan_state, "the state after step . has numbers that are not finite")],
+    [
+        (_nan_gradient, "1 steps in a row are skipped, 4 to 4"),
+        (_nan_state, "the state after step . has numbers that are not finite"),
+    ],
     ids=["gradient", "state"],
 )
 def test_what_is_not_finite_is_never_saved_nor_evaluated(config, steps, broken, message, every):
