@@ -281,7 +281,8 @@ def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shar
 
 def _normal(config: LlamaConfig, rngs: nnx.Rngs, letters: str) -> nnx.Param:
     """Draw a float32 parameter of the shape spelled by its letters, normal with the config's standard deviation."""
-    shape = tuple(config.sizes[letter] for letter in letters)
+    sizes = config.sizes
+    shape = tuple(sizes[letter] for letter in letters)
     return nnx.Param(config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32), letters=letters)
 
 

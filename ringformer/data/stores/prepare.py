@@ -154,19 +154,16 @@ def build_stores(
 
 def _settings(options: StoreOptions, tokenizer: Tokenizer) -> dict[str, Any]:
     """Select the settings that store.json records: the options that apply to the documents' format."""
+    common = {"source": options.source, "split": options.split, "format": options.format}
     if options.format == "documents":
-        return _fields(options, "source", "field", "split", "skip_empty", "format")
-    return _fields(options, "source", "split", "format") | {
+        return common | {"field": options.field, "skip_empty": options.skip_empty}
+    return common | {
         "template": template_id(options.template, tokenizer),
         "chat_date": options.chat_date if options.template == "tokenizer" else "",
         "chat_length": options.chat_length,
         "clean": ",".join(sorted(parse_rules(options.clean))),
         "skip_malformed": options.skip_malformed,
     }
-
-
-def _fields(options: StoreOptions, *names: str) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in names}
 
 
 def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEncoder:
