@@ -192,7 +192,7 @@ def test_a_damaged_store_is_refused(tmp_path, monkeypatch):
         TokenStore(store.path)
     for version in (2, 99):  # older and newer
         (store.path / "store.json").write_text(json.dumps(store.meta | {"format": version}))
-        with pytest.raises(ValueError, match=f"store format {version}, this version reads 3: build the store again"):
+        with pytest.raises(ValueError, match=f"store format {version}, but this version reads 3: build the store"):
             TokenStore(store.path)
 
 
