@@ -91,7 +91,7 @@ def test_a_config_without_stages_is_itself(folder):
         ({"model.hidden_size": 64}, "stage 2: model.hidden_size is the same in all stages"),
         (
             {"model.rope_theta": 1e6, "model.rope_scaling.kind": "linear", "model.rope_scaling.factor": 2.0},
-            "stage 2: .*give the theta or the scaling",
+            "stage 2: .*set the theta or the scaling",
         ),
     ],
     ids=str,
