@@ -15,8 +15,8 @@ import matplotlib
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ringformer import cli
 from ringformer.checkpoints.saved_model import restore_params
+from ringformer.cli.command_line import run as run_command
 from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh, simulate_cpu_devices
 from ringformer.parallel.parameters import weight_shardings
@@ -85,7 +85,7 @@ def continue_prompt(run: Run) -> None:
     tokens = min(LONGEST, run.config.seq_len // 2)
     command = [*CONTINUE, f"--max_new_tokens={tokens}", f"--run={run.run_dir}"]
     print(f"\n$ {shlex.join(['.venv/bin/ringformer', *command])}")
-    cli.run(command)
+    run_command(command)
 
 
 def plot(stages: list[Run], path: Path) -> None:

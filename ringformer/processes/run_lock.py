@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 
-from ringformer.files.this_process import began, machine
+from ringformer.files.process_identity import began, machine
 from ringformer.processes.agreement import from_process_0
 
 BEAT = 4.0

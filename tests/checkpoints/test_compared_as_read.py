@@ -23,7 +23,7 @@ STATES = {step: logical_state(seed=step)._replace(step=np.asarray(step, np.int32
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(scope="module", params=["zarr 3", "zarr 2"])
+@pytest.fixture(scope="module", params=["zarr 3", pytest.param("zarr 2", marks=pytest.mark.slow)])
 def saved(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     save(folder, "1,2,1,4", *STATES.values())

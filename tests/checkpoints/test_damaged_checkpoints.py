@@ -11,7 +11,7 @@ import pytest
 
 from ringformer.checkpoints.saved_model import restore_params
 from ringformer.checkpoints.tree import WRITTEN_LAST
-from ringformer.checkpoints.verify import saved_steps, tree_folder
+from ringformer.checkpoints.verify import checkpoint_faults, saved_steps, tree_folder
 from ringformer.cli import main
 from ringformer.files.manifest import MANIFEST, DamagedFiles
 from tests.checkpoints.formats import to_zarr2, without_hashes
@@ -57,14 +57,22 @@ def newest(run):
     return step, said
 
 
+def verified(run, file) -> str:
+    """Tell whether a verification names the file."""
+    faults = checkpoint_faults(run, 20) or []
+    return "named" if any(str(file) in fault or str(file.parent) in fault for fault in faults) else "unharmed"
+
+
 def test_every_file_damaged_in_every_way_is_named_or_does_no_harm(run):
     assert newest(run) == (20, [])
     unharmed = set()
-    for file in files(run / "checkpoints" / "20"):
+    for number, file in enumerate(files(run / "checkpoints" / "20")):
         content = file.read_bytes()
-        for damage in WAYS:
+        for way, damage in enumerate(WAYS):
             damage(file)
-            if go_on(run, file) == "unharmed":
+            # A verification of each; and of each file, in turn, a whole restore, which takes a hundred times as long.
+            restored = number % len(WAYS) == way
+            if (go_on(run, file) if restored else verified(run, file)) == "unharmed":
                 unharmed.add((file.name, damage.__name__))
             file.write_bytes(content)
     every_way = {(name, damage.__name__) for name in WRITTEN_LAST for damage in WAYS}

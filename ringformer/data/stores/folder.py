@@ -26,7 +26,7 @@ from ringformer.data.stores.checked_array import REBUILD
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.files.atomic import sync
 from ringformer.files.hashes import hash_file
-from ringformer.files.this_process import began, machine
+from ringformer.files.process_identity import began, machine
 
 MANIFEST, BUILDER = "manifest.json", "builder.json"
 ABANDONED = 24 * 3600.0
