@@ -92,10 +92,10 @@ def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: i
     Both are [buckets], one per power of two (`position_bucket`): the summed loss, float32, and its number of tokens,
     int32. It uses as many microbatches as training, so that it fits into memory wherever training does.
     """
+    buckets = jnp.arange((seq_len - 1).bit_length() + 1)
 
     def evaluate(params, batch):
         definition, axes, gather = _per_device(config, weights, mesh)
-        buckets = jnp.arange((seq_len - 1).bit_length() + 1)
         model = nnx.merge(definition, vary(params, AXIS_NAMES))
 
         def add_microbatch(total, batch):
