@@ -1,6 +1,6 @@
 """Skipped steps, which train on nothing: their loss or gradient is not finite, or the gradient's norm is a spike.
 
-Checkpoints carry them, and recent norms, to a resumed run; `metrics.jsonl` has the reasons.
+Checkpoints carry the skipped steps and recent norms to a resumed run; `metrics.jsonl` has the reasons for each skip.
 """
 
 import math
@@ -26,7 +26,7 @@ WINDOW = 128
 FEWEST = 32
 """Number of norms required before any norm counts as a spike."""
 LEAST_DEVIATION = 0.01
-"""Fraction of the median, a lower bound of the deviation: otherwise norms that hardly differ would be spikes."""
+"""Lower bound of the deviation, as a fraction of the median: without it, norms that hardly differ would be spikes."""
 
 
 class SkippedSteps:
@@ -36,7 +36,7 @@ class SkippedSteps:
         """
         Args:
           history: rows of metrics.jsonl up to the step that the run continues from.
-          notes: result of `notes` when that step was saved; rows may be lost.
+          notes: what `notes` returned when that step was saved; it fills in for rows of metrics.jsonl that were lost.
         """
         self.steps: list[int] = []
         self._factor, self._most = config.optimizer.skip_spikes, config.max_skipped_in_a_row
@@ -51,7 +51,7 @@ class SkippedSteps:
         self._norms |= {int(step): norm for step, norm in notes.get("gradient_norms", {}).items()}
 
     def notes(self) -> dict[str, Any]:
-        """Return notes for a resumed run as JSON values: copies, since they are written while the run continues."""
+        """Return notes for a resumed run as JSON values: copies, because the notes are written while the run continues."""
         return {"skipped_steps": list(self.steps)} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
 
     def updates_before(self, step: int) -> int:
@@ -59,10 +59,10 @@ class SkippedSteps:
         return step - 1 - sum(s < step for s in self.steps)
 
     def largest_norm(self, step: int) -> float:
-        """Return the norm above which `step` is a spike, with `skip_spikes`.
+        """Return the norm above which `step` counts as a spike, with `skip_spikes`.
 
-        It depends only on the norms of steps up to `step` - 2, which are available while the previous step is running,
-        so it is the same whenever it is computed, also after a resume.
+        This limit depends only on the norms of steps up to `step` - 2, which are available while the previous step is
+        running. The limit is therefore the same whenever it is computed, also after a resume.
         """
         norms = [norm for s, norm in self._norms.items() if step - 2 - WINDOW < s <= step - 2]
         if len(norms) < FEWEST:
@@ -72,7 +72,7 @@ class SkippedSteps:
         return median + self._factor * deviation
 
     def see(self, step: int, metrics: dict[str, float]) -> dict[str, Any]:
-        """Record a step's numbers; return the additional values of its row if it was skipped."""
+        """Record a step's numbers; if the step was skipped, return the additional values of its row."""
         self._remember(step, metrics["grad_norm"])
         if not metrics["skipped"]:
             return {}
@@ -112,14 +112,14 @@ class SkippedSteps:
 
 
 def _ranges(steps: list[int]) -> str:
-    """List the first 20 steps: a line has no room for thousands."""
+    """List at most the first 20 steps: a line has no room for thousands of them."""
     return ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
 
 
 def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict[str, jax.Array]) -> None:
     """Raise FloatingPointError if the step's loss or gradient is not finite, naming the first such operation.
 
-    Waits for the step. `params` are the parameters after the step; since it was skipped, they are unchanged.
+    Waits for the step. `params` are the parameters after the step; the step was skipped, so they are unchanged.
     """
     loss, norm = (float(jax.device_get(metrics[name])) for name in ("loss", "grad_norm"))
     if math.isfinite(loss) and math.isfinite(norm):

@@ -33,8 +33,8 @@ def make_train_step(
     """Return the jitted `step(state, batch) -> (state, metrics)` for global [B, T] arrays; the state is donated.
 
     Loss and gradient are sums over tokens, divided once by the global number of trained tokens, so masks may be
-    arbitrarily uneven. Metrics: loss (nats per token; 0 if none is trained), grad_norm (before clipping), tokens
-    (trained), masked (by the store: neither trained nor the end of a document or padding), skipped (0 or 1).
+    arbitrarily uneven. Metrics: loss (nats per token; 0 if no token is trained on), grad_norm (before clipping), tokens
+    (those trained on), masked (tokens that the store masks, not counting document ends and padding), skipped (0 or 1).
 
     A step whose loss or gradient norm is not finite is skipped: on every device, parameters, moments and the
     optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes` the step takes a third
@@ -68,7 +68,7 @@ def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate
     loss_sum = make_loss_sum(config, weights, mesh)
 
     def gradients(params, batch):
-        # The transpose of `vary` sums a gradient over the axes that its parameter is replicated on: dp and others.
+        # The transpose of `vary` sums a gradient over the axes over which its parameter is replicated: dp and others.
         params, sum_over_replicas = jax.vjp(partial(vary, axes=AXIS_NAMES), params)
 
         def add_microbatch(total, microbatch):
@@ -89,8 +89,9 @@ def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate
 def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: int, accumulate: int = 1):
     """Return the jitted `evaluate(params, batch) -> (nats, tokens)`: sums over trained tokens by RoPE position.
 
-    Both are [buckets], one per power of two (`position_bucket`): the summed loss, float32, and its number of tokens,
-    int32. It uses as many microbatches as training, so that it fits into memory wherever training does.
+    Both are [buckets], one bucket per power of two (`position_bucket`): the summed loss, float32, and the number of
+    tokens in the sum, int32. The evaluation uses as many microbatches as training, so that it fits into memory wherever
+    training does.
     """
     buckets = jnp.arange((seq_len - 1).bit_length() + 1)
 
@@ -120,7 +121,7 @@ def position_bucket(position):
 
 
 def make_loss_sum(config: ModelConfig, weights: dict, mesh: Mesh):
-    """Return the per-device `loss_sum(params, batch)`: the model's summed loss, from shards of the parameters."""
+    """Return the per-device `loss_sum(params, batch)`, the model's summed loss computed from shards of the parameters."""
     definition, axes, gather = _per_device(config, weights, mesh)
 
     def loss_sum(params, batch):
