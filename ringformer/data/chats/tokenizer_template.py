@@ -1,7 +1,7 @@
-"""The chat template of a tokenizer: finds the answers in its output, and the token that ends each.
+"""The chat template of a tokenizer: finds the answers in the template's output, and the token that ends each answer.
 
-A template is an untrusted program. `template_worker.py` compiles and runs it in one process, which is ended if the
-template exceeds its time, memory or output. Results of the process are checked and treated as text.
+A template is an untrusted program. `template_worker.py` compiles and runs it in a process of its own, which is ended if
+the template exceeds its limits of time, memory or output. The process's results are checked and treated as text.
 """
 
 import importlib.metadata
@@ -25,17 +25,17 @@ SAFE_VERSION = (3, 1, 6)
 """First safe version of jinja2: before it, a template could escape the sandbox by `attr` (CVE-2025-27516)."""
 
 SECONDS = 2.0
-"""CPU time that a template may take to compile, and for a conversation."""
+"""CPU time that a template may take to compile, and to render one conversation."""
 CLOCK = 10.0
-"""Factor of SECONDS that each conversation may take in wall time, because other programs use the machine."""
+"""Multiple of SECONDS that a conversation may take in wall time, because other programs also use the machine."""
 SECONDS_TO_SEND = 2e-6
 """Wall time to send a character there and back."""
 MEMORY = 2**30
-"""Bytes of address space that the process may use in addition to those at its start."""
+"""Bytes of address space that the process may use in addition to what it uses at its start."""
 OUTPUT = 1_000_000
 """Characters that a template may write besides the text of the messages."""
 START_SECONDS = 60.0
-"""Wall time for the process and its jinja2 to start."""
+"""Wall time for the process to start and import jinja2."""
 
 
 class JinjaTemplate:
@@ -44,7 +44,7 @@ class JinjaTemplate:
     It may be called from several threads and, after a fork, from several processes.
 
     Raises:
-      ValueError: if the tokenizer has no template, it cannot be compiled, or jinja2's sandbox is not safe.
+      ValueError: if the tokenizer has no template, the template cannot be compiled, or jinja2's sandbox is not safe.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat_date: str | None):
@@ -75,7 +75,7 @@ class JinjaTemplate:
         return results
 
     def _render(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
-        """Return the results of the first conversations, at least of one."""
+        """Return the results of the first conversations; of at least one conversation."""
         results: list[list[Segment] | ValueError] = []
         with self._lock:
             if self._worker is None or not self._worker.own:
@@ -142,7 +142,10 @@ def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) 
 
 
 class Worker:
-    """A process of `template_worker.py`, and frames to and from it. It ends with this object or the parent process."""
+    """A process that runs `template_worker.py`, and the frames sent to it and received from it.
+
+    The process ends when this object is deleted, when `end` is called, or when the parent process exits.
+    """
 
     def __init__(self):
         self._pid = os.getpid()
@@ -159,12 +162,12 @@ class Worker:
 
     @property
     def own(self) -> bool:
-        """True if this process started it, not the process that this one was forked from."""
+        """True if this process started the worker, rather than a process that this one was forked from."""
         return self._pid == os.getpid()
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Context that kills the process if it lasts longer than `seconds`."""
+        """Context that kills the process if the block takes longer than `seconds`."""
 
         def kill() -> None:
             self._late = True
@@ -228,7 +231,7 @@ def _end(process: subprocess.Popen, pid: int) -> None:
 
 
 def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment]:
-    """Mark every answer as trained on up to the control token that ends it, and no further."""
+    """Mark every answer as trained on, up to and including the control token that ends the answer."""
     runs, answers = _runs(segments), sum(message.role == "assistant" for message in messages)
     if len(runs) != answers or not runs:
         raise ValueError(
@@ -260,7 +263,7 @@ def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], token
 
 
 def _runs(segments: list[Segment]) -> list[tuple[int, int]]:
-    """Return begin and end of each run of trained segments."""
+    """Return the begin and end of each run of trained segments."""
     flags = [False, *(s.trained for s in segments), False]
     edges = [i for i in range(len(flags) - 1) if flags[i] != flags[i + 1]]
     return list(zip(edges[::2], edges[1::2], strict=True))

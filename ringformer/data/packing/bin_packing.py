@@ -152,7 +152,8 @@ def _even_out(
 def _trade(
     lengths: np.ndarray, places: np.ndarray, size: int, capacity: int, packed_attention: PackedAttention
 ) -> np.ndarray:
-    """Swap pairs of pieces while that relieves the heaviest of `size` bins, or else fills the lightest."""
+    """Swap pairs of pieces for as long as a swap lightens the heaviest of `size` bins or, failing that, adds to the
+    lightest."""
     n = len(lengths)
     lengths = np.append(lengths, np.zeros(size, np.int64))  # an empty piece in each bin: swapping with it is a move
     places = np.append(places, np.arange(size))

@@ -1,12 +1,12 @@
 """An array in a file, read in blocks; each block is compared with its earlier content.
 
-There is no memory map: if the file is truncated during a run, accessing a map's next page raises SIGBUS, and mapped
-bytes could change between comparison and use. Here the compared bytes are the ones that are returned.
+The file is not memory-mapped: if it were truncated during a run, touching the next page would raise SIGBUS, and mapped
+bytes could change between comparison and use. Here the bytes that are compared are the bytes that are returned.
 
 The hashes of blocks exist only in memory. The first reader of a block sets its hash, whether it is the verification of
-the whole file (`whole_hash`) or a reader ahead of it; all later readers compare with it. So once the hash of the whole
-file is verified, everything read from it, before or after, is what was written. The store's format needs no block
-hashes.
+the whole file (`whole_hash`) or a reader ahead of the verification; all later readers compare the block with this hash.
+Once the hash of the whole file is verified, everything that was or will be read from the file is therefore what was
+written. The store's format needs no block hashes.
 """
 
 import os
@@ -110,7 +110,8 @@ class CheckedArray:
                 self._set(number, digest)
 
     def _set(self, number: int, digest: int) -> None:
-        """Set the hash of a block that was not read before; raise DamagedStore if it has another hash."""
+        """Set the hash of a block that was not read before; raise DamagedStore if the block already has a different
+        hash."""
         with self._lock:
             if not self._hashes[number]:
                 self._hashes[number] = digest

@@ -1,14 +1,14 @@
-"""Encode long texts with the `tokenizers` library in bounded memory: in windows, joined where two windows agree.
+"""Encode long texts with the `tokenizers` library in bounded memory: in windows that are joined where they agree.
 
 The library takes about two hundred bytes per input byte: positions of every byte in every stage, and a string for every
 token. A long text is therefore encoded in overlapping windows. Near the ends of a window, tokens may differ from those
 of the whole text, because the text beyond is missing. Two windows are joined in the middle of their overlap, and only
-if they have the same tokens at the same places for `MARGIN / 2` characters on both sides of the border: then the
-different text beyond made no difference. If they differ (for example in a run of spaces longer than the overlap), the
-earlier window is encoded again at twice its length, if necessary up to the end of the text.
+if they have the same tokens at the same places for `MARGIN / 2` characters on both sides of the border: then the text
+beyond the windows made no difference. If the windows differ (for example in a run of spaces longer than the overlap),
+the earlier window is encoded again at twice its length, if necessary up to the end of the text.
 
-A Unigram model compares sums of float scores over a word (of the pre-tokenizer), whose rounding depends on the
-preceding text. Its windows are joined between words, so that every word is seen whole.
+A Unigram model compares sums of float scores over a word (of the pre-tokenizer); the rounding of these sums depends on
+the preceding text. Windows of such a model are joined between words, so that every word is encoded whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,9 +105,11 @@ def _tokens(encoding: Any, begin: int) -> Tokens:
 def _joint(
     left: Tokens, right: Tokens, border: int, reach: int, text: str, whole_words: bool
 ) -> tuple[int, int] | None:
-    """Find the index, in each of two windows, of a token near the border at which to switch from the left window to the
-    right one. Return None if the windows differ within `reach` characters of the border, or if one side of it is all
-    spaces, because tokenizers look across spaces to what follows."""
+    """Find a token near the border at which to switch from the left window to the right one; return its index in each.
+
+    Return None if the windows differ within `reach` characters of the border, or if the text on one side of the border
+    is all spaces, because tokenizers look across spaces to what follows.
+    """
     if text[border - reach : border].isspace() or text[border : border + reach].isspace():
         return None
     near = [np.flatnonzero((t.starts >= border - reach) & (t.ends <= border + reach)) for t in (left, right)]
