@@ -54,8 +54,8 @@ def detailed_dump_flags(folder: Path) -> str:
 
 
 def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = None) -> SlotUse:
-    """Read the use of an instruction's kernel from a finished dump with `detailed_dump_flags`; with a grid, the use of
-    these steps of it. Raises ValueError if the dump lacks the kernel or its slots."""
+    """Read an instruction's kernel's slot use from a finished dump made with `detailed_dump_flags`; if `grid` is given,
+    count only those grid steps. Raises ValueError if the dump lacks the kernel or its slots."""
     text, slots = (_only(folder, f"*-{name}-*-{what}.txt").read_text() for what in (DUMP, _SLOTS))
     runs = bundle_runs(text, grid)
     capacity, used = _read_slots(slots)

@@ -19,8 +19,8 @@ from ringformer.estimate.seconds.program_seconds import of_chunk_pairs
 from ringformer.estimate.workload import Workload
 
 IDLE_SECONDS = 15.0
-"""Seconds without a new kernel, once those with matrix products are there, after which to stop: what is left is the
-program around them, which takes long."""
+"""Seconds to wait for a new kernel once the kernels with matrix products are there; after that, generation stops: only
+the program around the kernels is left, and it takes long."""
 
 
 class NoMachineCode(CompilerFailure):
@@ -32,13 +32,14 @@ class NoMachineCode(CompilerFailure):
 def with_machine_code(
     workload: Workload, estimate: Estimate, log: Callable[[str], None], part: str = ATTENTION
 ) -> Estimate:
-    """Base the seconds of a scheduled program on the machine code of its chunk pairs. The program is a train step, or
-    another one that is its own `part`.
+    """Base the seconds of a scheduled program on the machine code of its chunk pairs.
 
-    Machine code that is not cached is generated, which takes about a minute. If the estimate is based on the step's own
-    machine code, its seconds stay and these are added beside them. Estimates of GPUs, and of models without known
-    parts, do not change; neither do those of a compiler that writes no machine code, and the log says so. Raises
-    NoMachineCode.
+    For a train step, `part` is one layer's attention; for any other program, it is the name of the whole program.
+
+    Machine code that is not cached is generated, which takes about a minute. If the estimate is already based on the
+    step's own machine code, its seconds stay, and the new seconds are added beside them. Estimates for GPUs and for
+    models without known parts do not change; if the compiler writes no machine code, the estimate does not change
+    either, and the log mentions it. Raises NoMachineCode.
     """
     attends = workload.has_closed_forms and workload.model.attention != "vanilla"
     if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
@@ -85,8 +86,8 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
     """Generate machine code for one layer's attention, or for one of `PROGRAMS`, and return the cycles of the wanted
     instructions in it by key.
 
-    The compiler's process is ended as soon as they are there. Raises CompilerFailure if it writes no machine code, and
-    NoMachineCode if it rejects the program.
+    The compiler's process is ended as soon as these cycles are there. Raises CompilerFailure if the compiler writes no
+    machine code, and NoMachineCode if it rejects the program.
     """
     with at_work((workload, program, True), {}, read_code=True) as (process, folder):
         compiled = wait_for_schedule(process, folder, "tpu")
