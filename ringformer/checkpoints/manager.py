@@ -196,8 +196,10 @@ def _check(run_dir: Path, step: int, target: State, shardings: State) -> None:
 
 
 def _quiet() -> None:
-    """Keep Orbax from printing the stacks of what it raises: of one failed save several, from several threads.
-    And Python from telling what it left undone."""
+    """Keep Orbax from printing the stacks of its exceptions: one failed save prints several, from several threads.
+
+    Also keep Python from warning about the coroutines that such a save never awaited.
+    """
     logger = logging.getLogger("absl")
     if _is_no_stack not in logger.filters:
         logger.addFilter(_is_no_stack)

@@ -81,7 +81,8 @@ def restore_checked(
 
 
 def misnamed(folder: Path, step: int) -> list[str]:
-    """A line if a tree was saved at another step. An error is a line too: the other processes wait for this one."""
+    """Return a line describing the fault if a tree was saved at another step; a read error is returned too rather than
+    raised, because the other processes wait for this one."""
     try:
         held = (read_about(folder) or {}).get("step", step)
     except DamagedFiles as error:
