@@ -108,7 +108,7 @@ class Weight:
 
     @property
     def _axis(self) -> int:
-        """Dimension of the parameter that the rows of a tensor become (whole heads)."""
+        """The parameter's dimension that corresponds to the tensor's rows (counted in whole heads)."""
         return self._patterns[1].split().index(re.findall(r"\w", self._patterns[0])[0])
 
     @property
