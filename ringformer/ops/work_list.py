@@ -105,7 +105,8 @@ def visible_pairs(
 def make_work_list(
     layout: Layout, causal: bool, q: AxisChunks, k: AxisChunks, earlier: Bool[Array, ""] | None
 ) -> WorkList:
-    """Make the chunk pairs of a visiting block; `earlier`: it comes from an earlier rank; None: the own block."""
+    """Make the chunk pairs of a visiting block. `earlier`: whether it comes from an earlier rank; None if it is the
+    rank's own."""
     if earlier is None or not causal:
         own = visible_pairs(layout, "own", causal, q, k)
         return WorkList(q, k, *(PairList(pairs, len(pairs.q)) for pairs in own))
