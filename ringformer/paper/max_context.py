@@ -1,7 +1,7 @@
 """The paper's Table 3 and beyond: the longest context for each hardware, model and attention kind, compiled.
 
-Cells are searched breadth first, one length each in turn, and every attempt is written to a file at once. An
-interrupted search resumes where it stopped, and the file always holds everything known so far.
+Cells are searched breadth first: the search tries one length of each cell in turn, and writes every attempt to a file
+at once. An interrupted search resumes where it stopped, and the file always holds everything known so far.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,8 @@ class Row(NamedTuple):
     model: str
     devices: int
     sequences: int
-    """m: the number that the ring trains at once (n/m is the ratio of the table's ring and blockwise columns)."""
+    """m: the number of sequences that the ring trains at once (n/m is the ratio of the table's ring and blockwise
+    columns)."""
     paper: tuple[int, int, int, int] | None = None
     """None for a row that is not in the paper."""
 
@@ -55,8 +56,8 @@ ROWS = (
     Row("v5e-256", "llama_7b", 256, 2, (2, 8, 16, 2048)),
 )
 SCALING = tuple(Row(f"v5e-{n}", "llama_7b", n, 1) for n in (32, 64, 128))
-"""Rows that are not in the paper, to test if the longest context is linear in devices. The fourth point is the last of
-`ROWS` with m=1."""
+"""Rows that are not in the paper; they test whether the longest context is linear in the number of devices. The fourth
+point of this series is the last row of `ROWS` with m=1."""
 
 
 class Regime(NamedTuple):
@@ -80,17 +81,17 @@ REGIMES = (
     Regime("bfloat16", "bfloat16", False),
     Regime("offload", "bfloat16", True),
 )
-"""float32 is the paper's regime: float32 arrays (matrix products in bf16 passes on TPU). The baselines are searched in
-it."""
+"""The regime "float32" is the paper's: float32 arrays, whose matrix products are bf16 passes on TPU. The baselines are
+searched in this regime."""
 KERNEL_REGIMES = (
     Regime("bfloat16+kernel", "bfloat16", False, "auto"),
     Regime("offload+kernel", "bfloat16", True, "auto"),
 )
-"""The same with the chip's kernel, if it has one (`models/kernel_choice.py`)."""
+"""The bfloat16 and offload regimes with the chip's kernel, if it has one (`models/kernel_choice.py`)."""
 
 
 class Cell(NamedTuple):
-    """A cell of the table, whose longest context is searched."""
+    """A cell of the table: one setup whose longest context is searched for."""
 
     row: Row
     attention: str
@@ -225,7 +226,7 @@ def _aligned(title: str, texts: list[str]) -> list[str]:
 
 
 def _longest(cell: Cell, results: dict[str, list[dict]]) -> str:
-    """Return the longest context that fits, as text that shows if the search is complete."""
+    """Format the longest context that fits; the text shows whether the search is complete."""
     attempts = results.get(cell.name, [])
     best = longest(attempts)
     if next_length(attempts, _first_length(cell, results)) is None:
@@ -236,8 +237,8 @@ def _longest(cell: Cell, results: dict[str, list[dict]]) -> str:
 def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], generate_code: bool) -> None:
     """Compile every program of the runs at the longest contexts that fit so far, to their schedules or to machine code.
 
-    Runs that were compiled that far before are skipped. If a program of a run fails, the run does not fit, and `fill`
-    continues from there.
+    Runs that were already compiled that far are skipped. If a program of a run fails, the run counts as one that does
+    not fit, and `fill` continues from there.
     """
     pending = [(c, a) for c in _compilable(wanted, log) if (a := _unjudged(read(path).get(c.name, []), generate_code))]
     for i, (cell, before) in enumerate(pending):
@@ -280,8 +281,8 @@ def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
 
 
 def write(path: Path, cell: Cell, answer: dict) -> None:
-    """Add today's attempt at a cell to the file and replace an older one at its length. The file is read again first,
-    so that two searches can share it."""
+    """Add today's attempt at a cell to the file; it replaces an older attempt at the same length. The file is read
+    again first, so that two searches can share it."""
     results = read(path)
     results[cell.name] = [a for a in results.get(cell.name, []) if a["seq_len"] != answer["seq_len"]]
     results[cell.name].append(answer | stamp(find_target(cell.row.target)))

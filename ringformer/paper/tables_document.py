@@ -92,7 +92,7 @@ def _bullets(items: list[str]) -> str:
 
 
 def _longest_text(attempts: list[dict], paper: int | None = None) -> str:
-    """Format the longest context that fits and its multiple of the paper's; ≥: twice the length was not tried yet."""
+    """Format the longest context that fits, and its ratio to the paper's; "≥" if twice the length was not tried yet."""
     best = longest(attempts)
     failed = [a["seq_len"] for a in attempts if not a["fits"]]
     if best is None:
@@ -116,8 +116,8 @@ def _fits_text(attempts: list[dict], paper: int) -> str:
 
 
 def _within_text(cell: Cell, attempts: list[dict]) -> str:
-    """Format a cell: the longest context whose step takes at most `MAX_STEP_SECONDS`; ~: by the closed form, if every
-    compiled step takes longer."""
+    """Format a cell: the longest context whose step takes at most `MAX_STEP_SECONDS`. If every compiled step takes
+    longer, the context follows from the closed form and is marked "~"."""
     fitting = [a["seq_len"] for a in attempts if a["fits"]]
     if not fitting:
         return ""
@@ -152,7 +152,7 @@ def table3(attempts: dict) -> str:
 
 
 def kernels(attempts: dict) -> str:
-    """Return the longest contexts with kernels and with XLA's blocks, and name those that are shorter."""
+    """Return the longest contexts with kernels and with XLA's blocks, and name the cells where the kernel's is shorter."""
     head = "| hardware | model | n/m | kernel | regime | XLA's blocks | the kernel |"
     lines, shorter = [head, "|---" * 7 + "|"], []
     for cell in (cell for cell in cells() if cell.regime.kernel != "xla"):
@@ -169,7 +169,7 @@ def kernels(attempts: dict) -> str:
 
 
 def baselines(attempts: dict) -> str:
-    """Return the longest contexts without a ring beside the paper's, and name those that are shorter."""
+    """Return the longest contexts without a ring beside the paper's, and name the cells that fall short of the paper."""
     lines = [BASELINES, "| hardware | model | vanilla | memory efficient | blockwise |", "|---|---|---|---|---|"]
     shorter = []
     for row in ROWS:
@@ -215,7 +215,7 @@ def details(attempts: dict) -> str:
 
 
 def _judged(attempt: dict) -> str:
-    """Describe which programs of a run an attempt compiled, and how far; the oldest attempts compiled only one."""
+    """Describe which programs of a run an attempt compiled, and how far; the oldest attempts compiled one program only."""
     programs = len(attempt["programs"]) if "programs" in attempt else 1
     far = "machine code" if attempt["generated_code"] else "schedule"
     return f"{'the train step' if programs == 1 else f'all {programs} programs'}, {far}"
