@@ -78,7 +78,7 @@ class ObjectStore:
         return result.value
 
     def write(self, name: str, content: bytes) -> None:
-        """A file is there whole or not at all."""
+        """Write a file atomically: it appears whole or not at all."""
         self._wait("written", lambda: self._files.write(name, content), name)
 
     def delete(self, name: str) -> None:
