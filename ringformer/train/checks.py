@@ -19,7 +19,8 @@ from ringformer.parallel.runtime_environment import HOST_POOL, host_pool, host_p
 from ringformer.runs.config import Config
 
 PATIENCE = 100
-"""Consecutive batches without a trained token (in chats: without a masked one) that show a fault of the store."""
+"""Number of consecutive batches without a trained token (or, in chats, without a masked token) that shows that the
+store is faulty."""
 
 
 def check_folders(run_dir: Path, config: Config) -> None:
@@ -43,7 +44,8 @@ def check_folders(run_dir: Path, config: Config) -> None:
 
 
 def context_changes(config: Config) -> list[str]:
-    """List changes of positions since the model that the run starts from, e.g. "rope_theta 10000 -> 5e+07"."""
+    """List the changes to positional settings since the model that the run starts from, e.g. "rope_theta 10000 ->
+    5e+07"."""
     return _differences(model_of(config.init_from), config.model, config.model.CONTEXT, "{} -> {}")
 
 
@@ -64,8 +66,8 @@ def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None, 
     """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu") cannot compute the model with its kernel.
 
     Args:
-      chip: None if unknown.
-      masks: with segment ids.
+      chip: the devices' chip; None if unknown.
+      masks: whether the batches have segment ids.
     """
     with_kernel(model, platform, chip, 0, masks)
 
@@ -100,10 +102,10 @@ def count_batches(eval_batches: int, data: Loader) -> int:
 
 
 class BatchWatch:
-    """Counts the batches without a token to train on and, in chats, those without a masked one.
+    """Counts the batches without a token to train on and, in chats, the batches without a masked token.
 
-    Either may happen: in a chat about a long document, a context may be all question or all answer. `PATIENCE` of them
-    in a row show that the store was built wrongly.
+    Either kind may occur: in a chat about a long document, a context may be all question or all answer. `PATIENCE` such
+    batches in a row show that the store was built wrongly.
     """
 
     def __init__(self, chats: bool):
@@ -114,7 +116,7 @@ class BatchWatch:
         self._in_a_row = dict.fromkeys(self._kinds, 0)
 
     def see(self, step: int, values: dict[str, Any]) -> list[str]:
-        """Count a step's batch and return remarks about it. Raises ValueError after `PATIENCE` in a row."""
+        """Count a step's batch and return remarks about it. Raises ValueError after `PATIENCE` odd batches in a row."""
         remarks = []
         for kind, name in self._kinds.items():
             self._in_a_row[kind] = 0 if values[name] else self._in_a_row[kind] + 1
@@ -136,7 +138,8 @@ class BatchWatch:
 
 
 def check_state_finite(state, which: Callable[[], str]) -> None:
-    """Raise FloatingPointError if any number of the state is not finite; `which()` completes "the state"."""
+    """Raise FloatingPointError if any number of the state is not finite; in the message, the text that `which()`
+    returns follows "the state"."""
     if not bool(all_finite(state)):
         raise FloatingPointError(f"the state {which()} has numbers that are not finite; it is not saved")
 

@@ -105,7 +105,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
 
 
 def _config_keys() -> str:
-    """Describe the keys of a config with their defaults; those of the model are LLaMA's."""
+    """Describe the keys of a config with their defaults; the keys of the model are LLaMA's."""
     from ringformer.cli.dataclass_flags import describe_fields
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.ops.rope import RopeScaling

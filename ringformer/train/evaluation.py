@@ -21,12 +21,14 @@ from ringformer.train.state import TrainState
 def make_evaluation(
     eval_step: Callable, data: Loader | None, eval_batches: int, sharding: NamedSharding
 ) -> Callable[..., dict[str, Any] | None] | None:
-    """Return `evaluate(params, stop) -> metrics` over the first `eval_batches` of the held-out data; None without data.
+    """Return `evaluate(params, stop) -> metrics` over the first `eval_batches` batches of the held-out data; None if
+    there are no held-out data.
 
-    eval_loss is the mean of eval_tokens trained tokens, in nats; eval_bits_per_byte is its equivalent per byte of text,
-    comparable between tokenizers; eval_perplexity is its exponential. eval_by_position has the loss of the tokens at
-    RoPE positions `first` to `last`, a range per power of two: it shows whether far context helps. Without a trained
-    token, eval_tokens = 0 is the only metric. `evaluate` raises FloatingPointError for a loss that is not finite.
+    eval_loss is the mean loss of the eval_tokens trained tokens, in nats; eval_bits_per_byte is this loss per byte of
+    text, comparable between tokenizers; eval_perplexity is the exponential of eval_loss. eval_by_position has the loss
+    of the tokens at RoPE positions `first` to `last`, for one range per power of two: it shows whether distant context
+    helps. If no token is trained on, eval_tokens = 0 is the only metric. `evaluate` raises FloatingPointError for a
+    loss that is not finite.
 
     `stop()` is called before each batch; if it returns True, the result is None.
 
@@ -66,9 +68,9 @@ class Evaluation:
         self._folder, self._reports, self._saving, self._stopping = folder, reports, saving, stopping
 
     def run_if_due(self, state: TrainState, step: int) -> None:
-        """Evaluate and report the state of `step`: the first one, the last one, and every `eval_every` steps.
+        """Evaluate and report the state of `step` if it is step 0, the last step, or a multiple of `eval_every`.
 
-        An evaluation from before an interruption is not repeated. A stop ends an evaluation without a report.
+        An evaluation that finished before an interruption is not repeated. A stop ends an evaluation without a report.
 
         Raises FloatingPointError for a state that is not finite.
         """

@@ -20,13 +20,13 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
     """Train to the last step, from the run's latest checkpoint if there is one, and return the final state.
 
     Args:
-      stopping: decides when to stop early; by default a signal does, if the run has a single process.
+      stopping: decides when to stop early; by default, a signal stops the run early if it has a single process.
 
     Raises:
-      FloatingPointError: the state is not finite, and is not saved; or too many steps in a row were skipped.
-      Terminated: a signal ended the run, and the state is saved.
-      ValueError: another process trains in the run's folder, or it holds another run (`record.check_run`); or a file
-        of a store is damaged, and no state trained on it is saved.
+      FloatingPointError: the state is not finite, and was not saved; or too many steps in a row were skipped.
+      Terminated: a signal ended the run, and the state was saved.
+      ValueError: another process trains in the run's folder, or the folder holds another run (`record.check_run`); or a
+        file of a store is damaged, and no state trained on that file was saved.
     """
     stopping = stopping or Termination()
     stopping.run_dir = run.run_dir
@@ -81,7 +81,7 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
 
 @contextmanager
 def _way_back(checkpoints: Checkpoints) -> Iterator[None]:
-    """Add the checkpoint to go back to, to the error of a run that diverges."""
+    """If the run diverges, add to its error the checkpoint to go back to."""
     try:
         yield
     except FloatingPointError as error:

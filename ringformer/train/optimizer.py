@@ -24,7 +24,8 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.
     """Return AdamW, which works on shards because it is elementwise.
 
     Args:
-      letters: shape letters of the parameters (`abstract_model`); weight decay applies to all but the vectors.
+      letters: shape letters of the parameters (`abstract_model`); weight decay applies to all parameters except
+      vectors.
     """
     return optax.adamw(
         schedule(config, steps),
@@ -39,8 +40,8 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.
 def global_norm(tree) -> jax.Array:
     """Return the norm of the whole gradient, on each device.
 
-    A leaf varies only over the axes that it is sharded over: a sum over these counts every element once, also the
-    replicated ones. (optax's `global_norm` would be the norm of the local shards.)
+    A leaf varies only over the axes that it is sharded over: a sum over these axes counts every element once, including
+    elements that are replicated. (optax's `global_norm` would return the norm of the local shards.)
     """
     squares: dict[frozenset, jax.Array] = {}
     for leaf in jax.tree.leaves(tree):

@@ -30,13 +30,14 @@ class Run(NamedTuple):
     run_dir: Path
     program: Program
     kernel: str
-    """Attention kernel for these devices, and the reason; empty for a family without a choice."""
+    """Attention kernel for these devices, and the reason for choosing it; empty for a model family with no choice of
+    kernels."""
     tokenizer: Tokenizer
     train_data: Loader
     eval_data: Loader | None
     identity: Identity
     checked: Checked
-    """Result of comparing the folder with the configuration."""
+    """Result of comparing the run's folder with the configuration."""
     allow: frozenset[str] = frozenset()
     """Keys of the config that may have changed since the run began."""
 
@@ -46,7 +47,7 @@ class Run(NamedTuple):
         return [store for data in (self.train_data, self.eval_data) if data for store in data.stores]
 
     def first_state(self) -> TrainState:
-        """Return the state of step 0, with the parameters of init_from if the config names it."""
+        """Return the state of step 0, with the parameters of init_from if the config sets init_from."""
         source, (model, mesh, optimizer, shardings, *_) = self.config.init_from, self.program
         params = restore_params(source, shardings.params, mesh) if source else None
         return init_state(model, optimizer, shardings, mesh, self.config.seed, params)
@@ -64,7 +65,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
 
     Args:
       allow: keys that may have changed since the run in `config.run_dir` began (`record.check_run`).
-      anew: the run begins anew; the contents of `config.run_dir` will be set aside.
+      anew: whether the run begins anew; the contents of `config.run_dir` will then be set aside.
     """
     run_dir = Path(config.run_dir or _new_run_dir())
     check_folders(run_dir, config)  # first: the rest may take hours

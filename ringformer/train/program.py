@@ -1,4 +1,4 @@
-"""Programs of a run on its mesh, the same for training, for its evaluations and for estimates."""
+"""Programs of a run on its mesh: training, evaluations and estimates use the same programs."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from ringformer.train.step import make_eval_step, make_train_step
 
 
 class Program(NamedTuple):
-    """Model on a mesh and the functions that train it; each is compiled at its first call."""
+    """Model on a mesh and the functions that train it; each function is compiled when it is first called."""
 
     model: ModelConfig
     """Model with the kernel and chunks for these devices."""

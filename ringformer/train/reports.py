@@ -49,7 +49,8 @@ class StepReports:
         return self._skipped.notes() | self._keep.notes()
 
     def largest_norm(self, step: int) -> tuple[jax.Array, ...]:
-        """Return the train step's arguments after state and batch: with `skip_spikes` the largest norm, else none."""
+        """Return the train step's arguments after state and batch: with `skip_spikes` the largest norm, otherwise
+        nothing."""
         if not self._skip_spikes:
             return ()
         limit = self._skipped.largest_norm(step)
@@ -61,7 +62,7 @@ class StepReports:
         self._pending = step, metrics
 
     def flush(self) -> None:
-        """Wait for the step that is not reported yet, and report it."""
+        """Wait for the step that has not been reported yet, and report it."""
         if self._pending:
             (step, metrics), self._pending = self._pending, None
             self._report(step, {name: float(value) for name, value in jax.device_get(metrics).items()})

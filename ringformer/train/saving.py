@@ -21,8 +21,8 @@ from ringformer.train.state import TrainState
 class SaveClock:
     """Reports when `minutes` have passed since the last save, at the same step on all processes; 0: never.
 
-    Process 0 decides by its clock and tells the others, together with the number of steps until they ask again: as many
-    as fit half of the remaining time, because the devices wait while the processes agree.
+    Process 0 decides by its clock. It tells the other processes its decision and the number of steps until they ask
+    again: as many steps as fit into half of the remaining time, because the devices wait while the processes agree.
     """
 
     def __init__(self, minutes: float, step: int):
@@ -35,7 +35,7 @@ class SaveClock:
         self._saved, self._ask_at = time.monotonic(), step + 1
 
     def due(self, step: int) -> bool:
-        """Return whether it is time to save the state of `step`; all processes ask at every step."""
+        """Return whether it is time to save the state of `step`; all processes call this at every step."""
         if not self._seconds or step < self._ask_at:
             return False
         now = time.monotonic()
@@ -69,7 +69,7 @@ class Saving:
         """Latest step that was saved, or that the run continues from."""
 
     def save_if_due(self, state: TrainState, step: int) -> None:
-        """Save after the last step, and when the clock or the number of steps requires it.
+        """Save after the last step, and whenever the clock or the number of steps requires a save.
 
         While steps are being skipped, a save waits for a step that trains.
         """
@@ -82,9 +82,10 @@ class Saving:
             self._due = False
 
     def save(self, state: TrainState, step: int) -> None:
-        """Save the state of `step`, unless it is saved already.
+        """Save the state of `step`, unless it is already saved.
 
-        Raises FloatingPointError for a state that is not finite, and ValueError for a damaged store; nothing is saved.
+        Raises FloatingPointError for a state that is not finite, and ValueError for a damaged store; in either case
+        nothing is saved.
         """
         if step == self.saved:
             return
@@ -103,9 +104,8 @@ class Saving:
 
     @contextmanager
     def reading(self, state: TrainState, step: int) -> Iterator[None]:
-        """Enter to read from the stores after `step`. If one has changed since it was verified, save the steps so far.
-
-        Raises ValueError with the name of the file, and the step to resume from.
+        """Context for reading from the stores after `step`. If a store has changed since it was verified, raise
+        ValueError with the name of the file and the step to resume from; a single process saves the steps so far first.
         """
         try:
             yield

@@ -51,7 +51,8 @@ class SkippedSteps:
         self._norms |= {int(step): norm for step, norm in notes.get("gradient_norms", {}).items()}
 
     def notes(self) -> dict[str, Any]:
-        """Return notes for a resumed run as JSON values: copies, because the notes are written while the run continues."""
+        """Return notes for a resumed run as JSON values: copies, because the notes are written while the run
+        continues."""
         return {"skipped_steps": list(self.steps)} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
 
     def updates_before(self, step: int) -> int:

@@ -4,9 +4,10 @@
     RUN_DIR/stage-1-32768/        a run like any other: config.json, metrics.jsonl, checkpoints/
     RUN_DIR/stage-2-131072/
 
-Only parameters pass from stage to stage (each has a fresh optimizer and schedule). A finished stage is skipped and an
-unfinished one resumed, so the same command continues wherever it was interrupted. A stage that began with parameters
-that its predecessor no longer has is refused, or begins anew; the old one is then in RUN_DIR/replaced-1-stage-...
+Only parameters pass from stage to stage (each stage has a fresh optimizer and schedule). Finished stages are skipped
+and an unfinished stage is resumed, so the same command continues wherever it was interrupted. A stage that began with
+parameters that its predecessor no longer has is refused, or begins anew; the old stage is then moved to
+RUN_DIR/replaced-1-stage-...
 """
 
 import json
@@ -34,16 +35,18 @@ from ringformer.train.prepare import Run, prepare
 
 
 def prepare_stages(configs: list[Config], only: int | None = None, allow: Collection[str] = ()) -> list[Run]:
-    """Check all stages, `configs` from `parse_stages`, before the first one starts; or only stage `only` (from 1).
+    """Check all stages before the first one starts, or check only one stage.
 
     Args:
+      configs: the stages, from `parse_stages`.
+      only: number of the stage to check, counted from 1; None: all stages.
       allow: keys that may have changed in stages that began earlier; "stage-2": begin the second stage anew if its
-        predecessor no longer has the parameters that it began with.
+        predecessor no longer has the parameters that the second stage began with.
 
     Raises:
       ValueError: the devices, the data or a stage's own settings do not allow it (the message names the stage), the run
         directory holds stages of another config, or the predecessor of a single stage is not finished.
-      RunChanged: keys changed; one error for all stages.
+      RunChanged: keys changed; one error covers all stages.
     """
     if not configs[0].run_dir:
         raise ValueError("stages need a folder to resume from: set it, e.g. --config.run_dir=runs/mine")
@@ -98,7 +101,7 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
 
 
 def _other_beginnings(configs: list[Config]) -> dict[int, str]:
-    """Return the stages with checkpoints whose predecessor changed since they began: by number, what changed."""
+    """Return the changes to the predecessors of stages with checkpoints since those stages began, by stage number."""
     others: dict[int, str] = {}
     for number, (before, config) in enumerate(pairwise(configs), 2):
         if latest_step(config.run_dir) is None:
@@ -118,7 +121,7 @@ def _other_beginnings(configs: list[Config]) -> dict[int, str]:
 
 
 def _begin_anew(configs: list[Config], runs: list[Run]) -> None:
-    """Set aside the folders of stages that have to begin anew. Raises RunChanged if that is not allowed."""
+    """Set aside the folders of stages that have to begin anew. Raises RunChanged if beginning anew is not allowed."""
     others = _other_beginnings(configs)
     for run in runs:
         number = configs.index(run.config) + 1
@@ -159,8 +162,8 @@ def _record(configs: list[Config]) -> list[dict]:
 def _row(number: int, config: Config) -> dict:
     """Return the record of a stage.
 
-    Losses are nats per token on held-out data at the stage's own context: with its initial parameters, and at its
-    latest evaluation.
+    Losses are in nats per token on held-out data at the stage's own context: one with the stage's initial parameters,
+    one at its latest evaluation.
     """
     rows = read_metrics(Path(config.run_dir, METRICS))
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]

@@ -19,9 +19,9 @@ REPLICATED = WeightSharding((), None, None, (), 1)
 
 
 class TrainState(NamedTuple):
-    """Global arrays, sharded and padded as in `weight_sharding`; or their shapes, or their `WeightSharding`s.
+    """Global arrays, sharded and padded as in `weight_sharding`; or the arrays' shapes, or their `WeightSharding`s.
 
-    The step is an int32 scalar; parameters are a nested dict, layers stacked [L, ...].
+    The step is an int32 scalar; parameters are a nested dict whose layers are stacked, [L, ...].
     """
 
     step: Any
@@ -43,7 +43,8 @@ def state_shardings(weights: dict, optimizer: optax.GradientTransformation) -> T
 
 
 def make_init(config: ModelConfig, weights: dict, mesh: Mesh, seed: int):
-    """Return the jitted `init() -> params`, sharded from the start; on every mesh those of `build(config, Rngs(seed))`.
+    """Return the jitted `init() -> params`. The parameters are sharded from the start; on every mesh they equal those
+    of `build(config, Rngs(seed))`.
 
     A device draws only its own shard: JAX's random bits are a function of the key and the index in the array.
     """
@@ -68,7 +69,7 @@ def init_state(
     seed: int,
     params: dict | None = None,
 ) -> TrainState:
-    """Return the state of step 0 with these parameters, which are not copied, or else with those of the seed."""
+    """Return the state of step 0 with `params`, which are not copied; without `params`, draw them from the seed."""
     if params is None:
         params = make_init(config, shardings.params, mesh, seed)()
     step, opt_state = make_first_state(optimizer, shardings, mesh)(params)

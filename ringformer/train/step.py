@@ -121,7 +121,8 @@ def position_bucket(position):
 
 
 def make_loss_sum(config: ModelConfig, weights: dict, mesh: Mesh):
-    """Return the per-device `loss_sum(params, batch)`, the model's summed loss computed from shards of the parameters."""
+    """Return the per-device `loss_sum(params, batch)`, the model's summed loss computed from shards of the
+    parameters."""
     definition, axes, gather = _per_device(config, weights, mesh)
 
     def loss_sum(params, batch):
