@@ -21,7 +21,8 @@ from ringformer.models.registry import family_of
 
 @dataclass(frozen=True)
 class DataConfig(StoreOptions, PackingOptions):
-    """Data of a run: one token store, built by the first run if missing, or several; and how they are packed."""
+    """Data of a run: one token store, which the first run builds if it is missing, or several existing stores; and the
+    packing of their documents."""
 
     key_prefix: ClassVar[str] = "data."
 
@@ -94,7 +95,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """One training run. Lengths are in tokens, and global."""
+    """One training run. Lengths are in tokens and refer to the whole sequence, not to a device's part."""
 
     model: ModelConfig
     data: DataConfig

@@ -2,14 +2,15 @@
 
 A config file's `get_config()` starts from `base_config(model)`, which has every key with its default. `load_config`
 reads the file with the overrides of a command line, and `parse_stages` turns the result into one `Config` per stage
-(`parse`: for a config without stages). Nothing beyond them reads a ConfigDict.
+(`parse` does so for a config without stages). No code outside these functions reads a ConfigDict.
 
-An existing store records how it was made. If the command line names the store, this record replaces what the config
-file says (`data.source`). Keys on the command line are compared with the record instead, and so are the keys of a file
-that names the store itself.
+An existing store records how it was made. If the command line names the store, this record replaces the settings in the
+config file (e.g. `data.source`). Keys on the command line are compared with the record instead; if the file itself
+names the store, its keys are compared too.
 
-Some values of a model determine what its weights mean but not their shapes: for LLaMA the rope and the norm's epsilon.
-Where a config does not set them, they are inherited from the model that the run starts from, or else from the preset.
+Some values of a model determine what its weights mean but not their shapes: for LLaMA, the rope and the norm's epsilon.
+Where a config does not set these values, they are inherited from the model that the run starts from or, without one,
+from the preset.
 """
 
 import dataclasses
@@ -41,8 +42,8 @@ CONFIG_MODULE = "ringformer_config_file"
 def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
     """Return the ConfigDict of a config file with overrides of the form `--config.KEY=VALUE`.
 
-    The file may import modules beside it. Raises FileNotFoundError if there is no such file, and ValueError for a file
-    that returns no config, an override of an unknown key, or one of a key that every stage sets itself.
+    The file may import modules in its own folder. Raises FileNotFoundError if the file does not exist, and ValueError
+    if it returns no config, or if an override sets an unknown key or a key that every stage sets itself.
     """
     config, values = _run_file(Path(path)), flags.FlagValues()
     argv = ["ringformer", *overrides]
@@ -65,7 +66,7 @@ def load_config(path: str | Path, overrides: list[str]) -> ConfigDict:
 
 
 def _take_from_store(data: ConfigDict, named: Collection[str]) -> None:
-    """Set the keys that nobody set to the settings that an existing store was built with.
+    """Set the keys that the user left unset to the settings that an existing store was built with.
 
     `named` are the keys of the command line. Raises ValueError for a damaged store.json.
     """
@@ -118,8 +119,8 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
     """Return the validated dataclass of a config without stages.
 
     Args:
-      inherit: take the model's unset values from the run itself if it is resumed, else from init_from. False: take
-        them from the preset, as without init_from; no checkpoint need exist.
+      inherit: take the model's unset values from the run itself if it is resumed, otherwise from init_from. If False,
+        take them from the preset, as without init_from; then no checkpoint need exist.
       before: model of the previous stage, which takes precedence over init_from and the preset.
 
     Raises:
@@ -149,7 +150,7 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
 
 
 def register_models(path: str | None) -> None:
-    """Execute a config file for the models that it registers; None: do nothing. Raises as `load_config`."""
+    """Execute a config file for the models that it registers; None: do nothing. Raises the errors of `load_config`."""
     if path is not None:
         _run_file(Path(path))
 
@@ -159,12 +160,12 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
-    """Return the runs that a config describes, in order: one per stage, or a single one without stages.
+    """Return the runs that a config describes, in order: one run per stage, or a single run if there are no stages.
 
-    Stage N is the config with the overrides of `config.stages[N - 1]` (dotted keys). It runs in
-    RUN_DIR/stage-N-CONTEXT and starts from the parameters of stage N-1, the first stage from those of `init_from`;
-    optimizer and schedule start anew. Unset rope values are those of the previous stage (`inherit`: see `parse`). Each
-    stage has its own data order: its seed is the config's plus N-1, unless the stage sets one.
+    Stage N is the config with the overrides of `config.stages[N - 1]` (dotted keys). It runs in RUN_DIR/stage-N-CONTEXT
+    and starts from the parameters of stage N-1; the first stage starts from the parameters of `init_from`. Optimizer
+    and schedule start anew. Unset rope values are taken from the previous stage (for `inherit` see `parse`). Each stage
+    has its own data order: its seed is the config's seed plus N-1, unless the stage sets a seed.
 
     Raises ValueError, naming the stage, for an unknown key, an invalid value, a context shorter than the previous
     stage's, and a rope theta together with a scaling.
@@ -198,7 +199,7 @@ def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
 
 
 def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
-    """Set dotted keys of a config. Raises ValueError for an unknown key and for one that all stages share."""
+    """Set dotted keys of a config. Raises ValueError for an unknown key and for a key that all stages share."""
     model = family_of(values.preset).config
     lasting = set(model.ARCHITECTURE + model.INHERITED) - set(model.CONTEXT)
     shared = {

@@ -1,4 +1,5 @@
-"""Folder of a run while this process trains in it: locked, compared with its record, resumed, recorded again."""
+"""Folder of a run while this process trains in it: the folder is locked, compared with its record, resumed, and
+recorded again."""
 
 import dataclasses
 from collections.abc import Collection, Iterator
@@ -41,7 +42,7 @@ class RunFolder:
         self.keep = Keep(config.keep_checkpoints, config.keep_every, config.keep_best)
         self._copies: Copies | None = None
         self.start: int | None = None
-        """Step that the run continues from; None: it begins."""
+        """Step that the run continues from; None if the run begins."""
         self.damage: list[str] = []
         """Messages about damaged checkpoints, which were set aside."""
         self.about_start: dict[str, Any] = {}
@@ -61,11 +62,12 @@ class RunFolder:
         """Lock the folder, for all processes of the run together.
 
         Args:
-          checked: comparison from the preparation of the run; it is repeated if there is a later checkpoint.
+          checked: result of the comparison during the run's preparation; the comparison is repeated if there is a later
+            checkpoint.
           allow: keys that may have changed.
 
         Raises:
-          ValueError: another process trains in the folder, or as `check_run`.
+          ValueError: another process trains in the folder, or `check_run` raises ValueError.
         """
         with RunLock(path) as lock:
             if latest_step(path) != checked.step:
@@ -81,7 +83,7 @@ class RunFolder:
     def resume(self, target: State, shardings: State) -> tuple[Checkpoints, State | None]:
         """Open the checkpoints, restore the newest whole one (None: the run begins), and record the run.
 
-        A changed run is recorded only with its first save: until then it can still continue unchanged.
+        A changed run is recorded only with its first save: until then, the run can still continue with its old config.
 
         Args:
           target, shardings: as for `Checkpoints`.
@@ -104,7 +106,7 @@ class RunFolder:
         return checkpoints, state
 
     def begin_copies(self) -> None:
-        """Copy the checkpoint that the run continues from, if its copy is missing."""
+        """Copy the checkpoint that the run continues from, if the copy is missing."""
         if self._copies is not None and self.start:
             self._copies.begin(self.start, self.keep)
 
@@ -150,7 +152,8 @@ class RunFolder:
 
 
 def nothing_left(config: Config) -> bool:
-    """Return True if a run is finished, its last checkpoint whole, and copied if requested; all processes call it."""
+    """Return True if a run is finished, and its last checkpoint is whole and, if the config requests copies, copied.
+    All processes call this function."""
     if not finished(config) or checkpoint_faults(config.run_dir, config.steps):
         return False
     if not config.copy_to:

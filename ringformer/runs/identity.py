@@ -1,10 +1,10 @@
-"""Identity of a run: the values that its numbers follow from, in its config and in the files that the config names.
+"""Identity of a run: the values, in its config and in the files that the config names, that determine its numbers.
 
 An identity is a flat dict from config keys (`optimizer.b1`) to JSON values. Files and folders are identified by their
 contents: token stores by their fingerprints, the tokenizer by its name, the initial model by its checkpoint.
 
-Every field of a config is in `DEFINES` or in `HARMLESS`. For a model's fields the family decides (those in `EXECUTION`
-are harmless). A field in neither set counts as defining.
+Every field of a config is in `DEFINES` or in `HARMLESS`. For a model's fields, the model family decides (fields in
+`EXECUTION` are harmless). A field in neither set counts as defining.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 Identity = dict[str, Any]
 
 DIGESTS_BYTES = 2**14
-"""Bytes of the digests that processes compare: one for each of some sixty keys."""
+"""Bytes of the digests that processes compare: one digest for each of some sixty keys."""
 
 DEFINES = frozenset(
     {
@@ -58,7 +58,7 @@ RESOLVED = frozenset(
         "data.mixture",  # resolved by contents
     }
 )
-"""Keys that define a run by the values they resolve to; `data.store` also stands for a mixture."""
+"""Keys that define a run by the values that the keys resolve to; `data.store` also stands for a mixture."""
 
 IN_STORE = frozenset(
     {
@@ -76,8 +76,8 @@ IN_STORE = frozenset(
         "data.max_document_bytes",
     }
 )
-"""Keys that the token stores were built with: compared with the stores' records when these are opened, and part of the
-value that `data.store` resolves to."""
+"""Keys that the token stores were built with. They are compared with the stores' records when the stores are opened,
+and are part of the value that `data.store` resolves to."""
 
 HARMLESS = frozenset(
     {
@@ -145,7 +145,7 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
 
 
 def defaults() -> Identity:
-    """Return the values of keys that a run of an older version did not record: their defaults."""
+    """Return the defaults of the keys that a run of an older version did not record."""
     parts: tuple[tuple[str, type], ...] = (("", Config), ("data.", DataConfig), ("optimizer.", OptimizerConfig))
     return {
         part + field.name: field.default
@@ -156,13 +156,13 @@ def defaults() -> Identity:
 
 
 def identity_hash(value: Any) -> str:
-    """Return the hash of an identity, or of a value of one, as 32 hexadecimal digits; paths do not affect it."""
+    """Return the hash of an identity, or of one of its values, as 32 hexadecimal digits; paths do not affect it."""
     text = json.dumps(contents(value), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def check_same_on_all(identity: Identity) -> None:
-    """Raise ValueError on all processes if their identities differ: files of one path may differ between hosts.
+    """Raise ValueError on all processes if their identities differ: files at the same path may differ between hosts.
 
     A collective.
     """
@@ -177,14 +177,15 @@ def check_same_on_all(identity: Identity) -> None:
 
 
 def contents(value: Any) -> Any:
-    """Return an identity, or a value of one, without its paths."""
+    """Return an identity, or one of its values, without the paths."""
     if not isinstance(value, Mapping):
         return value
     return {key: contents(x) for key, x in value.items() if key != "at"}
 
 
 def origin(init_from: str) -> dict[str, Any] | None:
-    """Return the path, step and hash of the checkpoint that parameters come from; only its path if there is none."""
+    """Return the path, step and hash of the checkpoint that parameters come from; if there is no checkpoint, return
+    only the path."""
     if not init_from:
         return None
     step = latest_step(init_from)

@@ -19,7 +19,7 @@ from ringformer.runs.config import Config
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl; empty if it does not exist.
+    """Return the rows of a metrics.jsonl; an empty list if the file does not exist.
 
     A truncated last line is ignored: the run was killed while writing it. Raises ValueError for any other line that is
     not a JSON object with a step.
@@ -48,9 +48,9 @@ def evaluation_losses(run_dir: Path) -> dict[int, float]:
 class Reporter:
     """Writes metrics.jsonl, one JSON object per step or evaluation, and shows the progress of the run.
 
-    Opened at `step`: rows of later steps, written before an interruption, are dropped. At step 0, which is evaluated
-    again, all rows are. Only process 0 writes. `history` has the rows that were kept, `gaps` a warning if some are
-    missing.
+    A reporter that is opened at `step` drops the rows of later steps, which were written before an interruption. At
+    step 0, which is evaluated again, it drops all rows. Only process 0 writes. `history` has the rows that were kept;
+    `gaps` has a warning if rows are missing.
 
     Raises ValueError for an invalid metrics.jsonl.
     """
@@ -126,7 +126,7 @@ class Reporter:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
-        """Return the time to the last step at the pace since the first step here; empty at that step."""
+        """Return the time to the last step, at the pace since this process's first step; empty at the first step."""
         if self._begun is None or step == self._begun[0] or step == self._steps:
             return ""
         first, then = self._begun
@@ -167,7 +167,8 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Run of a project, named after the run's folder. A resumed run continues it: its id is in `wandb_id`."""
+    """Run in a Weights & Biases project, named after the training run's folder. A resumed run continues the same one,
+    whose id is in the file `wandb_id`."""
 
     def __init__(self, project: str, run_dir: Path):
         try:

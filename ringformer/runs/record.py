@@ -28,7 +28,7 @@ Changes = Mapping[str, tuple[Any, Any]]
 
 
 class RunChanged(ValueError):
-    """The config differs from the run in its folder; `keys` are those to allow."""
+    """The config differs from the run in its folder; `keys` are the keys to allow."""
 
     def __init__(self, run_dir: str | Path, changes: str, keys: Collection[str]):
         super().__init__(
@@ -116,7 +116,7 @@ def keep_record(run_dir: Path, identity: Identity, step: int | None, changes: Ch
 
 
 def note_saved(run_dir: Path) -> None:
-    """Record that the run has a checkpoint, if it has: if there is none later, they were lost."""
+    """Record that the run has a checkpoint, if it has one: if it later has none, its checkpoints were lost."""
     step = latest_step(run_dir)
     if step is not None and (run_dir / IDENTITY).is_file() and (record := _read(run_dir))["saved"] is None:
         _write(run_dir, record["identity"], step)
