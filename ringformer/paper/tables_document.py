@@ -152,7 +152,8 @@ def table3(attempts: dict) -> str:
 
 
 def kernels(attempts: dict) -> str:
-    """Return the longest contexts with kernels and with XLA's blocks, and name the cells where the kernel's is shorter."""
+    """Return the longest contexts with kernels and with XLA's blocks, and name the cells where the kernel's is
+    shorter."""
     head = "| hardware | model | n/m | kernel | regime | XLA's blocks | the kernel |"
     lines, shorter = [head, "|---" * 7 + "|"], []
     for cell in (cell for cell in cells() if cell.regime.kernel != "xla"):
@@ -169,7 +170,8 @@ def kernels(attempts: dict) -> str:
 
 
 def baselines(attempts: dict) -> str:
-    """Return the longest contexts without a ring beside the paper's, and name the cells that fall short of the paper."""
+    """Return the longest contexts without a ring beside the paper's, and name the cells that fall short of the
+    paper."""
     lines = [BASELINES, "| hardware | model | vanilla | memory efficient | blockwise |", "|---|---|---|---|---|"]
     shorter = []
     for row in ROWS:
@@ -215,7 +217,8 @@ def details(attempts: dict) -> str:
 
 
 def _judged(attempt: dict) -> str:
-    """Describe which programs of a run an attempt compiled, and how far; the oldest attempts compiled one program only."""
+    """Describe which programs of a run an attempt compiled, and how far; the oldest attempts compiled one program
+    only."""
     programs = len(attempt["programs"]) if "programs" in attempt else 1
     far = "machine code" if attempt["generated_code"] else "schedule"
     return f"{'the train step' if programs == 1 else f'all {programs} programs'}, {far}"
