@@ -58,7 +58,7 @@ _HOMES = {
     "too_short": "packing.document_lengths",
     "train_sentencepiece": "tokenizers.sentencepiece",
 }
-"""Public names, and the module of each."""
+"""Public names, and the module that each name comes from."""
 
 __all__ = [*_HOMES]
 

@@ -1,7 +1,7 @@
-"""The loader: batches in the ring's layout, each a function of (seed, step), read where they are needed.
+"""The loader: batches in the ring's layout; each batch is a function of (seed, step) and is read where it is needed.
 
-Row r of step s is packed sequence s*batch_size + r, with columns in the order of the layout. A host reads only the
-store's blocks with the part of a batch that its devices hold, so a sequence may be too long for any single host. A run
+Row r of step s is packed sequence s*batch_size + r, with columns in the order of the layout. A host reads only those
+blocks of the store that contain its devices' part of a batch, so a sequence may be too long for any single host. A run
 resumes at any step, on any mesh, without loader state.
 """
 
@@ -34,10 +34,10 @@ class Loader:
 
     Args:
       store: a store, or several with their shares.
-      packing: the choice of documents, and their packing as a `DocumentStream` or as `WholeDocuments`.
+      packing: the choice of documents, and the way they are packed: as a `DocumentStream` or as `WholeDocuments`.
 
     Attributes:
-      stores: the stores; `batch` and `iterate` raise ValueError once the check of one has failed.
+      stores: the stores; `batch` and `iterate` raise ValueError once the check of any store has failed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Loader:
         self._order = permutation(layout, seq_len, ring_size)
 
     def document_lengths(self) -> list[DocumentLengths]:
-        """Return the lengths of each store's documents, from which `too_short` makes a warning for training."""
+        """Return the lengths of each store's documents; `too_short` turns them into a warning for training."""
         parts = self.sequences.parts if isinstance(self.sequences, Mixture) else [self.sequences]
         return [document_lengths(part) for part in parts]
 
@@ -92,7 +92,8 @@ class Loader:
         return Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
 
     def contents(self, step: int) -> list[dict[str, Any]]:
-        """Describe the rows of a step's batch: the number of each sequence, its store and its documents."""
+        """Describe the rows of a step's batch: for each row, the number of its sequence, the store and the
+        documents."""
         rows, sequences = range(step * self.batch_size, (step + 1) * self.batch_size), self.sequences
         places = [sequences.source(i) if isinstance(sequences, Mixture) else (0, i) for i in rows]
         parts = sequences.parts if isinstance(sequences, Mixture) else [sequences]
@@ -149,5 +150,5 @@ class Loader:
 
 
 def bounds(part: slice, size: int) -> tuple[int, int]:
-    """Return begin and end of a slice, with step 1, of `size` elements."""
+    """Return the begin and end of a slice with step 1 of an axis of `size` elements."""
     return part.indices(size)[:2]

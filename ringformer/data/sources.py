@@ -1,11 +1,11 @@
 """Sources of documents and records: the standard library, text files, JSON, parquet, Hugging Face datasets.
 
     stdlib                  the .py files of the running Python's standard library, in order of relative path
-    text:PATTERN            one document a file; the glob pattern may contain **
-    jsonl:PATTERN           one JSON object a line, the text in `field`
-    json:PATTERN            an array of JSON objects a file, likewise
-    parquet:PATTERN         one row a document, likewise
-    datasets:NAME_OR_PATH   a dataset of the Hub, or a folder made by `save_to_disk`, likewise
+    text:PATTERN            one document per file; the glob pattern may contain **
+    jsonl:PATTERN           one JSON object per line, with the text in `field`
+    json:PATTERN            one array of JSON objects per file, with the text in `field`
+    parquet:PATTERN         one document per row, with the text in `field`
+    datasets:NAME_OR_PATH   a dataset of the Hub, or a folder made by `save_to_disk`, with the text in `field`
 
 A document without text is an error that names it, unless `skip_empty` is set. The standard library is the
 exception: its empty files, mostly `__init__.py`, are always left out. Files are read byte for byte: line ends are kept,
@@ -32,22 +32,24 @@ STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})
 
 
 class Document(NamedTuple):
-    """A text and its name in errors: a path, or that of its `Row`."""
+    """A text and its name in errors: a path, or the name of its `Row`."""
 
     text: str
     name: str
 
 
 class Row(NamedTuple):
-    """A record of a source, and its name in errors: a path and line (for an array also the record's number, since a
-    file may be one line), or a path and row."""
+    """A record of a source, and its name in errors: a path and line, or a path and row. For an array, the name also has
+    the record's number, because the whole file may be one line."""
 
     record: dict[str, Any]
     name: str
 
 
 class Malformed:
-    """Handler of records that cannot be read: raises an error that names the first or, with `skip`, counts them."""
+    """Handler of records that cannot be read: raises an error naming the first such record or, with `skip`, counts
+    them.
+    """
 
     def __init__(self, *, skip: bool):
         self.skip = skip
@@ -60,9 +62,9 @@ class Malformed:
 
 
 class Documents:
-    """Documents of an iterable that have text; `skipped` counts those left out.
+    """Documents of an iterable that have text; `skipped` counts the documents left out.
 
-    A document of more than `max_bytes` bytes raises ValueError and, without `skip_empty`, so does an empty one.
+    A document of more than `max_bytes` bytes raises ValueError; without `skip_empty`, so does an empty document.
     """
 
     def __init__(self, documents: Iterable[Document], *, skip_empty: bool = False, max_bytes: int | None = None):
@@ -102,7 +104,7 @@ def _check_bytes(name: str, size: int, max_bytes: int | None) -> None:
 def read_documents(
     source: str, *, field: str = "text", split: str = "train", skip_empty: bool = False, max_bytes: int | None = None
 ) -> Documents:
-    """Read the documents of `source` (see the top of this file), to be iterated once.
+    """Read the documents of `source` (see the top of this file). The result can be iterated once.
 
     Args:
       field: the key of the text, for `jsonl:` and `datasets:`.
@@ -128,9 +130,9 @@ def read_documents(
 def read_rows(
     source: str, *, split: str = "train", malformed: Malformed | None = None, only: str | None = None
 ) -> Iterator[Row]:
-    """Read the records of a `jsonl:`, `json:`, `parquet:` or `datasets:` source, to be iterated once.
+    """Read the records of a `jsonl:`, `json:`, `parquet:` or `datasets:` source. The result can be iterated once.
 
-    From a table, only the column `only` is read, if it exists. A line that is not an object goes to `malformed`, which
+    If a table has the column `only`, no other column is read. A line that is not an object goes to `malformed`, which
     raises ValueError by default.
     """
     kind, _, where = source.partition(":")
@@ -145,7 +147,9 @@ def read_rows(
 
 
 def source_files(source: str) -> dict[str, Path]:
-    """Return the files of `source` by name, to detect changes; none for a dataset of the Hub, or if they are gone."""
+    """Return the files of `source` by name, to detect changes; empty for a dataset of the Hub, or if the files are
+    gone.
+    """
     kind, _, where = source.partition(":")
     if source == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
@@ -194,7 +198,8 @@ def _jsonl(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
 
 
 def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
-    """Yield the objects of JSON arrays, parsed one by one to know the line and number (from 1) of each."""
+    """Yield the objects of JSON arrays. They are parsed one by one, so that the line and number (from 1) of each object
+    are known."""
     space, decoder = re.compile(r"\s*"), json.JSONDecoder()
 
     def skip_space(text: str, place: int) -> int:

@@ -1,4 +1,4 @@
-"""Cleaning of conversations: repairs and drops them, and counts how often.
+"""Cleaning of conversations: repairs or drops conversations, and counts how often each rule applies.
 
 Every template needs the same order of turns: an optional system message, then alternating questions and answers.
 Messages before the first question are dropped. The conversation ends where one speaker has two messages in a row (or,
@@ -7,7 +7,7 @@ with `merge`, the two become one), and a final question without an answer is dro
 Further rules are chosen by name:
 
     html         an answer that is HTML, as in raw ShareGPT, becomes markdown (nested too deeply: dropped)
-    merge        messages of one speaker in a row become one, instead of the conversation's end
+    merge        consecutive messages of one speaker become one message, instead of ending the conversation
     unprintable  drops conversations with more than 1% control, unassigned, private-use or replacement characters
     latin        drops conversations whose letters are less than 90% Latin: a filter of scripts, not of languages
     short        drops conversations whose answers have fewer than 20 characters in total
@@ -161,7 +161,7 @@ def to_markdown(html: str) -> str:
 
 
 def _language(code) -> str:
-    """Return the language that a class of a `code` element names, or nothing."""
+    """Return the language that a class of a `code` element names; empty if no class names a language."""
     language = _LANGUAGE.search(" ".join(code.get("class") or []))
     return language[1] if language else ""
 
@@ -176,7 +176,7 @@ def _unprintable(text: str) -> float:
 
 
 def _latin(text: str) -> float:
-    """Share of letters that are Latin; 1 without letters."""
+    """Share of letters that are Latin; 1 if the text has no letters."""
     latin = letters = 0
     for c in text:
         if c.isalpha():

@@ -14,8 +14,8 @@ kills this process if the template exceeds them. stdin and stdout carry frames: 
 the conversation up to the question with its generation prompt. It is an error if this text is not added at the end,
 does not begin with the answer, or is not ended by a token.
 
-Names of special tokens in the messages are broken up before the template runs and restored after it, so that only the
-template's own become control tokens.
+Names of special tokens in the messages are broken up before the template runs and restored afterwards, so that only
+the special tokens that the template itself writes become control tokens.
 """
 
 import json
@@ -168,7 +168,7 @@ class ChatTemplate:
 
 
 def describe(error: Exception) -> str:
-    """Return the message of an error, with its type if the template did not choose the words."""
+    """Return the message of an error, with the error's type if the template did not choose the message."""
     from jinja2 import TemplateError
 
     words = str(error) if isinstance(error, TemplateError | Refused) else f"{type(error).__name__}: {error}"
@@ -184,7 +184,7 @@ def limit_memory(most: int) -> None:
 
 
 def address_space() -> int:
-    """Bytes of address space of the process; 0 where it is not limited."""
+    """Bytes of address space of the process; 0 where the address space is not limited."""
     if sys.platform != "linux":
         return 0
     with open("/proc/self/statm") as statm:
@@ -192,17 +192,17 @@ def address_space() -> int:
 
 
 def encode(value) -> bytes:
-    """Encode a value as JSON, including text with half of a surrogate pair."""
+    """Encode a value as JSON; the value may include text with half of a surrogate pair."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def decode(content: bytes):
-    """Invert `encode`. Raises ValueError or RecursionError for content that it did not make."""
+    """Invert `encode`. Raises ValueError or RecursionError for content that `encode` did not make."""
     return json.loads(content.decode("utf-8", "surrogatepass"))
 
 
 def read_frame(parent: int, limits: tuple[int, int] | None = None):
-    """Read the next value from stdin; exit at its end, or if the parent is gone.
+    """Read the next value from stdin; exit at the end of stdin, or if the parent is gone.
 
     Another process may hold the other end of the pipe open, so the end of stdin is not a sufficient test."""
     while not select.select([sys.stdin.buffer], [], [], 2.0)[0]:
@@ -225,7 +225,7 @@ def write_frame(value) -> None:
 
 
 def attempt(seconds: float, work, *args):
-    """Return the result of `work`, or {"error": ...}; the process dies if that exceeds its time or memory."""
+    """Return the result of `work`, or {"error": ...}; the process dies if `work` exceeds its time or memory."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return work(*args)

@@ -5,8 +5,8 @@
     llama3     <|begin_of_text|><|start_header_id|>{role}<|end_header_id|>\\n\\n{content}<|eot_id|>...
     tokenizer  the chat_template of the tokenizer's tokenizer_config.json (`tokenizer_template.py`)
 
-Training covers an answer from its first character to the token that ends the turn, in LLaMA-2 with the space between
-them. Conversations are alternating questions and answers after an optional system message.
+Training covers an answer from its first character to the token that ends the turn; in LLaMA-2, this includes the space
+between the answer and that token. Conversations are alternating questions and answers after an optional system message.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | 
 
     Args:
       chat_date: today's date for a tokenizer's own template, e.g. 2026-11-22; None: today. "": a template that asks for
-        the date is refused. Unless it is None, a template that makes random text is also refused.
+        the date is refused. Unless `chat_date` is None, a template that makes random text is also refused.
 
     Raises:
       ValueError: if the template is unknown, or needs tokens that the tokenizer lacks.

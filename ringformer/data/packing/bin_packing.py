@@ -1,9 +1,9 @@
 """Bin packing by length: assigns pieces of documents to sequences, and sequences to batches.
 
-The attention work of a sequence is the sum of the squared lengths of its pieces if each attends only to itself (packed
-attention "document"), and the square of their sum if they attend to all previous pieces ("sequence"). A step takes as
-long as its heaviest sequence, so the sequences of a batch should have equal work: they are sorted by work and cut into
-batches, and pieces trade places within batches that are still uneven.
+The attention work of a sequence is the sum of the squared lengths of its pieces if each piece attends only to itself
+(packed attention "document"), and the square of the summed lengths if pieces also attend to all previous pieces
+("sequence"). A step takes as long as its heaviest sequence, so the sequences of a batch should have equal work: they
+are sorted by work and cut into batches, and pieces trade places within batches that are still uneven.
 """
 
 from bisect import bisect_left, insort
@@ -14,7 +14,9 @@ import numpy as np
 from ringformer.data.packing.options import PackedAttention
 
 POOL = 2**14
-"""Pieces to pack together: they fill sequences as well as millions would, and the sorted lists stay short."""
+"""Number of pieces to pack together: enough to fill sequences as well as millions would, yet the sorted lists stay
+short.
+"""
 
 JITTER = 0.02
 """Relative noise on the lengths by which pieces are sorted, longest first; it changes neighbours in every epoch."""
@@ -62,7 +64,7 @@ def _fill(lengths: np.ndarray, capacity: int, balanced: float) -> np.ndarray:
     bins, rooms, late = [0] * len(lengths), list[int](), list(range(dealt))
     used = -(-int(ends[-1]) // capacity) if dealt else 0
     if dealt:
-        # The rest will fill the room in a bin: its work is predicted as `rate` per token.
+        # The remaining pieces will fill the room in a bin: their work is predicted as `rate` per token.
         rest = lengths[dealt:].astype(np.float64)
         rate = (rest**2).sum() / rest.sum()
         lightest, late = [(rate * capacity, b, capacity) for b in range(used)], []
@@ -101,8 +103,8 @@ def order_by_batch(
     Args:
       lengths, bins: int64 [N]: the pieces, and their bins from `pack`.
       size: bins per batch.
-      phase: bins that the first batch has from the previous epoch. The bins that complete it, and those of the last,
-        unfinished batch, have medium work, so that they fit together.
+      phase: number of bins that the first batch has from the previous epoch. The bins that complete the first batch and
+        the bins of the last, unfinished batch have medium work, so that the two kinds fit together across epochs.
 
     Returns:
       The bin of each piece after the trades, int64 [N], and the order of the bins.

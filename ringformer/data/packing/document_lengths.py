@@ -14,12 +14,12 @@ from ringformer.data.packing.options import PackedAttention
 from ringformer.data.packing.sequences import StoreSequences
 
 MOST_PASSES = 4
-"""Passes over the same tokens that are worth nearly as much as new tokens (Muennighoff et al., Scaling Data-Constrained
-Language Models, 2023)."""
+"""Number of passes over the same tokens that are worth nearly as much as new tokens (Muennighoff et al., Scaling
+Data-Constrained Language Models, 2023)."""
 
 
 class DocumentLengths(NamedTuple):
-    """Lengths in tokens of one store's documents that a run selects, before any is cut."""
+    """Lengths, in tokens, of the documents that a run selects from one store, before any document is cut."""
 
     store: str
     """Folder of the store."""
@@ -32,7 +32,7 @@ class DocumentLengths(NamedTuple):
     long_share: float
     """Share of the tokens that are in documents of at least half the context."""
     positions: int
-    """Number of RoPE positions that occur; an upper bound for a stream, which may cut documents."""
+    """Number of RoPE positions that occur; for a stream, which may cut documents, this is an upper bound."""
 
     def __str__(self) -> str:
         seen = "its own document" if self.packed_attention == "document" else "its packed sequence"

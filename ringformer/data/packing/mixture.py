@@ -3,7 +3,7 @@
 The store of sequence `index` is periodic in the index: for integer shares w_1 : w_2 : ..., a period has w_1 + w_2 + ...
 sequences. Within it, Tijdeman's algorithm (The chairman assignment problem, 1980) keeps every one of k stores within
 1 - 1/(2k-2) sequences of its share at any point. A window of any length therefore deviates from the shares by at most 1
-sequence with two stores, and by less than 2 with more. The seed decides where the period begins.
+sequence with two stores, and by less than 2 sequences with more stores. The seed decides where the period begins.
 """
 
 import math
@@ -83,7 +83,7 @@ def schedule(shares: Sequence[int]) -> np.ndarray:
     slack = max(2 * k - 2, 1)
     counts, order = [0] * k, []
     for n in range(1, total + 1):
-        # Parts that are due by more than 1/slack of a sequence; the one that will be overdue first goes first.
+        # Parts that are due by more than 1/slack of a sequence; the part that will be overdue first goes first.
         due = [c for c in range(k) if slack * (n * shares[c] - counts[c] * total) >= total]
         chosen = min(due, key=lambda c: Fraction(slack * (counts[c] + 1) - 1, shares[c])) if k > 1 else 0
         counts[chosen] += 1
@@ -92,7 +92,7 @@ def schedule(shares: Sequence[int]) -> np.ndarray:
 
 
 class Mixture:
-    """Packed sequences of several parts in the given shares, a function of (seed, index) like those of each part.
+    """Packed sequences of several parts in the given shares; like each part's, they are a function of (seed, index).
 
     Attributes:
       parts: the sequences to mix: all `DocumentStream` or all `WholeDocuments`, with the same packed_attention.
@@ -110,7 +110,7 @@ class Mixture:
         self.per_epoch = min(self._until(part, packed.per_epoch) for part, packed in enumerate(self.parts))
 
     def source(self, index: int) -> tuple[int, int]:
-        """Return the part that sequence `index` comes from, and its index there."""
+        """Return the part that sequence `index` comes from, and the sequence's index in that part."""
         if index < 0:
             raise ValueError(f"sequence {index} does not exist; they are counted from 0")
         periods, at = divmod(index, len(self._period))

@@ -18,7 +18,7 @@ from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.data.stores.token_store import TokenStore
 
 MOST_RUNS = 64
-"""Most runs of positions to read one by one; a ring's zigzag layout has two for each of its ranks."""
+"""Most runs of positions to read one by one; a ring's zigzag layout has two runs for each rank."""
 
 
 class Batch(NamedTuple):
@@ -29,13 +29,14 @@ class Batch(NamedTuple):
     targets: Any
     """int32: the next token; arbitrary where the mask is False."""
     positions: Any
-    """int32: index in the document, counted from the sequence's start if the document began before it. With packed
-    attention "sequence" the index in the sequence. Padding: 0."""
+    """int32: index in the document, counted from the sequence's start if the document began before the sequence. With
+    packed attention "sequence", the index in the sequence. For padding, 0."""
     segment_ids: Any
-    """int32: 1, 2, ... for the documents of the sequence, in order, then a number for each token of padding. With
-    packed attention "sequence" all documents are 1; for a packing without padding (stream) this is then None."""
+    """int32: 1, 2, ... for the documents of the sequence, in order, then a separate number for each token of padding.
+    With packed attention "sequence", all documents are 1; if that packing has no padding (stream), the field is None.
+    """
     mask: Any
-    """bool: True where the target is predicted: it is in the same document, and trained on according to the store."""
+    """bool: True where the target is predicted: the target is in the same document, and the store trains on it."""
     ends: Any
     """bool: True where the target is never predicted, regardless of the store: the token is the last of its document,
     or padding."""
@@ -48,16 +49,16 @@ class StoreSequences(ABC):
       store: the TokenStore.
       documents: int64, the numbers of its documents with lengths that the options select.
       packed_attention: "document" or "sequence", the range of a token's attention.
-      has_segments: True if every sequence has segment ids, else none has: a step is compiled for one of the two.
-      per_epoch: number of sequences in one pass over these documents; in the first pass if passes differ.
-      bytes_read: bytes of the store's tokens and mask that were requested so far.
+      has_segments: True if every sequence has segment ids, False if no sequence has: a step is compiled for one case.
+      per_epoch: number of sequences in one pass over these documents; if passes differ, the number in the first pass.
+      bytes_read: bytes of the store's tokens and mask that have been requested so far.
     """
 
     has_segments: bool
     per_epoch: int
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
-        """Select the documents; `options.packing` has already chosen the subclass."""
+        """Select the documents; the choice of the subclass has already used `options.packing`."""
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:
@@ -98,10 +99,10 @@ class StoreSequences(ABC):
         """Tokens of text, not padding, in the fullest sequence of the first epoch."""
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
-        """Read the fields [len(positions)] of sequence `index` at `positions`, in any order and each in [0, seq_len).
+        """Read the fields [len(positions)] of sequence `index` at `positions`, which are in [0, seq_len) in any order.
 
         For a few runs of positions, only these tokens and the target after each run are read from the store; adjacent
-        runs are read together. For many runs (a ring's striped layout), everything in between is also read.
+        runs are read together. For many runs (a ring's striped layout), the tokens between the runs are also read.
         """
         self._check(index, positions)
         if not len(positions):

@@ -59,8 +59,8 @@ class DocumentStream(StoreSequences):
         return order[starts[:-1] < start + self.seq_len]
 
     def _cut(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the documents that a sequence and its last target need, the start of each in the stream (and the end),
-        and the start of the sequence."""
+        """Return the documents that a sequence and its last target need, the start of each document in the stream (and
+        the end of the last one), and the start of the sequence."""
         epoch, row = divmod(index, self.per_epoch)
         order, starts, pieces = self._epoch(epoch)
         start = int(pieces[row]) * self.seq_len
@@ -68,8 +68,8 @@ class DocumentStream(StoreSequences):
         return order[first : last + 1], starts[first : last + 2], start
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the epoch's order of documents; the start of each in the stream, and the end, int64 [documents + 1];
-        and the order of the stream's pieces, int64 [per_epoch]."""
+        """Return the epoch's order of documents; the start of each document in the stream and the end of the stream,
+        int64 [documents + 1]; and the order of the stream's pieces, int64 [per_epoch]."""
         rng = self._random(epoch)
         order = rng.permutation(len(self.documents))
         starts = np.concatenate([[0], np.cumsum(self._lengths[order])])

@@ -1,13 +1,13 @@
-"""Packing "whole": uncut documents, several per sequence, with padding where none fits.
+"""Packing "whole": uncut documents, several per sequence, with padding where no further document fits.
 
-A document longer than a sequence is cut into pieces of that length and a rest; any other document is one piece. In each
-epoch the pieces are packed by their lengths (`bin_packing.py`), so that sequences are full, and ordered so that the
-sequences of a batch have equal attention work. Every epoch has every token once. The number of sequences may differ
-between epochs, so finding the first sequence of epoch e requires packing all previous epochs.
+A document longer than a sequence is cut into pieces of the sequence's length and a remainder; any other document is one
+piece. In each epoch the pieces are packed by their lengths (`bin_packing.py`), so that sequences are full, and the
+sequences are ordered so that those of a batch have equal attention work. Every epoch has every token once. The number
+of sequences may differ between epochs, so finding the first sequence of epoch e requires packing all previous epochs.
 
 Each token of padding is its own segment, at position 0 and not trained on, so only chunks on the diagonal compare it
-with anything. All sequences have segment ids, including those without padding: with packed attention "sequence" they
-would not need them, but batches with and without ids are two compiled programs.
+with anything. All sequences have segment ids, including sequences without padding. With packed attention "sequence",
+those would not need segment ids, but batches with and without ids would be two compiled programs.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ from ringformer.data.stores.token_store import TokenStore
 
 
 class WholeDocuments(StoreSequences):
-    """Sequences of whole documents; a function of (seed, index), given `batch_size`.
+    """Sequences of whole documents; given `batch_size`, a sequence is a function of (seed, index).
 
     Sequences [k*batch_size, (k+1)*batch_size) are one batch, of nearly equal attention work.
     """
@@ -44,7 +44,7 @@ class WholeDocuments(StoreSequences):
         begins, ends = store.offsets[self.documents], store.offsets[self.documents + 1]
         pieces = -(-(ends - begins) // seq_len)
         number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        # Begin of each piece in the store, and end of its document.
+        # The begin of each piece in the store, and the end of its document.
         self._begins, self._ends = np.repeat(begins, pieces) + number * seq_len, np.repeat(ends, pieces)
         self._lengths = np.minimum(self._ends - self._begins, seq_len)
         self._batch_size = batch_size
@@ -103,7 +103,7 @@ class WholeDocuments(StoreSequences):
         return by_bin[ends[bin_] : ends[bin_ + 1]]
 
     def lengths(self, index: int) -> np.ndarray:
-        """The tokens of each piece in sequence `index`, int64."""
+        """Return the number of tokens of each piece in sequence `index`, int64."""
         return self._lengths[self.pieces(index)]
 
     def _begin(self, epoch: int) -> int:
@@ -116,7 +116,8 @@ class WholeDocuments(StoreSequences):
         return pack(self._lengths, self.seq_len, self._random(epoch), self.packed_attention)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the epoch's pieces bin by bin, the begin of each bin among them (and the end), and the bins' order."""
+        """Return the epoch's pieces bin by bin, the begin of each bin among the pieces (and the end of the last bin),
+        and the bins' order."""
         phase = self._begin(epoch) % self._batch_size
         rng = self._random(epoch, stream=1)
         bins, order = order_by_batch(

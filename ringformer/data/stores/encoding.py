@@ -22,7 +22,7 @@ class Encoded(NamedTuple):
 
     ids: np.ndarray
     trained: np.ndarray | None
-    """Mask of the tokens trained on, bool; None: all."""
+    """Mask of the tokens trained on, bool; None if all tokens are."""
     utf8_bytes: int
     """Size of the text that is trained on."""
     digest: bytes
@@ -30,7 +30,7 @@ class Encoded(NamedTuple):
 
 
 def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[list[Any]]:
-    """Group items, given with their lengths, into groups of at least `characters`; the last may be smaller."""
+    """Group items, given with their lengths, into groups of at least `characters`; the last group may be smaller."""
     group: list[Any] = []
     total = 0
     for length, item in items:
@@ -86,8 +86,8 @@ class ChatEncoder:
     """Encoder of conversations with a template; answers and their end tokens are trained on.
 
     A conversation longer than `chat_length` tokens (0: no limit) is split between an answer and the next question, and
-    each part repeats the system message. A single question and answer that are longer are cut. Parts without a token to
-    train on are left out. All parts are on the same side of the train-eval split.
+    each part repeats the system message. A question and its answer that exceed the limit by themselves are cut. Parts
+    without a token to train on are left out. All parts are on the same side of the train-eval split.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ChatEncoder:
                     yield sum(len(segment.text) for segment in segments), (conversation, segments)
 
     def _sized(self) -> Iterator[tuple[int, Conversation]]:
-        """Yield the conversations with their characters, plus an allowance for the template's own text."""
+        """Yield the conversations, each with its number of characters plus an allowance for the template's own text."""
         for conversation in self._conversations:
             check_size(conversation.name, (message.content for message in conversation.messages), self._max_bytes)
             yield 1000 + sum(len(message.content) for message in conversation.messages), conversation
@@ -141,7 +141,7 @@ class ChatEncoder:
     def _fit(
         self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes, counts: Counter[str]
     ) -> Iterator[Encoded]:
-        """Yield the parts of a conversation that is longer than chat_length, or all of it."""
+        """Yield the parts of a conversation that is longer than chat_length; yield a shorter conversation whole."""
         messages, limit = list(conversation.messages), self._chat_length
         system = [message for message in messages[:1] if message.role == "system"]
         turns = messages[len(system) :]

@@ -6,8 +6,8 @@
     DIR/source.json       size, time and hash of the source's files, to detect changes
     DIR/manifest.json     {file: [bytes, hash]} of the files above, except those that a store.json lists
 
-It is built in DIR.building-XXXXXXXX, with a note of the building process, and renamed once everything is on disk. The
-next process that builds there removes the leftovers of a killed one.
+The folder is built in DIR.building-XXXXXXXX, with a note of the building process, and renamed once everything is on
+disk. If a building process is killed, the next process that builds there removes the leftovers.
 """
 
 import json
@@ -66,7 +66,8 @@ def new_folder(directory: Path) -> Iterator[Path]:
 
 
 def check_folder(directory: Path) -> None:
-    """Raise ValueError if a file of `directory` (of its stores, store.json) is missing or has changed."""
+    """Raise ValueError if a file of `directory` is missing or has changed; of each store, only store.json is
+    checked."""
     path = directory / MANIFEST
     if not path.is_file():
         raise ValueError(f"{path} is missing: {REBUILD}")

@@ -1,6 +1,7 @@
 """Integrity of stores, by hashes of their files and of store.json itself.
 
-The hashes are in store.json and are checked when a store is opened, for more than AT_ONCE bytes in a background thread.
+The hashes are in store.json and are checked when a store is opened; a store of more than AT_ONCE bytes is checked in a
+background thread.
 Training checks the thread's result at every batch (`raise_if_failed`) and waits for it before a save (`wait`), so that
 no checkpoint depends on unverified tokens. Later reads are compared block by block (`checked_array.py`). Every process
 verifies the store, because hosts may have their own copies.
@@ -21,7 +22,7 @@ FORMAT = 3
 """Store format that is written and read."""
 
 AT_ONCE = 2**27
-"""Most bytes of arrays to verify while opening a store; larger ones are verified in a thread."""
+"""Most bytes of arrays to verify while opening a store; larger arrays are verified in a thread."""
 
 
 def checksum(meta: Mapping[str, Any]) -> str:
@@ -31,7 +32,7 @@ def checksum(meta: Mapping[str, Any]) -> str:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Read a store.json. Raises ValueError if it has another format, or has changed since it was written."""
+    """Read a store.json. Raises ValueError if it has a different format, or has changed since it was written."""
     try:
         meta = json.loads(path.read_bytes())
     except ValueError as error:
@@ -49,7 +50,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def check_sizes(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
-    """Raise ValueError for a file that is missing or has another size; `files` has [bytes, hash] of each."""
+    """Raise ValueError for a file that is missing or has the wrong size; `files` has [bytes, hash] of each file."""
     for name, (size, _) in files.items():
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} is missing: {REBUILD}")
@@ -90,7 +91,7 @@ class ContentCheck:
         return self._thread.is_alive()
 
     def raise_if_failed(self) -> None:
-        """Raise the error of the thread, if there is one so far."""
+        """Raise the error of the thread, if the thread has failed so far."""
         if self._error:
             raise self._error
 

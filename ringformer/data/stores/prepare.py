@@ -35,7 +35,7 @@ ENCODE_CHARACTERS = 2**21
 IN_FLIGHT = 3
 """Groups that are tokenized but not yet written, so that the tokenizer never waits for reading, hashing and writing."""
 FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
-"""Settings in a store's fingerprint, in addition to a chat_date if there is one; the others only locate the
+"""Settings in a store's fingerprint, in addition to a chat_date if one is set; the other settings only locate the
 documents."""
 
 
@@ -44,9 +44,9 @@ def open_or_build(
     options: StoreOptions,
     tokenizer: Tokenizer,
 ) -> tuple[TokenStore, TokenStore | None]:
-    """Open the train and eval stores in `directory`; build them by `options` if they do not exist.
+    """Open the train and eval stores in `directory`; build them from `options` if they do not exist.
 
-    The eval store is None with held_out=0. Stores that `build_stores` made without `settings` do not record their
+    With held_out=0, the eval store is None. Stores that `build_stores` made without `settings` do not record their
     source.
 
     Args:
@@ -103,8 +103,8 @@ def build_stores(
       settings: selection of the documents, for store.json; the tokenizer and `held_out` are added.
 
     Raises:
-      ValueError: if a split gets no document, a document cannot be encoded, or conversations have no tokens, or only
-        tokens, to train on.
+      ValueError: if a split gets no document, a document cannot be encoded, or either none or all of the conversations'
+        tokens are trained on.
       FileExistsError: if `directory` is not empty.
     """
     directory = Path(directory)
@@ -214,8 +214,8 @@ def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dic
 def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[Encoded], Counter[str]]]:
     """Yield encoded groups, in order, with the counts of each.
 
-    There are two threads: while one turns results into arrays, the tokenizer's own threads process the text of the
-    other.
+    There are two threads: while one thread turns results into arrays, the tokenizer's own threads process the other
+    thread's text.
     """
     with ThreadPoolExecutor(2, thread_name_prefix="encode") as threads:
         coming: deque[Future[tuple[list[Encoded], Counter[str]]]] = deque()

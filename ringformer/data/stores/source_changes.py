@@ -13,9 +13,9 @@ def source_state(source: str) -> dict[str, list[Any]]:
 
 
 def changed_files(source: str, recorded: dict[str, list[Any]]) -> list[str]:
-    """Describe the files that now differ from `recorded`; none if the whole source is gone.
+    """Describe the files that now differ from `recorded`; empty if the whole source is gone.
 
-    Only files of the same size with another modification time are read.
+    A file is read only if its size is unchanged but its modification time is not.
     """
     now = source_files(source)
     if not now:

@@ -6,7 +6,7 @@
     offsets.npy   int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]], including its end token
     mask.bin      for conversations, uint8 per token: 0 for a token that is read but not trained on
 
-The stores of a run are two in a folder, `train` and `eval` (`folder.py`).
+A run has two stores in one folder, `train` and `eval` (`folder.py`).
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from ringformer.data.stores.integrity import FORMAT, ContentCheck, check_sizes, 
 from ringformer.data.tokenizers.base import Tokenizer
 
 FINGERPRINTED_FORMAT = 2
-"""Format in fingerprints; since then, the same documents have the same tokens in the same order."""
+"""Format version in fingerprints; since this version, the same documents have the same tokens in the same order."""
 
 
 class TokenStore:
@@ -36,7 +36,7 @@ class TokenStore:
       check: comparison of its files with their hashes.
       tokens: uint16 or uint32 [N], a `CheckedArray`: reading raises DamagedStore for content that has changed.
       offsets: int64 [documents + 1], in memory.
-      mask: uint8 [N], a `CheckedArray`, or None: all tokens are trained on.
+      mask: uint8 [N], a `CheckedArray`; None if all tokens are trained on.
       meta: the contents of store.json.
     """
 
@@ -96,10 +96,9 @@ class StoreWriter:
         """Write one document.
 
         Args:
-          ids: its tokens, including the end token.
-          trained: mask of tokens trained on, bool; None: all. Either all documents of a store have one or none has.
-          utf8_bytes: size of the text that is trained on.
-          digest: identifier of the document.
+          ids: its tokens, including the end token. trained: mask of tokens trained on, bool; None if all are. Either
+          all documents of a store have a mask or none. utf8_bytes: size of the text that is trained on. digest:
+          identifier of the document.
 
         Raises:
           ValueError: for an id that the tokenizer's vocabulary does not have.

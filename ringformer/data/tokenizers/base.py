@@ -1,8 +1,8 @@
 """The tokenizer protocol, the segments of a chat template, and the files that accompany a tokenizer.
 
-Tokenizers are lossless on the text they accept (a `tokenizer.json` if it does not normalize), so that a likelihood per
-byte is comparable between tokenizers. A tokenizer's `name` identifies its vocabulary by content: a token store records
-it, and a store made with another vocabulary is refused.
+Tokenizers are lossless on the text they accept (for a `tokenizer.json`: if it does not normalize), so that a likelihood
+per byte is comparable between tokenizers. A tokenizer's `name` identifies its vocabulary by content: a token store
+records the name, and a store made with a different vocabulary is refused.
 
 Text never becomes a control token: `</s>` in a document is four characters. Only a `Segment` of a chat template can
 request one.
@@ -54,7 +54,8 @@ class Tokenizer(Protocol):
         """Encode each conversation as a whole; return its ids, and for each id whether it is trained on.
 
         Text between two control tokens is encoded in one piece, even if it has several segments. A token is trained on
-        if any of its characters is; so is the token with an answer's first character, even if it begins before it.
+        if any of its characters is trained on, so a token with an answer's first character is trained on even if the
+        token begins before the answer.
         """
         ...
 

@@ -1,9 +1,9 @@
 """Hugging Face `tokenizer.json` files, read with the `tokenizers` library.
 
-The library turns the name of a special token in any text into the token. Text is therefore encoded by a copy of the
-tokenizer in which each special token has a private name that no text contains. Chat templates use these names, so that
-a conversation is still encoded in one call. The copy lacks the file's post-processor, which would add tokens and trim
-whitespace from offsets.
+The library turns a special token's name into that token wherever it appears in a text. Text is therefore encoded by a
+copy of the tokenizer in which each special token has a private name that no text contains. Chat templates use these
+names, so that a conversation is still encoded in one call. The copy lacks the file's post-processor, which would add
+tokens and trim whitespace from offsets.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from ringformer.data.tokenizers.token_bytes import (
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
 BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
-"""Default names of tokens that end and begin a text, without a tokenizer_config.json that names them."""
+"""Default names of the tokens that end and begin a text, used if no tokenizer_config.json names these tokens."""
 
 LONG_TEXT = 2**19
 """Most characters of a text to encode in one piece; longer texts are encoded in windows, in bounded memory."""
@@ -153,7 +153,7 @@ def _with_private_names(description: dict[str, Any], special: list[dict[str, Any
 
 
 def _token_bytes(encoder, description: dict[str, Any], vocab_size: int) -> TokenBytes:
-    """Return the bytes of the encoder's tokens, decoding whichever of two notations the file's model has."""
+    """Return the bytes of the encoder's tokens, decoding the one of two notations that the file's model uses."""
     byte_level = "ByteLevel" in json.dumps([description.get("pre_tokenizer"), description.get("decoder")])
     byte_fallback = bool(description["model"].get("byte_fallback"))
     tokens = [b""] * vocab_size
@@ -168,7 +168,8 @@ def _token_bytes(encoder, description: dict[str, Any], vocab_size: int) -> Token
 
 
 def _pieces(chat: Sequence[Segment], begin: Callable[[Sequence[Piece]], Sequence[Piece]] = list) -> list[Piece]:
-    """Split a chat into pieces, control tokens by their private names; `begin` is applied to each text between them."""
+    """Split a chat into pieces, with control tokens as their private names; `begin` is applied to each stretch of text
+    between control tokens."""
     pieces: list[Piece] = []
     for part in split_at_controls(chat):
         if isinstance(part, Segment):
@@ -184,13 +185,13 @@ def _int32(ids: list[int]) -> np.ndarray:
 
 
 def _trained_by_offsets(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
-    """Mask the tokens, of characters [starts[i], ends[i]), that overlap a trained piece; bool [tokens]."""
+    """Mask the tokens that overlap a trained piece, bool [tokens]; token i has characters [starts[i], ends[i])."""
     trained, place = np.zeros(len(starts), bool), 0
     for piece, is_trained in pieces:
         end = place + len(piece.decode())
         if is_trained and piece:
             first = int(np.searchsorted(ends, place, side="right"))
-            # The library reports the first byte tokens of a character as empty; they belong to it.
+            # The library reports the first byte tokens of a character as empty; they belong to that character.
             while first and starts[first - 1] == place:
                 first -= 1
             trained[first : np.searchsorted(starts, end)] = True

@@ -36,6 +36,6 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Copy a tokenizer's files to `folder` for `load_tokenizer(folder)`; the tokenizer `bytes` has none."""
+    """Copy a tokenizer's files to `folder` for `load_tokenizer(folder)`; the tokenizer `bytes` has no files."""
     for i, file in enumerate(tokenizer.files):
         write_whole(folder / (file.name if i else f"tokenizer{file.suffix}"), file.read_bytes())

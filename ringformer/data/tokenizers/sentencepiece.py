@@ -85,7 +85,9 @@ class SentencePieceTokenizer(Tokenizer):
 def _join(
     chat: list[Segment | list[Piece]], texts: Iterator[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Join the ids of a chat, and the mask of those trained on; its parts of text are the next of `texts`."""
+    """Join the ids of a chat and the mask of ids trained on; the chat's stretches of text are the next items of
+    `texts`.
+    """
     parts = [(np.zeros(0, np.int32), np.zeros(0, bool))]
     for part in chat:
         if isinstance(part, Segment):

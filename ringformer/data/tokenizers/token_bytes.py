@@ -1,5 +1,5 @@
-"""Bytes of tokens, from which follow the tokens of a text that are trained on; offsets from a tokenizer's library would
-take half as long again."""
+"""Bytes of tokens, which determine the tokens of a text that are trained on; using offsets from a tokenizer's library
+would take half as long again."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -17,7 +17,7 @@ class TokenBytes:
     """The bytes of every token of a vocabulary.
 
     Args:
-      tokens: the bytes of each id; b"" for one without text.
+      tokens: the bytes of each id; b"" for an id without text.
     """
 
     def __init__(self, tokens: Sequence[bytes]):
@@ -36,8 +36,8 @@ class TokenBytes:
 
         Args:
           encoded: the ids of each text.
-          texts: the pieces of each.
-          behind_prefix: returns the texts with a space before each stretch where the tokenizer may add one.
+          texts: the pieces of each text.
+          behind_prefix: returns the texts with a space before each stretch where the tokenizer may add a space.
           ask_library: returns the mask of text i from the library's offsets, for ids whose bytes differ from the text:
             a normalizer changed it, or characters are unknown.
         """
