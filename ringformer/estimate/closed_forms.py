@@ -23,8 +23,8 @@ CLOSED_FORM = "closed form"
 """Start of `StepTime.source` for seconds that are not based on a compiled program."""
 
 LOGITS_ON_CHIP = {"v4": 32 * 2**20, "v5e": 32 * 2**20, "v6e": 32 * 2**20}
-"""Largest float32 logits of a chunk pair, in bytes, that the TPU compiler keeps on the chip, by generation. Larger ones
-spill to HBM, as do all logits on other generations, in every program compiled so far. A compiled program shows it."""
+"""Largest float32 logits of a chunk pair, in bytes, that the TPU compiler keeps on the chip, by generation. In every
+program compiled so far, larger logits spill to HBM, and so do all logits on other generations."""
 
 SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes per byte of a chunk pair's logits where these spill, (forward, backward), from compiled programs: v5e for
@@ -50,7 +50,7 @@ class StepTime:
     closed_form: bool = False
     """True if `compute` is not based on a compiled program."""
     assumed: Efficiency = USUAL
-    """Shares of the peak assumed for the rest."""
+    """Shares of the peak assumed for the rest of `compute`."""
 
     @property
     def step(self) -> float:
@@ -135,8 +135,8 @@ def _logits_on_chip(workload: Workload) -> bool:
 def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
     """Attention FLOPs of one device in one hop of a balanced ring, with `local` tokens of one sequence per device.
 
-    Each visible pair of a query and a key takes 4 d forward (two products) and 10 d backward (five); a causal mask
-    leaves half of the pairs.
+    Each visible pair of a query and a key takes 4 d FLOPs forward (two products) and 10 d FLOPs backward (five
+    products); a causal mask leaves half of the pairs visible.
     """
     pairs = local * local * (0.5 if causal else 1.0)
     each = PAIR_BACKWARD + PAIR_LOGITS_AGAIN if backward else PAIR_FORWARD

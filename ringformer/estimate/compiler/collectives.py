@@ -36,7 +36,8 @@ class Group(NamedTuple):
     hidden_bytes: float
     exposed_bytes: float
     longest: Transfer
-    """The one with the most bytes, which occupies the link longest; of equals, the one that takes most seconds."""
+    """The transfer with the most bytes, which occupies the link longest; if several have equally many bytes, the
+    slowest of them."""
 
     @property
     def bytes(self) -> float:

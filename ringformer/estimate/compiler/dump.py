@@ -1,7 +1,7 @@
 """Scheduled programs with their buffer assignment, read from what XLA dumps before it generates code.
 
-At that point it is decided whether a program fits, what it holds and what it overlaps. On TPU nine tenths of a
-compilation are still ahead: the machine code, which an estimate does not need.
+At that point, it is decided whether the program fits, what it holds in memory and what it overlaps. On TPU, nine tenths
+of the compilation are still ahead: generating the machine code, which an estimate does not need.
 """
 
 import re
@@ -88,7 +88,7 @@ def read_dump(folder: Path, kind: str) -> Compiled | None:
 def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[str, Any]) -> jax.stages.Compiled:
     """Compile with `options`, and with those options in `printing` that the compiler accepts.
 
-    A compiler rejects an unknown option at once; one that is older than an option always behaves as the option asks.
+    A compiler rejects an unknown option at once; a compiler older than an option always behaves as the option asks.
     """
     try:
         return lowered.compile(compiler_options=options | printing)

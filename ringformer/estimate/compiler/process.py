@@ -158,7 +158,7 @@ def _death(program: str, returncode: int, log: str) -> str:
 
 
 def main(folder: Path, parent: int) -> None:
-    """Run the compiling process. It ends with the compiler's answer, or when its parent is gone."""
+    """Run the compiling process. The process ends with the compiler's answer, or when its parent is gone."""
 
     def follow():
         while os.getppid() == parent:
@@ -214,7 +214,7 @@ def _lower(workload: Workload, program: str) -> LoweredProgram:
 
 
 def _cycles(text: str, code: Path) -> dict[str, float]:
-    """Cycles of a program's instructions by key; the compiler writes the machine code of equal ones once."""
+    """Cycles of a program's instructions by key; the compiler writes the machine code of equal instructions once."""
     by_name = read_cycles(code)
     kernels = KernelKeys(Program.parse(text)).kernels()
     return {key: by_name[instruction.name] for _, instruction, key in kernels if instruction.name in by_name}
