@@ -115,7 +115,8 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
 
 
 def read_refusal(message: str, around: Surroundings, target: Target, seconds: float) -> Estimate:
-    """Return the estimate of a program that does not fit, by its error; raises CompilerFailure for others."""
+    """Return the estimate of a program that does not fit, read from the compiler's error; raises CompilerFailure for
+    other errors."""
     size = r"\(?([\d.]+)([KMGT])\)?"
     used = re.search(rf"Used {size} of {size} hbm", message)
     used = used or re.search(rf"required for HLO temporaries {size} exceeds available HBM {size}", message)

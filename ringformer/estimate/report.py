@@ -52,7 +52,7 @@ def estimate_json(workload: Workload, estimate: Estimate) -> dict:
 
 
 def closed_form_json(workload: Workload) -> dict:
-    """Return the same from closed forms; null where only a compiler knows."""
+    """Return the numbers of `estimate_json` from closed forms; null for numbers that only a compiler can report."""
     target, peak = workload.target, peak_bytes(workload)
     counted = Estimate(
         fits=peak <= target.budget,

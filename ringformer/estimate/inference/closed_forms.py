@@ -29,8 +29,8 @@ def cache_bytes(workload: InferenceWorkload) -> int:
 
 
 def floor_seconds(workload: InferenceWorkload) -> float:
-    """Lower bound of the seconds of one token in every row: cache and weights read once at the memory's rate. Of an
-    embedding that is not also the output head, only rows are read."""
+    """Lower bound of the seconds of one token in every row: cache and weights are read once at the memory's rate. If
+    the embedding is not also the output head, only the tokens' rows of it are read."""
     m, mesh = workload.model, AbstractMesh(workload.mesh_shape, AXIS_NAMES)
     unread = 0 if m.tie_embeddings else _share_bytes(weight_shares(m, mesh)["embed"])
     read = weight_bytes(workload) - unread + cache_bytes(workload)

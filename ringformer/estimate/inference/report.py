@@ -25,8 +25,8 @@ class PrefillTime(NamedTuple):
 
 
 def prefill_time(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> PrefillTime | None:
-    """Return the time of prefill from the compiled first and last chunk; chunks between them are interpolated by the
-    slots that each attends to. None if one of the two has no schedule."""
+    """Return the time of prefill from the compiled first and last chunk; the times of chunks between them are
+    interpolated by the number of slots that each chunk attends to. None if the first or last chunk has no schedule."""
     last = _step(workload, estimates.get(PREFILL))
     first = last if workload.chunks == 1 else _step(workload, estimates.get(FIRST_CHUNK))
     if first is None or last is None:

@@ -71,7 +71,8 @@ def likely(workload: InferenceWorkload, *, mesh: bool, chunk: bool) -> list[Infe
 
 
 def _spread(ranked: list[InferenceWorkload]) -> list[InferenceWorkload]:
-    """Return the first, and then each that needs at most three quarters of the previous one's working memory."""
+    """Return the first workload, and then each workload that needs at most three quarters of the working memory of the
+    previously returned workload."""
     chosen: list[InferenceWorkload] = []
     for option in ranked:
         if not chosen or _working(option) <= 0.75 * _working(chosen[-1]):
@@ -84,7 +85,8 @@ def _working(workload: InferenceWorkload) -> float:
 
 
 def first_accepted(options: list[InferenceWorkload], program: str, log: Callable[[str], None]) -> Accepted:
-    """Compile a program of one workload after another until it fits; return the last. Raises as `compile_apart`."""
+    """Compile a program for one workload after another until it fits; return the last workload that was compiled.
+    Raises the errors of `compile_apart`."""
     for option in options:
         chunk = f" in chunks of {option.chunk:,}" if option.chunks > 1 and program == PREFILL else ""
         log(
@@ -114,8 +116,9 @@ def whole(options: list[InferenceWorkload], log: Callable[[str], None]) -> Accep
 def longest(
     workload: InferenceWorkload, *, mesh: bool, chunk: bool, log: Callable[[str], None]
 ) -> tuple[Accepted | None, list[str]]:
-    """Search powers of two for the longest context that fits prefill, decoding and loading, whatever the workload's
-    own, and return reasons why longer ones do not fit. None: not even SHORTEST tokens fit. Raises as `compile_apart`.
+    """Search powers of two for the longest context that fits prefill, decoding and loading; the workload's own context
+    is ignored. Also return the reasons why longer contexts do not fit. None: not even SHORTEST tokens fit. Raises the
+    errors of `compile_apart`.
 
     Before compilation, weights and cache are counted: they are arguments and need memory in any case.
     """

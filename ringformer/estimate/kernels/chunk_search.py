@@ -28,16 +28,18 @@ class Candidate(NamedTuple):
     share_of_ideal: float | None
     """Ideal cycles of the needed matrix products, divided by the actual cycles; None: not computed."""
     why: str = ""
-    """Reason for None: too large for the chip, or slower than another by its forward alone."""
+    """Reason why the share is None: the chunks are too large for the chip, or their forward pass alone makes them
+    slower than another candidate."""
 
 
 Count = Callable[[str, Kind, Pair], dict[str, SlotUse]]
 
 
 def search(generation: str, head_dim: int, count: Count = count_kernel) -> Iterator[Candidate]:
-    """Yield every candidate as it is judged: starting in the middle, chunks with twice or half as many queries or keys
-    as the best so far, until none of them is better. Two kinds are not compiled: chunks larger than some that are too
-    large, and the backward of chunks whose forward with an ideal backward is already slower than the best.
+    """Yield every candidate as it is judged. The search starts in the middle and tries chunks with twice or half as
+    many queries or keys as the best so far, until none of them is better. Two kinds are not compiled: chunks larger
+    than chunks already found too large, and the backward pass of chunks whose forward pass, even with an ideal backward
+    pass, is slower than the best.
 
     Raises CompilerFailure and MissingCompiler.
     """
@@ -82,7 +84,7 @@ def _judge(generation: str, pair: Pair, best: float, count: Count) -> Candidate:
 
 
 def best_of(candidates: list[Candidate]) -> Candidate:
-    """Return the candidate with the largest share of the ideal. Raises ValueError if none has one."""
+    """Return the candidate with the largest share of the ideal. Raises ValueError if no candidate has a share."""
     judged = [candidate for candidate in candidates if candidate.share_of_ideal is not None]
     if not judged:
         raise ValueError(f"no candidate fits: {'; '.join(f'{c.q_chunk} x {c.k_chunk}: {c.why}' for c in candidates)}")

@@ -68,7 +68,7 @@ class ProgramSlots:
         return self._uses[name]
 
     def of_instruction(self, computation: str, instruction: Instruction) -> SlotUse:
-        """Use of one run of an instruction; one without machine code of its own only moves bytes."""
+        """Use of one run of an instruction; an instruction without machine code of its own only moves bytes."""
         if instruction.opcode == "while":
             turns = self.program.trip_count(computation, instruction)
             return times(self.of_computation(instruction.called[0]), turns)

@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
     @property
     def impossible(self) -> str:
-        """Reason why it cannot work, without asking a compiler; empty if a compiler must decide."""
+        """Reason why the candidate cannot work, without asking a compiler; empty if a compiler must decide."""
         target, host = self.workload.target, self.host + state_bytes(self.workload)
         if host > target.chip.host_bytes:
             return (
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 
     @property
     def reason_against(self) -> str:
-        """Reason why it cannot work, by the closed forms; empty if there is none."""
+        """Reason why the candidate cannot work according to the closed forms; empty if they show no reason."""
         target = self.workload.target
         if self.peak > target.budget:
             return f"needs about {self.peak / GiB:.1f} of {target.budget / GiB:.1f} GiB"

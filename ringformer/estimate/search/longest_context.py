@@ -1,5 +1,5 @@
-"""Search for the longest context that trains on a target, and the longest whose step is short enough to wait for. Every
-attempt is a power of two, compiled."""
+"""Search for the longest context that trains on a target, and for the longest context whose step is short enough to
+wait for. Every attempt compiles a context that is a power of two."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,9 +24,10 @@ def attempt(
     whose schedule hides the ring's loops.
 
     Returns the JSON of the estimate without its lists of collectives and buffers, plus `seq_len`, the settings and the
-    command that reproduces it; if nothing fits, that of the smallest settings. It does not fit either if it offloads
-    more than a usual host holds. Its `programs` are those that were judged: the train step, or with `whole_run` every
-    program of a run, with `generate_code` compiled to machine code. Raises CompilerFailure if a compiler broke down.
+    command that reproduces the estimate. If no settings fit, returns the JSON for the smallest settings. A workload
+    that offloads more than a usual host holds does not fit either. The entry `programs` lists the programs that were
+    judged: the train step or, with `whole_run`, every program of a run; with `generate_code`, they were compiled to
+    machine code. Raises CompilerFailure if a compiler broke down.
     """
     workload, estimate = compile_first_accepted(
         workload,
@@ -77,14 +78,14 @@ def longest_start(workload: Workload) -> int:
 
 def longest_within(attempts: list[dict], max_step_seconds: float = MAX_STEP_SECONDS) -> dict | None:
     """Return the attempt at the longest context that fits and whose modelled step takes at most `max_step_seconds`;
-    None if there is none."""
+    None if no attempt qualifies."""
     quick = [a for a in attempts if a["fits"] and a["step_seconds_model"] <= max_step_seconds]
     return max(quick, key=lambda a: a["seq_len"], default=None)
 
 
 def counted_longest_within(workload: Workload, max_step_seconds: float = MAX_STEP_SECONDS) -> int | None:
-    """Return the longest context whose step takes at most `max_step_seconds` by the closed form, halving the workload's
-    own.
+    """Return the longest context whose step takes at most `max_step_seconds` by the closed form; the search halves the
+    workload's own context.
 
     This is for contexts that were not compiled. The closed form ignores exposed communication and uses the fastest
     memory settings that should fit. None: a step of 1024 tokens takes longer.

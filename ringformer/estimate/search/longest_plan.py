@@ -1,4 +1,4 @@
-"""Plans of the longest context that trains, and of the longest whose step is short enough to wait for."""
+"""Plans of the longest context that trains, and of the longest context whose step is short enough to wait for."""
 
 import math
 from dataclasses import replace

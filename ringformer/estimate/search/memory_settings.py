@@ -11,8 +11,8 @@ from ringformer.models.llama_config import LlamaConfig
 
 
 def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
-    """Yield the settings worth trying: head groups save memory for latency, two-level remat saves it for a forward
-    pass."""
+    """Yield the settings worth trying: head groups save memory at the cost of latency, two-level remat saves memory at
+    the cost of a forward pass."""
     groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
     # Layers outside the groups need a second loop in the program, which is worth it only if they save much.
     fewest = min(
@@ -51,8 +51,8 @@ def compile_first_accepted(
     generate_code: bool = False,
     prefers: Callable[[Estimate], bool] = lambda estimate: True,
 ) -> tuple[Workload, Estimate]:
-    """Compile a workload with one setting after another; return the first that is accepted and preferred with its
-    estimate, otherwise the first that is accepted, otherwise the last.
+    """Compile a workload with one setting after another. Return, with its estimate, the first workload that is accepted
+    and preferred, otherwise the first that is accepted, otherwise the last.
 
     `announce` is called with each workload before it is compiled. Raises as `compile_apart`.
     """

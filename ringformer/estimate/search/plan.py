@@ -1,5 +1,5 @@
 """Search for the settings to train with: closed forms rank candidates, and the compiler judges them in that order.
-Around the first that it accepts, neighbours are compared by the seconds of their compiled programs."""
+Neighbours of the first accepted candidate are compared by the seconds of their compiled programs."""
 
 import math
 from typing import NamedTuple
@@ -139,7 +139,7 @@ def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
 
 
 def step_seconds(c: Candidate, e: Estimate | None) -> float:
-    """Modelled seconds of a step: of the compiled one if there is one, otherwise by the closed form."""
+    """Modelled seconds of a step: from the compiled step if it was compiled, otherwise by the closed form."""
     if e is None:
         return c.step_seconds
     assert e.schedule is not None, "what fits has a schedule"

@@ -1,7 +1,7 @@
 """Parts of a train step lowered alone, so that their machine code is available in a fraction of the step's time.
 
 For the same arrays in the same memories, the compiler generates the same instructions for a part as for the step. An
-instruction that differs has another key (`kernel_keys.py`) and does not count.
+instruction that differs from the step's has a different key (`kernel_keys.py`) and does not count.
 """
 
 from functools import partial

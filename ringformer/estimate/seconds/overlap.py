@@ -1,9 +1,10 @@
 """Hidden and exposed communication of a program, read from the compiler's schedule.
 
-A collective with a start and an end travels while the instructions between the two execute. It is hidden if these take
-(`program_seconds.py`) at least as long as its bytes take on the link. Permutes share one link, in the order in which
-they start. A collective without a separate start is exposed, and so is one in a branch that may not be taken. Copies to
-the host share one link, copies from it another; both also travel while the device waits for collectives.
+A collective with a start and an end travels while the instructions between the two execute. It is hidden if these
+instructions take (`program_seconds.py`) at least as long as the collective's bytes take on the link. Permutes share one
+link, in the order in which they start. A collective without a separate start is exposed, and so is a collective in a
+branch that may not be taken. Copies to the host share one link, and copies from the host share another; both kinds also
+travel while the device waits for collectives.
 """
 
 import re
@@ -37,7 +38,7 @@ class Transfer:
     """Bytes that one device sends each time, or receives of a gather."""
     asynchronous: bool
     seconds: float
-    """Seconds from its start until its last byte arrives; a permute queues behind those that started earlier."""
+    """Seconds from its start until its last byte arrives; a permute queues behind permutes that started earlier."""
     cover: float
     """Seconds of computation between its start and its end."""
     wait: float
@@ -204,7 +205,8 @@ def _share_link(spans: list[_Span], compute: list[float], rate: float) -> list[t
 
 
 def _in_ring_loop(op_name: str, loop: str | None) -> bool:
-    """Return True if a loop over hops executes a collective; False if it is in a loop around an inlined one."""
+    """Return True if a loop over hops executes a collective; False if the collective is in a loop around an inlined
+    loop over hops."""
     inside = re.search(f"/{LOOP}/(eval_jaxpr/)?while/body", op_name) is not None
     return inside and (not loop or re.search(f"/{LOOP}/(eval_jaxpr/)?while$", loop) is not None)
 
