@@ -2,10 +2,10 @@
 
     URL/config.json, identity.json, metrics.jsonl, ...    the files of RUN_DIR itself
     URL/checkpoints/STEP/...                              a checkpoint, whole if its manifest is there, which comes last
-    URL/checkpoints/STEP.2/...                            one that takes the place of another of its step, beside it
+    URL/checkpoints/STEP.2/...                            a second copy of a step, which replaces the first when whole
 
-A run sends what it saves (`Copies`), `ringformer checkpoint copy` brings it back. What is sent, and what came back, is
-compared with the manifest of hashes first.
+A run sends what it saves (`Copies`), and `ringformer checkpoint copy` brings the copies back. Files are compared with
+the manifest of hashes before they are sent, and again after they are brought back.
 """
 
 import json
@@ -32,7 +32,7 @@ AT_ONCE = 8
 
 
 def copied_steps(store: ObjectStore) -> list[int]:
-    """The steps whose checkpoints are in a store, whole, in order."""
+    """Return the steps of which a store has a whole checkpoint, in order."""
     return sorted(step for step, places in _places(store).items() if any(places.values()))
 
 
@@ -52,10 +52,10 @@ def settled_steps(store: ObjectStore) -> set[int]:
 
 
 def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
-    """Copy a checkpoint to a store, beside what is there of this step, which goes when the copy is whole.
+    """Copy a checkpoint to a store; an earlier copy of this step stays until the new copy is whole, then it is removed.
 
-    Raises DamagedFiles, before it counts as copied, if a file is not what its manifest says, and OSError for a store
-    that fails.
+    Raises DamagedFiles, before the checkpoint counts as copied, if a file differs from the manifest, and OSError if the
+    store fails.
     """
     folder = tree_folder(run_dir, step).parent
     hashes = read_manifest(folder / TREE)
@@ -82,14 +82,14 @@ def send_step(run_dir: Path, step: int, store: ObjectStore) -> None:
 
 
 def send_files(run_dir: Path, store: ObjectStore) -> None:
-    """Copy the files of the run's folder itself: what it is, and what it reported."""
+    """Copy the files of the run's folder itself: those that describe the run, and its reports."""
     for path in sorted(run_dir.iterdir()):
         if path.is_file() and path.suffix != ".part":
             store.write(path.name, path.read_bytes())
 
 
 def fetch_step(store: ObjectStore, step: int, run_dir: Path) -> None:
-    """Bring a checkpoint back, under its name when it is whole. Raises DamagedFiles if it is not."""
+    """Bring a checkpoint back; it gets its name once it is whole. Raises DamagedFiles if it is not whole."""
     part = run_dir / "copied.part" / str(step)
     prefix = next(place for place, whole in _places(store)[step].items() if whole)
     shutil.rmtree(part.parent, ignore_errors=True)
@@ -119,14 +119,14 @@ def fetch_step(store: ObjectStore, step: int, run_dir: Path) -> None:
 
 
 def fetch_files(store: ObjectStore, run_dir: Path, *, anew: bool) -> None:
-    """Bring the files of the run's folder itself back: those that are missing, or with `anew` all of them."""
+    """Bring back the files of the run's folder itself: the missing files or, with `anew`, all of them."""
     for name in store.names():
         if "/" not in name and (anew or not (run_dir / name).exists()):
             write_whole(run_dir / name, store.read(name))
 
 
 def _delete(prefix: str, store: ObjectStore) -> None:
-    """Remove a copy, first what tells that it is whole."""
+    """Remove a copy, beginning with the manifest that marks it as whole."""
     names = [name for name in store.names() if name.startswith(prefix)]
     for name in sorted(names, key=lambda name: name != prefix + LAST):
         store.delete(name)
@@ -144,8 +144,8 @@ def parts_of(place: ObjectStore | Path) -> list[str]:
 
 
 def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
-    """Copy what of a run a store has not; lines of what was done, and whether each is a fault. Raises ValueError if the
-    store has checkpoints that the run has not, and for places that are not apart."""
+    """Copy to a store whatever of the run it lacks. Yield lines on what was done, each with whether it is a fault.
+    Raises ValueError if the store has checkpoints that the run lacks, or if the two places are not apart."""
     if refused := Copies(run_dir, store.url).refusal():
         raise ValueError(refused)
     send_files(run_dir, store)
@@ -155,8 +155,8 @@ def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
 
 
 def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
-    """Copy what of a run a folder has not, as `send` does. Raises ValueError if the folder has later checkpoints, or is
-    another run's, or is not apart from the store."""
+    """Copy to a folder whatever of the run it lacks, and yield lines as `send` does. Raises ValueError if the folder
+    has later checkpoints, holds another run, or is not apart from the store."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):
         if refused := not_apart(run_dir, store):
@@ -221,7 +221,8 @@ class Copies:
         return ""
 
     def same_run(self, common: set[int]) -> bool:
-        """Compare the checkpoints of steps that both have; without any, the records of the runs."""
+        """Compare the checkpoints of the steps that both places have; if they have none in common, compare the runs'
+        records."""
         if common := common & settled_steps(self._store):
             mine = (tree_folder(self._run_dir, max(common)) / MANIFEST).read_bytes()
             (place,) = _places(self._store)[max(common)]
@@ -235,8 +236,8 @@ class Copies:
             self.start(step, keep)
 
     def start(self, step: int, keep: Keep) -> None:
-        """Begin to send a checkpoint; waits for the one before. Raises OSError if that failed. The newest proven copy
-        stays, whatever is in the run's folder."""
+        """Wait until the previous checkpoint is sent, then begin to send this one. Raises OSError if sending the
+        previous one failed. The newest proven copy stays, whatever is in the run's folder."""
         self.wait()
         self._under_way = self._threads.submit(self._send, step, keep.proven(self._sent))
 
@@ -253,7 +254,7 @@ class Copies:
             sending.result()
 
     def close(self) -> None:
-        """Wait, and send once more what the run reported. Raises OSError if it failed."""
+        """Wait for what is being sent, and send the run's reports once more. Raises OSError if sending failed."""
         try:
             self.wait()
             if self._sent and not self._failed:
@@ -279,7 +280,8 @@ class Copies:
 
 
 def not_apart(run_dir: Path, store: ObjectStore) -> str:
-    """The reason to copy nothing between them: what is lost with one is lost with the other; "" if they are apart."""
+    """Return the reason to copy nothing between a folder and a store: they are not apart, so losing one means losing
+    the other; "" if they are apart."""
     if any(store.overlaps(folder, CHECKPOINTS) for folder in (run_dir, run_dir / CHECKPOINTS)):
         return f"{store.url} and {run_dir} are one place, or one is in the other: name another place for the copies"
     return ""

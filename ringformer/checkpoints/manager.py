@@ -36,9 +36,9 @@ State = Any
 
 
 class Checkpoints:
-    """The checkpoints of one run, those that `keep` says. What is saved is read back, twice: every chunk before its
-    checkpoint counts as finished, and what a restore would find as soon as it does. Then `copies`, of process 0, sends
-    it elsewhere.
+    """The checkpoints of one run that `keep` selects. A save is read back twice: every chunk before the checkpoint
+    counts as finished, and then whatever a restore would find. Finally `copies`, on process 0, sends the checkpoint
+    elsewhere.
 
     Args:
       target: the shapes, dtypes and shardings of a state, a NamedTuple with a `step`.
@@ -67,19 +67,19 @@ class Checkpoints:
         )
 
     def restore_newest(self) -> tuple[int | None, State, list[str]]:
-        """The step to go on from and its state, None at the beginning, and lines to report about damaged checkpoints,
-        which are moved to RUN_DIR/damaged. Raises DamagedFiles if there are checkpoints, and none of them is whole;
-        ValueError if they are another model's."""
+        """Return the step to continue from and its state (None, None if there are no checkpoints), and lines to report
+        about damaged checkpoints, which are moved to RUN_DIR/damaged. Raises DamagedFiles if there are checkpoints but
+        none of them is whole, and ValueError if they belong to another model."""
         newest = restore_newest(self._run_dir, self._restore)
         self._manager.reload()
         return newest
 
     def save(self, state: State, about: dict[str, Any] | None = None) -> None:
-        """Start writing; the state may be donated as soon as this returns. Raises OSError of the save before, as
+        """Start writing; the state may be donated as soon as this returns. Raises the OSError of the previous save, as
         `close` does.
 
         Args:
-          about: what is to be known of the run at this step, as JSON has it (`tree.read_about`).
+          about: JSON values that describe the run at this step (`tree.read_about`).
         """
         self._finish()
         saved = jax.tree.map(lambda x, w: Saved(x, w.shape), state, self._shardings)
@@ -88,7 +88,7 @@ class Checkpoints:
             self._manager.save(self._unchecked, args=Save(saved._asdict(), {"step": self._unchecked, **(about or {})}))
 
     def check(self) -> None:
-        """Raise OSError if what is being written has failed; to be asked at every step, does not wait."""
+        """Raise OSError if the save in progress has failed. Call this at every step; it does not wait."""
         with self._failing():
             if error := self._handler.leaves.failure:
                 raise error
@@ -98,8 +98,8 @@ class Checkpoints:
             self._copies.check()
 
     def restore(self, step: int) -> State:
-        """The state of `step`, laid out for this mesh. Raises ValueError if it is of another model, DamagedFiles if it
-        is not as it was saved."""
+        """Return the state of `step`, laid out for this mesh. Raises ValueError if the state belongs to another model,
+        and DamagedFiles if it is not as it was saved."""
         faults, state = self._restore(step)
         refuse_damaged(self._run_dir, step, faults)
         return state
@@ -208,7 +208,7 @@ def _quiet() -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The cause of an exception in one line: of what an operating system refused its words for it, and the file."""
+    """Return the cause of an exception in one line; for an error of the operating system, its message and the file."""
     text = " ".join(str(error).split()) or type(error).__name__
     code, file = re.search(r"os_error_code='(\d+)'", text), re.search(r'local file "([^"]+)"', text)
     if code and file:

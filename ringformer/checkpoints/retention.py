@@ -1,7 +1,7 @@
 """Retention: the checkpoints of a run that stay on disk, and those that are proven.
 
-A checkpoint is proven by a sound step after it: of the last `IN_A_ROW` steps that were not skipped each has a loss in
-bounds (`RATIO`, `NATS`). The newest proven one stays, whatever comes later.
+A checkpoint is proven by a sound step after it: at a sound step, each of the last `IN_A_ROW` steps that were not
+skipped has a loss in bounds (`RATIO`, `NATS`). The newest proven checkpoint stays, whatever comes later.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ OTHER_LOSSES = ("data.", "model.", "seq_len")
 
 @dataclass
 class Keep:
-    """The latest `latest` checkpoints (None: all), those of every `every`-th step (0: none), the `best` ones: of the
-    steps that were evaluated, those with the lowest losses; the newest proven one; and all while steps are skipped."""
+    """Keeps the latest `latest` checkpoints (None: all), the checkpoint of every `every`-th step (0: none), the `best`
+    evaluated checkpoints with the lowest losses, the newest proven checkpoint, and, while steps are skipped, all."""
 
     latest: int | None = None
     every: int = 0

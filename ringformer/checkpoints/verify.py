@@ -72,7 +72,7 @@ def restore_checked(
     try:
         restored = restore()
     except (OSError, ValueError):
-        # Of several processes the others wait at Orbax's barriers.
+        # If there are several processes, the others wait at Orbax's barriers.
         if jax.process_count() == 1 and (changed := checkpoint_faults(run_dir, step, wanted, chunks=False)):
             return changed, None
         raise
@@ -161,7 +161,8 @@ def _set_aside(run_dir: Path, step: int) -> Path:
 
 
 def _all_faults(faults: list[str] | None) -> list[str] | None:
-    """The faults that any process has; None if there are none, and one process cannot tell. A collective."""
+    """Return the faults that any process has; None if no process has faults and one of them cannot tell. A
+    collective."""
     if jax.process_count() == 1:
         return faults
     reports = [json.loads(report) for report in tell_all(_report(faults), REPORT_BYTES)]
@@ -170,7 +171,7 @@ def _all_faults(faults: list[str] | None) -> list[str] | None:
 
 
 def _report(faults: list[str] | None) -> bytes:
-    """JSON of the faults, of as many as there is room for."""
+    """Return the JSON of as many faults as there is room for."""
     while len(report := json.dumps(faults).encode()) > REPORT_BYTES:
         assert faults is not None
         faults = faults[: len(faults) // 2] or [faults[0][: REPORT_BYTES // 8]]
