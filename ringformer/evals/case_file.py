@@ -83,7 +83,7 @@ class CaseFile:
             raise ValueError(f"{self.path} holds cases with other settings: {changes}; choose another --out")
 
     def done(self, key: str, prompt_hash: str) -> bool:
-        """Return True if the file has the case. Raises ValueError if it has it with another prompt."""
+        """Return True if the file has the case. Raises ValueError if the file has it with a different prompt."""
         row = self.rows.get(key)
         if row is not None and row["prompt_hash"] != prompt_hash:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""LongEval's line retrieval: a record of lines with a number each, and a question for the number of one line."""
+"""LongEval's line retrieval: a record of lines, each with a number, and a question for the number of one line."""
 
 import json
 import re
@@ -19,7 +19,7 @@ LINE = "line {index}: REGISTER_CONTENT is <{number}>\n"
 FOOTER = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
 MAX_NEW_TOKENS = 100
 MOST_DIGITS = 1000
-"""Most digits of a number in an answer: Python parses no longer integers."""
+"""Most digits of a number in an answer: Python does not parse longer integers."""
 
 LARGEST = 50_000
 """The largest number of the official form."""

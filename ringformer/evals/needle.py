@@ -1,4 +1,5 @@
-"""Needle in a haystack: sentences with a number each, hidden in a long text at some depth; some are asked for."""
+"""Needle in a haystack: sentences, each with a number, are hidden in a long text at some depth; the model is asked for
+some of the numbers."""
 
 import random
 import re
@@ -74,8 +75,8 @@ def full_stops(text: str) -> list[int]:
 
 
 def place(stops: Sequence[int], length: int, depth: float) -> int:
-    """Position of a needle at `depth` percent of a text of `length` characters: the last of `stops` up to there, or 0
-    if there is none."""
+    """Position of a needle at `depth` percent of a text of `length` characters: the last of `stops` up to that depth,
+    or 0 if no stop comes before it."""
     return max((stop for stop in stops if stop <= length * depth / 100), default=0)
 
 

@@ -97,7 +97,7 @@ def _step(length: int, long: int, short: int = 5) -> int:
 def _niah(
     haystack: str, kind: str = "number", *, key: str = "word", keys: int = 1, values: int = 1, asked: int = 1
 ) -> Callable[[Setting], Plan]:
-    """Plan needles in a haystack of noise, other needles or essays: `keys` with `values` each, some asked for.
+    """Plan needles in a haystack of noise, other needles or essays: `keys`, each with `values`; some are asked for.
 
     Args:
       kind: kind of the values, number or uuid.
@@ -246,8 +246,8 @@ ANY_REFERENCE = ("qa_1", "qa_2")
 
 
 def choose(names: Sequence[str] | None, data: Data) -> list[str]:
-    """Return the tasks to run; None: all whose data are given. Raises ValueError for an unknown task, or one that needs
-    a file that was not given."""
+    """Return the tasks to run; None: all tasks whose data are given. Raises ValueError for an unknown task, or for a
+    task that needs a file that was not given."""
     if names is None:
         return [name for name, task in TASKS.items() if task.needs is None or data.paths[task.needs]]
     for name in names:

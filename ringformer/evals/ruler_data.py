@@ -188,7 +188,7 @@ def _text(path: str | Path) -> str:
 
 
 def _checked(path: str | Path, text: str, read: Callable[[Any], Any], name: str) -> Any:
-    """Parse JSON with `read`. Raises ValueError, naming the expected format, if the text has another."""
+    """Parse JSON with `read`. Raises ValueError, naming the expected format, if the text has a different format."""
     try:
         data = read(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -63,7 +63,7 @@ def describe(group: Sequence[Case]) -> str:
 
 
 def check_fit(cases: Sequence[Case], answering: Answering) -> dict[str, int]:
-    """Count the prompt tokens of each case, by key. Raises ValueError for one that leaves no room for its answer."""
+    """Count the prompt tokens of each case, by key. Raises ValueError for a case that leaves no room for its answer."""
     prompt_tokens = {}
     for case in cases:
         tokens = prompt_tokens[case.key] = answering.tokens(case.prompt, case.prefix)
