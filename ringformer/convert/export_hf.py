@@ -104,7 +104,8 @@ def _hf_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _original_dtype(run_dir: Path) -> str | None:
-    """Return the dtype that the imported model's config.json names; None if there is none, or exports lack it."""
+    """Return the dtype that the imported model's config.json names; None if it names none, or a dtype that exports do
+    not support."""
     hf = _hf_config(run_dir)
     named = hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
     return named if named in tuple(CODES) else None

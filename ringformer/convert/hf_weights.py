@@ -29,7 +29,7 @@ TENSORS: dict[ParamPath, tuple[str, str]] = {
     ("norm", "scale"): ("model.norm.weight", "D -> D"),
     ("head",): ("lm_head.weight", "V D -> D V"),
 }
-"""Name of each parameter's tensors, and the einops pattern from one of them to its layer of the parameter."""
+"""Name of each parameter's tensors, and the einops pattern from a tensor to its layer of the parameter."""
 
 
 @dataclass(frozen=True)
