@@ -16,8 +16,8 @@ class Chat:
 
     The cache holds exactly the tokens of the conversation as the chat template renders it. If the rendered tokens do
     not begin with the cached ones, the conversation is reread from the beginning and the answer sets `began_anew`. This
-    happens when a template rewrites earlier turns, or when the model spelled an answer with other tokens than the
-    tokenizer would. It also happens when the cache has no room left because turns of odd lengths left slots empty.
+    happens when a template rewrites earlier turns, or when the model spelled an answer with tokens that the tokenizer
+    would not choose. It also happens when the cache has no room left because turns of odd lengths left slots empty.
 
     Args:
       generator: the model that answers.

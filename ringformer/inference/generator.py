@@ -121,7 +121,7 @@ class Generator:
         return [loss for first in range(0, len(rows), dp) for loss in self._losses(rows[first : first + dp])]
 
     def _losses(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Losses of at most dp rows."""
+        """Return the losses of at most dp rows."""
         step = step_of_sizes(self._programs.granule, self.max_length)
         length = -(-(max(map(len, rows)) - 1) // step) * step
         tokens = np.zeros((2, self.mesh.shape["dp"], length), np.int32)  # and targets
@@ -160,7 +160,7 @@ def check_sizes(max_length: int, prefill_chunk: int | None) -> None:
 
 
 def _first_devices(mesh_dim: str) -> list:
-    """Return as many devices as a mesh without a -1 takes. Several processes always use all devices."""
+    """Return as many devices as a mesh without a size of -1 takes. Several processes always use all devices."""
     devices = jax.devices()
     sizes = mesh_dim.split(",")
     if jax.process_count() > 1 or not all(size.strip().isdigit() for size in sizes):

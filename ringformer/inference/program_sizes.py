@@ -14,7 +14,7 @@ SHORTEST = 256
 
 
 def granule(layout: Layout, tp: int, sp: int) -> int:
-    """Number of which the tokens of a chunk are a multiple."""
+    """Return the number of tokens that a chunk's length must be a multiple of."""
     return sp * math.lcm(PARTS[layout], tp)
 
 

@@ -114,7 +114,7 @@ class RunText:
 
     @cached_property
     def chat_end_tokens(self) -> frozenset[int]:
-        """Tokens that end an answer: `end_tokens` and the one that ends a turn in the template."""
+        """Tokens that end an answer: `end_tokens` and the token that ends a turn in the template."""
         segments, start = self._render([Message("user", "a"), Message("assistant", "a")])
         ends = [segment.control for segment in segments[start:] if segment.trained and segment.control is not None]
         return self.end_tokens.union(ends[-1:])

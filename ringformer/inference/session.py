@@ -89,9 +89,9 @@ class Session:
     ) -> Iterator[list[int | None]]:
         """Continue every row. Each step yields a list with one token of each row, None for rows that have ended.
 
-        A row ends after an end token, which is its last token, or by `end`. The iterator ends when all rows have, or
-        after max_new_tokens steps. Yielded tokens are in the cache, so the caller may stop early and `append` or
-        `decode` again.
+        A row ends after an end token, which is its last token, or when `end` is called. The iterator ends when all rows
+        have ended, or after max_new_tokens steps. Yielded tokens are in the cache, so the caller may stop early and
+        call `append` or `decode` again.
 
         Raises:
           ValueError: before anything is computed: nothing to continue, no room for max_new_tokens, invalid sampling.
