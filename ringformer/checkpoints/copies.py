@@ -221,8 +221,7 @@ class Copies:
         return ""
 
     def same_run(self, common: set[int]) -> bool:
-        """Compare the checkpoints of the steps that both places have; if they have none in common, compare the runs'
-        records."""
+        """Compare the newest checkpoint that both places have; if they share none, compare the runs' records."""
         if common := common & settled_steps(self._store):
             mine = (tree_folder(self._run_dir, max(common)) / MANIFEST).read_bytes()
             (place,) = _places(self._store)[max(common)]
