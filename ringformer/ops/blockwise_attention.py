@@ -179,7 +179,7 @@ def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: W
 
 
 def live_pairs(queries: Queries, keys: Keys, work_list: WorkList) -> tuple[Bool[Array, " P"] | None, ...]:
-    """Return masks of the unmasked and of the masked pairs that share a segment; None: there are no segment ids."""
+    """Return masks of the unmasked pairs and of the masked pairs that share a segment; None without segment ids."""
     return tuple(_live(queries, keys, pairs, work_list) for pairs, _ in (work_list.unmasked, work_list.masked))
 
 
@@ -194,7 +194,7 @@ def _segments_overlap(
 ) -> Bool[Array, " P"]:
     """Mask the pairs in which a query may share a segment with a key.
 
-    It compares ranges of ids, which is exact for packed documents, whose ids ascend without gaps.
+    The comparison is of ranges of ids, which is exact for packed documents, whose ids ascend without gaps.
     """
     q_min, q_max = _id_ranges(q_ids, work_list.q_chunks, pairs.q)
     k_min, k_max = _id_ranges(k_ids, work_list.k_chunks, pairs.k)

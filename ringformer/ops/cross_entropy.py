@@ -1,7 +1,7 @@
 """Cross-entropy through the output head, chunk by chunk: the [T, V] logits never exist.
 
-The forward pass also computes the gradients, while it has a chunk's logits: three matmuls instead of the four of
-recomputation. It keeps only them for the backward, dx [T, D] and dhead [D, V].
+The forward pass also computes the gradients while it has a chunk's logits: this takes three matmuls, where
+recomputation would take four. For the backward pass it keeps only the gradients, dx [T, D] and dhead [D, V].
 """
 
 from functools import partial

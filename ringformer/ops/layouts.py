@@ -8,7 +8,7 @@ Let the sequence have n*T tokens on a ring of n ranks.
 
 In every layout, the causal mask between a *part* of the local queries and a part of the visiting keys has the
 form `query_index + offset >= key_index` with indices counted inside the parts, and the offset depends only on
-whether the keys come from this rank, an earlier or a later one. A shard has one part, or two with zigzag. The
+whether the keys come from this rank, an earlier rank or a later rank. A shard has one part, or two with zigzag. The
 tables below therefore define a layout completely; kernels never see a position.
 """
 
@@ -107,8 +107,8 @@ def _move(x, layout, axis_name, inverse):
         x = lax.all_to_all(x, axis_name, split_axis=1, concat_axis=1, tiled=True)
         return (x.swapaxes(1, 2) if inverse else x).reshape(B, T, *rest)
     if layout == "zigzag":
-        # Piece p of 2n lives on rank p//2 in natural order and on rank min(p, 2n-1-p) in zigzag. The even pieces
-        # reach every rank once, and so do the odd ones: one permutation of ranks for each parity.
+        # Piece p of 2n lives on rank p//2 in natural order and on rank min(p, 2n-1-p) in zigzag. The even pieces reach
+        # every rank once, and so do the odd pieces: there is one permutation of ranks for each parity.
         halves = x[:, : T // 2], x[:, T // 2 :]
         low_is_even = (lax.axis_index(axis_name) % 2 == 0).reshape((1,) * x.ndim)
         home = [[min(p, 2 * n - 1 - p) for p in range(parity, 2 * n, 2)] for parity in (0, 1)]

@@ -3,10 +3,11 @@
 With n ranks, rank r computes the attention of its queries to all keys while shards of keys and values travel around the
 ring, r -> r+1. At step t rank r holds the keys of rank r-t (mod n).
 
-    forward    own block first, then steps 1 .. n-1; every hop starts before the block that hides it.
+    forward    the rank's own block first, then steps 1 .. n-1; every hop starts before the block that hides it.
                n-1 hops of [k, v] in the input dtype.
-    backward   steps 1 .. n-1, own block last. The gradients of a shard start on the first rank it visits, follow it one
-               hop behind and return during the own block. n-1 hops of [k, v], n-1 of float32 [dk, dv].
+    backward   steps 1 .. n-1, then the rank's own block. The gradients of a shard start on the first rank that the
+               shard visits, follow the shard one hop behind, and return while each rank computes its own block.
+               n-1 hops of [k, v], n-1 of float32 [dk, dv].
 
 With p = exp(s - m) / l for a row's maximum m and denominator l, and delta = rowsum(o * do) - dlse, the gradients are
 (FlashAttention, appendix B.2)

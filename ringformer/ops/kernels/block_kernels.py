@@ -22,11 +22,11 @@ class BlockKernel(NamedTuple):
     log_unit: float
     """Unit of logits in the running maximum m."""
     lanes: int
-    """Number of tokens of which chunks are multiples, without overlap; 1: any chunks."""
+    """Number of tokens that a chunk's length must be a multiple of, without overlap; 1: any chunks."""
     whole_parts: bool = False
     """True if there are no chunks: a pair is two whole parts of a shard (`layouts.PARTS`)."""
     takes_masks: bool = True
-    """True if it supports segment ids and a bias of keys besides the causal mask."""
+    """True if the kernel supports segment ids and a bias of keys besides the causal mask."""
 
 
 BLOCK_KERNELS: dict[str, BlockKernel] = {
@@ -62,7 +62,7 @@ def check_kernel(name: str, dtype: jnp.dtype, platform: str | None = None, chip:
 
 def check_shapes(name: str, head_size: int, masks: bool = False, capability: int | None = None) -> None:
     """Raise ValueError if a kernel does not support the head size, or segment ids or a bias (`masks`); the message
-    names one that does.
+    names a kernel that does.
 
     Args:
       capability: the major version of a GPU's compute capability; None: unknown, or not a GPU.

@@ -23,7 +23,7 @@ def chunk_sizes(generation: str, head_dim: int) -> tuple[int, int] | None:
 
 
 def read_chunk_sizes(path: Path, generation: str) -> dict[int, tuple[int, int]]:
-    """Read the chunks of a table by head size. Raises ValueError if it is invalid or belongs to another generation."""
+    """Read the chunks of a table by head size. Raises ValueError if the table is invalid or of another generation."""
     renew = f"ringformer tune --target={generation} writes one"
     try:
         table = json.loads(path.read_text())

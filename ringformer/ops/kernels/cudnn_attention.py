@@ -181,7 +181,8 @@ def _put(x, part, i, chunks: AxisChunks):
 
 
 def _moved(pair: ChunkPairs, masked: bool) -> Int32[Array, ""] | None:
-    """Number of rows at the start that see nothing; row t sees columns up to t - moved. None: statically 0."""
+    """Return the number of rows at the start that see nothing, `moved`: row t sees columns up to t - moved. None if the
+    number is statically 0."""
     offset: Any = pair.offset
     if not masked or (isinstance(offset, np.integer) and offset == 0):
         return None
@@ -189,7 +190,7 @@ def _moved(pair: ChunkPairs, masked: bool) -> Int32[Array, ""] | None:
 
 
 def _roll(x, moved, up: bool = False):
-    """Roll rows; with `up`, so that a plain causal mask fits them and rows that see nothing come last."""
+    """Roll rows. With `up`, a plain causal mask then fits the rows, and rows that see nothing come last."""
     return x if moved is None else jnp.roll(x, -moved if up else moved, _ROWS)
 
 

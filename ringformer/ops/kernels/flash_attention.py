@@ -55,7 +55,8 @@ def block_backward(
     """Add this block's share to `dq`, and return the gradients of its keys."""
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
     m, weight, delta = cotangents.rows
-    # Where float32 has digits left, log l is added to m. Elsewhere do and delta are divided by l; do is rounded again.
+    # Where float32 has digits left, log l is added to m. Elsewhere, do and delta are divided by l, and do is rounded
+    # again.
     has_digits = (jnp.abs(m) < FEW_DIGITS) & (weight > 0.0)
     m, weight = jnp.where(has_digits, m - jnp.log2(weight), m), jnp.where(has_digits, 1.0, weight)
     do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)

@@ -1,9 +1,10 @@
 """The chunk pairs of a block in the order in which a kernel's grid processes them.
 
-Unmasked and masked pairs form one list; those without anything to compute come last. The forward processes all keys of
-a chunk of queries before the next (`by="q"`), so that the state of the rows stays on the chip. The backward processes
-all queries of a chunk of keys (`by="k"`), so that their gradients stay there. A **visit** is a run of pairs with the
-same queries. A list of more than `MOST_PAIRS` is cut and processed by several calls.
+Unmasked and masked pairs form one list; pairs without anything to compute come last. The forward pass processes all
+keys of a chunk of queries before the next chunk of queries (`by="q"`), so that the state of the rows stays on the chip.
+The backward pass processes all queries of a chunk of keys before the next chunk of keys (`by="k"`), so that the keys'
+gradients stay on the chip. A **visit** is a run of pairs with the same queries. A list of more than `MOST_PAIRS` pairs
+is cut and processed by several calls.
 """
 
 import math
