@@ -1,4 +1,4 @@
-"""What checkpoints cost: verifying them, and saving every 20 steps.
+"""Costs of checkpoints: verifying them, and saving every 20 steps.
 
     python benchmarks/checkpoint_costs.py FOLDER [--megabytes=600] [--pairs=5] [--out=results/checkpoint_costs.json]
 

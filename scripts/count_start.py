@@ -1,11 +1,12 @@
 """Count what a tiny `ringformer train` enters from its command line to the first call of the train step.
 
-    python scripts/count_start.py
+    python scripts/count_start.py [--verbose]
 
 Named functions of the package (no lambdas, no comprehensions) outside ops, models and data, on the main thread, with
 the store built before; and the functions that `prepare` enters with a config or a part of one.
 """
 
+import argparse
 import inspect
 import json
 import sys
@@ -19,7 +20,7 @@ import ringformer
 from ringformer.cli import main
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
-PACKAGE = Path(ringformer.__file__).parent
+ROOT, PACKAGE = Path(__file__).parents[1], Path(ringformer.__file__).parent
 ELSEWHERE = ("ops", "models", "data")
 
 
@@ -102,10 +103,16 @@ def tiny(folder: Path) -> list[str]:
     keys = {f"model.{name}": value for name, value in {**model, "head_dim": 16}.items()}
     keys |= {"data.store": folder / "store", "run_dir": folder / "run", "mesh_dim": "1,1,1,1", "cpu_devices": 1}
     keys |= {"seq_len": 64, "batch_size": 1, "steps": 40, "data.held_out": 0.0, "data.tokenizer": "bytes"}
-    return ["--config=configs/quickstart.py", *(f"--config.{name}={value}" for name, value in keys.items())]
+    return [
+        f"--config={ROOT / 'configs' / 'quickstart.py'}",
+        *(f"--config.{name}={value}" for name, value in keys.items()),
+    ]
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-v", "--verbose", action="store_true", help="also list the functions")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = count(tiny(Path(folder)))
     files = {file for file, _ in result.entered}
@@ -121,7 +128,7 @@ if __name__ == "__main__":
             indent=1,
         )
     )
-    if "-v" in sys.argv:
+    if arguments.verbose:
         for kind, counted in (("entered", result.entered), ("with a config", result.configured)):
             for (file, name), n in sorted(counted.items()):
                 print(f"{kind:>14} {n:>4} {file}:{name}")

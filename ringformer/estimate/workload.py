@@ -12,7 +12,6 @@ from ringformer.models.llama_presets import preset
 from ringformer.models.registry import check_mesh
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, mesh_shape
 from ringformer.runs.config import Config
-from ringformer.train.checks import check_platform
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Workload:
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_batch(self.model.layout, mesh, self.seq_len, self.batch_size, self.accumulate)
-        check_platform(self.model, self.target.chip.kind, self.target.chip, bool(self.masks))
+        with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, bool(self.masks))  # raises if it cannot
 
     def with_kernel(self) -> tuple["Workload", str]:
         """Return the workload with kernel and chunks chosen for the target, and a line that says which and why. Raises

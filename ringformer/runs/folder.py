@@ -70,10 +70,10 @@ class RunFolder:
           ValueError: another process trains in the folder, or `check_run` raises ValueError.
         """
         with RunLock(path) as lock:
-            if latest_step(path) != checked.step:
-                checked = check_run(path, identity, config.steps, allow)
             # The previous stage may have been trained since this one was prepared.
             identity = {**identity, "init_from": origin(config.init_from)}
+            if latest_step(path) != checked.step:
+                checked = check_run(path, identity, config.steps, allow)
             try:
                 yield cls(path, config, tokenizer, identity, checked, lock)
             finally:

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.data import Loader
 from ringformer.files.run_layout import CONFIG, HF_CONFIG, METRICS
-from ringformer.hardware import Chip, GiB
+from ringformer.hardware import GiB
 from ringformer.models.interface import ModelConfig
-from ringformer.models.kernel_choice import with_kernel
 from ringformer.parallel.runtime_environment import HOST_POOL, host_pool, host_pool_needed
 from ringformer.runs.config import Config
 
@@ -60,16 +59,6 @@ def _short(value: Any) -> str:
         given = ", ".join(f"{k}={v:g}" for k, v in options if v is not None)
         return kind + (f"({given})" if given else "")
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def check_platform(model: ModelConfig, platform: str, chip: Chip | None = None, masks: bool = False) -> None:
-    """Raise ValueError if devices of this platform ("cpu", "gpu", "tpu") cannot compute the model with its kernel.
-
-    Args:
-      chip: the devices' chip; None if unknown.
-      masks: whether the batches have segment ids.
-    """
-    with_kernel(model, platform, chip, 0, masks)
 
 
 def check_host_pool(model: ModelConfig, tokens: int) -> None:

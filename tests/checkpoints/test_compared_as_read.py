@@ -1,4 +1,4 @@
-"""What a restore compares with the manifest are the bytes that it decodes: files that change between a check and the
+"""A restore decodes exactly the bytes that it compared with the manifest: files that change between a check and the
 read are noticed, and so are chunks with valid checksums of their own in the wrong place."""
 
 import itertools
@@ -132,7 +132,7 @@ def test_plain_readers_notice_flips_in_chunks(tmp_path):
 
 
 def test_a_chunk_is_compared_with_its_own_crc(tmp_path):
-    """Of the same size, each with a valid checksum."""
+    """Both chunks have the same size, and each has a valid checksum."""
     save(tmp_path, "1,1,1,1", *STATES.values())
     one, other = ((tree_folder(tmp_path, step) / "step" / "0").read_bytes() for step in STATES)
     assert len(one) == len(other) and one != other and has_valid_crc32c(one) and has_valid_crc32c(other)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from ringformer.hardware import CHIPS
+from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.parallel.runtime_environment import HOST_POOL
@@ -12,7 +13,6 @@ from ringformer.train.checks import (
     PATIENCE,
     BatchWatch,
     check_host_pool,
-    check_platform,
     check_state_finite,
 )
 
@@ -91,17 +91,17 @@ def test_a_model_that_offloads_nothing_is_asked_for_nothing():
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_a_kernel_of_another_platform_is_refused(platform):
     model = LlamaConfig(**preset("llama_7b") | {"kernel": "pallas"})
-    check_platform(model, "tpu")
-    check_platform(LlamaConfig(**preset("llama_7b")), platform)
-    check_platform(object(), platform)
+    with_kernel(model, "tpu", None, 0)
+    with_kernel(LlamaConfig(**preset("llama_7b")), platform, None, 0)
+    with_kernel(object(), platform, None, 0)
     with pytest.raises(ValueError, match=f"kernel='pallas' runs on TPU; kernel='xla' runs on {platform} too"):
-        check_platform(model, platform)
+        with_kernel(model, platform, None, 0)
 
 
 def test_cudnn_is_for_gpus_their_heads_and_whole_sequences():
     model = LlamaConfig(**preset("llama_7b") | {"kernel": "cudnn", "head_dim": 256})
-    check_platform(model, "gpu", CHIPS["H200"])
+    with_kernel(model, "gpu", CHIPS["H200"], 0)
     with pytest.raises(ValueError, match="at most 128 on GPUs of compute capability 8; kernel='xla' takes 256"):
-        check_platform(model, "gpu", CHIPS["A100-80"])
+        with_kernel(model, "gpu", CHIPS["A100-80"], 0)
     with pytest.raises(ValueError, match="kernel='cudnn' runs on GPU; kernel='pallas' and 'xla' run on tpu"):
-        check_platform(model, "tpu", CHIPS["v5e"])
+        with_kernel(model, "tpu", CHIPS["v5e"], 0)
