@@ -166,7 +166,7 @@ def step(size: str, index: int) -> dict:
     state = init_state(model, optimizer, shardings, mesh, seed=0)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (1, T + 1), np.int32)
     whole, trained = np.arange(T, dtype=np.int32)[None], np.ones((1, T), bool)
-    ids = np.ones_like(whole) if BLOCK_KERNELS[model.kernel].takes_masks else None
+    ids = np.ones_like(whole) if BLOCK_KERNELS[model.kernel].takes_any_mask else None
     batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, ids, trained, ends=~trained)
     batch = jax.device_put(batch, NamedSharding(mesh, BATCH))
     run = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)

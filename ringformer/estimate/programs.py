@@ -90,5 +90,5 @@ def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
 
     batch = Batch(*(array(jnp.bool_ if field in ("mask", "ends") else jnp.int32) for field in Batch._fields))
     kernel = BLOCK_KERNELS.get(getattr(workload.model, "kernel", "xla"))
-    masks = kernel is None or kernel.takes_masks if workload.masks is None else workload.masks
+    masks = kernel is None or kernel.takes_any_mask if workload.masks is None else workload.masks
     return batch if masks else batch._replace(segment_ids=None)

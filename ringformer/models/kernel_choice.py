@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from ringformer.hardware import CHIPS, Chip
 from ringformer.models.interface import ModelConfig
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops.kernels.block_kernels import Kernel, check_kernel, check_shapes
+from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_kernel, check_masks
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 from ringformer.ops.kernels.flash_attention import vmem_bytes
 from ringformer.ops.kernels.kernel_tools import LANES
@@ -37,7 +37,7 @@ def with_kernel(
     Args:
       platform: "cpu", "gpu" or "tpu". chip: None if it is not in `CHIPS`.
       local_tokens: tokens of a sequence on a rank of the ring.
-      masks: True if there are segment ids.
+      masks: True if there are segment ids, which then ascend (`ringformer.data`).
 
     Raises:
       ValueError: the model names a kernel that cannot compute it on this device; the message names one that can.
@@ -104,7 +104,8 @@ def _vmem(chip: Chip | None) -> int:
 def _check(model: LlamaConfig, kernel: Kernel, platform: str, masks: bool, chip: Chip | None) -> None:
     check_kernel(kernel, jnp.dtype(model.compute_dtype), platform, chip)
     cores = chip.multiprocessors if chip else None
-    check_shapes(kernel, model.head_dim, masks, cores.compute_capability if cores else None)
+    check_head_size(kernel, model.head_dim, cores.compute_capability if cores else None)
+    check_masks(kernel, "ascending" if masks else None, model.layout)
     if kernel == "pallas" and not _fits(model, chip, FEWEST, FEWEST):
         raise ValueError(
             f"kernel='pallas' does not fit {_vmem(chip) / 2**20:.0f} MiB of on-chip memory with "

@@ -20,25 +20,16 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int
 
 from ringformer.models.interface import Axes
+from ringformer.models.layer_scan import REMAT, scan_layers
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.models.offloaded_scan import offloaded_scan
 from ringformer.models.rms_norm import RMSNorm, rms_norm
 from ringformer.ops import layouts, rope
-from ringformer.ops.argument_checks import AnyArray
+from ringformer.ops.argument_checks import AnyArray, Segments
 from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
 from ringformer.ops.cross_entropy import cross_entropy, token_cross_entropy
 from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.embedding import embed
-from ringformer.ops.ring_attention import SAVED_OUTPUT, SAVED_SOFTMAX, ring_attention
-
-REMAT = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(SAVED_OUTPUT, SAVED_SOFTMAX),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "none": jax.checkpoint_policies.everything_saveable,
-}
-"""Policies of what a layer keeps for its backward: only its input; its input, o and the softmax's m and l, so that the
-ring runs forward once; its input and the matmul outputs; everything."""
+from ringformer.ops.ring_attention import ring_attention
 
 Rotation = tuple[Float32[Array, "#B T half"], Float32[Array, "#B T half"]]
 """(cos, sin) for the pairs of features of a head, at each token."""
@@ -48,8 +39,8 @@ class Attention(nnx.Module):
     """Pre-norm causal self-attention with rotary positions and grouped key heads.
 
     Each group of heads recomputes the norm, so its output is never kept. With tp, x and the result are the rank's part
-    t of the local tokens T, and the rotation and ids cover all T; without tp, t is T. `attend(q, k, v)` replaces the
-    config's attention; anything it keeps beside the outputs is returned too.
+    t of the local tokens T, and the rotation covers all T; without tp, t is T. `attend(q, k, v)`, with rotated q and k,
+    returns the outputs and anything it keeps besides, which is returned too.
     """
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
@@ -64,9 +55,8 @@ class Attention(nnx.Module):
         x: Float[Array, "B t D"],
         norm: RMSNorm,
         rotation: Rotation,
-        segment_ids: Int[AnyArray, "B T"] | None,
         axes: Axes,
-        attend: Callable | None = None,
+        attend: Callable,
     ) -> tuple[Float[Array, "B t D"], Any]:
         c, x = self.config, _enter_tp(x, axes)
         wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
@@ -75,7 +65,6 @@ class Attention(nnx.Module):
             # Fewer key heads than tp ranks: the weights are not sharded over tp, and each rank uses one head.
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
             wk, wv = (lax.dynamic_slice_in_dim(w, head, 1, axis=1) for w in (wk, wv))
-        attend = attend or partial(self._attend, segment_ids, axes)
         of_heads: Callable = partial(self._of_heads, x, norm.scale[...], rotation, attend)
         if c.head_groups == 1:
             o, kept = of_heads(wq, wk, wv)
@@ -93,24 +82,6 @@ class Attention(nnx.Module):
         x = rms_norm(x, scale, self.config.norm_eps)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
         return attend(rope.rotate(q, rotation), rope.rotate(k, rotation), v)
-
-    def _attend(self, segment_ids, axes, q, k, v):
-        c = self.config
-        if c.attention == "vanilla":
-            return dense_attention(q, k, v, segment_ids=segment_ids), None
-        ring = c.attention == "ring" and axes.sp is not None
-        o = ring_attention(
-            q,
-            k,
-            v,
-            axis_name=axes.sp if ring else None,
-            layout=c.layout if ring else "contiguous",
-            segment_ids=segment_ids,
-            q_chunk=c.q_chunk,
-            k_chunk=c.k_chunk,
-            kernel="xla" if c.kernel == "auto" else c.kernel,
-        )
-        return o, None
 
 
 class FeedForward(nnx.Module):
@@ -137,7 +108,7 @@ class FeedForward(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each added to the residual stream; also returns what `attend` kept."""
+    """Attention and feed-forward, each added to the residual stream; also returns what `attend` keeps."""
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
@@ -149,12 +120,11 @@ class Layer(nnx.Module):
         self,
         x: Float[Array, "B t D"],
         rotation: Rotation,
-        segment_ids: Int[AnyArray, "B T"] | None,
         axes: Axes,
-        attend: Callable | None = None,
+        attend: Callable,
     ) -> tuple[Float[Array, "B t D"], Any]:
         with jax.named_scope("attention"):
-            y, kept = self.attention(x, self.attention_norm, rotation, segment_ids, axes, attend)
+            y, kept = self.attention(x, self.attention_norm, rotation, axes, attend)
             x = x + y
         with jax.named_scope("feed_forward"):
             return x + self.feedforward(x, self.feedforward_norm, axes), kept
@@ -186,27 +156,33 @@ class Llama(nnx.Module):
         positions: Int[AnyArray, "#B T"] | None = None,
         segment_ids: Int[AnyArray, "B T"] | None = None,
         *,
+        segments: Segments = "any",
         axes: Axes = Axes(),
         gather: Callable | None = None,
     ) -> Float32[Array, "B T V"]:
         """Compute the logits of the next token.
 
         Positions default to each token's place in the sequence, on a ring according to the config's layout. Without
-        segment_ids, the sequence is one document.
+        segment_ids, the sequence is one document; `segments` as in `ring_attention`.
         """
-        x = self.hidden(tokens, positions, segment_ids, axes=axes, gather=gather)
+        x = self.hidden(tokens, positions, segment_ids, segments=segments, axes=axes, gather=gather)
         return jnp.einsum("btd,dv->btv", x, self._head(x.dtype, gather), preferred_element_type=jnp.float32)
 
     def loss(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, ""]:
         """Sum -log p(target) over this device's masked-in tokens; see `ringformer.data.Batch`."""
-        x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
+        x = self._of_batch(batch, axes, gather)
         with jax.named_scope("loss"):
             return cross_entropy(x, self._head(x.dtype, gather), batch.targets, batch.mask, self.config.loss_chunk)
 
     def token_losses(self, batch: Any, *, axes: Axes = Axes(), gather: Callable | None = None) -> Float32[Array, "B T"]:
         """Compute -log p(target) of each of this device's tokens regardless of the mask, for evaluation."""
-        x = self.hidden(batch.tokens, batch.positions, batch.segment_ids, axes=axes, gather=gather)
+        x = self._of_batch(batch, axes, gather)
         return token_cross_entropy(x, self._head(x.dtype, gather), batch.targets, self.config.loss_chunk)
+
+    def _of_batch(self, batch: Any, axes: Axes, gather: Callable | None):
+        """Compute `hidden` of a batch, whose segment ids ascend (`ringformer.data.Batch`)."""
+        ids = batch.segment_ids
+        return self.hidden(batch.tokens, batch.positions, ids, segments="ascending", axes=axes, gather=gather)
 
     def hidden(
         self,
@@ -214,14 +190,24 @@ class Llama(nnx.Module):
         positions: Int[AnyArray, "#B T"] | None = None,
         segment_ids: Int[AnyArray, "B T"] | None = None,
         *,
+        segments: Segments = "any",
         axes: Axes = Axes(),
         gather: Callable | None = None,
     ) -> Float[Array, "B T D"]:
         """Compute the normed output of the last layer, in the compute dtype; arguments as in `__call__`."""
-        return self.attended(tokens, positions, segment_ids, axes=axes, gather=gather)[0]
+        return self.attended(tokens, positions, segment_ids, segments, axes=axes, gather=gather)[0]
 
     def attended(
-        self, tokens, positions=None, segment_ids=None, *, axes=Axes(), gather=None, attend=None, given=None
+        self,
+        tokens,
+        positions=None,
+        segment_ids=None,
+        segments="any",
+        *,
+        axes=Axes(),
+        gather=None,
+        attend=None,
+        given=None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Compute `hidden`, and what each layer kept, stacked [L, ...]. `attend(given, q, k, v) -> (o, kept)`, with
         rotated q and k, replaces the config's attention; `given` is also stacked. Remat groups keep nothing."""
@@ -240,19 +226,10 @@ class Llama(nnx.Module):
 
         def layer(x, of_layer, shared):
             (weights, given), (rotation, segment_ids) = of_layer, shared
-            own = None if attend is None else partial(attend, given)
-            return nnx.merge(definition, gather("layers", weights))(x, rotation, segment_ids, axes, own)
+            own = partial(_attend, c, axes, segment_ids, segments) if attend is None else partial(attend, given)
+            return nnx.merge(definition, gather("layers", weights))(x, rotation, axes, own)
 
-        layers, shared = (nnx.to_pure_dict(stacked), given), (rotation, segment_ids)
-        g, kept, offload = c.remat_group, None, partial(offloaded_scan, ahead=c.fetch_ahead) if c.offload else None
-        grouped = c.num_layers // g * g if g > 1 else 0
-        if grouped:
-            groups = jax.tree.map(lambda w: w[:grouped].reshape(-1, g, *w.shape[1:]), layers)
-            group = partial(_scan, layer, c.remat, None)
-            x, _ = _scan(group, "full", offload, x, groups, shared)
-        if grouped < c.num_layers:
-            rest = jax.tree.map(lambda w: w[grouped:], layers)
-            x, kept = _scan(layer, c.remat, offload, x, rest, shared)
+        x, kept = scan_layers(layer, c, x, (nnx.to_pure_dict(stacked), given), (rotation, segment_ids))
         return self.norm(x), kept
 
     def _places(self, length: int, axes: Axes):
@@ -270,13 +247,24 @@ class Llama(nnx.Module):
         return gather("head", self.head[...]).astype(dtype)
 
 
-def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shared):
-    """Scan `x, kept = layer(x, weights, shared)` over stacked weights. `remat` decides what the backward finds kept, on
-    the device or, by `offload`, in host memory; an offloaded scan drops the layers' own `kept`."""
-    layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
-    if offload is not None:
-        return offload(lambda *arguments: layer(*arguments)[0], x, layers, shared), None
-    return lax.scan(lambda x, weights: layer(x, weights, shared), x, layers)
+def _attend(c: LlamaConfig, axes: Axes, segment_ids, segments: Segments, q, k, v) -> tuple[Array, None]:
+    """Compute the config's attention, which keeps nothing."""
+    if c.attention == "vanilla":
+        return dense_attention(q, k, v, segment_ids=segment_ids), None
+    ring = c.attention == "ring" and axes.sp is not None
+    o = ring_attention(
+        q,
+        k,
+        v,
+        axis_name=axes.sp if ring else None,
+        layout=c.layout if ring else "contiguous",
+        segment_ids=segment_ids,
+        segments=segments,
+        q_chunk=c.q_chunk,
+        k_chunk=c.k_chunk,
+        kernel="xla" if c.kernel == "auto" else c.kernel,
+    )
+    return o, None
 
 
 def _normal(config: LlamaConfig, rngs: nnx.Rngs, letters: str) -> nnx.Param:

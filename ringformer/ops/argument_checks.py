@@ -1,5 +1,7 @@
 """Checks and lossless casts of attention's arguments."""
 
+from typing import Literal, get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,12 @@ AnyArray = jax.Array | np.ndarray
 SegmentIds = Integer[AnyArray, "B T"] | tuple[Integer[AnyArray, "B T"], Integer[AnyArray, "B S"]] | None
 """Ids of all tokens, or a pair of the ids of queries and keys; None: one segment."""
 
+Segments = Literal["any", "ascending"]
+"""What the caller promises of segment ids: nothing, or that they never decrease along the sequence (in natural order),
+so that each segment is one interval of it."""
 
-def check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk) -> None:
+
+def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk) -> None:
     """Raise ValueError for shapes, dtypes, layout or chunks that do not fit together, naming both sides."""
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
@@ -35,11 +41,20 @@ def check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk) -> None:
     ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     if segment_ids is not None and (ids[0].shape != (B, T) or ids[1].shape != (B, S)):
         raise ValueError(f"segment ids must be [{B}, {T}] and [{B}, {S}]; got {ids[0].shape} and {ids[1].shape}")
+    check_promise(segments, segment_ids)
     if bias is not None and bias.shape != (B, S):
         raise ValueError(f"bias must be [B, S] = [{B}, {S}]; got {bias.shape}")
     for name, chunk in (("q_chunk", q_chunk), ("k_chunk", k_chunk)):
         if chunk is not None and chunk < 1:
             raise ValueError(f"{name} must be positive; got {chunk}")
+
+
+def check_promise(segments: str, segment_ids: SegmentIds) -> None:
+    """Raise ValueError for an unknown promise, or one that a pair of ids cannot keep."""
+    if segments not in get_args(Segments):
+        raise ValueError(f"segments={segments!r}: choose one of {', '.join(get_args(Segments))}")
+    if segments == "ascending" and isinstance(segment_ids, tuple):
+        raise ValueError("segments='ascending' is for one array of segment ids; got a pair: pass segments='any'")
 
 
 def as_segment_ids(

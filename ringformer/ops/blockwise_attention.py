@@ -184,7 +184,7 @@ def live_pairs(queries: Queries, keys: Keys, work_list: WorkList) -> tuple[Bool[
 
 
 def _live(queries: Queries, keys: Keys, pairs: ChunkPairs, work_list: WorkList) -> Bool[Array, " P"] | None:
-    if queries.segment_ids is None or keys.segment_ids is None:
+    if queries.segment_ids is None or keys.segment_ids is None or work_list.every_pair:
         return None
     return _segments_overlap(queries.segment_ids, keys.segment_ids, pairs, work_list)
 

@@ -28,10 +28,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Float32
 
 from ringformer.ops import argument_checks, online_softmax
-from ringformer.ops.argument_checks import AnyArray, SegmentIds
+from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.kernels.block_kernels import Kernel, check_kernel, check_shapes, without_padding
+from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_kernel, check_masks, without_padding
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     layout: Layout
     causal: bool
     segment_ids: SegmentIds
+    segments: Segments
     bias: Float[AnyArray, "B S"] | None
     scale: float | None
     q_chunk: int | None
@@ -101,6 +102,7 @@ def ring_attention(
     layout: Layout = "contiguous",
     causal: bool = True,
     segment_ids: SegmentIds = None,
+    segments: Segments = "any",
     bias: Float[AnyArray, "B S"] | None = None,
     scale: float | None = None,
     q_chunk: int | None = None,
@@ -123,11 +125,14 @@ def ring_attention(
       segment_ids: one array, or a pair for queries and keys: tokens see only their own segment. Blocks and chunks
         without a common segment cost nothing if ids ascend along the sequence. Numpy ids of 64 bits are exact, except
         as arguments of an enclosing jit: JAX cuts those to 32 bits.
+      segments: "ascending" promises that ids never decrease along the sequence (in natural order; padding comes last or
+        has ids of its own), as those of `ringformer.data` do. Nothing checks it; wrong ids give wrong attention.
       bias: added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
       scale: factor of the logits, default d**-0.5.
       q_chunk, k_chunk: tokens per chunk (default: 16 chunks per shard, 128 to 1024 tokens); they need not divide T.
       kernel: code that computes a block: "xla"; "pallas" on TPU, for bfloat16 and float32; "cudnn" on GPU, for bfloat16
-        and float16, with head sizes that are multiples of 8, and without segment ids, bias or chunks.
+        and float16, with head sizes that are multiples of 8, without bias or chunks, and with segment ids only if they
+        ascend, under a causal mask and in a layout other than striped.
       return_lse: also return the log-sum-exp of each row.
 
     Returns:
@@ -136,10 +141,12 @@ def ring_attention(
     Raises:
       ValueError: shapes, dtypes, layout or chunks are inconsistent; the message names both sides.
     """
-    argument_checks.check(q, k, v, layout, causal, segment_ids, bias, q_chunk, k_chunk)
+    argument_checks.check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
     check_kernel(kernel, q.dtype)
-    check_shapes(kernel, q.shape[-1], q_ids is not None or bias is not None)
+    check_head_size(kernel, q.shape[-1])
+    in_order = "contiguous" if axis_name is None else layout
+    check_masks(kernel, None if q_ids is None else segments, in_order, causal, bias is not None)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, return_lse)
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))

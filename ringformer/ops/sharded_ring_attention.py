@@ -8,7 +8,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from ringformer.ops import argument_checks, layouts
-from ringformer.ops.argument_checks import AnyArray, SegmentIds
+from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_attention import LogSumExp, Options, Output, ring_attention
@@ -58,6 +58,7 @@ def sharded_ring_attention(
     layout: Layout = "zigzag",
     causal: bool = True,
     segment_ids: SegmentIds = None,
+    segments: Segments = "any",
     bias: Float[AnyArray, "B S"] | None = None,
     scale: float | None = None,
     q_chunk: int | None = None,
@@ -72,7 +73,7 @@ def sharded_ring_attention(
       mesh: any mesh that has `axis_name`, with all axes automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: layout of the tokens during the computation; the default balances causal work.
-      causal, segment_ids, bias, scale, q_chunk, k_chunk, kernel, return_lse: as in `ring_attention`.
+      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, return_lse: as in `ring_attention`.
 
     Returns:
       o in natural order, sharded over the named axes, or (o, lse).
@@ -84,6 +85,7 @@ def sharded_ring_attention(
         raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
     n = mesh.shape[axis_name]
     layouts.check_name(layout)
+    argument_checks.check_promise(segments, segment_ids)
     if not causal:
         layout = "contiguous"
     for x in (q, k):
@@ -98,7 +100,7 @@ def sharded_ring_attention(
             for x, s in zip(arrays, specs, strict=True)
         )
     options: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "causal": causal, "scale": scale}
-    options |= {"q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
+    options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
     return _on_mesh(mesh, specs, tuple(options.items()), return_lse, *arrays)
 
 
@@ -111,7 +113,7 @@ def _on_mesh(mesh, specs, static_options, return_lse: bool, *arrays):
     def per_device(*arrays):
         arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
         q, k, v, bias, q_ids, k_ids = arrays
-        ids = None if q_ids is None else (q_ids, k_ids)
+        ids = None if q_ids is None else q_ids if options["segments"] == "ascending" else (q_ids, k_ids)
         out = ring_attention(q, k, v, bias=bias, segment_ids=ids, return_lse=return_lse, **options)
         if not isinstance(out, tuple):
             return layouts.leave(out, layout, axis_name)

@@ -5,6 +5,7 @@ are tabulated before the program runs, so that the loop over them needs no branc
 On a ring, a traced condition selects between the tables for earlier and later ranks.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -48,6 +49,8 @@ class WorkList(NamedTuple):
     k_chunks: AxisChunks
     unmasked: PairList
     masked: PairList
+    every_pair: bool = False
+    """True: compute all pairs, even those without a common segment, so that the trip count is static."""
 
 
 def default_chunk(length: int) -> int:
@@ -89,6 +92,11 @@ def visible_pairs(
     visible = VISIBLE[layout][source]
     if not causal:
         visible = tuple((a, b, FULL) for a in range(PARTS[layout]) for b in range(PARTS[layout]))
+    return _pairs(visible, q, k)
+
+
+def _pairs(visible: Iterable[tuple[int, int, int]], q: AxisChunks, k: AxisChunks) -> tuple[ChunkPairs, ChunkPairs]:
+    """Cut visible (query part, key part, offset) into `(unmasked, masked)` pairs of chunks."""
     rows = [np.zeros((4, 0), np.int64)]
     for q_part, k_part, part_offset in visible:
         i, j = np.flatnonzero(q.part == q_part)[:, None], np.flatnonzero(k.part == k_part)
@@ -112,6 +120,14 @@ def make_work_list(
         return WorkList(q, k, *(PairList(pairs, len(pairs.q)) for pairs in own))
     before, after = visible_pairs(layout, "earlier", True, q, k), visible_pairs(layout, "later", True, q, k)
     return WorkList(q, k, *(_select(earlier, a, b) for a, b in zip(before, after, strict=True)))
+
+
+def diagonal_work_list(length: int, pieces: int) -> WorkList:
+    """Make the chunk pairs of a rank's own shard, cut into `pieces` equal pieces, that lie within a piece, under a
+    causal mask."""
+    chunks = cut_axis(length, pieces, default_chunk(length))
+    unmasked, masked = (PairList(x, len(x.q)) for x in _pairs([(i, i, 0) for i in range(pieces)], chunks, chunks))
+    return WorkList(chunks, chunks, unmasked, masked, every_pair=pieces > 1)
 
 
 def _select(condition: jax.Array, a: ChunkPairs, b: ChunkPairs) -> PairList:

@@ -55,9 +55,12 @@ def test_what_auto_would_be_is_said_of_xla():
     assert choose({"kernel": "xla"}, "tpu", "v3")[1] == "kernel xla: as configured"
 
 
-def test_auto_is_xla_on_gpus_with_segment_ids():
+def test_auto_takes_packed_documents_on_gpus():
+    """But for shards that are no intervals of the sequence."""
     (chosen, *_), line = choose({}, "gpu", "H100", masks=True)
-    assert chosen == "xla" and "packed_attention='sequence'" in line
+    assert chosen == "cudnn" and "the fastest on H100" in line
+    (chosen, *_), line = choose({"layout": "striped"}, "gpu", "H100", masks=True)
+    assert chosen == "xla" and "layout='zigzag' balances causal work too" in line
 
 
 @pytest.mark.parametrize(
@@ -108,8 +111,8 @@ def test_a_kernel_that_was_asked_for_stays_or_is_an_error():
     assert chosen == ("pallas", 1024, 1024) and "as configured; chunks of" in why
     with pytest.raises(ValueError, match="cannot compile it for TPU v3 core; kernel='xla' runs there"):
         choose({"kernel": "pallas"}, "tpu", "v3")
-    with pytest.raises(ValueError, match="kernel='xla' does"):
-        choose({"kernel": "cudnn"}, "gpu", "H100", masks=True)
+    with pytest.raises(ValueError, match="layout='zigzag' balances"):
+        choose({"kernel": "cudnn", "layout": "striped"}, "gpu", "H100", masks=True)
     with pytest.raises(ValueError, match="unknown kernel 'triton'; known: auto, xla, pallas, cudnn"):
         replace(AUTO, kernel="triton")
 

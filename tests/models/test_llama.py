@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
 from ringformer.models.interface import Axes
-from ringformer.models.llama import REMAT, Llama
+from ringformer.models.layer_scan import REMAT
+from ringformer.models.llama import Llama
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops import layouts

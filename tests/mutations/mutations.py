@@ -35,6 +35,7 @@ TWO_DEVICES = "inference/test_sampling.py::test_rows_on_two_devices_draw_as_on_o
 YARN = "inference/test_generator.py::test_greedy_tokens_are_those_of_transformers[yarn-1,1,1,2]"
 READ_IN_PART = "inference/test_session.py::test_a_long_cache_is_read_in_part"
 TOKEN = "inference/test_decode_step.py::test_attention_of_a_token[{}]".format
+DOCUMENTS = "ops/kernels/test_cudnn_documents.py::test_documents_as_dense[3-4-zigzag]"
 CENTRED, OFF_CENTRE = TOKEN("values around 0"), TOKEN("values around 10")
 RING, BLOCK = "ops/ring_attention.py", "ops/blockwise_attention.py"
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
@@ -701,5 +702,48 @@ MUTATIONS = [
         "rope.rotations(positions[:, None], ",
         "rope.rotations(positions[:, None].astype(jnp.bfloat16).astype(int), ",
         READ_IN_PART,
+    ),
+    # Packed documents as rectangles of cuDNN's calls.
+    Mutation(
+        "the keys of a rectangle in their order",
+        "ops/kernels/cudnn_shares.py",
+        "return kv if view.lengths is None else kv[:, :, ::-1]",
+        "return kv",
+        DOCUMENTS,
+    ),
+    Mutation(
+        "gradients of a rectangle's keys in reverse order",
+        "ops/kernels/cudnn_shares.py",
+        "dkv[..., ::-1, :]",
+        "dkv",
+        DOCUMENTS,
+    ),
+    Mutation(
+        "rows and columns of a rectangle exchanged",
+        "ops/kernels/cudnn_documents.py",
+        "(q_ids == last).sum(axis=1), (k_ids == first).sum(axis=1)",
+        "(k_ids == first).sum(axis=1), (q_ids == last).sum(axis=1)",
+        DOCUMENTS,
+    ),
+    Mutation(
+        "rows beyond a rectangle are not hidden",
+        "ops/kernels/cudnn_shares.py",
+        "jnp.arange(T) >= self.lengths[0][:, None]",
+        "jnp.arange(T) >= T + self.lengths[0][:, None]",
+        DOCUMENTS,
+    ),
+    Mutation(
+        "one rectangle for all rows of the batch",
+        "ops/kernels/cudnn_documents.py",
+        "View(lengths=(rows.astype(jnp.int32), columns.astype(jnp.int32)))",
+        "View(lengths=(0 * rows + rows[0], 0 * columns + columns[0]))",
+        DOCUMENTS,
+    ),
+    Mutation(
+        "a level of the own shard is left out",
+        "ops/kernels/cudnn_documents.py",
+        "    while pairs:\n",
+        "    while pairs > 1:\n",
+        DOCUMENTS,
     ),
 ]

@@ -60,7 +60,7 @@ def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, 
     T = inputs["q"].shape[1]
     cotangents = dict(do=cotangents["do"][:, bring[T]], dlse=cotangents["dlse"][:, :, bring[T]])
     if segment_ids is not None:
-        inputs["segment_ids"] = tuple(x[:, bring[x.shape[1]]] for x in segment_ids)
+        inputs["segment_ids"] = jax.tree.map(lambda x: x[:, bring[x.shape[1]]], segment_ids)
     attention = partial(ring_attention, axis_name="sp", layout=layout, return_lse=True, **options)
     run = jax.shard_map(
         partial(values_and_gradients, attention),

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 
 from ringformer.hardware import Chip
 from ringformer.ops import blockwise_attention
+from ringformer.ops.argument_checks import Segments
 from ringformer.ops.kernels import cudnn_attention, flash_attention, kernel_tools
+from ringformer.ops.layouts import Layout
 
 Kernel = Literal["xla", "pallas", "cudnn"]
 """Names of kernels: xla runs everywhere; pallas: TPU kernels of `flash_attention.py`; cudnn: `cudnn_attention.py`."""
@@ -25,8 +27,9 @@ class BlockKernel(NamedTuple):
     """Number of tokens that a chunk's length must be a multiple of, without overlap; 1: any chunks."""
     whole_parts: bool = False
     """True if there are no chunks: a pair is two whole parts of a shard (`layouts.PARTS`)."""
-    takes_masks: bool = True
-    """True if the kernel supports segment ids and a bias of keys besides the causal mask."""
+    takes_any_mask: bool = True
+    """True if the kernel supports any segment ids and a bias of keys. Otherwise segment ids must ascend along the
+    sequence, under a causal mask, in a layout whose parts are intervals of it."""
 
 
 BLOCK_KERNELS: dict[str, BlockKernel] = {
@@ -35,7 +38,7 @@ BLOCK_KERNELS: dict[str, BlockKernel] = {
         flash_attention.block_forward, flash_attention.block_backward, flash_attention.LOG_UNIT, kernel_tools.LANES
     ),
     "cudnn": BlockKernel(
-        cudnn_attention.block_forward, cudnn_attention.block_backward, 1.0, 1, whole_parts=True, takes_masks=False
+        cudnn_attention.block_forward, cudnn_attention.block_backward, 1.0, 1, whole_parts=True, takes_any_mask=False
     ),
 }
 
@@ -60,20 +63,37 @@ def check_kernel(name: str, dtype: jnp.dtype, platform: str | None = None, chip:
         raise ValueError(f"kernel='cudnn' runs on GPU; kernel={instead} on {platform}")
 
 
-def check_shapes(name: str, head_size: int, masks: bool = False, capability: int | None = None) -> None:
-    """Raise ValueError if a kernel does not support the head size, or segment ids or a bias (`masks`); the message
-    names a kernel that does.
+def check_head_size(name: str, head_size: int, capability: int | None = None) -> None:
+    """Raise ValueError if a kernel does not support the head size; the message names a kernel that does.
 
     Args:
       capability: the major version of a GPU's compute capability; None: unknown, or not a GPU.
     """
-    if masks and not BLOCK_KERNELS[name].takes_masks:
-        raise ValueError(
-            f"kernel={name!r} takes no segment ids and no bias; kernel='xla' does. Attention of a whole sequence has "
-            "none: packed_attention='sequence'"
-        )
     if name == "cudnn":
         cudnn_attention.check_head_size(head_size, capability)
+
+
+def check_masks(name: str, segments: Segments | None, layout: Layout, causal: bool = True, bias: bool = False) -> None:
+    """Raise ValueError if a kernel does not support segment ids (None: there are none) in a layout, or a bias; the
+    message names the nearest setting that works."""
+    if BLOCK_KERNELS[name].takes_any_mask:
+        return
+    if bias:
+        raise ValueError(f"kernel={name!r} takes no bias; kernel='xla' does")
+    if segments is None:
+        return
+    if segments == "any":
+        raise ValueError(
+            f"kernel={name!r} takes segment ids only if they ascend along the sequence: pass segments='ascending' if "
+            "yours do; kernel='xla' takes any"
+        )
+    if not causal:
+        raise ValueError(f"kernel={name!r} takes segment ids only with causal=True; kernel='xla' takes both")
+    if layout == "striped":
+        raise ValueError(
+            f"kernel={name!r} takes segment ids in the layouts contiguous and zigzag, not in striped, whose shards are "
+            "not intervals of the sequence; layout='zigzag' balances causal work too"
+        )
 
 
 def padded_parts(

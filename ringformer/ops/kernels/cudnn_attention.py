@@ -1,8 +1,8 @@
 """Attention of a block by cuDNN on GPUs, with the block contract of `ops/blockwise_attention.py`.
 
-Each pair of whole parts of a shard is one call (`cudnn_calls.py`). In a call, all keys are visible, or those that a
-causal mask leaves once the queries are shifted by the offset. The indices of the parts may be data, so that calls need
-no branch around them.
+Each pair of whole parts of a shard is one call (`cudnn_calls.py`). In a call, all keys are visible, those that a causal
+mask leaves once the queries are shifted by the offset, or those of one packed document (`cudnn_documents.py`). The
+indices of the parts may be data, so that calls need no branch around them.
 
     forward    a call returns o and lse for only its keys: a softmax state with m = lse and l = 1, joined to the running
                state in float32.
@@ -13,22 +13,19 @@ cuDNN computes delta = rowsum(o * do) and supports no cotangent of lse. The grad
 the share of dlse is ds = p * dlse, which a second call with do v^T = dlse and o = 0 computes.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
-from einops import rearrange
 from jax import lax
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float32
 
-from ringformer.ops import online_softmax
+from ringformer.ops import blockwise_attention, online_softmax
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.derivative_guards import without_derivatives
-from ringformer.ops.kernels import cudnn_calls
+from ringformer.ops.kernels import cudnn_documents
+from ringformer.ops.kernels.cudnn_shares import Rows, attend, gradients, under_offset
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.varying_axes import vary_like
-from ringformer.ops.work_list import AxisChunks, ChunkPairs, WorkList
+from ringformer.ops.work_list import AxisChunks, ChunkPairs, WorkList, diagonal_work_list
 
 SECOND = "ring_attention with kernel='cudnn'", "kernel='xla'"
 """Names, for an error, of this kernel without second derivatives and of the alternative."""
@@ -52,22 +49,17 @@ def check_head_size(d: int, capability: int | None = None) -> None:
 
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
-    """Add every visible key of `keys` to the running softmax of every query."""
+    """Add every visible key of `keys` to the running softmax of every query. Segment ids must ascend along the
+    sequence."""
     queries, keys = without_derivatives((queries, keys), *SECOND)
-    K = keys.kv.shape[2]
+    if _is_own(queries, work_list):
+        return _own_forward(state, queries, keys, scale)
 
     def call(state, pair, masked):
-        moved = _moved(pair, masked)
-        q = _roll(_part(queries.q, pair.q, work_list.q_chunks), moved, up=True)
-        k, v = _tokens_first(_part(keys.kv, pair.k, work_list.k_chunks))
-        o, lse = cudnn_calls.forward(rearrange(q, "b k g t d -> b t (k g) d"), k, v, scale, causal=masked)
-        o = _roll(rearrange(o, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), moved)
-        lse = _roll(rearrange(lse, "b (k g) t -> b k g t", k=K), moved)
-        seen = Softmax(o, _where_hidden(moved, -jnp.inf, lse), jnp.ones_like(lse))
+        q, kv, view = _call(queries, keys, pair, masked, work_list)
         rows = jax.tree.map(lambda x: _part(x, pair.q, work_list.q_chunks), state)
-        return jax.tree.map(
-            lambda x, part: _put(x, part, pair.q, work_list.q_chunks), state, online_softmax.join(rows, seen)
-        )
+        rows = online_softmax.join(rows, attend(q, kv, view, scale))
+        return jax.tree.map(lambda x, part: _put(x, part, pair.q, work_list.q_chunks), state, rows)
 
     return _for_each_call(call, state, work_list)
 
@@ -82,33 +74,15 @@ def block_backward(
 ) -> tuple[jax.Array, KeyGradients]:
     """Add this block's share to `dq`, and return the gradients of its keys."""
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
-    K = keys.kv.shape[2]
-    m, weight, _ = cotangents.rows
-    row_lse = m - jnp.log(weight)
+    rows = Rows.of(cotangents)
+    if _is_own(queries, work_list):
+        return _own_backward(dq, queries, keys, cotangents, rows, scale)
 
     def call(carry, pair, masked):
         dq, dkv = carry
-        moved = _moved(pair, masked)
-
-        def rows(x):
-            return _roll(_part(x, pair.q, work_list.q_chunks), moved, up=True)
-
-        def gradients(v, o, do):
-            """Compute the gradients for one cotangent, in float32."""
-            q, o, do = (rearrange(rows(x), "b k g t d -> b t (k g) d") for x in (queries.q, o, do))
-            gq, *gkv = cudnn_calls.backward(q, k, v, o, lse, do, scale, causal=masked)
-            gq = _roll(rearrange(gq, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), moved)
-            return gq, jnp.stack(gkv).swapaxes(2, 3).astype(jnp.float32)
-
-        k, v = _tokens_first(_part(keys.kv, pair.k, work_list.k_chunks))
-        lse = _part(row_lse, pair.q, work_list.q_chunks)
-        lse = _roll(_where_hidden(moved, _NOTHING, lse), moved, up=True)
-        lse = rearrange(lse, "b k g t -> b (k g) t")
-        share, key_share = gradients(v, cotangents.o, cotangents.do)
-        if cotangents.dlse is not None:
-            do = _pieces(cotangents.dlse, queries.q)
-            more, more_keys = gradients(_ones(v), jnp.zeros_like(do), do)
-            share, key_share = share + more, key_share.at[0].add(more_keys[0])
+        q, kv, view = _call(queries, keys, pair, masked, work_list)
+        here = jax.tree.map(lambda x: _part(x, pair.q, work_list.q_chunks), rows)
+        share, key_share = gradients(q, kv, here, view, scale)
         return (
             _put(dq, _part(dq, pair.q, work_list.q_chunks) + share, pair.q, work_list.q_chunks),
             _put(dkv, _part(dkv, pair.k, work_list.k_chunks) + key_share, pair.k, work_list.k_chunks),
@@ -137,67 +111,63 @@ def _for_each_call(call, carry, work_list: WorkList):
     return carry
 
 
-# --- the cotangent of lse -----------------------------------------------------------------------------------------
-
-_PIECES = 3
-"""Number of bfloat16 that hold the digits of a float32."""
-
-
-def _pieces(dlse, q):
-    """Write dlse as the sum of the first features of a cotangent of o, [B, K, G, T, d] in q's dtype; others are 0."""
-    pieces, rest = [], dlse
-    for _ in range(_PIECES):
-        pieces.append(rest.astype(q.dtype))
-        rest = rest - pieces[-1].astype(jnp.float32)
-    return jnp.pad(jnp.stack(pieces, axis=-1), [(0, 0)] * dlse.ndim + [(0, q.shape[-1] - _PIECES)])
+def _call(queries: Queries, keys: Keys, pair: ChunkPairs, masked: bool, work_list: WorkList):
+    """Return the queries and keys of a pair of parts, and what the queries see."""
+    q, kv = _part(queries.q, pair.q, work_list.q_chunks), _part(keys.kv, pair.k, work_list.k_chunks)
+    if queries.segment_ids is None or keys.segment_ids is None:
+        return q, kv, under_offset(pair, masked)
+    q_ids = _part(queries.segment_ids, pair.q, work_list.q_chunks, axis=1)
+    k_ids = _part(keys.segment_ids, pair.k, work_list.k_chunks, axis=1)
+    return q, kv, cudnn_documents.shared_document(q_ids, k_ids)
 
 
-def _ones(v):
-    """Make values of 1 in the features of `_pieces`, else 0."""
-    return jnp.zeros_like(v).at[..., :_PIECES].set(1)
-
-
-# --- parts of a shard, and rows moved by the offset of a mask -----------------------------------------------------
-
-_ROWS = 3
-"""Axis of the tokens in all arrays of the contract."""
-
-_NOTHING = 1e30
-"""An lse that makes a row's probabilities 0."""
-
-
-def _part(x, i, chunks: AxisChunks):
-    """Return part `i`, which may be data."""
-    if chunks.size == x.shape[_ROWS]:
+def _part(x, i, chunks: AxisChunks, axis: int = 3):
+    """Return part `i`, which may be data, of an axis of tokens."""
+    if chunks.size == x.shape[axis]:
         return x
-    return lax.dynamic_slice_in_dim(x, jnp.asarray(chunks.start)[i], chunks.size, _ROWS)
+    return lax.dynamic_slice_in_dim(x, jnp.asarray(chunks.start)[i], chunks.size, axis)
 
 
 def _put(x, part, i, chunks: AxisChunks):
     """Replace part `i` of `x`."""
-    if chunks.size == x.shape[_ROWS]:
+    if chunks.size == x.shape[3]:
         return part
-    return lax.dynamic_update_slice_in_dim(x, part, jnp.asarray(chunks.start)[i], _ROWS)
+    return lax.dynamic_update_slice_in_dim(x, part, jnp.asarray(chunks.start)[i], 3)
 
 
-def _moved(pair: ChunkPairs, masked: bool) -> Int32[Array, ""] | None:
-    """Return the number of rows at the start that see nothing, `moved`: row t sees columns up to t - moved. None if the
-    number is statically 0."""
-    offset: Any = pair.offset
-    if not masked or (isinstance(offset, np.integer) and offset == 0):
-        return None
-    return -jnp.asarray(offset)
+# --- a rank's own shard of packed documents -----------------------------------------------------------------------
 
 
-def _roll(x, moved, up: bool = False):
-    """Roll rows. With `up`, a plain causal mask then fits the rows, and rows that see nothing come last."""
-    return x if moved is None else jnp.roll(x, -moved if up else moved, _ROWS)
+def _is_own(queries: Queries, work_list: WorkList) -> bool:
+    """True for the block of a rank's own documents: of packed blocks, it alone has a causal mask."""
+    return queries.segment_ids is not None and len(work_list.masked.pairs.q) > 0
 
 
-def _where_hidden(moved, value, x):
-    """Replace rows that see nothing by `value`."""
-    return x if moved is None else jnp.where(jnp.arange(x.shape[_ROWS]) < moved, value, x)
+def _own_forward(state: Softmax, queries: Queries, keys: Keys, scale: float) -> Softmax:
+    """Attend to a rank's own documents: XLA computes the chunk pairs on the diagonal, cuDNN the rectangles below."""
+    T = queries.q.shape[3]
+    diagonal = diagonal_work_list(T, cudnn_documents.count_pieces(T))
+    state = blockwise_attention.block_forward(state, queries, keys, diagonal, scale)
+    for below in cudnn_documents.levels(T):
+        later, earlier = below.queries(queries), below.keys(keys)
+        seen = attend(
+            later.q, earlier.kv, cudnn_documents.shared_document(later.segment_ids, earlier.segment_ids), scale
+        )
+        rows = online_softmax.join(jax.tree.map(below.later, state), seen)
+        state = jax.tree.map(below.put_later, state, rows)
+    return state
 
 
-def _tokens_first(kv: Float[Array, "2 B K S d"]) -> Float[Array, "2 B S K d"]:
-    return kv.swapaxes(2, 3)
+def _own_backward(dq, queries: Queries, keys: Keys, cotangents: Cotangents, rows: Rows, scale: float):
+    """Add the gradients of a rank's own documents, as in `_own_forward`."""
+    T = queries.q.shape[3]
+    diagonal = diagonal_work_list(T, cudnn_documents.count_pieces(T))
+    dq, dkeys = blockwise_attention.block_backward(dq, queries, keys, cotangents, diagonal, scale)
+    dkv = jnp.stack([dkeys.k, dkeys.v])
+    for below in cudnn_documents.levels(T):
+        later, earlier = below.queries(queries), below.keys(keys)
+        view = cudnn_documents.shared_document(later.segment_ids, earlier.segment_ids)
+        share, key_share = gradients(later.q, earlier.kv, jax.tree.map(below.later, rows), view, scale)
+        dq = below.put_later(dq, below.later(dq) + share)
+        dkv = below.put_earlier(dkv, below.earlier(dkv) + key_share)
+    return dq, KeyGradients(dkv[0], dkv[1], None)

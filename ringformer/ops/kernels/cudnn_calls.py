@@ -7,6 +7,10 @@ and refuses unsupported ones, when XLA compiles the program for a device that is
 
 Query head h reads key head h // (H // K). Logits are in natural units; inside, sums are float32, and results rounded to
 the dtype of the inputs.
+
+A call sees all pairs, or those of a causal mask, or with `lengths` a rectangle: the first `lengths[0][b]` queries and
+the first `lengths[1][b]` keys of row b (cuDNN's padding mask). What lies outside of the rectangle in the results is
+undefined. Lengths are at least 1.
 """
 
 import json
@@ -16,24 +20,34 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int32
 
 FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
 """XLA's names of the calls."""
+
+Lengths = tuple[Int32[Array, " B"], Int32[Array, " B"]]
+"""Queries and keys of the rectangle that each row of the batch sees."""
 
 _ELEMENT_TYPES = {"bfloat16": "BF16", "float16": "F16"}
 
 
 def forward(
-    q: Float[Array, "B T H d"], k: Float[Array, "B S K d"], v: Float[Array, "B S K d"], scale: float, causal: bool
+    q: Float[Array, "B T H d"],
+    k: Float[Array, "B S K d"],
+    v: Float[Array, "B S K d"],
+    scale: float,
+    causal: bool = False,
+    lengths: Lengths | None = None,
 ) -> tuple[Float[Array, "B T H d"], Float32[Array, "B H T"]]:
     """Return `(o, lse)`: attention of the queries to only these keys, and the log of each row's sum of exp(logit).
 
     Args:
-      causal: row t sees columns 0 .. t (T = S); otherwise all.
+      causal: row t sees columns 0 .. t (T = S).
+      lengths: rows and columns of the visible rectangle, instead of a causal mask.
     """
     B, T, H, d = q.shape
-    o, lse, _ = _call(FORWARD, (q, k, v), [(B, H, T, d)], [(B, H, T)], 0, _config(q, k, scale, causal, _FORWARD))
+    config = _config(q, k, scale, _mask(causal, lengths), _FORWARD)
+    o, lse, _ = _call(FORWARD, (q, k, v, *(lengths or ())), [(B, H, T, d)], [(B, H, T)], 0, config)
     return o.swapaxes(1, 2), lse
 
 
@@ -45,14 +59,16 @@ def backward(
     lse: Float32[Array, "B H T"],
     do: Float[Array, "B T H d"],
     scale: float,
-    causal: bool,
+    causal: bool = False,
+    lengths: Lengths | None = None,
 ) -> tuple[Float[Array, "B T H d"], Float[Array, "B S K d"], Float[Array, "B S K d"]]:
     """Return `(dq, dk, dv)` with p = exp(scale q k^T - lse) and ds = p (do v^T - rowsum(o do)); the rows of `o` and
     `lse` may also see other keys."""
     (B, T, H, d), (_, S, K, _) = q.shape, k.shape
-    config = _config(q, k, scale, causal, _BACKWARD)
+    config = _config(q, k, scale, _mask(causal, lengths), _BACKWARD)
     shapes = [(B, H, T, d), (B, K, S, d), (B, K, S, d)]
-    dq, dk, dv, _ = _call(BACKWARD, (q, k, v, lse, do, o), shapes, [], _workspace(q, k), config)
+    operands = (q, k, v, lse, do, o, *(lengths or ()))
+    dq, dk, dv, _ = _call(BACKWARD, operands, shapes, [], _workspace(q, k), config)
     return dq.swapaxes(1, 2), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
 
 
@@ -97,7 +113,14 @@ _BACKWARD = {
 """Dimensions of both factors of each product that are summed over, and those of the heads."""
 
 
-def _config(q, k, scale, causal, products) -> dict:
+def _mask(causal: bool, lengths: Lengths | None) -> str:
+    """Return XLA's name of the mask."""
+    if lengths is not None:
+        return "PADDING"
+    return "CAUSAL" if causal else "NO_MASK"
+
+
+def _config(q, k, scale, mask, products) -> dict:
     (B, T, H, _), S = q.shape, k.shape[1]
     layout = {
         "dim_level_types": [],
@@ -130,7 +153,7 @@ def _config(q, k, scale, causal, products) -> dict:
         "fmha_scale": scale,
         "intermediate_tensor_shape": logits,
         "is_flash_attention": True,
-        "mask_type": "CAUSAL" if causal else "NO_MASK",
+        "mask_type": mask,
         "dropout_rate": 0.0,
         "seed": 0,
         "sliding_window_length": 0,

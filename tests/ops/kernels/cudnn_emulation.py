@@ -1,4 +1,8 @@
-"""cuDNN's calls in plain JAX: the same signatures, and numbers rounded where cuDNN rounds them."""
+"""cuDNN's calls in plain JAX: the same signatures, and numbers rounded where cuDNN rounds them.
+
+Of a rectangle, only the first `lengths` queries and keys are read, and all else in the results is NaN: cuDNN leaves it
+undefined.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +18,10 @@ def emulated(monkeypatch) -> list[tuple]:
     called = []
 
     def record(kind, function):
-        def call(q, k, *others, causal):
-            called.append((kind, q.shape, k.shape, causal))
-            return function(q, k, *others, causal=causal)
+        def call(q, k, *others):
+            *_, causal, lengths = others
+            called.append((kind, q.shape, k.shape, causal if lengths is None else "rectangle"))
+            return function(q, k, *others)
 
         monkeypatch.setattr(cudnn_calls, kind, call)
 
@@ -25,19 +30,22 @@ def emulated(monkeypatch) -> list[tuple]:
     return called
 
 
-def forward(q, k, v, scale, causal):
+def forward(q, k, v, scale, causal=False, lengths=None):
     """Weights rounded for their product, o rounded, lse float32."""
-    s = _logits(q, k, scale, causal)
+    q, k, v = _read(lengths, (q,), (k, v))
+    s = _logits(q, k, scale, causal, lengths)
     lse = jax.nn.logsumexp(s, axis=-1)
     p = jnp.exp(s - lse[..., None]).astype(q.dtype)
     o = jnp.einsum("bkgts,bskd->btkgd", p, v, preferred_element_type=jnp.float32)
-    return rearrange(o, "b t k g d -> b t (k g) d").astype(q.dtype), rearrange(lse, "b k g t -> b (k g) t")
+    o, lse = rearrange(o, "b t k g d -> b t (k g) d").astype(q.dtype), rearrange(lse, "b k g t -> b (k g) t")
+    return _outside(lengths, jnp.nan, 0, o), _outside(lengths, jnp.nan, 0, lse.swapaxes(1, 2)).swapaxes(1, 2)
 
 
-def backward(q, k, v, o, lse, do, scale, causal):
+def backward(q, k, v, o, lse, do, scale, causal=False, lengths=None):
     """p and ds rounded for their products, results rounded; delta of o and do as they are given."""
     K = k.shape[2]
-    s, grouped, out = _logits(q, k, scale, causal), _grouped(q, K), _grouped(do, K)
+    q, o, do, k, v = _read(lengths, (q, o, do), (k, v))
+    s, grouped, out = _logits(q, k, scale, causal, lengths), _grouped(q, K), _grouped(do, K)
     p = jnp.exp(s - rearrange(lse, "b (k g) t -> b k g t", k=K)[..., None])
     delta = (_grouped(o, K).astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     dp = jnp.einsum("bkgtd,bskd->bkgts", out, v, preferred_element_type=jnp.float32)
@@ -46,14 +54,31 @@ def backward(q, k, v, o, lse, do, scale, causal):
     dq = rearrange(jnp.einsum("bkgts,bskd->btkgd", ds, k, **f32), "b t k g d -> b t (k g) d")
     dk = jnp.einsum("bkgts,bkgtd->bskd", ds, grouped, **f32)
     dv = jnp.einsum("bkgts,bkgtd->bskd", p.astype(q.dtype), out, **f32)
-    return tuple(x.astype(q.dtype) for x in (dq, dk, dv))
+    dq, dk, dv = (x.astype(q.dtype) for x in (dq, dk, dv))
+    return _outside(lengths, jnp.nan, 0, dq), *(_outside(lengths, jnp.nan, 1, x) for x in (dk, dv))
+
+
+def _read(lengths, of_queries, of_keys):
+    """What a call reads: zeros outside of the rectangle."""
+    return *(_outside(lengths, 0, 0, x) for x in of_queries), *(_outside(lengths, 0, 1, x) for x in of_keys)
+
+
+def _outside(lengths, value, which, x):
+    """Put a value where rows [B, T, ...] lie outside of the rectangle."""
+    if lengths is None:
+        return x
+    inside = jnp.arange(x.shape[1]) < lengths[which][:, None]
+    return jnp.where(inside.reshape(*inside.shape, *[1] * (x.ndim - 2)), x, value)
 
 
 def _grouped(x, K):
     return rearrange(x, "b t (k g) d -> b k g t d", k=K)
 
 
-def _logits(q, k, scale, causal):
+def _logits(q, k, scale, causal, lengths):
     T, S = q.shape[1], k.shape[1]
     s = jnp.einsum("bkgtd,bskd->bkgts", _grouped(q, k.shape[2]), k, preferred_element_type=jnp.float32) * scale
+    if lengths is not None:
+        s = jnp.where((jnp.arange(S) < lengths[1][:, None])[:, None, None, None], s, -jnp.inf)
+        return jnp.where((jnp.arange(T) < lengths[0][:, None])[:, None, None, :, None], s, 0.0)
     return jnp.where(jnp.tril(jnp.ones((T, S), bool)), s, -jnp.inf) if causal else s

@@ -24,22 +24,24 @@ B, T, H, K, d = 1, 1024, 8, 2, 128
 pytestmark = on_cuda
 
 
-def compiled(target, layout, dtype=jnp.bfloat16) -> Program:
+def compiled(target, layout, T=T, packed=False) -> Program:
     """Forward and backward of one ring over a target, T tokens a rank."""
     mesh = Mesh(np.array(find_target(target).devices()), ("sp",))
     spec = P(None, "sp")
 
-    def both(q, k, v, do):
-        o, pull = jax.vjp(partial(ring_attention, axis_name="sp", layout=layout, kernel="cudnn"), q, k, v)
+    def both(q, k, v, do, ids):
+        options = dict(segment_ids=ids, segments="ascending") if packed else {}
+        attention = partial(ring_attention, axis_name="sp", layout=layout, kernel="cudnn", **options)
+        o, pull = jax.vjp(attention, q, k, v)
         return o, *pull(do)
 
-    def array(heads):
-        shape = B, T * mesh.size, heads, d
+    def array(*of_token, dtype=jnp.bfloat16):
+        shape = B, T * mesh.size, *of_token
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
     sharded = jax.jit(jax.shard_map(both, mesh=mesh, in_specs=spec, out_specs=(spec,) * 4))
     options = COMPILER_OPTIONS["gpu"] | WITHOUT_DEVICES["gpu"]
-    lowered = sharded.lower(array(H), array(K), array(K), array(H))
+    lowered = sharded.lower(array(H, d), array(K, d), array(K, d), array(H, d), array(dtype=jnp.int32))
     return Program.parse(lowered.compile(compiler_options=options).as_text())
 
 
@@ -55,7 +57,9 @@ def calls(program) -> dict[tuple, float]:
         if "__cudnn$" not in call.text:
             continue
         q, k = (program.computations[name][x].arrays[0].shape for x in call.operands[:2])
-        causal = re.search(r'"mask_type":\s*"(\w+)"', call.text)[1] == "CAUSAL"
+        mask = re.search(r'"mask_type":\s*"(\w+)"', call.text)[1]
+        causal = mask == "CAUSAL"
+        assert len(call.operands) == (6 if "Backward" in call.text else 3) + 2 * (mask == "PADDING")
         kind = "backward" if "Backward" in call.text else "forward"
         assert {a.dtype for a in call.arrays} <= {"bf16", "f32", "u8"}
         counts[kind, causal, q[1], k[1]] = counts.get((kind, causal, q[1], k[1]), 0) + times
@@ -101,3 +105,17 @@ def test_contiguous_waits_for_its_branches_alone():
     each = {("forward", True, T, T): 1, ("forward", False, T, T): 3}
     assert calls(program) == each | {("backward", *key[1:]): count for key, count in each.items()}
     assert sum(host_waits(program).values()) == 2 * 2 * 3
+
+
+@pytest.mark.parametrize("target", ["8xH100", "8xA100-80"])
+def test_packed_documents(target):
+    """A level of the own shard is one call, and nothing waits for the host. Counted as one document, the pairs are
+    those of a causal sequence, and half of each chunk pair on the diagonal."""
+    T, n = 8192, 8
+    program = compiled(target, "zigzag", T, packed=True)
+    each = {("forward", False, T // 2, T // 2): 2 * (n - 1) + 1}
+    each |= {("forward", False, T >> level, T >> level): 1 for level in (2, 3)}
+    assert calls(program) == each | {("backward", *key[1:]): count for key, count in each.items()}
+    assert host_waits(program) == {}
+    pairs = n * T * T / 2 + T * 512 / 2  # of a rank; chunks of 512 on the diagonal are computed whole
+    assert program.flops(program.entry) == pytest.approx((4 + 10) * B * H * d * pairs, rel=1e-3)

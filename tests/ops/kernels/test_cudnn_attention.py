@@ -1,11 +1,14 @@
 """The ring with cuDNN's calls, emulated on the CPU in the numbers that they round to, against dense attention."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.ops.kernels.block_kernels import check_kernel, check_shapes
+from ringformer.ops.kernels import cudnn_calls
+from ringformer.ops.kernels.block_kernels import check_head_size, check_kernel
 from ringformer.ops.ring_attention import ring_attention
 from tests.helpers import errors, ring_mesh
 from tests.ops.kernels.cudnn_emulation import emulated
@@ -115,16 +118,33 @@ def test_what_cudnn_cannot_do_is_refused_by_name(as_for_users):
         attend(jnp.float32)
     with pytest.raises(ValueError, match="multiples of 8, at most 256; kernel='xla' takes 100"):
         attend(d=100)
-    for masks in (dict(segment_ids=np.zeros((1, 16), np.int32)), dict(bias=np.zeros((1, 16), np.float32))):
-        with pytest.raises(ValueError, match="'cudnn' takes no segment ids and no bias; kernel='xla' does"):
-            attend(**masks)
     with pytest.raises(NotImplementedError, match="'cudnn' runs on GPUs; kernel='xla' runs on cpu too"):
         attend()
     with pytest.raises(ValueError, match="'cudnn' runs on GPU; kernel='pallas' and 'xla' run on tpu"):
         check_kernel("cudnn", jnp.bfloat16, "tpu")
-    check_shapes("cudnn", 256, capability=9)
+    check_head_size("cudnn", 256, capability=9)
     with pytest.raises(ValueError, match="at most 128 on GPUs of compute capability 8; kernel='xla' takes 256"):
-        check_shapes("cudnn", 256, capability=8)
+        check_head_size("cudnn", 256, capability=8)
+
+
+SUPPORTED = {(8, 64): True, (8, 128): True, (8, 136): False, (8, 256): False, (9, 128): True, (9, 256): True}
+"""Head sizes by compute capability, forward and backward, with no mask, a causal mask or a padding mask (cuDNN 9
+developer guide, "Scaled Dot Product Attention": head size at most 128, and 256 on Hopper, multiples of 8; padding masks
+on Ampere and later). Packed layouts (ragged offsets) need Hopper, so none of our calls has one."""
+
+
+@pytest.mark.parametrize(("capability", "d"), SUPPORTED)
+def test_what_cudnn_supports(capability, d):
+    if SUPPORTED[capability, d]:
+        check_head_size("cudnn", d, capability)
+    else:
+        with pytest.raises(ValueError, match=f"on GPUs of compute capability {capability}; kernel='xla' takes {d}"):
+            check_head_size("cudnn", d, capability)
+    q = jnp.zeros((1, 8, 1, d), jnp.bfloat16)
+    lengths = (jnp.ones(1, jnp.int32),) * 2
+    for options in ({}, {"causal": True}, {"lengths": lengths}):
+        traced = jax.jit(partial(cudnn_calls.forward, scale=1.0, **options)).trace(q, q, q)
+        assert '"max_seg_per_batch":1,' in traced.lower(lowering_platforms=("cuda",)).as_text().replace("\\22", '"')
 
 
 def test_second_derivatives_are_refused_by_name(emulated):

@@ -33,9 +33,10 @@ def parts(line: str) -> dict:
     }
 
 
-def as_jax_binds(primitive, tensors, more, mask, **options):
+def as_jax_binds(primitive, tensors, more, mask, lengths=(), **options):
     """JAX's own primitive on these arrays, as `jax.nn.dot_product_attention` binds it."""
-    nothing = jnp.zeros(0, jnp.bfloat16), *(jnp.zeros(0, jnp.int32) for _ in range(6))
+    none = [jnp.zeros(0, jnp.int32)] * (6 - len(lengths))
+    nothing = jnp.zeros(0, jnp.bfloat16), *lengths, *none
     options |= dict(
         scale=0.3,
         seed=0,
@@ -83,6 +84,37 @@ def test_backward_is_the_call_that_jax_makes(causal):
         q,
     )
     assert parts(ours) == parts(jax_s)
+
+
+def test_rectangles_are_the_calls_that_jax_makes_with_a_padding_mask():
+    """Lengths are the last operands, int32 [B], of queries and of keys."""
+    q, k, v = inputs(S)
+    lse, lengths = jax.ShapeDtypeStruct((B, H, T), jnp.float32), jax.ShapeDtypeStruct((B,), jnp.int32)
+    padding = theirs.MaskType.PADDING
+    ours = lowered_call(
+        lambda q, k, v, *lengths: cudnn_calls.forward(q, k, v, 0.3, lengths=lengths), q, k, v, lengths, lengths
+    )
+    jax_s = lowered_call(
+        lambda q, k, v, *lengths: as_jax_binds(
+            theirs._dot_product_attention_fwd_p, (q, k, v), (), padding, lengths, is_training=True
+        ),
+        *(q, k, v, lengths, lengths),
+    )
+    assert parts(ours) == parts(jax_s)
+    assert parts(ours)["config"]["cudnn_fmha_backend_config"]["mask_type"] == "PADDING"
+    assert re.search(r"\(%arg0, %arg1, %arg2, %arg3, %arg4\)", ours)
+    arrays = (q, k, v, q, lse, q, lengths, lengths)
+    ours = lowered_call(
+        lambda q, k, v, o, lse, do, *lengths: cudnn_calls.backward(q, k, v, o, lse, do, 0.3, lengths=lengths), *arrays
+    )
+    jax_s = lowered_call(
+        lambda q, k, v, o, lse, do, *lengths: as_jax_binds(
+            theirs._dot_product_attention_bwd_p, (q, k, v), (lse, o, do), padding, lengths
+        ),
+        *arrays,
+    )
+    assert parts(ours) == parts(jax_s)
+    assert re.search(r"\(%arg0, %arg1, %arg2, %arg4, %arg5, %arg3, %arg6, %arg7\)", ours)  # q, k, v, lse, do, o
 
 
 @pytest.mark.parametrize(("K", "expected"), [(6, 4 * B * 6 * T * 17), (2, 4 * B * 6 * T * 17 + 4 * B * 6 * S * 16)])

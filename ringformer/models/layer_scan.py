@@ -1,0 +1,47 @@
+"""The scan over equal layers: rematerialised, in groups of layers, with kept arrays on the device or offloaded."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.offloaded_scan import offloaded_scan
+from ringformer.ops.ring_attention import SAVED_OUTPUT, SAVED_SOFTMAX
+
+REMAT = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "attention": jax.checkpoint_policies.save_only_these_names(SAVED_OUTPUT, SAVED_SOFTMAX),
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "none": jax.checkpoint_policies.everything_saveable,
+}
+"""Policies of what a layer keeps for its backward: only its input; its input, o and the softmax's m and l, so that the
+ring runs forward once; its input and the matmul outputs; everything."""
+
+
+def scan_layers(layer: Callable, c: LlamaConfig, x: jax.Array, layers: Any, shared: Any) -> tuple[jax.Array, Any]:
+    """Scan `x, kept = layer(x, weights, shared)` over the rows of `layers`; return the last x and the stacked `kept`,
+    None if layers are grouped or offloaded.
+
+    Args:
+      c: its remat, remat_group, offload and fetch_ahead decide what the backward finds kept, and where.
+      layers: arrays with a leading dimension for the layers.
+      shared: arrays for all layers, which get no gradient.
+    """
+    g, kept, offload = c.remat_group, None, partial(offloaded_scan, ahead=c.fetch_ahead) if c.offload else None
+    grouped = c.num_layers // g * g if g > 1 else 0
+    if grouped:
+        groups = jax.tree.map(lambda w: w[:grouped].reshape(-1, g, *w.shape[1:]), layers)
+        x, _ = _scan(partial(_scan, layer, c.remat, None), "full", offload, x, groups, shared)
+    if grouped < c.num_layers:
+        x, kept = _scan(layer, c.remat, offload, x, jax.tree.map(lambda w: w[grouped:], layers), shared)
+    return x, kept
+
+
+def _scan(layer: Callable, remat: str, offload: Callable | None, x, layers, shared):
+    layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
+    if offload is not None:
+        return offload(lambda *arguments: layer(*arguments)[0], x, layers, shared), None
+    return lax.scan(lambda x, weights: layer(x, weights, shared), x, layers)

@@ -1,0 +1,153 @@
+"""The share of one cuDNN call in a block: the part of the logits that it sees, its softmax state, its gradients."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from jaxtyping import Array, Bool, Float, Float32, Int32
+
+from ringformer.ops.blockwise_attention import Cotangents
+from ringformer.ops.kernels import cudnn_calls
+from ringformer.ops.kernels.cudnn_calls import Lengths
+from ringformer.ops.online_softmax import Softmax
+from ringformer.ops.work_list import ChunkPairs
+
+
+class View(NamedTuple):
+    """The logits that a call sees: all, those under a causal mask, or a rectangle."""
+
+    causal: bool = False
+    moved: Int32[Array, ""] | None = None
+    """Rows at the start that see nothing: row t sees columns up to t - moved. None: statically 0."""
+    lengths: Lengths | None = None
+    """Rectangle of the first queries and the LAST keys of each row of the batch; may be empty. cuDNN's padding mask is
+    for the first keys, so that a call gets the keys in reverse order, which full attention does not notice."""
+
+    def hidden_rows(self, T: int) -> Bool[Array, "*B T"] | None:
+        """Mask the rows that see nothing, [T] or [B, T]; None: there are none."""
+        if self.lengths is not None:
+            return jnp.arange(T) >= self.lengths[0][:, None]
+        return None if self.moved is None else jnp.arange(T) < self.moved
+
+
+class Rows(NamedTuple):
+    """Inputs of the backward for the queries' rows."""
+
+    o: Float[Array, "B K G T d"]
+    do: Float[Array, "B K G T d"]
+    lse: Float32[Array, "B K G T"]
+    """Of the whole row; +inf for a row that sees nothing."""
+    dlse: Float32[Array, "B K G T"] | None
+
+    @staticmethod
+    def of(cotangents: Cotangents) -> "Rows":
+        m, weight, _ = cotangents.rows
+        assert cotangents.o is not None
+        return Rows(cotangents.o, cotangents.do, m - jnp.log(weight), cotangents.dlse)
+
+
+def under_offset(pair: ChunkPairs, masked: bool) -> View:
+    """Return the view of a pair of whole parts: query row t sees key column s where t + offset >= s."""
+    offset: Any = pair.offset
+    if not masked:
+        return View()
+    is_zero = isinstance(offset, np.integer) and offset == 0
+    return View(causal=True, moved=None if is_zero else -jnp.asarray(offset))
+
+
+def attend(q: Float[Array, "B K G T d"], kv: Float[Array, "2 B K S d"], view: View, scale: float) -> Softmax:
+    """Return the softmax state of rows that see only these keys."""
+    K, T = q.shape[1], q.shape[3]
+    k, v = _keys_for(view, kv)
+    o, lse = cudnn_calls.forward(_rows_for(view, q), k, v, scale, view.causal, _at_least_one(view.lengths))
+    o = _rolled(rearrange(o, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view.moved)
+    lse = _rolled(rearrange(lse, "b (k g) t -> b k g t", k=K), view.moved)
+    hidden = view.hidden_rows(T)
+    if hidden is None:
+        return Softmax(o, lse, jnp.ones_like(lse))
+    hidden = _of_heads(hidden)
+    return Softmax(
+        jnp.where(hidden[..., None], 0.0, o),
+        jnp.where(hidden, -jnp.inf, lse),
+        jnp.where(hidden, 0.0, jnp.ones_like(lse)),
+    )
+
+
+def gradients(
+    q: Float[Array, "B K G T d"], kv: Float[Array, "2 B K S d"], rows: Rows, view: View, scale: float
+) -> tuple[Float32[Array, "B K G T d"], Float32[Array, "2 B K S d"]]:
+    """Return this call's shares of dq and of [dk, dv]."""
+    share, key_share = _share(q, kv, rows.o, rows.do, rows.lse, view, scale)
+    if rows.dlse is None:
+        return share, key_share
+    k, v = kv
+    do = _pieces(rows.dlse, q)
+    more, more_keys = _share(q, jnp.stack([k, _ones(v)]), jnp.zeros_like(do), do, rows.lse, view, scale)
+    return share + more, key_share.at[0].add(more_keys[0])
+
+
+def _share(q, kv, o, do, lse, view: View, scale: float):
+    """Return the shares of dq and of [dk, dv] for the cotangent `do` of `o`."""
+    (K, T), S = (q.shape[1], q.shape[3]), kv.shape[3]
+    hidden = view.hidden_rows(T)
+    if hidden is not None:
+        lse = jnp.where(_of_heads(hidden), _NOTHING, lse)
+    lse = rearrange(_rolled(lse, view.moved, up=True), "b k g t -> b (k g) t")
+    (k, v), (q, o, do) = _keys_for(view, kv), (_rows_for(view, x) for x in (q, o, do))
+    gq, *gkv = cudnn_calls.backward(q, k, v, o, lse, do, scale, view.causal, _at_least_one(view.lengths))
+    gq = _rolled(rearrange(gq, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view.moved)
+    dkv = rearrange(jnp.stack(gkv), "two b s k d -> two b k s d").astype(jnp.float32)
+    if view.lengths is None:
+        return gq, dkv
+    seen = jnp.arange(S - 1, -1, -1) < view.lengths[1][:, None]
+    gq = jnp.where(_of_heads(hidden)[..., None], 0.0, gq)
+    return gq, jnp.where(seen[:, None, :, None], dkv[..., ::-1, :], 0.0)
+
+
+_NOTHING = 1e30
+"""An lse that makes a row's probabilities 0."""
+
+
+def _rolled(x, moved, up: bool = False):
+    """Roll rows [B, K, G, T, ...]. With `up`, a plain causal mask then fits the rows, and rows that see nothing come
+    last."""
+    return x if moved is None else jnp.roll(x, -moved if up else moved, 3)
+
+
+def _rows_for(view: View, x: Float[Array, "B K G T d"]) -> Float[Array, "B T H d"]:
+    return rearrange(_rolled(x, view.moved, up=True), "b k g t d -> b t (k g) d")
+
+
+def _keys_for(view: View, kv: Float[Array, "2 B K S d"]) -> Float[Array, "2 B S K d"]:
+    kv = kv.swapaxes(2, 3)
+    return kv if view.lengths is None else kv[:, :, ::-1]
+
+
+def _at_least_one(lengths: Lengths | None) -> Lengths | None:
+    """Return lengths for a call: an empty rectangle becomes one pair, whose results are hidden."""
+    return None if lengths is None else (jnp.maximum(lengths[0], 1), jnp.maximum(lengths[1], 1))
+
+
+def _of_heads(hidden: Bool[Array, "*B T"]) -> Bool[Array, "#B 1 1 T"]:
+    return hidden.reshape(-1, 1, 1, hidden.shape[-1])
+
+
+# --- the cotangent of lse -----------------------------------------------------------------------------------------
+
+_PIECES = 3
+"""Number of bfloat16 that hold the digits of a float32."""
+
+
+def _pieces(dlse, q):
+    """Write dlse as the sum of the first features of a cotangent of o, [B, K, G, T, d] in q's dtype; others are 0."""
+    pieces, rest = [], dlse
+    for _ in range(_PIECES):
+        pieces.append(rest.astype(q.dtype))
+        rest = rest - pieces[-1].astype(jnp.float32)
+    return jnp.pad(jnp.stack(pieces, axis=-1), [(0, 0)] * dlse.ndim + [(0, q.shape[-1] - _PIECES)])
+
+
+def _ones(v):
+    """Make values of 1 in the features of `_pieces`, else 0."""
+    return jnp.zeros_like(v).at[..., :_PIECES].set(1)
