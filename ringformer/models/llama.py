@@ -247,7 +247,7 @@ class Llama(nnx.Module):
         return gather("head", self.head[...]).astype(dtype)
 
 
-def _attend(c: LlamaConfig, axes: Axes, segment_ids, segments: Segments, q, k, v) -> tuple[Array, None]:
+def _attend(c: LlamaConfig, axes: Axes, segment_ids, segments: Segments, q, k, v) -> tuple[Any, None]:
     """Compute the config's attention, which keeps nothing."""
     if c.attention == "vanilla":
         return dense_attention(q, k, v, segment_ids=segment_ids), None

@@ -116,10 +116,11 @@ def make_work_list(
     """Make the chunk pairs of a visiting block. `earlier`: whether it comes from an earlier rank; None if it is the
     rank's own."""
     if earlier is None or not causal:
-        own = visible_pairs(layout, "own", causal, q, k)
-        return WorkList(q, k, *(PairList(pairs, len(pairs.q)) for pairs in own))
-    before, after = visible_pairs(layout, "earlier", True, q, k), visible_pairs(layout, "later", True, q, k)
-    return WorkList(q, k, *(_select(earlier, a, b) for a, b in zip(before, after, strict=True)))
+        unmasked, masked = (PairList(x, len(x.q)) for x in visible_pairs(layout, "own", causal, q, k))
+    else:
+        before, after = visible_pairs(layout, "earlier", True, q, k), visible_pairs(layout, "later", True, q, k)
+        unmasked, masked = (_select(earlier, a, b) for a, b in zip(before, after, strict=True))
+    return WorkList(q, k, unmasked, masked)
 
 
 def diagonal_work_list(length: int, pieces: int) -> WorkList:

@@ -149,11 +149,7 @@ def _own_forward(state: Softmax, queries: Queries, keys: Keys, scale: float) -> 
     diagonal = diagonal_work_list(T, cudnn_documents.count_pieces(T))
     state = blockwise_attention.block_forward(state, queries, keys, diagonal, scale)
     for below in cudnn_documents.levels(T):
-        later, earlier = below.queries(queries), below.keys(keys)
-        seen = attend(
-            later.q, earlier.kv, cudnn_documents.shared_document(later.segment_ids, earlier.segment_ids), scale
-        )
-        rows = online_softmax.join(jax.tree.map(below.later, state), seen)
+        rows = online_softmax.join(jax.tree.map(below.later, state), attend(*below.rectangles(queries, keys), scale))
         state = jax.tree.map(below.put_later, state, rows)
     return state
 
@@ -165,9 +161,8 @@ def _own_backward(dq, queries: Queries, keys: Keys, cotangents: Cotangents, rows
     dq, dkeys = blockwise_attention.block_backward(dq, queries, keys, cotangents, diagonal, scale)
     dkv = jnp.stack([dkeys.k, dkeys.v])
     for below in cudnn_documents.levels(T):
-        later, earlier = below.queries(queries), below.keys(keys)
-        view = cudnn_documents.shared_document(later.segment_ids, earlier.segment_ids)
-        share, key_share = gradients(later.q, earlier.kv, jax.tree.map(below.later, rows), view, scale)
+        q, kv, view = below.rectangles(queries, keys)
+        share, key_share = gradients(q, kv, jax.tree.map(below.later, rows), view, scale)
         dq = below.put_later(dq, below.later(dq) + share)
         dkv = below.put_earlier(dkv, below.earlier(dkv) + key_share)
     return dq, KeyGradients(dkv[0], dkv[1], None)

@@ -72,13 +72,12 @@ class Level(NamedTuple):
     def put_earlier(self, kv: Array, pieces: Array) -> Array:
         return _put(kv, pieces, 0, self.pairs, batch=1)
 
-    def queries(self, queries: Queries) -> Queries:
-        assert queries.segment_ids is not None
-        return Queries(self.later(queries.q), _take(queries.segment_ids, 1, self.pairs, tokens=1))
-
-    def keys(self, keys: Keys) -> Keys:
-        assert keys.segment_ids is not None
-        return Keys(self.earlier(keys.kv), _take(keys.segment_ids, 0, self.pairs, tokens=1), None)
+    def rectangles(self, queries: Queries, keys: Keys) -> tuple[Array, Array, View]:
+        """Return the queries of the later pieces, the keys and values of the earlier ones, and what the first see."""
+        assert queries.segment_ids is not None and keys.segment_ids is not None
+        q_ids = _take(queries.segment_ids, 1, self.pairs, tokens=1)
+        k_ids = _take(keys.segment_ids, 0, self.pairs, tokens=1)
+        return self.later(queries.q), self.earlier(keys.kv), shared_document(q_ids, k_ids)
 
 
 def levels(length: int) -> Iterator[Level]:

@@ -98,7 +98,7 @@ def _share(q, kv, o, do, lse, view: View, scale: float):
     gq, *gkv = cudnn_calls.backward(q, k, v, o, lse, do, scale, view.causal, _at_least_one(view.lengths))
     gq = _rolled(rearrange(gq, "b t (k g) d -> b k g t d", k=K).astype(jnp.float32), view.moved)
     dkv = rearrange(jnp.stack(gkv), "two b s k d -> two b k s d").astype(jnp.float32)
-    if view.lengths is None:
+    if view.lengths is None or hidden is None:
         return gq, dkv
     seen = jnp.arange(S - 1, -1, -1) < view.lengths[1][:, None]
     gq = jnp.where(_of_heads(hidden)[..., None], 0.0, gq)
