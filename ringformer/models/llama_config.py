@@ -80,9 +80,11 @@ class LlamaConfig:
     """Queries of a chunk pair; unset: a sixteenth of a rank's tokens, between 128 and 1024."""
     k_chunk: int | None = None
     """Keys of a chunk pair; unset: as for q_chunk."""
-    kernel: Literal["auto", Kernel] = "xla"
+    kernel: Literal["auto", Kernel] = "auto"
     """Code that computes a chunk pair: xla: XLA's own code; pallas: flash attention kernels for TPU; cudnn: for GPU;
     auto: the best for the devices of a run or an estimate, and xla in a model used on its own."""
+    kernel_check: bool = True
+    """Compare the kernel with XLA's blocks on the devices at hand before it is used (a second, once per shape)."""
     ffn_chunk: int = 1024
     """Tokens that the feed-forward computes at a time."""
     loss_chunk: int = 1024
@@ -111,6 +113,7 @@ class LlamaConfig:
         "q_chunk",
         "k_chunk",
         "kernel",
+        "kernel_check",
         "ffn_chunk",
         "loss_chunk",
     )

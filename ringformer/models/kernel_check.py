@@ -1,0 +1,236 @@
+"""Check of the attention kernel on the devices that will run it, against XLA's blocks: the safety of `kernel="auto"`.
+
+A kernel is judged by counts and by compilers, which say nothing about the numbers that a chip, its driver and its
+libraries compute. So a run, an evaluation or a generation first tries the pairs of chunks that it will compute, forward
+and backward, in its own shapes.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from jax.experimental import multihost_utils
+
+from ringformer.models.interface import ModelConfig
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.ops import kernels, online_softmax
+from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
+from ringformer.ops.kernels.block_kernels import Kernel
+from ringformer.ops.layouts import Layout
+from ringformer.ops.ring_hops import Ring
+
+MOST_TOKENS = 8192
+"""Most tokens of the shards that are tried."""
+
+FACTOR = 2.0
+"""Largest error of a kernel, relative to the error of XLA's blocks in the same dtype."""
+
+OUTPUTS = ("o", "dq", "dk", "dv")
+
+PACKAGES = ("jax", "jaxlib", "libtpu", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+"""Packages whose versions a passed check is remembered for."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Shapes and options of the blocks to try."""
+
+    kernel: Kernel
+    heads: int
+    key_heads: int
+    head_dim: int
+    dtype: str
+    layout: Layout
+    tokens: int
+    q_chunk: int | None
+    k_chunk: int | None
+    packed: bool
+    """True to try packed documents too."""
+    backward: bool
+
+
+def check_kernel(
+    model: ModelConfig,
+    line: str,
+    devices: Iterable[jax.Device],
+    local_tokens: int,
+    *,
+    requested: str,
+    tp: int = 1,
+    packed: bool = False,
+    backward: bool = True,
+) -> tuple[ModelConfig, str]:
+    """Try the kernel of a model on one of this process's devices; return the model with a kernel that passed, and the
+    line that describes it.
+
+    All processes agree: if the kernel fails on one of them, all use XLA's blocks. A passed check is remembered in the
+    user's cache folder for the chip, the shapes, and the versions of packages and kernels.
+
+    Args:
+      model: model with its kernel and chunks; line: its description (`kernel_choice.with_kernel`).
+      devices: devices of all processes that run the model.
+      local_tokens: tokens of a sequence on a rank of the ring.
+      requested: the kernel that the config names. Only "auto" may become another one.
+      tp: size of the tensor parallel axis.
+      packed, backward: True if the model gets segment ids, and if it is trained.
+
+    Raises:
+      ValueError: a kernel that the config names fails; the message says how to go on.
+    """
+    if not isinstance(model, LlamaConfig) or model.kernel in ("xla", "auto") or not model.kernel_check:
+        return model, line
+    device = next(d for d in devices if d.process_index == jax.process_index())
+    trial = make_trial(model, local_tokens, tp, packed, backward)
+    fault = _remembered(trial, device) or ""
+    if jax.process_count() > 1:
+        failed = np.flatnonzero(multihost_utils.process_allgather(np.int32(bool(fault))))
+        if failed.size and not fault:
+            fault = f"it failed on process {failed[0]}"
+    if not fault:
+        return model, f"{line}; checked on {device.device_kind}"
+    if requested != "auto":
+        raise ValueError(
+            f"kernel={model.kernel!r} is wrong on {device.device_kind}: {fault}. kernel='xla' works; "
+            "kernel_check=false uses it all the same"
+        )
+    return replace(model, kernel="xla", q_chunk=None, k_chunk=None), (
+        f"kernel xla: WARNING: kernel={model.kernel!r} FAILED its check on {device.device_kind}: {fault}"
+    )
+
+
+def make_trial(model: LlamaConfig, local_tokens: int, tp: int, packed: bool, backward: bool) -> Trial:
+    """Choose blocks that stand for those of a model: its heads and chunks, and at least two chunks of each part."""
+    chunks = max(model.q_chunk or 0, model.k_chunk or 0)
+    tokens = min(local_tokens, max(4 * chunks, MOST_TOKENS // 2), MOST_TOKENS)
+    return Trial(
+        model.kernel,  # type: ignore[arg-type]
+        max(1, model.num_heads // tp // model.head_groups),
+        max(1, model.num_kv_heads // tp // model.head_groups),
+        model.head_dim,
+        model.compute_dtype,
+        model.layout,
+        max(2, tokens // 2 * 2),
+        model.q_chunk,
+        model.k_chunk,
+        packed,
+        backward,
+    )
+
+
+def find_fault(trial: Trial, device: jax.Device) -> str | None:
+    """Compare the kernel with XLA's blocks on a device; describe the first difference, None if there is none."""
+    with jax.default_device(device):
+        arrays = _arrays(trial)
+        with jax.default_matmul_precision("highest"):
+            truth = _blocks(replace(trial, kernel="xla", dtype="float32"), arrays)
+        limits = _errors(_blocks(replace(trial, kernel="xla"), arrays), truth)
+        try:
+            errors = _errors(_blocks(trial, arrays), truth)
+        except Exception as error:  # a compiler's or a library's refusal is a verdict, whatever its type
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    for name, limit in limits.items():
+        if not errors[name] <= max(FACTOR * limit, 1e-5):
+            return f"the error of {name} is {errors[name]:.1e}, that of kernel='xla' is {limit:.1e}"
+    return None
+
+
+def _arrays(trial: Trial) -> dict[str, np.ndarray]:
+    """Draw queries, keys, values and cotangents, and ids of documents over the keys and then the queries."""
+    rng, T = np.random.default_rng(0), trial.tokens
+    shapes = dict.fromkeys(("q", "do"), (1, T, trial.heads, trial.head_dim))
+    shapes |= dict.fromkeys(("k", "v"), (1, T, trial.key_heads, trial.head_dim))
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    ends = np.sort(rng.choice(np.arange(T // 2, 3 * T // 2), 5, replace=False)) if T >= 8 else np.array([T + 1])
+    ids = np.searchsorted(ends, np.arange(2 * T), side="right").astype(np.int32)[None]
+    return {**arrays, "before": ids[:, :T], "own": ids[:, T:]}
+
+
+def _blocks(trial: Trial, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Compute a rank's own block, one of an earlier and one of a later rank, without and with documents."""
+    outputs = {}
+    for source, earlier in (("own", None), ("earlier", True), ("later", False)):
+        for packed in (False, True) if trial.packed and source != "later" else (False,):
+            ids = (arrays["own"], arrays["own" if earlier is None else "before"]) if packed else (None, None)
+            inputs = {name: jnp.asarray(arrays[name], trial.dtype) for name in ("q", "k", "v", "do")}
+            block = jax.jit(partial(_block, trial, earlier))(*inputs.values(), *ids)
+            name = f"{source} {'documents' if packed else 'block'}"
+            arrays_of = {key: np.asarray(block[key], np.float32) for key in OUTPUTS if key in block}
+            outputs |= {f"{key} of the {name}": x for key, x in arrays_of.items()}
+    return outputs
+
+
+def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dict[str, jax.Array]:
+    """Compute o and the gradients of one block, with the softmax over only its keys."""
+    scale, K = trial.head_dim**-0.5, trial.key_heads
+    ring = Ring(None, trial.layout, True, scale, trial.q_chunk, trial.k_chunk, trial.kernel, returns_lse=False)
+    ring, (q, k, v, _, q_ids, k_ids) = ring.whole_chunks(q, k, v, None, q_ids, k_ids)
+    do = jnp.pad(do, [(0, 0), (0, q.shape[1] - do.shape[1]), (0, 0), (0, 0)])
+    queries = Queries(rearrange(q, "b t (k g) d -> b k g t d", k=K), q_ids)
+    keys = Keys(rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d"), k_ids, None)
+    source = None if earlier is None else jnp.asarray(earlier)
+    work_list = ring.work_list(q.shape[1], k.shape[1], source)
+    state = online_softmax.init(queries.q.shape[:-1], trial.head_dim)
+    state = ring.blocks.forward(state, queries, keys, work_list, scale)
+    o = online_softmax.output(state)
+    outputs = {"o": o}
+    if trial.backward:
+        do = rearrange(do, "b t (k g) d -> b k g t d", k=K)
+        rows = [*online_softmax.shift_and_weight(state.m, state.l), (o * do).sum(-1)]
+        cotangents = Cotangents(do, jnp.stack(rows), o.astype(q.dtype), None)
+        dq = jnp.zeros(queries.q.shape, jnp.float32)
+        dq, dkeys = ring.blocks.backward(dq, queries, keys, cotangents, work_list, scale)
+        outputs |= {"dq": dq, "dk": dkeys.k, "dv": dkeys.v}
+    return outputs
+
+
+def _errors(outputs: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the relative norm of each difference; of an array that should be 0, the norm itself."""
+    norms = {name: float(np.linalg.norm(x)) or 1.0 for name, x in truth.items()}
+    return {name: float(np.linalg.norm(outputs[name] - x)) / norms[name] for name, x in truth.items()}
+
+
+# --- checks that passed before ------------------------------------------------------------------------------------
+
+
+def _remembered(trial: Trial, device: jax.Device) -> str | None:
+    """Return the fault of a trial on a device; a trial that passed before is not repeated."""
+    path, key = _cache_file(), _key(trial, device)
+    try:
+        passed = json.loads(path.read_text())
+    except (OSError, ValueError):
+        passed = []
+    if key in passed:
+        return None
+    fault = find_fault(trial, device)
+    if fault is None:
+        with suppress(OSError):  # a home that cannot be written costs a second at the next start
+            path.parent.mkdir(parents=True, exist_ok=True)
+            own = path.with_suffix(f".{os.getpid()}")
+            own.write_text(json.dumps(sorted({*passed, key})))
+            own.replace(path)
+    return fault
+
+
+def _cache_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringformer" / "checked_kernels.json"
+
+
+def _key(trial: Trial, device: jax.Device) -> str:
+    versions = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    folder = Path(next(iter(kernels.__path__)))
+    sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.parent.rglob("*.py"))))
+    text = json.dumps([asdict(trial), device.device_kind, versions, sources.hexdigest()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
