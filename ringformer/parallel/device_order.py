@@ -23,8 +23,6 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
     Warns if the rings cannot run on single links.
     """
     dp, fsdp, tp, sp = shape
-    if len(devices) == 1:
-        return np.array(devices, object).reshape(shape)
     grid = _grid(devices)
     if grid is None:
         # One node after the other; tp innermost, then sp.

@@ -109,9 +109,7 @@ HARMLESS = frozenset(
 
 
 def run_identity(config: Config, tokenizer: str) -> Identity:
-    """Return the identity of a run; without `data.store` if a token store is not built yet.
-
-    `data.store` has the fingerprints of the train and held-out stores, in order and with their shares of a mixture.
+    """Return the identity of a run; without `data.store` if a token store is not built yet (`stores_identity`).
 
     Args:
       tokenizer: name of the run's tokenizer.
@@ -130,18 +128,23 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
     }
     harmless, model = getattr(config.model, "EXECUTION", ()), dataclasses.asdict(config.model)  # type: ignore[call-overload]
     identity |= {f"model.{name}": value for name, value in model.items() if name not in harmless}
-    data = config.data
-    parts = parse_mixture(data.mixture) if data.mixture else [(data.store, 1)]
-    splits = ("train", "eval") if data.held_out else ("train",)
-    described = {split: [Path(path, split, "store.json") for path, _ in parts] for split in splits}
-    if all(path.is_file() for paths in described.values() for path in paths):
-        stores: dict[str, Any] = {"at": data.mixture or data.store}
-        for split, paths in described.items():
-            metas = [read_meta(path) for path in paths]  # verified: a damaged store is not a different one
-            prints = [identity_hash([meta["fingerprint"], meta["files"]]) for meta in metas]
-            stores[split] = [[fingerprint, share] for fingerprint, (_, share) in zip(prints, parts, strict=True)]
-        identity["data.store"] = stores
+    identity |= stores_identity(config.data.store, config.data.mixture, config.data.held_out > 0)
     return json.loads(json.dumps(identity))
+
+
+def stores_identity(store: str, mixture: str, held_out: bool) -> Identity:
+    """Return `data.store` of an identity: the fingerprints of the train and held-out stores, in order and with their
+    shares of a mixture; nothing if one of these stores is not built yet."""
+    parts = parse_mixture(mixture) if mixture else [(store, 1)]
+    splits = ("train", "eval") if held_out else ("train",)
+    described = {split: [(Path(path, split, "store.json"), share) for path, share in parts] for split in splits}
+    if not all(path.is_file() for paths in described.values() for path, _ in paths):
+        return {}
+    stores: dict[str, Any] = {"at": mixture or store}
+    for split, paths in described.items():
+        metas = [(read_meta(path), share) for path, share in paths]  # verified: a damaged store is not a different one
+        stores[split] = [[identity_hash([meta["fingerprint"], meta["files"]]), share] for meta, share in metas]
+    return {"data.store": stores}
 
 
 def defaults() -> Identity:

@@ -92,7 +92,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     try:
         if values.stages:
             train_stages(configs, prepare_stages(configs, args.stage, allow), supervisor)
-        elif nothing_left((run := prepare(configs[0], allow)).config):
+        elif (run := prepare(configs[0], allow)).checked.step and nothing_left(run.config):
             if jax.process_index() == 0:
                 print(f"{run.run_dir} is finished, at step {run.config.steps}: there is nothing left to train")
         else:

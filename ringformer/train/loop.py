@@ -7,13 +7,12 @@ from contextlib import closing, contextmanager
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.processes.stopping import Phase, Stopping, Terminated, Termination, signal_name
 from ringformer.runs.folder import RunFolder
-from ringformer.train.checks import check_state_finite
 from ringformer.train.evaluation import Evaluation
 from ringformer.train.prepare import Run
 from ringformer.train.reports import StepReports
 from ringformer.train.saving import Saving
 from ringformer.train.skipped_steps import check_operations
-from ringformer.train.state import TrainState
+from ringformer.train.state import TrainState, check_state_finite
 
 
 def train(run: Run, stopping: Stopping | None = None) -> TrainState:
@@ -43,15 +42,17 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
         state = run.first_state()
     reports = StepReports(run, folder)
     saving = Saving(run, folder, checkpoints, reports, stopping)
-    evaluation = Evaluation(run, folder, reports, saving, stopping)
+    data = run.eval_data
+    evaluation = Evaluation(run, data, folder, reports, saving, stopping) if data else None
     batches = run.train_data.iterate(start, program.batch_sharding)
 
     # `stopping` outlives the checkpoints: no signal may end the process while the last one is being written.
     with closing(reports), stopping, closing(checkpoints), closing(batches):
-        check_state_finite(state, lambda: run.origin(folder.start))
+        check_state_finite(state, run.origin(folder.start))
         if config.copy_to:
             folder.begin_copies()
-        evaluation.run_if_due(state, start)
+        if evaluation:
+            evaluation.run_if_due(state, start)
         stopping.enter(Phase.COMPILATION, start + 1)
         with _way_back(checkpoints):
             for step in range(start + 1, config.steps + 1):
@@ -65,7 +66,8 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
                 reports.enqueued(step, metrics)
                 checkpoints.check()
                 saving.save_if_due(state, step)
-                evaluation.run_if_due(state, step)
+                if evaluation:
+                    evaluation.run_if_due(state, step)
                 if stopping.due():
                     saving.save(state, step)
                     reports.conclude(step)
