@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from ringformer.checkpoints.manager import Checkpoints
+from ringformer.processes.run_lock import RunLock
 from ringformer.processes.stopping import Phase, Stopping, Terminated, Termination, signal_name
 from ringformer.runs.folder import RunFolder
 from ringformer.train.evaluation import Evaluation
@@ -30,8 +31,10 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
     stopping = stopping or Termination()
     stopping.run_dir = run.run_dir
     stopping.enter(Phase.STARTUP)
-    with RunFolder.open(run.run_dir, run.config, run.tokenizer, run.identity, run.checked, run.allow) as folder:
-        return _train(run, folder, stopping)
+    with RunLock(run.run_dir) as lock:
+        folder = RunFolder(lock, run.run_dir, run.config, run.tokenizer, run.identity, run.checked, run.allow)
+        with closing(folder):
+            return _train(run, folder, stopping)
 
 
 def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
@@ -59,7 +62,8 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
                 folder.check()
                 with saving.reading(state, step - 1):
                     batch = next(batches)
-                state, metrics = program.step(state, batch, *reports.largest_norm(step))
+                largest_norm = [reports.largest_norm(step)] if config.optimizer.skip_spikes else []
+                state, metrics = program.step(state, batch, *largest_norm)
                 if config.debug_nans:
                     check_operations(run, step, state.params, batch, metrics)
                 stopping.enter(Phase.STEP if step > start + 1 else Phase.FIRST_STEP, step)

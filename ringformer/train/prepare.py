@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,21 +101,16 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     program = make_program(
         model, mesh, config.optimizer, steps=config.steps, seq_len=config.seq_len, accumulate=config.accumulate
     )
-    train_data, eval_data = (
-        Loader(
-            store,
-            batch_size=config.batch_size,
-            seq_len=config.seq_len,
-            seed=seed,
-            layout=model.layout,
-            ring_size=mesh.shape["sp"],
-            packing=packing,
-        )
-        if store
-        else None
-        for store, seed in ((train_store, config.seed), (eval_store, 0))
+    load = partial(
+        Loader,
+        batch_size=config.batch_size,
+        seq_len=config.seq_len,
+        layout=model.layout,
+        ring_size=mesh.shape["sp"],
+        packing=packing,
     )
-    assert train_data is not None
+    train_data = load(train_store, seed=config.seed)
+    eval_data = load(eval_store, seed=0) if eval_store else None
     run = Run(config, run_dir, program, kernel, tokenizer, train_data, eval_data, identity, checked, frozenset(allow))
     if jax.process_count() > 1:
         check_same_on_all(identity)

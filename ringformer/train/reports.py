@@ -73,7 +73,6 @@ class StepReports:
         self._chats = run.train_data.sequences.masked
         self._watch = BatchWatch(chats=self._chats)
         self._rate = schedule(config.optimizer, config.steps)
-        self._skip_spikes = config.optimizer.skip_spikes > 0
         self._skipped = SkippedSteps(config, run.train_data, reporter.history, folder.about_start)
         self._everywhere = NamedSharding(mesh, P())
         self._tokens = config.batch_size * config.seq_len
@@ -88,13 +87,10 @@ class StepReports:
         """Return notes for a resumed run: skipped steps, recent gradient norms, losses."""
         return self._skipped.notes() | self._keep.notes()
 
-    def largest_norm(self, step: int) -> tuple[jax.Array, ...]:
-        """Return the train step's arguments after state and batch: with `skip_spikes` the largest norm, otherwise
-        nothing."""
-        if not self._skip_spikes:
-            return ()
+    def largest_norm(self, step: int) -> jax.Array:
+        """Return the norm above which the train step skips this step, with `skip_spikes`, as a replicated float32."""
         limit = self._skipped.largest_norm(step)
-        return (jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit)),)
+        return jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit))
 
     def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Report the previous step while this one is being computed."""

@@ -63,7 +63,10 @@ def make_train_step(
 
 def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate: int) -> Callable:
     """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`."""
-    loss_sum = make_loss_sum(config, weights, mesh)
+    definition, axes, gather = _per_device(config, weights, mesh)
+
+    def loss_sum(params, batch):
+        return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
 
     def gradients(params, batch):
         # The transpose of `vary` sums a gradient over the axes over which its parameter is replicated: dp and others.
@@ -112,21 +115,8 @@ def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: i
 
 
 def position_bucket(position):
-    """Return the bucket of a position, an int or int32 array: 0 for 0, k for 2^(k-1) to 2^k - 1."""
-    if isinstance(position, int):
-        return position.bit_length()
+    """Return the buckets of positions, an int32 array: 0 for 0, k for 2^(k-1) to 2^k - 1."""
     return 32 - lax.clz(position)
-
-
-def make_loss_sum(config: ModelConfig, weights: dict, mesh: Mesh):
-    """Return the per-device `loss_sum(params, batch)`, the model's summed loss computed from shards of the
-    parameters."""
-    definition, axes, gather = _per_device(config, weights, mesh)
-
-    def loss_sum(params, batch):
-        return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
-
-    return loss_sum
 
 
 def _microbatches(batch, accumulate: int):

@@ -259,7 +259,11 @@ MUTATIONS = [
         UNTIED,
     ),
     Mutation(
-        "the seed of the data ignored", "train/prepare.py", "((train_store, config.seed),", "((train_store, 0),", UNTIED
+        "the seed of the data ignored",
+        "train/prepare.py",
+        "load(train_store, seed=config.seed)",
+        "load(train_store, seed=0)",
+        UNTIED,
     ),
     Mutation(
         "the tied head has no gradient",
@@ -333,8 +337,8 @@ MUTATIONS = [
     Mutation(
         "evaluation in an order of the run's seed",
         "train/prepare.py",
-        "(eval_store, 0))",
-        "(eval_store, config.seed))",
+        "load(eval_store, seed=0)",
+        "load(eval_store, seed=config.seed)",
         NUMBERS,
     ),
     Mutation(
