@@ -1,6 +1,6 @@
 """A verb of the command line as its package adds it, without the table of verbs around it."""
 
-from ringformer.cli.command_line import Parser
+from ringformer.cli.parser import Parser
 
 
 def run_verb(add, *arguments: str):

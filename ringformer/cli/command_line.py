@@ -7,36 +7,13 @@ import os
 import re
 import sys
 from importlib import import_module, metadata
-from typing import Any, NoReturn
 
+from ringformer.cli.parser import Parser
 from ringformer.cli.verbs import GROUPS, VERBS
 from ringformer.cli.visible_text import visible
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 """Beginning of JAX's error message; its class is not available, because JAX is not imported here."""
-
-
-class HelpFormatter(argparse.HelpFormatter):
-    """Formatter that adds an option's default to its help, where it is informative."""
-
-    def _get_help_string(self, action):
-        text = action.help or ""
-        shown = action.option_strings and action.default not in (None, False, "", argparse.SUPPRESS)
-        return f"{text} (default: %(default)s)" if shown and "default" not in text else text
-
-
-class Parser(argparse.ArgumentParser):
-    """Parser without abbreviations of options. Errors are exceptions; `more_help` is called to extend the help."""
-
-    def __init__(self, prog: str | None = None, **options: Any):
-        super().__init__(prog, allow_abbrev=False, formatter_class=HelpFormatter, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
-
-    def format_help(self) -> str:
-        more = self.get_default("more_help")
-        return super().format_help() + (f"\n{more()}\n" if more else "")
 
 
 def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -134,7 +111,3 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,32 @@
-"""Types of options that name a file to write."""
+"""The argument parser of a verb, with defaults in its help and exceptions as errors; types of options."""
 
 import argparse
 import os
 from pathlib import Path
+from typing import Any, NoReturn
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Formatter that adds an option's default to its help, where it is informative."""
+
+    def _get_help_string(self, action):
+        text = action.help or ""
+        shown = action.option_strings and action.default not in (None, False, "", argparse.SUPPRESS)
+        return f"{text} (default: %(default)s)" if shown and "default" not in text else text
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser without abbreviations of options. Errors are exceptions; `more_help` is called to extend the help."""
+
+    def __init__(self, prog: str | None = None, **options: Any):
+        super().__init__(prog, allow_abbrev=False, formatter_class=HelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+    def format_help(self) -> str:
+        more = self.get_default("more_help")
+        return super().format_help() + (f"\n{more()}\n" if more else "")
 
 
 def output_file(text: str, option: str = "--out") -> Path:

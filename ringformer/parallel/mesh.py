@@ -44,13 +44,14 @@ COMPILER_OPTIONS = {
 
 def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
     """Parse sizes "dp,fsdp,tp,sp"; one may be -1, the remaining devices. Raises ValueError if they do not fit."""
-    form = f'"{",".join(AXIS_NAMES)}", four integers, one of which may be -1'
     try:
         sizes = [int(size) for size in mesh_dim.split(",")]
     except ValueError:
-        raise ValueError(f"mesh_dim={mesh_dim!r} must be {form}") from None
+        sizes = []
     if len(sizes) != len(AXIS_NAMES) or sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
-        raise ValueError(f"mesh_dim={mesh_dim!r} must be {form}")
+        raise ValueError(
+            f'mesh_dim={mesh_dim!r} must be "{",".join(AXIS_NAMES)}", four integers, one of which may be -1'
+        )
     given = math.prod(s for s in sizes if s != -1)
     if -1 in sizes:
         if devices % given:

@@ -3,8 +3,8 @@
 An identity is a flat dict from config keys (`optimizer.b1`) to JSON values. Files and folders are identified by their
 contents: token stores by their fingerprints, the tokenizer by its name, the initial model by its checkpoint.
 
-Every field of a config is in `DEFINES` or in `HARMLESS`. For a model's fields, the model family decides (fields in
-`EXECUTION` are harmless). A field in neither set counts as defining.
+A field of a config defines a run, by its value, unless it is in `RESOLVED`, `IN_STORE` or `HARMLESS`. For a model's
+fields, the model family decides (fields in `EXECUTION` are harmless).
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any
 from ringformer.checkpoints.saved_model import checkpoint_hash, latest_step
 from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
+from ringformer.data.stores.options import StoreOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.processes.agreement import tell_all
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
@@ -25,27 +26,6 @@ Identity = dict[str, Any]
 
 DIGESTS_BYTES = 2**14
 """Bytes of the digests that processes compare: one digest for each of some sixty keys."""
-
-DEFINES = frozenset(
-    {
-        "seq_len",
-        "batch_size",
-        "seed",
-        "data.packing",
-        "data.packed_attention",
-        "data.min_length",
-        "data.max_length",
-        "optimizer.learning_rate",
-        "optimizer.schedule",
-        "optimizer.b1",
-        "optimizer.b2",
-        "optimizer.eps",
-        "optimizer.weight_decay",
-        "optimizer.clip_norm",
-        "optimizer.skip_spikes",
-    }
-)
-"""Keys whose values are compared as they are."""
 
 RESOLVED = frozenset(
     {
@@ -60,22 +40,7 @@ RESOLVED = frozenset(
 )
 """Keys that define a run by the values that the keys resolve to; `data.store` also stands for a mixture."""
 
-IN_STORE = frozenset(
-    {
-        "data.source",
-        "data.field",
-        "data.split",
-        "data.skip_empty",
-        "data.held_out",
-        "data.format",
-        "data.template",
-        "data.chat_length",
-        "data.chat_date",
-        "data.clean",
-        "data.skip_malformed",
-        "data.max_document_bytes",
-    }
-)
+IN_STORE = frozenset(f"data.{field.name}" for field in dataclasses.fields(StoreOptions)) - RESOLVED
 """Keys that the token stores were built with. They are compared with the stores' records when the stores are opened,
 and are part of the value that `data.store` resolves to."""
 
