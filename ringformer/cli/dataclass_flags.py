@@ -56,14 +56,14 @@ def from_flags(args: argparse.Namespace, cls: type):
     return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
 
 
-def describe_fields(cls: type, prefix: str, but: Collection[str] = (), width: int = 100) -> str:
+def describe_fields(cls: type, prefix: str, but: Collection[str] = ()) -> str:
     """List the fields except `but`: a line `PREFIX.NAME = default` each, and its docstring below."""
     docs, types, lines = field_docs(cls), get_type_hints(cls), []
     for field in (field for field in fields(cls) if field.name not in but):
         default = "" if field.default is MISSING else f" = {field.default!r}"
         choices = _kind(types[field.name])[1]
         lines.append(f"  {prefix}{field.name}{default}" + (f"  {{{','.join(choices)}}}" if choices else ""))
-        lines += textwrap.wrap(docs.get(field.name, ""), width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines += textwrap.wrap(docs.get(field.name, ""), 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
 

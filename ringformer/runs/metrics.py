@@ -127,6 +127,7 @@ class Reporter:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
+        """Stop the progress bar and close the file and the boards."""
         self._bar.stop()
         for sink in (self._file, *self._boards):
             if sink is not None:
