@@ -110,7 +110,7 @@ def _read_chips() -> tuple[dict[str, Chip], dict[str, dict[int, str]], dict[str,
     for kind in ("tpu", "gpu"):
         for name, sheet in sheets[kind].items():
             sheet["device_kinds"] = tuple(sheet["device_kinds"])
-            chips[name] = Chip(kind=kind, **_in_base_units(sheet))
+            chips[name] = Chip(**_in_base_units(sheet | {"kind": kind}))
     return chips, slices, pods
 
 

@@ -117,7 +117,7 @@ def _grid(devices: list) -> np.ndarray | None:
     low, extent = places.min(axis=0), np.ptp(places, axis=0) + 1
     if not math.prod(extent) == len(devices) == len(np.unique(places, axis=0)):
         return None
-    grid = np.empty(extent, object)
+    grid = np.empty(tuple(extent), object)
     grid[tuple((places - low).T)] = devices
     return grid
 

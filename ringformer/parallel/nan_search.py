@@ -160,7 +160,7 @@ class _Watch:
     def run(self, at: Position, program: ClosedJaxpr, firsts: jax.Array, *arguments) -> tuple[jax.Array, list]:
         """Run a program at a position; return the updated `firsts` and the results."""
         jaxpr = program.jaxpr
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *arguments), strict=True))
+        env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *arguments), strict=True))
 
         def read(variables):
             return [v.val if isinstance(v, Literal) else env[v] for v in variables]

@@ -134,9 +134,10 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
     base = base or family.config(**family.presets[values["preset"]])
     for field in base.INHERITED:
         inherited: Any = getattr(base, field)
-        if dataclasses.is_dataclass(inherited) and "kind" not in given.get(field, {}):
+        nested = dataclasses.is_dataclass(inherited)
+        if nested and "kind" not in given.get(field, {}):
             # The config sets single fields, or none: change these in the inherited scaling.
-            given[field] = dataclasses.replace(inherited, **given.get(field, {}))  # type: ignore[type-var]
+            given[field] = dataclasses.replace(inherited, **given.get(field, {}))
         given.setdefault(field, inherited)
     parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
