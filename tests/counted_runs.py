@@ -67,13 +67,13 @@ def steps(monkeypatch, first_states):
         change = steps.at.get(int(state.step))
         return change(state, metrics) if change else (state, metrics)
 
-    def evaluate(params, stop):
+    def evaluate(step, params, *_, stop):
         steps.evaluated.append(float(params["norm"]["scale"][0]))
         return None if stop() else {"eval_loss": 1.0, "eval_tokens": 1, "eval_by_position": []}
 
     monkeypatch.setattr(prepare, "init_state", first_states)
     monkeypatch.setattr(program, "make_train_step", lambda *_, **__: step_fn)
-    monkeypatch.setattr(evaluation, "make_evaluation", lambda *_: evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
     return steps
 
 

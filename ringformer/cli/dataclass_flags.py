@@ -4,7 +4,7 @@ import argparse
 import ast
 import inspect
 import textwrap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from types import NoneType
@@ -27,7 +27,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, cls: type, names: Iterable[str] | None = None, *, unset: bool = False
+    parser: argparse.ArgumentParser, cls: type, names: Collection[str] | None = None, *, unset: bool = False
 ) -> None:
     """Add a flag `--NAME` for each field of a dataclass, or for those named, with its type, default, choices and help.
 
@@ -35,9 +35,8 @@ def add_flags(
     are None, for flags that override another value only when given.
     """
     docs, types = field_docs(cls), get_type_hints(cls)
-    wanted = None if names is None else set(names)
     for field in fields(cls):
-        if wanted is not None and field.name not in wanted:
+        if names is not None and field.name not in names:
             continue
         kind, choices = _kind(types[field.name])
         options: dict[str, Any] = {"help": docs.get(field.name, "").replace("%", "%%")}
@@ -57,14 +56,14 @@ def from_flags(args: argparse.Namespace, cls: type):
     return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
 
 
-def describe_fields(cls: type, prefix: str, but: Collection[str] = (), width: int = 100) -> str:
+def describe_fields(cls: type, prefix: str, but: Collection[str] = ()) -> str:
     """List the fields except `but`: a line `PREFIX.NAME = default` each, and its docstring below."""
     docs, types, lines = field_docs(cls), get_type_hints(cls), []
     for field in (field for field in fields(cls) if field.name not in but):
         default = "" if field.default is MISSING else f" = {field.default!r}"
         choices = _kind(types[field.name])[1]
         lines.append(f"  {prefix}{field.name}{default}" + (f"  {{{','.join(choices)}}}" if choices else ""))
-        lines += textwrap.wrap(docs.get(field.name, ""), width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines += textwrap.wrap(docs.get(field.name, ""), 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
 

@@ -29,14 +29,14 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + (f"\n{more()}\n" if more else "")
 
 
-def output_file(text: str, option: str = "--out") -> Path:
-    """Return the path of a file to write after long work, checked in advance without changing the file.
+def output_file(text: str) -> Path:
+    """Return the path of the file that --out names, checked before long work without changing the file.
 
     Raises ValueError if it could not be written.
     """
     if not text:
-        raise ValueError(f"{option}= names no file; name one, or omit {option}")
-    path, flag = Path(text), f"{option}={text}"
+        raise ValueError("--out= names no file; name one, or omit --out")
+    path, flag = Path(text), f"--out={text}"
     if path.is_dir():
         raise ValueError(f"{flag} is a folder; name a file in it, e.g. {path / 'out.json'}")
     if not path.parent.is_dir():
@@ -52,7 +52,7 @@ def output_file(text: str, option: str = "--out") -> Path:
 
 
 def output_argument(text: str) -> Path:
-    """Call `output_file` as the `type` of an option of a plain argparse parser; also checks the default."""
+    """Return the path of `output_file`, as the `type` of --out in a plain argparse parser."""
     try:
         return output_file(text)
     except ValueError as error:

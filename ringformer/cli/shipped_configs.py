@@ -7,6 +7,7 @@ folders, so that the commands in a config's docstring work in the folder that ho
 import argparse
 import ast
 import difflib
+import filecmp
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -66,20 +67,18 @@ def copy(name: str, destination: Path | None = None) -> list[Path]:
     if destination is None:
         destination = Path("configs" if is_config else "scripts")
     target = destination if destination.suffix == source.suffix else destination / source.name
-    pairs = [(source, target)]
-    if not is_config:  # the script sources it from its own folder
-        pairs.append((source.with_name(SHARED_OPTIONS), target.with_name(SHARED_OPTIONS)))
-    # a script copied earlier may have brought the same options along
-    wanted = [(a, b) for a, b in pairs if not (b.name == SHARED_OPTIONS and b.exists() and _same(a, b))]
+    wanted = [(source, target)]
+    if (
+        not is_config
+    ):  # the script sources these options from its own folder; another script may have brought them along
+        options, there = source.with_name(SHARED_OPTIONS), target.with_name(SHARED_OPTIONS)
+        if not (there.exists() and filecmp.cmp(options, there, shallow=False)):
+            wanted.append((options, there))
     for _, there in wanted:
         if there.exists():
             raise ValueError(f"{there} already exists: choose another destination, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
     return [Path(shutil.copyfile(a, b)) for a, b in wanted]
-
-
-def _same(a: Path, b: Path) -> bool:
-    return a.read_bytes() == b.read_bytes()
 
 
 def add_list(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int | None]:

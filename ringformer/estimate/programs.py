@@ -14,12 +14,10 @@ from jax.sharding import Mesh, NamedSharding
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
-from ringformer.parallel.compiler_options import compiler_options
-from ringformer.parallel.mesh import BATCH, make_mesh
+from ringformer.parallel.mesh import BATCH, compiler_options, make_mesh
 from ringformer.runs.config import OptimizerConfig
-from ringformer.train.checks import all_finite
 from ringformer.train.program import make_program
-from ringformer.train.state import make_first_state, make_init
+from ringformer.train.state import all_finite, make_first_state, make_init
 
 TRAIN_STEP, EVALUATION, INIT, FIRST_STATE, CHECK = "train step", "evaluation", "init", "first state", "finiteness check"
 PROGRAMS = (TRAIN_STEP, EVALUATION, INIT, FIRST_STATE, CHECK)

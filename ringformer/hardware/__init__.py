@@ -7,7 +7,7 @@ import math
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 GiB = 2**30
 GPUS_OF_A_NODE = 8
@@ -83,97 +83,47 @@ class Chip:
         return self.bf16_flops if dtype == "bfloat16" else self.float32_flops
 
 
+_UNITS = {
+    "_tflops": ("_flops", 1e12),
+    "_ghz": ("_hz", 1e9),
+    "_gib": ("_bytes", GiB),
+    "_mib": ("_bytes", 2**20),
+    "_gb_per_s": ("_bandwidth", 10**9),
+}
+"""Endings of keys in `chips.toml`: the ending of the field, and the factor to its unit."""
+
+_COUNTED_IN_CORES = ("v3", "v4", "v5p", "tpu7x")
+"""Generations whose slices are named by their cores, two per chip; other slices are named by their chips."""
+
+
 def _read_chips() -> tuple[dict[str, Chip], dict[str, dict[int, str]], dict[str, str]]:
     """Read the chips, slices and pods of `chips.toml`."""
     sheets = tomllib.loads((resources.files(__package__) / "chips.toml").read_text())
     chips, slices, pods = {}, {}, {}
     for name, sheet in sheets["tpu"].items():
-        chips[name] = _tpu(**{key: value for key, value in sheet.items() if key not in ("slices", "pod")})
-        shapes, of_a_chip = sheet["slices"].split(), 2 if name in _COUNTED_IN_CORES else 1
+        shapes, of_a_chip = sheet.pop("slices").split(), 2 if name in _COUNTED_IN_CORES else 1
         slices[name] = {of_a_chip * math.prod(map(int, shape.split("x"))): shape for shape in shapes}
-        pods[name] = sheet["pod"]
-    for name, sheet in sheets["gpu"].items():
-        chips[name] = _gpu(**sheet)
+        pods[name] = sheet.pop("pod")
+        sheet["tensor_cores"] = TensorCores(**_in_base_units(sheet["tensor_cores"]))
+    for sheet in sheets["gpu"].values():
+        sheet["multiprocessors"] = Multiprocessors(**sheets["multiprocessors"][sheet["multiprocessors"]])
+    for kind in ("tpu", "gpu"):
+        for name, sheet in sheets[kind].items():
+            sheet["device_kinds"] = tuple(sheet["device_kinds"])
+            chips[name] = Chip(**_in_base_units(sheet | {"kind": kind}))
     return chips, slices, pods
 
 
-def _tpu(
-    name: str,
-    device_kinds: list[str],
-    *,
-    tflops: float,
-    ghz: float,
-    cores: int,
-    units: int,
-    hbm_gib: float,
-    hbm_gb: int,
-    link_gb: float,
-    host_gib: int,
-    vmem_mib: float,
-    host_gb: float = 15,
-    side: int = 128,
-    mosaic: bool = True,
-    host_devices: int = 4,
-    network_gb: float | None = None,
-) -> Chip:
-    """Make a TPU; `units` counts 128 x 128 multiply-accumulate arrays in the matrix units of a core."""
-    return Chip(
-        name=name,
-        kind="tpu",
-        device_kinds=tuple(device_kinds),
-        bf16_flops=tflops * 1e12,
-        float32_flops=tflops * 1e12,
-        hbm_bytes=int(hbm_gib * GiB),
-        hbm_bandwidth=hbm_gb * 10**9,
-        clock_hz=ghz * 1e9,
-        link_bandwidth=link_gb * 1e9,
-        host_bytes=host_gib * GiB,
-        host_devices=host_devices,
-        host_bandwidth=host_gb * 1e9,
-        node_bandwidth=network_gb and network_gb * 1e9,
-        tensor_cores=TensorCores(cores, units * 2 * 128 * 128, side, int(vmem_mib * 2**20), mosaic),
-    )
+def _in_base_units(sheet: dict[str, Any]) -> dict[str, Any]:
+    """Convert the entries of a data sheet with a unit in their key, e.g. hbm_gib to hbm_bytes."""
+    fields = {}
+    for key, value in sheet.items():
+        for ending, (field_ending, factor) in _UNITS.items():
+            if key.endswith(ending):
+                key, value = key.removesuffix(ending) + field_ending, value * factor
+        fields[key] = int(value) if key.endswith("_bytes") else value
+    return fields
 
-
-def _gpu(
-    name: str,
-    device_kinds: list[str],
-    *,
-    multiprocessors: str,
-    tflops: float,
-    tf32_tflops: float,
-    ghz: float,
-    hbm_bytes: int,
-    hbm_gb: int,
-    link_gb: float,
-    host_gb: float,
-    network_gb: float,
-) -> Chip:
-    return Chip(
-        name=name,
-        kind="gpu",
-        device_kinds=tuple(device_kinds),
-        bf16_flops=tflops * 1e12,
-        float32_flops=tf32_tflops * 1e12,
-        hbm_bytes=hbm_bytes,
-        hbm_bandwidth=hbm_gb * 10**9,
-        clock_hz=ghz * 1e9,
-        link_bandwidth=link_gb * 1e9,
-        host_bytes=250 * GiB,
-        host_devices=GPUS_OF_A_NODE,
-        host_bandwidth=host_gb * 1e9,
-        node_bandwidth=network_gb * 1e9,
-        multiprocessors=_MULTIPROCESSORS[multiprocessors],
-    )
-
-
-_MULTIPROCESSORS = {
-    "ampere": Multiprocessors(8, count=108, fpus=64, shared_bytes=167936, l2_bytes=40 * 2**20),
-    "hopper": Multiprocessors(9, count=132, fpus=128, shared_bytes=233472, l2_bytes=50 * 2**20),
-    "blackwell": Multiprocessors(10, count=148, fpus=128, shared_bytes=233472, l2_bytes=132644864),
-}
-_COUNTED_IN_CORES = ("v3", "v4", "v5p", "tpu7x")
-"""Generations whose slices are named by their cores, two per chip; other slices are named by their chips."""
 
 CHIPS, SLICES, PODS = _read_chips()
 """Chips, by the name of a TPU generation or GPU; shapes of TPU slices, by the number in their names; shape of a whole

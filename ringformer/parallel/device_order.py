@@ -23,32 +23,27 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
     Warns if the rings cannot run on single links.
     """
     dp, fsdp, tp, sp = shape
-    if len(devices) == 1:
-        return np.array(devices, object).reshape(shape)
     grid = _grid(devices)
     if grid is None:
         # One node after the other; tp innermost, then sp.
         ordered = sorted(devices, key=lambda x: (x.process_index, x.id))
-        return _as_array(ordered, (dp, fsdp, sp, tp)).swapaxes(2, 3)
+        return np.array(ordered, object).reshape(dp, fsdp, sp, tp).swapaxes(2, 3)
     box, group = _boxes(grid.shape, sp, tp)
-    ring = None if box is None else hamiltonian_cycle(box)
-    if box is None or ring is None:
+    if box is None:
         warnings.warn(
             f"no order of a {'x'.join(map(str, grid.shape))} slice puts rings of sp={sp} on single links, so hops "
             f"share links; sizes of sp without shared links: {_sizes_of_rings(grid.shape)}",
             stacklevel=2,
         )
         # Each ring is a piece of one path through the slice, out on every other place and back on the rest: hops of 2.
-        path = _snake(grid.shape)
-        pieces = [path[i : i + sp] for i in range(0, len(path), sp)]
-        return _as_array([grid[p] for piece in pieces for p in piece[::2] + piece[1::2][::-1]], shape)
-    tiles = tuple(n // b for n, b in zip(grid.shape, box, strict=True))
-    corners = _corners(tiles, group)
-    rings = [
-        [grid[tuple(c * b + o for c, b, o in zip(corner, box, offset, strict=True))] for offset in ring]
-        for corner in corners
-    ]
-    return _as_array([x for r in rings for x in r], shape)
+        pieces = np.array(_snake(grid.shape)).reshape(-1, sp, grid.ndim)
+        rings = np.concatenate([pieces[:, ::2], pieces[:, 1::2][:, ::-1]], axis=1)
+    else:
+        # Boxes group by group, with neighbours in a group next to each other; the ring is the same in each box.
+        groups = np.array(list(np.ndindex(*np.array(grid.shape) // box // group)))
+        corners = (groups[:, None] * group + _snake(group)).reshape(-1, 1, grid.ndim)
+        rings = corners * box + np.array(hamiltonian_cycle(box))
+    return grid[tuple(np.moveaxis(rings, -1, 0))].reshape(shape)
 
 
 def _boxes(grid: tuple[int, ...], sp: int, tp: int) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
@@ -57,11 +52,9 @@ def _boxes(grid: tuple[int, ...], sp: int, tp: int) -> tuple[tuple[int, ...] | N
     Ring hops are single links in each candidate; the choice keeps the ranks of a tp group close together.
     """
     rings = [box for box in _tiles(grid, sp) if hamiltonian_cycle(box) is not None]
-
-    def pairs():
-        for box in rings:
-            for group in _tiles(tuple(n // b for n, b in zip(grid, box, strict=True)), tp):
-                yield box, group
+    pairs = [
+        (box, group) for box in rings for group in _tiles(tuple(n // b for n, b in zip(grid, box, strict=True)), tp)
+    ]
 
     def cost(pair):
         box, group = pair
@@ -69,7 +62,7 @@ def _boxes(grid: tuple[int, ...], sp: int, tp: int) -> tuple[tuple[int, ...] | N
         return step, max(box), box, group
 
     one = (1,) * len(grid)  # tp groups that do not tile the slice get no box
-    return min(pairs(), key=cost, default=(min(rings, key=max) if rings else None, one))
+    return min(pairs, key=cost, default=(min(rings, key=max) if rings else None, one))
 
 
 def _tiles(grid: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
@@ -85,26 +78,22 @@ def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
     """
     size = math.prod(box)
     if size <= 2:
-        return list(itertools.product(*map(range, box)))
-    long = [i for i, n in enumerate(box) if n > 1]
-    if size % 2 or len(long) < 2:
+        return list(np.ndindex(*box))
+    if size % 2 or sum(n > 1 for n in box) < 2:
         return None
     # Rows are one dimension of even size; columns are a snake through the others. The path alternates along the rows
     # through all columns except the first, which leads back to the start.
-    first = next(i for i in long if box[i] % 2 == 0)
-    rows, columns = box[first], _snake(tuple(n for i, n in enumerate(box) if i != first))
-    walk = [(r, c) for r in range(rows) for c in _turning(range(1, len(columns)), r)]
-    walk += [(r, 0) for r in reversed(range(rows))]
-    return [(*columns[c][:first], r, *columns[c][first:]) for r, c in walk]
+    first = next(i for i, n in enumerate(box) if n % 2 == 0)
+    rows, columns = box[first], _snake(box[:first] + box[first + 1 :])
+    walk = [(r, c) for r in range(rows) for c in columns[1:][:: -1 if r % 2 else 1]]
+    walk += [(r, columns[0]) for r in reversed(range(rows))]
+    return [(*column[:first], r, *column[first:]) for r, column in walk]
 
 
 def link_hops(ring: list) -> list[int]:
     """Count the links that each hop of a closed ring of TPU devices crosses, without wrap links."""
-    places = [place(x) for x in ring]
-    return [
-        sum(abs(a - b) for a, b in zip(x[:-1], y[:-1], strict=True))
-        for x, y in zip(places, places[1:] + places[:1], strict=True)
-    ]
+    places = np.array([place(x)[:-1] for x in ring])  # the cores of a chip are at the same place
+    return np.abs(np.roll(places, -1, axis=0) - places).sum(axis=1).tolist()
 
 
 def max_link_hops(mesh: jax.sharding.Mesh) -> int | None:
@@ -120,28 +109,17 @@ def place(device) -> tuple[int, ...]:
     return (*device.coords, device.core_on_chip)
 
 
-def _grid(devices) -> np.ndarray | None:
+def _grid(devices: list) -> np.ndarray | None:
     """Arrange the devices by place, keeping dimensions of size one; None if they do not fill a grid."""
     if not all(hasattr(x, "coords") and hasattr(x, "core_on_chip") for x in devices):
         return None
     places = np.array([place(x) for x in devices])
     low, extent = places.min(axis=0), np.ptp(places, axis=0) + 1
-    if math.prod(extent) != len(devices) or len({tuple(p) for p in places}) != len(devices):
+    if not math.prod(extent) == len(devices) == len(np.unique(places, axis=0)):
         return None
     grid = np.empty(tuple(extent), object)
-    for device, where in zip(devices, places - low, strict=True):
-        grid[tuple(where)] = device
+    grid[tuple((places - low).T)] = devices
     return grid
-
-
-def _corners(tiles: tuple[int, ...], group: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """List all places of a grid of rings group by group, with neighbours in a group next to each other."""
-    outer = itertools.product(*(range(n // g) for n, g in zip(tiles, group, strict=True)))
-    return [
-        tuple(o * g + i for o, g, i in zip(corner, group, inner, strict=True))
-        for corner in outer
-        for inner in _snake(group)
-    ]
 
 
 def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -149,19 +127,9 @@ def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     if not shape:
         return [()]
     rest = _snake(shape[1:])
-    return [(r, *c) for r in range(shape[0]) for c in _turning(rest, r)]
+    return [(r, *c) for r in range(shape[0]) for c in rest[:: -1 if r % 2 else 1]]
 
 
-def _turning(line, row):
-    return list(line) if row % 2 == 0 else list(line)[::-1]
-
-
-def _sizes_of_rings(grid) -> str:
+def _sizes_of_rings(grid: tuple[int, ...]) -> str:
     sizes = [n for n in range(2, math.prod(grid) + 1, 2) if _boxes(grid, n, 1)[0]]
     return ", ".join(map(str, sizes)) or "none"
-
-
-def _as_array(devices, shape) -> np.ndarray:
-    out = np.empty(len(devices), object)
-    out[:] = devices
-    return out.reshape(shape)

@@ -36,9 +36,8 @@ def _forward(w, axes, dim, size, dtype):
 
 
 def _backward(axes, dim, size, dtype, _, dw):
-    padded = -(-size // lax.axis_size(axes)) * lax.axis_size(axes)
-    padding = [(0, padded - size if i == dw.ndim + dim else 0) for i in range(dw.ndim)]
-    dw = jnp.pad(dw.astype(jnp.float32), padding)
+    missing = -size % lax.axis_size(axes)
+    dw = jnp.pad(dw.astype(jnp.float32), [(0, missing if i == dw.ndim + dim else 0) for i in range(dw.ndim)])
     with jax.named_scope(SCATTER):
         return (lax.psum_scatter(dw, axes, scatter_dimension=dw.ndim + dim, tiled=True),)
 

@@ -7,6 +7,7 @@ a layer, the sequence is sharded over both sp and tp (Megatron's sequence parall
 import math
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -23,16 +24,34 @@ MOST_CPU_DEVICES = 1024
 BATCH = P(("dp", "fsdp"), ("sp", "tp"))
 """Sharding of arrays [B, T] of a batch, with T in layout order."""
 
+COMPILER_OPTIONS = {
+    # The scheduler's memory limit: at its default, nearly full programs lose their overlap.
+    "tpu": {
+        "xla_tpu_scheduler_percent_shared_memory_limit": "150",
+        # Pipelining a loop's copies to the host peels off an iteration, whose buffers then live as long as the loop.
+        "xla_tpu_pipeline_memory_host_transfers": "false",
+    },
+    "gpu": {
+        "xla_gpu_enable_latency_hiding_scheduler": "True",
+        # The default is one collective at a time, but the ring's keys and gradients travel together.
+        "xla_gpu_experimental_parallel_collective_overlap_limit": "4",
+        # As above: by default the scheduler plans for 76% of the memory.
+        "xla_gpu_memory_limit_slop_factor": "125",
+    },
+}
+"""XLA options by platform that let the ring's communication overlap with computation (docs/overlap.md)."""
+
 
 def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
     """Parse sizes "dp,fsdp,tp,sp"; one may be -1, the remaining devices. Raises ValueError if they do not fit."""
-    form = f'"{",".join(AXIS_NAMES)}", four integers, one of which may be -1'
     try:
         sizes = [int(size) for size in mesh_dim.split(",")]
     except ValueError:
-        raise ValueError(f"mesh_dim={mesh_dim!r} must be {form}") from None
+        sizes = []
     if len(sizes) != len(AXIS_NAMES) or sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
-        raise ValueError(f"mesh_dim={mesh_dim!r} must be {form}")
+        raise ValueError(
+            f'mesh_dim={mesh_dim!r} must be "{",".join(AXIS_NAMES)}", four integers, one of which may be -1'
+        )
     given = math.prod(s for s in sizes if s != -1)
     if -1 in sizes:
         if devices % given:
@@ -51,7 +70,8 @@ def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
     """
     devices = list(jax.devices() if devices is None else devices)
     shape = mesh_shape(mesh_dim, len(devices))
-    return Mesh(order_devices(devices, shape), AXIS_NAMES, axis_types=(AxisType.Auto,) * len(AXIS_NAMES))
+    ordered = order_devices(devices, shape) if len(devices) > 1 else np.array(devices).reshape(shape)
+    return Mesh(ordered, AXIS_NAMES, axis_types=(AxisType.Auto,) * len(AXIS_NAMES))
 
 
 def check_batch(layout: Layout, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, accumulate: int = 1) -> None:
@@ -79,3 +99,8 @@ def simulate_cpu_devices(count: int) -> None:
     if count:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """Return the options for programs on the devices of this mesh; none on CPUs."""
+    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})

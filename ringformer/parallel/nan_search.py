@@ -1,11 +1,12 @@
-"""The first operation of a program that gives NaN or an infinity: the program run again, with every operation watched.
+"""Find the first operation of a program that gives NaN or an infinity, by running it with every operation watched.
 
-`jax.debug_nans` sees what a compiled program returns, and takes a `scan` for one operation; this looks into loops,
-branches and recomputations, on every device of a `shard_map`. What each operation gives is reduced to a bit beside it,
-so the watched program needs about the memory of the plain one. A kernel is one operation.
+`jax.debug_nans` checks only the results of a compiled program, and treats a `scan` as one operation. This search looks
+into loops, branches and recomputations, on every device of a `shard_map`. It reduces the result of each operation to
+one bit, so the watched program needs about as much memory as the original one. A kernel counts as one operation.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -22,12 +23,14 @@ from ringformer.ops.varying_axes import vary, varying_axes
 INLINED = dict.fromkeys(("jit", "pjit", "checkpoint", "remat", "remat2"), "jaxpr") | dict.fromkeys(
     ("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"
 )
-"""Operations that are a program of their own, and the parameter that holds it."""
-OPENED = {"scan", "while", "cond"} | set(INLINED)
+"""Operations that call a program, and the parameter that holds the program."""
+OPENED = {"scan", "while", "cond", *INLINED}
+"""Operations whose own operations are watched instead."""
 OF_LIBRARIES = ("/flax/", "/jaxtyping/", "/einops/", "/optax/")
+"""Folders of libraries, whose lines are skipped when an operation is located."""
 NAN, INFINITY = KINDS = "NaN", "an infinity"
 INFINITE_BY_DESIGN = "log", "log1p"
-"""The logarithm of a softmax's sum that is empty."""
+"""Operations that may give an infinity: the logarithm of a softmax's sum is -inf for a row that sees nothing."""
 MOVES = set(
     """
     all_gather all_gather_invariant broadcast_in_dim concatenate copy copy_p device_put dynamic_slice
@@ -35,43 +38,72 @@ MOVES = set(
     slice split squeeze stop_gradient transpose
     """.split()  # noqa: SIM905
 )
-"""Operations that compute nothing: what they give, they were given."""
+"""Operations that move numbers without computing any."""
+DEEPEST = 16
+"""Most nested loops around an operation whose turns are recorded."""
 
 
 class Loop(NamedTuple):
-    """A loop around an operation: where it stands, its number of turns if that is no data."""
+    """A loop around an operation."""
 
     place: str
+    """File, line and function."""
     length: int | None
+    """Number of turns; None if it depends on data."""
     reverse: bool
 
 
-class Operation(NamedTuple):
-    """An operation of a program, as often as it is called from another place."""
+class Position(NamedTuple):
+    """Position in the program while it is interpreted."""
 
+    path: tuple[int, ...] = ()
+    """Index of each enclosing operation in its program, with -1 in place of a loop's turn."""
+    loops: tuple[Loop, ...] = ()
+    """Loops around the position, outermost first."""
+    turns: tuple[jax.Array, ...] = ()
+    """Turn of each of these loops, counted in time from 0."""
+    scope: str = ""
+    """Name scopes and transformations; those of a backward pass contain "transpose"."""
+
+    def inside(self, loop: Loop, turn: jax.Array) -> "Position":
+        """Return the position inside a turn of a loop."""
+        return self._replace(path=(*self.path, -1), loops=(*self.loops, loop), turns=(*self.turns, turn))
+
+
+class Operation(NamedTuple):
+    """An operation of a program; a function that is called from two places has each of its operations twice."""
+
+    number: int
+    """Number from 1, in the order of tracing."""
     name: str
     place: str
     """File, line and function."""
     scope: str
-    """Name scopes and transformations: "transpose" is in those of a backward pass."""
+    """`Position.scope`."""
     loops: tuple[Loop, ...]
+    """`Position.loops`."""
     path: tuple[int, ...]
-    """Its place in the program, and how deep in which loops: with the turns, the order in time."""
+    """`Position.path`; with the turns of the loops filled in, paths are ordered by time."""
 
 
 class Finding(NamedTuple):
-    """The first operation of a kind, on the device that was first."""
+    """The first operation that gave a kind of bad number, on the device that was first."""
 
     kind: str
     operation: Operation
     turns: tuple[int, ...]
-    """Turns of the loops around it, counted in time from 0."""
+    """Turns of the loops around the operation, counted in time from 0."""
     device: int
-    """Its number in the mesh."""
+    """Index of the device in the flattened mesh."""
+
+    def time(self) -> tuple[int, ...]:
+        """Return the key that orders findings by time: the operation's path with the turns filled in."""
+        turns = iter(self.turns)
+        return tuple(next(turns, 0) if index < 0 else index for index in self.operation.path)
 
     def __str__(self):
         op, turns = self.operation, []
-        for loop, turn in zip(op.loops, self.turns, strict=True):
+        for loop, turn in zip(op.loops, self.turns, strict=False):
             if loop.length != 1:
                 index = loop.length - 1 - turn if loop.reverse and loop.length else turn
                 turns.append(f"index {index}{f' of {loop.length}' if loop.length else ''} of the loop at {loop.place}")
@@ -83,203 +115,172 @@ class Finding(NamedTuple):
 def find_bad_operations(
     function: Callable, arguments: Sequence[Any], in_specs: Any, mesh: Mesh, **options
 ) -> list[Finding]:
-    """Run `function(*arguments)` under `shard_map`, watched: in the order of time the first operation that gives NaN,
-    and if one before it gave an infinity from finite numbers the first of these.
+    """Run `function(*arguments)` under `shard_map`, watched, and return the first operation in time that gave NaN.
 
-    `options` go to `jax.jit`. All processes get the same answer.
+    If an earlier operation gave an infinity from finite numbers, the first such operation comes before it in the list.
+    The list is empty if all numbers are finite. All processes get the same result.
+
+    Args:
+      options: further options of `jax.jit`.
     """
-    operations: dict[tuple[int, ...], int] = {}
-    described: list[Operation] = []
-    axes = tuple(mesh.axis_names)
+    watch, axes = _Watch(), mesh.axis_names
 
     def watched(*arguments):
-        closed = jax.make_jaxpr(function)(*arguments)
-        watch = _Watch(operations, described, _depth(closed.jaxpr))
-        _, firsts = watch.run(
-            closed.jaxpr, closed.consts, jax.tree.leaves(arguments), vary(watch.nothing, axes), (), ()
-        )
+        program = jax.make_jaxpr(function)(*arguments)
+        nothing = vary(jnp.zeros((len(KINDS), 1 + DEEPEST), jnp.int32), axes)
+        firsts, _ = watch.run(Position(), program, nothing, *jax.tree.leaves(arguments))
         rows = jnp.zeros((mesh.size, *firsts.shape), firsts.dtype)
         return lax.psum(rows.at[lax.axis_index(axes)].set(firsts), axes)
 
     program = jax.jit(jax.shard_map(watched, mesh=mesh, in_specs=in_specs, out_specs=P()), **options)
     firsts = np.asarray(jax.device_get(program(*arguments)))
-    first = []
-    for kind in range(len(KINDS)):
+    operations, first = list(watch.operations.values()), []
+    for kind, rows in zip(KINDS, firsts.swapaxes(0, 1).tolist(), strict=True):
         seen = []
-        for device, (number, *turns) in enumerate(firsts[:, kind].tolist()):
+        for device, (number, *turns) in enumerate(rows):
             if number:
-                operation = described[number - 1]
-                seen.append(Finding(KINDS[kind], operation, tuple(turns[: len(operation.loops)]), device))
-        first += sorted(seen, key=_time)[:1]
-    first.sort(key=_time)
+                operation = operations[number - 1]
+                seen.append(Finding(kind, operation, tuple(turns[: len(operation.loops)]), device))
+        first += sorted(seen, key=Finding.time)[:1]
+    first.sort(key=Finding.time)
     return first if not first or first[0].kind == INFINITY else first[:1]
 
 
-def _time(finding: Finding) -> tuple[int, ...]:
-    """A path has -1 where a turn of a loop is to stand."""
-    turns = iter(finding.turns)
-    return tuple(next(turns) if place < 0 else place for place in finding.operation.path)
-
-
 class _Watch:
-    """An interpreter of programs that carries along the first bad operations: int32 [2, 1 + depth], for NaN and for
-    infinities the operation's number (0: none) and the turns of the loops around it."""
+    """Interpreter of programs that carries along the first bad operations, `firsts`, int32 [2, 1 + DEEPEST].
 
-    def __init__(self, numbers, described, depth):
-        self._numbers, self._described = numbers, described
-        self.nothing = jnp.zeros((len(KINDS), 1 + depth), jnp.int32)
+    `firsts` has a row for NaN and one for infinities, each with the number of the operation (0: none so far) and the
+    turns of the loops around it.
+    """
 
-    def run(self, jaxpr: Jaxpr, consts, args, firsts, path, loops, turns=(), scope=""):
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env |= zip(jaxpr.invars, args, strict=True)
-        largest: dict[Any, jax.Array | None] = {}  # of each array's magnitudes
+    def __init__(self):
+        self.operations: dict[tuple[int, ...], Operation] = {}
+        """Operations by their path."""
 
-        def look(variables):
-            for v in variables:
-                if v not in largest:
-                    largest[v] = _largest(env[v])
-            return [largest[v] for v in variables if largest[v] is not None]
+    def run(self, at: Position, program: ClosedJaxpr, firsts: jax.Array, *arguments) -> tuple[jax.Array, list]:
+        """Run a program at a position; return the updated `firsts` and the results."""
+        jaxpr = program.jaxpr
+        env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *arguments), strict=True))
 
-        for place, eqn in enumerate(jaxpr.eqns):
-            here, inner_scope = (*path, place), "/".join(filter(None, (scope, str(eqn.source_info.name_stack))))
-            values = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
+        def read(variables):
+            return [v.val if isinstance(v, Literal) else env[v] for v in variables]
+
+        for index, eqn in enumerate(jaxpr.eqns):
+            scope = "/".join(filter(None, (at.scope, str(eqn.source_info.name_stack))))
+            here = at._replace(path=(*at.path, index), scope=scope)
             with eqn.ctx.manager:
-                outs, firsts = self._operate(eqn, values, firsts, here, loops, turns, inner_scope)
-            env |= zip(eqn.outvars, outs, strict=True)
-            if eqn.primitive.name not in OPENED | MOVES and (given := look(eqn.outvars)):
-                taken = look([v for v in eqn.invars if not isinstance(v, Literal)])
-                number = self._number(eqn, here, loops, inner_scope)
-                firsts = self._note(eqn.primitive.name, number, given, taken, firsts, turns)
-        return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars], firsts
+                firsts, results = self._operate(here, eqn, firsts, read(eqn.invars))
+            env |= zip(eqn.outvars, results, strict=True)
+            if eqn.primitive.name not in OPENED | MOVES:
+                taken = read([v for v in eqn.invars if not isinstance(v, Literal)])
+                firsts = self._note(here, eqn, firsts, taken, results)
+        return firsts, read(jaxpr.outvars)
 
-    def _operate(self, eqn, values, firsts, path, loops, turns, scope):
+    def _operate(self, at: Position, eqn: JaxprEqn, firsts, values):
         name, p = eqn.primitive.name, eqn.params
         if name == "scan":
-            return self._scan(eqn, values, firsts, path, loops, turns, scope)
+            return self._scan(at, eqn, firsts, values)
         if name == "while":
-            return self._while(eqn, values, firsts, path, loops, turns, scope)
+            return self._while(at, eqn, firsts, values)
         if name == "cond":
             index, *operands = values
-            branches = [self._function(b, (*path, i), loops, turns, scope) for i, b in enumerate(p["branches"])]
+            branches = [
+                partial(self.run, at._replace(path=(*at.path, i)), branch) for i, branch in enumerate(p["branches"])
+            ]
             return lax.switch(index.astype(jnp.int32), branches, firsts, *operands)
         if name in INLINED:
             if p.get("differentiated") and p.get("prevent_cse"):
                 values = _apart(values)
             inner = p[INLINED[name]]
             inner = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
-            return self._function(inner, path, loops, turns, scope)(firsts, *values)
-        outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(p))
-        return outs if eqn.primitive.multiple_results else [outs], firsts
+            return self.run(at, inner, firsts, *values)
+        results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(p))
+        return firsts, results if eqn.primitive.multiple_results else [results]
 
-    def _function(self, closed: ClosedJaxpr, path, loops, turns, scope):
-        """`function(firsts, *operands) -> (results, firsts)`."""
-        return lambda firsts, *operands: self.run(
-            closed.jaxpr, closed.consts, operands, firsts, path, loops, turns, scope
-        )
-
-    def _scan(self, eqn, values, firsts, path, loops, turns, scope):
+    def _scan(self, at: Position, eqn: JaxprEqn, firsts, values):
         p = eqn.params
-        consts, carry, xs = _scanned(p, values)
-        carried_over = len(carry)
-        loop, body = Loop(_place(eqn), p["length"], p["reverse"]), p["jaxpr"]
+        if "ft_in" in p:  # JAX 0.12 has a tree instead of numbers of values
+            consts, carry, xs = (list(part) for part in p["ft_in"].update(values).unpack())
+        else:
+            consts, carry, xs = _split(values, p["num_consts"], p["num_carry"])
+        loop, carried_over = Loop(_place(eqn), p["length"], p["reverse"]), len(carry)
 
-        def turn(carried, index_and_xs):
+        def turn(carried, x):
             firsts, number, carry = carried
-            function = self._function(body, (*path, -1), (*loops, loop), (*turns, number), scope)
-            outs, firsts = function(firsts, *consts, *carry, *index_and_xs)
-            return (firsts, number + 1, outs[:carried_over]), outs[carried_over:]
+            firsts, results = self.run(at.inside(loop, number), p["jaxpr"], firsts, *consts, *carry, *x)
+            return (firsts, number + 1, results[:carried_over]), results[carried_over:]
 
-        (firsts, _, carry), ys = lax.scan(
-            turn, (firsts, jnp.int32(0), carry), xs, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
-        )
-        return [*carry, *ys], firsts
+        options = {name: p[name] for name in ("length", "reverse", "unroll")}
+        (firsts, _, carry), ys = lax.scan(turn, (firsts, jnp.int32(0), carry), xs, **options)
+        return firsts, [*carry, *ys]
 
-    def _while(self, eqn, values, firsts, path, loops, turns, scope):
+    def _while(self, at: Position, eqn: JaxprEqn, firsts, values):
         p = eqn.params
         test_consts, consts, carry = _split(values, p["cond_nconsts"], p["body_nconsts"])
-        loop, test = Loop(_place(eqn), None, False), p["cond_jaxpr"]
+        loop = Loop(_place(eqn), None, False)
 
         def goes_on(carried):
-            return jax.extend.core.jaxpr_as_fun(test)(*test_consts, *carried[2])[0]
+            return jaxpr_as_fun(p["cond_jaxpr"])(*test_consts, *carried[2])[0]
 
         def turn(carried):
             firsts, number, carry = carried
-            function = self._function(p["body_jaxpr"], (*path, -1), (*loops, loop), (*turns, number), scope)
-            carry, firsts = function(firsts, *consts, *carry)
+            firsts, carry = self.run(at.inside(loop, number), p["body_jaxpr"], firsts, *consts, *carry)
             return firsts, number + 1, carry
 
         firsts, _, carry = lax.while_loop(goes_on, turn, (firsts, jnp.int32(0), carry))
-        return carry, firsts
+        return firsts, carry
 
-    def _number(self, eqn, path, loops, scope) -> int:
-        if path not in self._numbers:
-            self._described.append(Operation(eqn.primitive.name, _place(eqn), scope, loops, path))
-            self._numbers[path] = len(self._described)
-        return self._numbers[path]
-
-    def _note(self, name, number, given, taken, firsts, turns):
-        """Return the first bad operations, with this one if it is the first of its kind."""
-        bad = [_any(jnp.isnan, given), jnp.bool_(False)]
+    def _note(self, at: Position, eqn: JaxprEqn, firsts, taken, given):
+        """Return `firsts` with this operation entered for each kind of bad number that it is the first to give."""
+        if not (largest := _largest(given)):
+            return firsts
+        name = eqn.primitive.name
+        operation = Operation(len(self.operations) + 1, name, _place(eqn), at.scope, at.loops, at.path)
+        number = self.operations.setdefault(at.path, operation).number
+        bad = [_any(jnp.isnan, largest), jnp.bool_(False)]
         if name not in INFINITE_BY_DESIGN:
-            bad[1] = _any(jnp.isinf, given) & ~_any(jnp.isinf, taken)
-        rest = [jnp.int32(0)] * (self.nothing.shape[1] - 1 - len(turns))
+            bad[1] = _any(jnp.isinf, largest) & ~_any(jnp.isinf, _largest(taken))
         first = jnp.stack(bad) & (firsts[:, 0] == 0)
-        return jnp.where(first[:, None], jnp.stack([jnp.int32(number), *turns, *rest]), firsts)
+        row = [jnp.int32(number), *at.turns, *[jnp.int32(0)] * DEEPEST][: 1 + DEEPEST]
+        return jnp.where(first[:, None], jnp.stack(row), firsts)
 
 
-def _any(test, scalars) -> jax.Array:
-    return sum((test(x).astype(jnp.int32) for x in scalars), jnp.int32(0)) > 0
+def _any(test: Callable, numbers: list[jax.Array]) -> jax.Array:
+    return sum((test(x).astype(jnp.int32) for x in numbers), jnp.int32(0)) > 0
 
 
-def _largest(x) -> jax.Array | None:
-    """The largest magnitude, NaN if there is one; None of what are no floats on the device: what is kept in host memory
-    is looked at where it comes from."""
-    aval = jax.typeof(x)
-    if not jnp.issubdtype(aval.dtype, jnp.floating) or aval.memory_space == jax.memory.Space.Host or not aval.size:
-        return None
-    return jnp.max(jnp.abs(x)).astype(jnp.float32)
+def _largest(values: list) -> list[jax.Array]:
+    """Return the largest magnitude of each array of floats on the device, NaN if it holds one.
+
+    Arrays in host memory are left out: they are checked where they are computed.
+    """
+    types = [(x, jax.typeof(x)) for x in values]
+    return [
+        jnp.max(jnp.abs(x)).astype(jnp.float32)
+        for x, t in types
+        if jnp.issubdtype(t.dtype, jnp.floating) and t.memory_space != jax.memory.Space.Host and t.size
+    ]
 
 
 def _apart(values: list) -> list:
-    """Behind a barrier, lest a recomputation be merged with what it repeats; a barrier for each type of varying axes,
-    since all that goes through one comes out as one type."""
-    kinds = [varying_axes(x) for x in values]
+    """Put values behind a barrier, so that XLA does not merge a recomputation with the computation that it repeats.
+
+    Values with the same varying axes share a barrier, because all results of a barrier vary over the same axes.
+    """
     out = list(values)
-    for kind in set(kinds):
-        places = [i for i, k in enumerate(kinds) if k == kind]
-        for i, x in zip(places, lax.optimization_barrier([values[i] for i in places]), strict=True):
+    for kind in {varying_axes(x) for x in values}:
+        indices = [i for i, x in enumerate(values) if varying_axes(x) == kind]
+        for i, x in zip(indices, lax.optimization_barrier([values[i] for i in indices]), strict=True):
             out[i] = x
     return out
 
 
-def _scanned(params: dict[str, Any], values: list):
-    """The constants of a scan, its first carry and what it goes along; JAX 0.12 has a tree for their numbers."""
-    if "ft_in" in params:
-        return [list(part) for part in params["ft_in"].update(values).unpack()]
-    return _split(values, params["num_consts"], params["num_carry"])
-
-
-def _split(values, *sizes):
-    a, b = sizes
-    return values[:a], values[a : a + b], values[a + b :]
-
-
-def _depth(jaxpr: Jaxpr) -> int:
-    """The most loops around any operation."""
-    deepest = 0
-    for eqn in jaxpr.eqns:
-        inner = max((_depth(getattr(x, "jaxpr", x)) for x in _programs(eqn)), default=0)
-        deepest = max(deepest, inner + (eqn.primitive.name in ("scan", "while")))
-    return deepest
-
-
-def _programs(eqn: JaxprEqn) -> list:
-    values = [v for p in eqn.params.values() for v in (p if isinstance(p, (tuple, list)) else (p,))]
-    return [v for v in values if isinstance(v, (Jaxpr, ClosedJaxpr))]
+def _split(values: list, first: int, second: int) -> tuple[list, list, list]:
+    return values[:first], values[first : first + second], values[first + second :]
 
 
 def _place(eqn: JaxprEqn) -> str:
-    """The innermost line of no library, below its package's folder."""
+    """Return the innermost line outside of libraries, with its path from the package's folder on."""
     frames = source_info_util.summarize(eqn.source_info, 20).splitlines()
     own = [frame for frame in frames if not any(library in frame for library in OF_LIBRARIES)]
     place = (own or frames or ["an unknown line"])[-1]

@@ -7,8 +7,6 @@ lost process and a closed terminal all reach the loop through its one `Stopping`
 import enum
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -28,7 +26,6 @@ class Phase(enum.Enum):
     Limits are "startup", "compile" and "step" (`Config.startup_minutes` etc.), or "none".
     """
 
-    PREPARATION = "the preparation", "none"
     STARTUP = "the start-up", "startup"
     COMPILATION = "the compilation of step {}", "compile"
     BATCH = "the batch of step {}", "step"
@@ -66,7 +63,6 @@ class Stopping:
     """Signal that asks the run to end."""
     run_dir: Path | None = None
     """Folder of the current run."""
-    _current: tuple[Phase, int | None] = Phase.PREPARATION, None
 
     def __enter__(self):
         return self
@@ -79,16 +75,7 @@ class Stopping:
         return self.signal is not None
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        """Record the phase that begins. From `FIRST_STEP` on there is something to save."""
-        self._current = phase, step
-
-    @contextmanager
-    def phase(self, phase: Phase, step: int | None = None) -> Iterator[None]:
-        """Enter a phase and return to the current one afterwards; after an exception the run stays in the phase."""
-        before = self._current
-        self.enter(phase, step)
-        yield
-        self.enter(*before)
+        """Begin a phase, which lasts until the next one begins. From `FIRST_STEP` on there is something to save."""
 
 
 class Termination(Stopping):

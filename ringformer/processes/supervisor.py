@@ -105,7 +105,6 @@ class Supervisor(Stopping):
             return self._stop_at is not None and self._asks >= self._stop_at
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        self._current = phase, step
         if phase in (Phase.FIRST_STEP, Phase.STEP):
             self._phase = "training"
         description, limit = phase.value

@@ -62,7 +62,7 @@ def _list(args: argparse.Namespace) -> None:
     print(f"{'step':>10} {'saved':>20} {'size':>10} {'held-out loss':>14}  hashes")
     for step in steps:
         folder = tree_folder(run_dir, step)
-        saved = datetime.fromtimestamp(folder.stat().st_mtime).isoformat(" ", "seconds") if folder.is_dir() else "-"
+        saved = f"{datetime.fromtimestamp(folder.stat().st_mtime):%Y-%m-%d %H:%M:%S}" if folder.is_dir() else "-"
         loss = f"{losses[step]:.4f}" if step in losses else "-"
         hashes = "yes" if (folder / MANIFEST).is_file() else "no"
         print(f"{step:>10} {saved:>20} {_size(_bytes(folder)):>10} {loss:>14}  {hashes}")
@@ -126,22 +126,23 @@ def _copy(args: argparse.Namespace) -> int:
     from ringformer.checkpoints.copies import parts_of, receive, send
     from ringformer.files.bucket import ObjectStore, is_url
 
-    if is_url(args.source) == is_url(args.target):
+    back = is_url(args.source)
+    if back == is_url(args.target):
         raise ValueError(
             f"one of FROM and TO must be a folder, the other a URL such as gs://BUCKET/PATH, not {args.source!r} and "
             f"{args.target!r}"
         )
-    url, folder = (args.source, args.target) if is_url(args.source) else (args.target, args.source)
+    url, folder = (args.source, args.target) if back else (args.target, args.source)
     url, whole = url.rstrip("/"), True
-    parts = parts_of(ObjectStore(url) if is_url(args.source) else Path(folder))
+    parts = parts_of(ObjectStore(url) if back else Path(folder))
     if not parts:
-        hint = ", or it does not exist or may not be listed" if is_url(args.source) else ""
+        hint = ", or it does not exist or may not be listed" if back else ""
         raise ValueError(
             f"{args.source} has no checkpoints{hint}: name the folder of a run, or the URL that one was copied to"
         )
     for part in parts:
         store, run_dir = ObjectStore(f"{url}/{part}"), Path(folder, part)
-        for line, fault in receive(store, run_dir) if is_url(args.source) else send(run_dir, store):
+        for line, fault in receive(store, run_dir) if back else send(run_dir, store):
             whole &= not fault
             print(line, flush=True)
     return 0 if whole else 1

@@ -167,14 +167,10 @@ class Config:
     config does not set them."""
 
     def __post_init__(self):
-        least = dict.fromkeys(("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints"), 1)
-        for field, bound in (
-            least
-            | dict.fromkeys(("eval_every", "checkpoint_every", "keep_every", "keep_best", "seed", "cpu_devices"), 0)
-            | {"max_skipped_in_a_row": 0}
-        ).items():
-            if getattr(self, field) < bound:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least {bound}")
+        positive = ("seq_len", "batch_size", "accumulate", "steps", "eval_batches", "keep_checkpoints")
+        for name, kind in get_type_hints(Config).items():
+            if kind is int and getattr(self, name) < (least := int(name in positive)):
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if (warmup := self.optimizer.warmup(self.steps)) >= self.steps:
             raise ValueError(f"optimizer.warmup_steps={warmup} must be less than steps={self.steps}")
         if self.keep_best and not (self.eval_every and self.checkpoint_every and self.data.held_out):

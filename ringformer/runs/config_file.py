@@ -17,7 +17,7 @@ import dataclasses
 import difflib
 import sys
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from itertools import pairwise
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict, config_flags
 
 from ringformer.checkpoints.saved_model import model_of
@@ -107,14 +108,6 @@ def _run_file(path: Path) -> ConfigDict:
     return config
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a config's values by their dotted keys, e.g. "model.rope_theta"."""
-    by_key: dict[str, Any] = {}
-    for key, value in values.items():
-        by_key |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return by_key
-
-
 def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | None = None) -> Config:
     """Return the validated dataclass of a config without stages.
 
@@ -136,15 +129,16 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
     if values["stages"]:
         raise ValueError(f"the config has {len(values['stages'])} stages, one run was expected: use parse_stages")
     family = family_of(values["preset"])
-    given = values["model"] = _without_none(values["model"])
+    set_values = {path: value for path, value in flatten_dict(values["model"]).items() if value is not None}
+    given = values["model"] = unflatten_dict(set_values)
     base = base or family.config(**family.presets[values["preset"]])
     for field in base.INHERITED:
-        default: Any = getattr(base, field)
-        nested = dataclasses.is_dataclass(default)
-        if not nested:
-            given.setdefault(field, default)
-        elif "kind" not in given[field]:  # the config sets single fields: change these in the inherited scaling
-            given[field] = dataclasses.replace(default, **given[field])
+        inherited: Any = getattr(base, field)
+        nested = dataclasses.is_dataclass(inherited)
+        if nested and "kind" not in given.get(field, {}):
+            # The config sets single fields, or none: change these in the inherited scaling.
+            given[field] = dataclasses.replace(inherited, **given.get(field, {}))
+        given.setdefault(field, inherited)
     parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig}
     return Config(**{k: parts[k](**v) if k in parts else v for k, v in values.items()})
 
@@ -153,10 +147,6 @@ def register_models(path: str | None) -> None:
     """Execute a config file for the models that it registers; None: do nothing. Raises the errors of `load_config`."""
     if path is not None:
         _run_file(Path(path))
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
 
 
 def parse_stages(config: ConfigDict, *, inherit: bool = True) -> list[Config]:
@@ -212,18 +202,14 @@ def _override(values: ConfigDict, overrides: dict[str, Any]) -> None:
         "data.tokenizer",
         *(f"model.{name}" for name in lasting),
     }
-    keys = flat(values.to_dict())
+    keys = flatten_dict(values.to_dict(), sep=".")
     for key, value in overrides.items():
         if key in shared:
             raise ValueError(f"{key} is the same in all stages: set it outside the stages")
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             raise ValueError(f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        *folders, field = key.split(".")
-        place = values
-        for folder in folders:
-            place = place[folder]
         try:
-            place[field] = value
+            values.update_from_flattened_dict({key: value})
         except TypeError as error:
             raise ValueError(f"{key}={value!r}: {error}") from None

@@ -1,9 +1,8 @@
-"""Folder of a run while this process trains in it: the folder is locked, compared with its record, resumed, and
-recorded again."""
+"""Folder of a run while this process trains in it: the folder is compared with its record, resumed, and recorded
+again."""
 
 import dataclasses
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,31 @@ from ringformer.runs.record import Checked, check_run, keep_record, note_saved
 
 
 class RunFolder:
-    """Open folder of a run; `open` creates it, `resume` finds the checkpoint to continue from."""
+    """Folder of a run that is trained: resumed from its latest checkpoint, and recorded."""
 
     def __init__(
-        self, path: Path, config: Config, tokenizer: Tokenizer, identity: Identity, checked: Checked, lock: RunLock
+        self,
+        lock: RunLock,
+        path: Path,
+        config: Config,
+        tokenizer: Tokenizer,
+        identity: Identity,
+        checked: Checked,
+        allow: Collection[str],
     ):
+        """
+        Args:
+          lock: the folder's lock, which this process holds until the run ends.
+          checked: result of the comparison during the run's preparation; the comparison is repeated if there is a later
+            checkpoint.
+          allow: keys that may have changed.
+
+        Raises ValueError as `check_run` does.
+        """
+        # The previous stage may have been trained since this one was prepared.
+        identity = {**identity, "init_from": origin(config.init_from)}
+        if latest_step(path) != checked.step:
+            checked = check_run(path, identity, config.steps, allow)
         self.path, self.changes = path, checked.changes
         self._config, self._tokenizer, self._identity = config, tokenizer, identity
         self.check = lock.check
@@ -48,37 +67,10 @@ class RunFolder:
         self.about_start: dict[str, Any] = {}
         """Notes that were saved with the step that the run continues from."""
 
-    @classmethod
-    @contextmanager
-    def open(
-        cls,
-        path: Path,
-        config: Config,
-        tokenizer: Tokenizer,
-        identity: Identity,
-        checked: Checked,
-        allow: Collection[str] = (),
-    ) -> Iterator["RunFolder"]:
-        """Lock the folder, for all processes of the run together.
-
-        Args:
-          checked: result of the comparison during the run's preparation; the comparison is repeated if there is a later
-            checkpoint.
-          allow: keys that may have changed.
-
-        Raises:
-          ValueError: another process trains in the folder, or `check_run` raises ValueError.
-        """
-        with RunLock(path) as lock:
-            # The previous stage may have been trained since this one was prepared.
-            identity = {**identity, "init_from": origin(config.init_from)}
-            if latest_step(path) != checked.step:
-                checked = check_run(path, identity, config.steps, allow)
-            try:
-                yield cls(path, config, tokenizer, identity, checked, lock)
-            finally:
-                if jax.process_index() == 0:
-                    note_saved(path)
+    def close(self) -> None:
+        """Record that the run has checkpoints; call this after the last save."""
+        if jax.process_index() == 0:
+            note_saved(self.path)
 
     def resume(self, target: State, shardings: State) -> tuple[Checkpoints, State | None]:
         """Open the checkpoints, restore the newest whole one (None: the run begins), and record the run.

@@ -3,8 +3,8 @@
 An identity is a flat dict from config keys (`optimizer.b1`) to JSON values. Files and folders are identified by their
 contents: token stores by their fingerprints, the tokenizer by its name, the initial model by its checkpoint.
 
-Every field of a config is in `DEFINES` or in `HARMLESS`. For a model's fields, the model family decides (fields in
-`EXECUTION` are harmless). A field in neither set counts as defining.
+A field of a config defines a run, by its value, unless it is in `RESOLVED`, `IN_STORE` or `HARMLESS`. For a model's
+fields, the model family decides (fields in `EXECUTION` are harmless).
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any
 from ringformer.checkpoints.saved_model import checkpoint_hash, latest_step
 from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
+from ringformer.data.stores.options import StoreOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.processes.agreement import tell_all
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
@@ -25,27 +26,6 @@ Identity = dict[str, Any]
 
 DIGESTS_BYTES = 2**14
 """Bytes of the digests that processes compare: one digest for each of some sixty keys."""
-
-DEFINES = frozenset(
-    {
-        "seq_len",
-        "batch_size",
-        "seed",
-        "data.packing",
-        "data.packed_attention",
-        "data.min_length",
-        "data.max_length",
-        "optimizer.learning_rate",
-        "optimizer.schedule",
-        "optimizer.b1",
-        "optimizer.b2",
-        "optimizer.eps",
-        "optimizer.weight_decay",
-        "optimizer.clip_norm",
-        "optimizer.skip_spikes",
-    }
-)
-"""Keys whose values are compared as they are."""
 
 RESOLVED = frozenset(
     {
@@ -60,22 +40,7 @@ RESOLVED = frozenset(
 )
 """Keys that define a run by the values that the keys resolve to; `data.store` also stands for a mixture."""
 
-IN_STORE = frozenset(
-    {
-        "data.source",
-        "data.field",
-        "data.split",
-        "data.skip_empty",
-        "data.held_out",
-        "data.format",
-        "data.template",
-        "data.chat_length",
-        "data.chat_date",
-        "data.clean",
-        "data.skip_malformed",
-        "data.max_document_bytes",
-    }
-)
+IN_STORE = frozenset(f"data.{field.name}" for field in dataclasses.fields(StoreOptions)) - RESOLVED
 """Keys that the token stores were built with. They are compared with the stores' records when the stores are opened,
 and are part of the value that `data.store` resolves to."""
 
@@ -109,9 +74,7 @@ HARMLESS = frozenset(
 
 
 def run_identity(config: Config, tokenizer: str) -> Identity:
-    """Return the identity of a run; without `data.store` if a token store is not built yet.
-
-    `data.store` has the fingerprints of the train and held-out stores, in order and with their shares of a mixture.
+    """Return the identity of a run; without `data.store` if a token store is not built yet (`stores_identity`).
 
     Args:
       tokenizer: name of the run's tokenizer.
@@ -130,18 +93,23 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
     }
     harmless, model = getattr(config.model, "EXECUTION", ()), dataclasses.asdict(config.model)  # type: ignore[call-overload]
     identity |= {f"model.{name}": value for name, value in model.items() if name not in harmless}
-    data = config.data
-    parts = parse_mixture(data.mixture) if data.mixture else [(data.store, 1)]
-    splits = ("train", "eval") if data.held_out else ("train",)
-    described = {split: [Path(path, split, "store.json") for path, _ in parts] for split in splits}
-    if all(path.is_file() for paths in described.values() for path in paths):
-        stores: dict[str, Any] = {"at": data.mixture or data.store}
-        for split, paths in described.items():
-            metas = [read_meta(path) for path in paths]  # verified: a damaged store is not a different one
-            prints = [identity_hash([meta["fingerprint"], meta["files"]]) for meta in metas]
-            stores[split] = [[fingerprint, share] for fingerprint, (_, share) in zip(prints, parts, strict=True)]
-        identity["data.store"] = stores
+    identity |= stores_identity(config.data.store, config.data.mixture, config.data.held_out > 0)
     return json.loads(json.dumps(identity))
+
+
+def stores_identity(store: str, mixture: str, held_out: bool) -> Identity:
+    """Return `data.store` of an identity: the fingerprints of the train and held-out stores, in order and with their
+    shares of a mixture; nothing if one of these stores is not built yet."""
+    parts = parse_mixture(mixture) if mixture else [(store, 1)]
+    splits = ("train", "eval") if held_out else ("train",)
+    described = {split: [(Path(path, split, "store.json"), share) for path, share in parts] for split in splits}
+    if not all(path.is_file() for paths in described.values() for path, _ in paths):
+        return {}
+    stores: dict[str, Any] = {"at": mixture or store}
+    for split, paths in described.items():
+        metas = [(read_meta(path), share) for path, share in paths]  # verified: a damaged store is not a different one
+        stores[split] = [[identity_hash([meta["fingerprint"], meta["files"]]), share] for meta, share in metas]
+    return {"data.store": stores}
 
 
 def defaults() -> Identity:

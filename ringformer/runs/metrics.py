@@ -3,9 +3,9 @@
 import json
 import os
 import sys
-import time
 import uuid
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,14 @@ class Reporter:
     """
 
     def __init__(self, run_dir: Path, step: int, config: Config):
-        self._active = jax.process_index() == 0
+        active = jax.process_index() == 0
         self._steps = config.steps
         self._boards: list[WeightsAndBiases | TensorBoard] = []  # first: they may raise
-        if self._active and config.wandb:
+        if active and config.wandb:
             self._boards.append(WeightsAndBiases(config.wandb, run_dir))
-        if self._active and config.tensorboard:
+        if active and config.tensorboard:
             self._boards.append(TensorBoard(run_dir))
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, quiet=not active)
         self._bar = Progress(
             TextColumn("step"),
             BarColumn(),
@@ -71,7 +71,8 @@ class Reporter:
             TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not (self._active and sys.stderr.isatty()),
+            speed_estimate_period=inf,  # steps may take minutes
+            disable=not (active and sys.stderr.isatty()),
         )
         self._task = self._bar.add_task("", total=config.steps, completed=step)
         self._bar.start()
@@ -80,26 +81,26 @@ class Reporter:
         missing = step - len({row["step"] for row in kept if "learning_rate" in row})
         warning = f"warning: metrics.jsonl lacks the rows of {missing:,} of the {step:,} steps so far: plots have a gap"
         self.gaps = [warning] if missing > 0 else []
-        self._begun: tuple[int, float] | None = None  # first step of this process, and its end: compiled by then
         self._evaluated = {row["step"] for row in kept if "eval_tokens" in row}
         self._file = None
-        if self._active:
+        if active:
             write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
             self._file = path.open("a", buffering=1)
 
     def step(self, step: int, values: dict[str, float]) -> None:
+        """Report the metrics of a step."""
         self._write(step, values)
-        if self._begun is None:
-            self._begun = step, time.monotonic()
         text = f"loss {values['loss']:.4f}" if "loss" in values else "no loss"
         text += f"  {values['tokens_per_second']:,.0f} tokens/s"
         text += f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
         self._bar.update(self._task, completed=step, description=text)
         if self._bar.disable and (step % max(1, self._steps // 20) == 0 or step in (1, self._steps)):
-            self.say(f"step {step}/{self._steps}  {text}{self._time_left(step)}")
+            seconds = self._bar.tasks[0].time_remaining  # None at the first step of this process, 0 at the last step
+            left = f"  about {timedelta(seconds=seconds)} left" if seconds else ""
+            self.say(f"step {step}/{self._steps}  {text}{left}")
 
     def evaluation(self, step: int, values: dict[str, Any]) -> None:
-        """Report the metrics of an evaluation, from `evaluation.make_evaluation`."""
+        """Report the metrics of an evaluation, from `evaluation.evaluate`."""
         self._write(step, values)
         if not values["eval_tokens"]:
             self.say(
@@ -122,18 +123,11 @@ class Reporter:
             os.fsync(self._file.fileno())
 
     def say(self, text: str) -> None:
-        if self._active:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def _time_left(self, step: int) -> str:
-        """Return the time to the last step, at the pace since this process's first step; empty at the first step."""
-        if self._begun is None or step == self._begun[0] or step == self._steps:
-            return ""
-        first, then = self._begun
-        seconds = (time.monotonic() - then) / (step - first) * (self._steps - step)
-        return f"  about {timedelta(seconds=round(seconds))} left"
+        """Print a line above the progress bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
+        """Stop the progress bar and close the file and the boards."""
         self._bar.stop()
         for sink in (self._file, *self._boards):
             if sink is not None:
@@ -157,13 +151,12 @@ class TensorBoard:
         except ImportError:
             raise ValueError("tensorboard=True needs tensorboardX: pip install tensorboardX") from None
         self._writer = SummaryWriter(str(run_dir))
+        self.close = self._writer.close
 
-    def write(self, step, values):
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write the numbers of a step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-
-    def close(self):
-        self._writer.close()
 
 
 class WeightsAndBiases:
@@ -175,21 +168,15 @@ class WeightsAndBiases:
             import wandb
         except ImportError:
             raise ValueError(f"wandb={project!r} needs the wandb package: pip install wandb") from None
-        settings = json.loads((Path(run_dir) / CONFIG).read_text())
-        kept = Path(run_dir) / "wandb_id"
+        run_dir = Path(run_dir)
+        settings, kept = json.loads((run_dir / CONFIG).read_text()), run_dir / "wandb_id"
         if not kept.is_file():
             write_whole(kept, uuid.uuid4().hex)
         self._run = wandb.init(
-            project=project,
-            name=Path(run_dir).name,
-            dir=str(run_dir),
-            config=settings,
-            id=kept.read_text(),
-            resume="allow",
+            project=project, name=run_dir.name, dir=str(run_dir), config=settings, id=kept.read_text(), resume="allow"
         )
+        self.close = self._run.finish
 
-    def write(self, step, values):
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write the numbers of a step."""
         self._run.log(values, step=step)
-
-    def close(self):
-        self._run.finish()

@@ -1,13 +1,10 @@
-"""Checks of a run: its folders, the pool of host memory, its batches, its state."""
+"""Checks of a run before it begins: its folders, the pool of host memory, its held-out data."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.data import Loader
@@ -17,21 +14,12 @@ from ringformer.models.interface import ModelConfig
 from ringformer.parallel.runtime_environment import HOST_POOL, host_pool, host_pool_needed
 from ringformer.runs.config import Config
 
-PATIENCE = 100
-"""Number of consecutive batches without a trained token (or, in chats, without a masked token) that shows that the
-store is faulty."""
-
 
 def check_folders(run_dir: Path, config: Config) -> None:
     """Raise ValueError if the run's folder or init_from holds a model that this run cannot continue.
 
     An init_from that does not exist yet, the folder of an earlier stage, is skipped.
     """
-    if strange := sorted(set(str(run_dir.absolute())) & set("[]*?")):
-        raise ValueError(
-            f"run_dir={run_dir.absolute()} contains {' '.join(strange)}, which the checkpoint library takes for a "
-            "pattern, so that it would not find what is saved there: choose another path"
-        )
     if (run_dir / HF_CONFIG).exists() and not (run_dir / METRICS).exists():
         raise ValueError(f"run_dir={run_dir} is a converted model: name it with init_from, and choose another run_dir")
     here = config.model
@@ -88,52 +76,3 @@ def count_batches(eval_batches: int, data: Loader) -> int:
             f"batch_size={data.batch_size}: raise data.held_out, or set it to 0 to train without evaluation"
         )
     return batches
-
-
-class BatchWatch:
-    """Counts the batches without a token to train on and, in chats, the batches without a masked token.
-
-    Either kind may occur: in a chat about a long document, a context may be all question or all answer. `PATIENCE` such
-    batches in a row show that the store was built wrongly.
-    """
-
-    def __init__(self, chats: bool):
-        self._kinds = {"no token to train on": "trained_tokens"}
-        if chats:
-            self._kinds["no question that is masked"] = "masked_tokens"
-        self.counts = dict.fromkeys(self._kinds, 0)
-        self._in_a_row = dict.fromkeys(self._kinds, 0)
-
-    def see(self, step: int, values: dict[str, Any]) -> list[str]:
-        """Count a step's batch and return remarks about it. Raises ValueError after `PATIENCE` odd batches in a row."""
-        remarks = []
-        for kind, name in self._kinds.items():
-            self._in_a_row[kind] = 0 if values[name] else self._in_a_row[kind] + 1
-            if values[name]:
-                continue
-            self.counts[kind] += 1
-            if self._in_a_row[kind] == PATIENCE:
-                raise ValueError(
-                    f"{PATIENCE} batches in a row, up to step {step}, have {kind}: examine the trained tokens with "
-                    "`ringformer data inspect`, check the chat template and the roles, and rebuild the store"
-                )
-            if self.counts[kind] == 1:
-                remarks.append(f"the batch of step {step} has {kind}; such batches are counted")
-        return remarks
-
-    def summary(self, steps: int) -> list[str]:
-        """Summarise the odd batches of the first `steps` steps."""
-        return [f"{count} of {steps} batches had {kind}" for kind, count in self.counts.items() if count]
-
-
-def check_state_finite(state, which: Callable[[], str]) -> None:
-    """Raise FloatingPointError if any number of the state is not finite; in the message, the text that `which()`
-    returns follows "the state"."""
-    if not bool(all_finite(state)):
-        raise FloatingPointError(f"the state {which()} has numbers that are not finite; it is not saved")
-
-
-@jax.jit
-def all_finite(tree) -> jax.Array:
-    """Return whether all numbers of a tree are finite, as a bool scalar."""
-    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()

@@ -65,9 +65,10 @@ def _nothing_begun(number: int) -> None:
 
 def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     import jax
+    from flax.traverse_util import flatten_dict
 
     from ringformer.parallel.mesh import simulate_cpu_devices
-    from ringformer.runs.config_file import flat, load_config, parse_stages
+    from ringformer.runs.config_file import load_config, parse_stages
 
     values = load_config(args.config, args.overrides)
     configs = parse_stages(values)
@@ -80,7 +81,8 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     if (member := member_of(args, seconds)) is not None:
         if not values.run_dir:
             raise ValueError("several processes need a common folder: set it, e.g. --config.run_dir=/shared/runs/mine")
-        asked = {**flat(values.to_dict()), "--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
+        asked = {"--stage": args.stage, "--allow": args.allow, "JAX": jax.__version__}
+        asked |= flatten_dict(values.to_dict(), sep=".")
         supervisor.join(dataclasses.replace(member, asked=asked), seconds, Path(values.run_dir))
     from ringformer.processes.stopping import Terminated
     from ringformer.runs.folder import nothing_left
@@ -92,7 +94,7 @@ def _supervised(args: argparse.Namespace, supervisor: "Supervisor") -> int:
     try:
         if values.stages:
             train_stages(configs, prepare_stages(configs, args.stage, allow), supervisor)
-        elif nothing_left((run := prepare(configs[0], allow)).config):
+        elif (run := prepare(configs[0], allow)).checked.step and nothing_left(run.config):
             if jax.process_index() == 0:
                 print(f"{run.run_dir} is finished, at step {run.config.steps}: there is nothing left to train")
         else:

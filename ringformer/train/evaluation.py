@@ -11,60 +11,55 @@ from jax.sharding import NamedSharding
 from ringformer.data import Loader
 from ringformer.processes.stopping import Phase, Stopping
 from ringformer.runs.folder import RunFolder
-from ringformer.train.checks import check_state_finite, count_batches
+from ringformer.train.checks import count_batches
 from ringformer.train.prepare import Run
 from ringformer.train.reports import StepReports
 from ringformer.train.saving import Saving
-from ringformer.train.state import TrainState
+from ringformer.train.state import TrainState, check_state_finite
 
 
-def make_evaluation(
-    eval_step: Callable, data: Loader | None, eval_batches: int, sharding: NamedSharding
-) -> Callable[..., dict[str, Any] | None] | None:
-    """Return `evaluate(params, stop) -> metrics` over the first `eval_batches` batches of the held-out data; None if
-    there are no held-out data.
+def evaluate(
+    eval_step: Callable,
+    params: Any,
+    data: Loader,
+    eval_batches: int,
+    sharding: NamedSharding,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
+    """Evaluate parameters on the first `eval_batches` batches of the held-out data and return the metrics.
 
     eval_loss is the mean loss of the eval_tokens trained tokens, in nats; eval_bits_per_byte is this loss per byte of
     text, comparable between tokenizers; eval_perplexity is the exponential of eval_loss. eval_by_position has the loss
     of the tokens at RoPE positions `first` to `last`, for one range per power of two: it shows whether distant context
-    helps. If no token is trained on, eval_tokens = 0 is the only metric. `evaluate` raises FloatingPointError for a
-    loss that is not finite.
-
-    `stop()` is called before each batch; if it returns True, the result is None.
+    helps. If no token is trained on, eval_tokens = 0 is the only metric.
 
     Args:
       eval_step: result of `make_eval_step`.
       sharding: sharding of a batch's arrays.
+      stop: called before each batch; if it returns True, the evaluation ends and the result is None.
+
+    Raises FloatingPointError for a loss that is not finite.
     """
-    if data is None:
-        return None
-    batches = count_batches(eval_batches, data)
-
-    def evaluate(params, stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        sums, pending = [], None
-        for i in range(batches):
-            if stop():
-                return None
-            enqueued = eval_step(params, data.batch(i, sharding))
-            if pending:  # one batch behind, no more: an enqueued step holds its batch, and its collectives wait
-                sums.append(jax.device_get(pending))
-            pending = enqueued
-        sums.append(jax.device_get(pending))
-        nats, tokens = (np.stack(column).sum(axis=0, dtype=np.float64) for column in zip(*sums, strict=True))
-        return _metrics(nats, tokens, data.sequences.bytes_per_token)
-
-    return evaluate
+    sums, pending = [], None
+    for i in range(count_batches(eval_batches, data)):
+        if stop():
+            return None
+        enqueued = eval_step(params, data.batch(i, sharding))
+        if pending:  # one batch behind, no more: an enqueued step holds its batch, and its collectives wait
+            sums.append(jax.device_get(pending))
+        pending = enqueued
+    sums.append(jax.device_get(pending))
+    nats, tokens = (np.stack(column).sum(axis=0, dtype=np.float64) for column in zip(*sums, strict=True))
+    return _metrics(nats, tokens, data.sequences.bytes_per_token)
 
 
 class Evaluation:
-    """Evaluations of a run, at the steps that its config determines."""
+    """Evaluations of a run on its held-out data, at the steps that its config determines."""
 
-    def __init__(self, run: Run, folder: RunFolder, reports: StepReports, saving: Saving, stopping: Stopping):
-        program = run.program
-        self._evaluate = make_evaluation(
-            program.eval_step, run.eval_data, run.config.eval_batches, program.batch_sharding
-        )
-        self._config, self._start = run.config, folder.start or 0
+    def __init__(
+        self, run: Run, data: Loader, folder: RunFolder, reports: StepReports, saving: Saving, stopping: Stopping
+    ):
+        self._run, self._data, self._start = run, data, folder.start or 0
         self._folder, self._reports, self._saving, self._stopping = folder, reports, saving, stopping
 
     def run_if_due(self, state: TrainState, step: int) -> None:
@@ -74,15 +69,23 @@ class Evaluation:
 
         Raises FloatingPointError for a state that is not finite.
         """
-        every, first = self._config.eval_every, step == self._start
-        due = step in (0, self._config.steps) or (every > 0 and step % every == 0)
-        if self._evaluate is None or not due or (first and self._reports.evaluated(step)):
+        config, program, first = self._run.config, self._run.program, step == self._start
+        due = step in (0, config.steps) or (config.eval_every > 0 and step % config.eval_every == 0)
+        if not due or (first and self._reports.evaluated(step)):
             return
         if not first:
             self._reports.flush()
-            check_state_finite(state, lambda: f"after step {step}")
-        with self._stopping.phase(Phase.EVALUATION, step), self._saving.reading(state, step):
-            values = self._evaluate(state.params, stop=self._stopping.due)
+            check_state_finite(state, f"after step {step}")
+        self._stopping.enter(Phase.EVALUATION, step)
+        with self._saving.reading(state, step):
+            values = evaluate(
+                program.eval_step,
+                state.params,
+                self._data,
+                config.eval_batches,
+                program.batch_sharding,
+                stop=self._stopping.due,
+            )
         if values:
             self._reports.evaluation(step, values)
             self._folder.keep.losses |= {step: values["eval_loss"]} if "eval_loss" in values else {}

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from ringformer.checkpoints.manager import Checkpoints
+from ringformer.processes.run_lock import RunLock
 from ringformer.processes.stopping import Phase, Stopping, Terminated, Termination, signal_name
 from ringformer.runs.folder import RunFolder
-from ringformer.train.checks import check_state_finite
 from ringformer.train.evaluation import Evaluation
 from ringformer.train.prepare import Run
 from ringformer.train.reports import StepReports
 from ringformer.train.saving import Saving
 from ringformer.train.skipped_steps import check_operations
-from ringformer.train.state import TrainState
+from ringformer.train.state import TrainState, check_state_finite
 
 
 def train(run: Run, stopping: Stopping | None = None) -> TrainState:
@@ -31,8 +31,10 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
     stopping = stopping or Termination()
     stopping.run_dir = run.run_dir
     stopping.enter(Phase.STARTUP)
-    with RunFolder.open(run.run_dir, run.config, run.tokenizer, run.identity, run.checked, run.allow) as folder:
-        return _train(run, folder, stopping)
+    with RunLock(run.run_dir) as lock:
+        folder = RunFolder(lock, run.run_dir, run.config, run.tokenizer, run.identity, run.checked, run.allow)
+        with closing(folder):
+            return _train(run, folder, stopping)
 
 
 def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
@@ -43,29 +45,33 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
         state = run.first_state()
     reports = StepReports(run, folder)
     saving = Saving(run, folder, checkpoints, reports, stopping)
-    evaluation = Evaluation(run, folder, reports, saving, stopping)
+    data = run.eval_data
+    evaluation = Evaluation(run, data, folder, reports, saving, stopping) if data else None
     batches = run.train_data.iterate(start, program.batch_sharding)
 
     # `stopping` outlives the checkpoints: no signal may end the process while the last one is being written.
     with closing(reports), stopping, closing(checkpoints), closing(batches):
-        check_state_finite(state, lambda: run.origin(folder.start))
+        check_state_finite(state, run.origin(folder.start))
         if config.copy_to:
             folder.begin_copies()
-        evaluation.run_if_due(state, start)
+        if evaluation:
+            evaluation.run_if_due(state, start)
         stopping.enter(Phase.COMPILATION, start + 1)
         with _way_back(checkpoints):
             for step in range(start + 1, config.steps + 1):
                 folder.check()
                 with saving.reading(state, step - 1):
                     batch = next(batches)
-                state, metrics = program.step(state, batch, *reports.largest_norm(step))
+                largest_norm = [reports.largest_norm(step)] if config.optimizer.skip_spikes else []
+                state, metrics = program.step(state, batch, *largest_norm)
                 if config.debug_nans:
                     check_operations(run, step, state.params, batch, metrics)
                 stopping.enter(Phase.STEP if step > start + 1 else Phase.FIRST_STEP, step)
                 reports.enqueued(step, metrics)
                 checkpoints.check()
                 saving.save_if_due(state, step)
-                evaluation.run_if_due(state, step)
+                if evaluation:
+                    evaluation.run_if_due(state, step)
                 if stopping.due():
                     saving.save(state, step)
                     reports.conclude(step)

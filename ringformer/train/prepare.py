@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,13 +11,14 @@ import jax
 from ringformer.checkpoints.saved_model import restore_params
 from ringformer.data import Loader, Tokenizer, TokenStore, check_vocabulary, load_tokenizer, open_mixture, open_or_build
 from ringformer.data.loader import Parts
+from ringformer.data.packing.options import PackingOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.hardware import chip_of
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import check_mesh
 from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
-from ringformer.runs.identity import Identity, check_same_on_all, run_identity
+from ringformer.runs.identity import Identity, check_same_on_all, run_identity, stores_identity
 from ringformer.runs.record import Checked, check_keys, check_run
 from ringformer.train.checks import check_folders, check_host_pool, count_batches
 from ringformer.train.program import Program, make_program
@@ -67,8 +69,9 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
       allow: keys that may have changed since the run in `config.run_dir` began (`record.check_run`).
       anew: whether the run begins anew; the contents of `config.run_dir` will then be set aside.
     """
-    run_dir = Path(config.run_dir or _new_run_dir())
-    check_folders(run_dir, config)  # first: the rest may take hours
+    run_dir = folder_of(config.run_dir)
+    if run_dir.exists() or config.init_from:
+        check_folders(run_dir, config)  # first: the rest may take hours
     if allow:
         check_keys(config, allow)
     mesh = make_mesh(config.mesh_dim)
@@ -76,41 +79,38 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     check_batch(config.model.layout, mesh, config.seq_len, config.batch_size, config.accumulate)
     device, local_tokens = mesh.devices.flat[0], config.seq_len // mesh.shape["sp"]
     chip = chip_of(device.device_kind)
-    model, kernel = with_kernel(config.model, device.platform, chip, local_tokens, config.data.has_segments)
+    data = config.data
+    packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length)
+    model, kernel = with_kernel(config.model, device.platform, chip, local_tokens, packing.has_segments)
     if device.platform == "gpu":
         check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = load_tokenizer(data.tokenizer)
     check_vocabulary(tokenizer, model.vocab_size)
     identity = run_identity(config, tokenizer.name)
     checked = Checked() if anew else check_run(run_dir, identity, config.steps, allow)  # before a store is built
     train_store: TokenStore | Parts
     eval_store: TokenStore | Parts | None
-    if config.data.mixture:
-        train_store, eval_store = open_mixture(config.data.mixture, tokenizer.name, held_out=config.data.held_out > 0)
+    if data.mixture:
+        train_store, eval_store = open_mixture(data.mixture, tokenizer.name, held_out=data.held_out > 0)
     else:
-        train_store, eval_store = open_or_build(config.data.store, config.data, tokenizer)
+        train_store, eval_store = open_or_build(data.store, data, tokenizer)
     if "data.store" not in identity:
-        identity = run_identity(config, tokenizer.name)
+        identity |= stores_identity(data.store, data.mixture, data.held_out > 0)
         if checked.step is not None:  # a store rebuilt from the same documents is the same
             checked = check_run(run_dir, identity, config.steps, allow)
     program = make_program(
         model, mesh, config.optimizer, steps=config.steps, seq_len=config.seq_len, accumulate=config.accumulate
     )
-    train_data, eval_data = (
-        Loader(
-            store,
-            batch_size=config.batch_size,
-            seq_len=config.seq_len,
-            seed=seed,
-            layout=model.layout,
-            ring_size=mesh.shape["sp"],
-            packing=config.data,
-        )
-        if store
-        else None
-        for store, seed in ((train_store, config.seed), (eval_store, 0))
+    load = partial(
+        Loader,
+        batch_size=config.batch_size,
+        seq_len=config.seq_len,
+        layout=model.layout,
+        ring_size=mesh.shape["sp"],
+        packing=packing,
     )
-    assert train_data is not None
+    train_data = load(train_store, seed=config.seed)
+    eval_data = load(eval_store, seed=0) if eval_store else None
     run = Run(config, run_dir, program, kernel, tokenizer, train_data, eval_data, identity, checked, frozenset(allow))
     if jax.process_count() > 1:
         check_same_on_all(identity)
@@ -121,7 +121,17 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     return run
 
 
-def _new_run_dir() -> str:
-    if jax.process_count() > 1:
+def folder_of(run_dir: str) -> Path:
+    """Return the folder of a run, named by the time if the config names none.
+
+    Raises ValueError if checkpoints would not be found in this folder, or if several processes have no common folder.
+    """
+    if not run_dir and jax.process_count() > 1:
         raise ValueError("several processes need a common folder: set it, e.g. --config.run_dir=/shared/runs/mine")
-    return f"runs/{datetime.now():%Y%m%d-%H%M%S}"
+    path = Path(run_dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}")
+    if strange := sorted(set(str(path.absolute())) & set("[]*?")):
+        raise ValueError(
+            f"run_dir={path.absolute()} contains {' '.join(strange)}, which the checkpoint library takes for a "
+            "pattern, so that it would not find what is saved there: choose another path"
+        )
+    return path

@@ -14,10 +14,50 @@ from ringformer.models.registry import flops_per_token
 from ringformer.runs.folder import RunFolder
 from ringformer.runs.metrics import Reporter
 from ringformer.runs.record import describe
-from ringformer.train.checks import BatchWatch, context_changes
-from ringformer.train.optimizer import schedule
+from ringformer.train.checks import context_changes
 from ringformer.train.prepare import Run
+from ringformer.train.program import schedule
 from ringformer.train.skipped_steps import SkippedSteps
+
+PATIENCE = 100
+"""Number of consecutive batches without a trained token (or, in chats, without a masked token) that shows that the
+store is faulty."""
+
+
+class BatchWatch:
+    """Counts the batches without a token to train on and, in chats, the batches without a masked token.
+
+    Either kind may occur: in a chat about a long document, a context may be all question or all answer. `PATIENCE` such
+    batches in a row show that the store was built wrongly.
+    """
+
+    def __init__(self, chats: bool):
+        self._kinds = {"no token to train on": "trained_tokens"}
+        if chats:
+            self._kinds["no question that is masked"] = "masked_tokens"
+        self.counts = dict.fromkeys(self._kinds, 0)
+        self._in_a_row = dict.fromkeys(self._kinds, 0)
+
+    def see(self, step: int, values: dict[str, Any]) -> list[str]:
+        """Count a step's batch and return remarks about it. Raises ValueError after `PATIENCE` odd batches in a row."""
+        remarks = []
+        for kind, name in self._kinds.items():
+            self._in_a_row[kind] = 0 if values[name] else self._in_a_row[kind] + 1
+            if values[name]:
+                continue
+            self.counts[kind] += 1
+            if self._in_a_row[kind] == PATIENCE:
+                raise ValueError(
+                    f"{PATIENCE} batches in a row, up to step {step}, have {kind}: examine the trained tokens with "
+                    "`ringformer data inspect`, check the chat template and the roles, and rebuild the store"
+                )
+            if self.counts[kind] == 1:
+                remarks.append(f"the batch of step {step} has {kind}; such batches are counted")
+        return remarks
+
+    def summary(self, steps: int) -> list[str]:
+        """Summarise the odd batches of the first `steps` steps."""
+        return [f"{count} of {steps} batches had {kind}" for kind, count in self.counts.items() if count]
 
 
 class StepReports:
@@ -33,7 +73,6 @@ class StepReports:
         self._chats = run.train_data.sequences.masked
         self._watch = BatchWatch(chats=self._chats)
         self._rate = schedule(config.optimizer, config.steps)
-        self._skip_spikes = config.optimizer.skip_spikes > 0
         self._skipped = SkippedSteps(config, run.train_data, reporter.history, folder.about_start)
         self._everywhere = NamedSharding(mesh, P())
         self._tokens = config.batch_size * config.seq_len
@@ -48,13 +87,10 @@ class StepReports:
         """Return notes for a resumed run: skipped steps, recent gradient norms, losses."""
         return self._skipped.notes() | self._keep.notes()
 
-    def largest_norm(self, step: int) -> tuple[jax.Array, ...]:
-        """Return the train step's arguments after state and batch: with `skip_spikes` the largest norm, otherwise
-        nothing."""
-        if not self._skip_spikes:
-            return ()
+    def largest_norm(self, step: int) -> jax.Array:
+        """Return the norm above which the train step skips this step, with `skip_spikes`, as a replicated float32."""
         limit = self._skipped.largest_norm(step)
-        return (jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit)),)
+        return jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit))
 
     def enqueued(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Report the previous step while this one is being computed."""

@@ -12,10 +12,9 @@ from ringformer.checkpoints.manager import Checkpoints
 from ringformer.data.stores.checked_array import DamagedStore
 from ringformer.processes.stopping import Phase, Stopping
 from ringformer.runs.folder import RunFolder
-from ringformer.train.checks import check_state_finite
 from ringformer.train.prepare import Run
 from ringformer.train.reports import StepReports
-from ringformer.train.state import TrainState
+from ringformer.train.state import TrainState, check_state_finite
 
 
 class SaveClock:
@@ -89,16 +88,16 @@ class Saving:
         """
         if step == self.saved:
             return
-        with self._stopping.phase(Phase.STORE_CHECK, step):
-            self._verify_stores()
-        with self._stopping.phase(Phase.SAVE, step):
-            self._reports.flush()
-            check_state_finite(state, lambda: f"after step {step}")
-            keep = self._folder.keep
-            if (doubt := keep.doubt()) and step < self._run.config.steps and not keep.skipping:
-                self._reports.say(f"warning: step {step} is saved, but {doubt}; the newest proven checkpoint is kept")
-            self._reports.sync()
-            self._folder.save(self._checkpoints, state, self._reports.notes())
+        self._stopping.enter(Phase.STORE_CHECK, step)
+        self._verify_stores()
+        self._stopping.enter(Phase.SAVE, step)
+        self._reports.flush()
+        check_state_finite(state, f"after step {step}")
+        keep = self._folder.keep
+        if (doubt := keep.doubt()) and step < self._run.config.steps and not keep.skipping:
+            self._reports.say(f"warning: step {step} is saved, but {doubt}; the newest proven checkpoint is kept")
+        self._reports.sync()
+        self._folder.save(self._checkpoints, state, self._reports.notes())
         self._clock.saved(step)
         self.saved = step
 

@@ -12,13 +12,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ringformer.data import Loader
-from ringformer.parallel.compiler_options import compiler_options
-from ringformer.parallel.mesh import BATCH
+from ringformer.parallel.mesh import BATCH, compiler_options
 from ringformer.parallel.nan_search import find_bad_operations
 from ringformer.parallel.parameters import specs
 from ringformer.runs.config import Config
-from ringformer.train.checks import all_finite
 from ringformer.train.prepare import Run
+from ringformer.train.state import all_finite
 from ringformer.train.step import make_gradients
 
 WINDOW = 128

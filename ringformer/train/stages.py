@@ -91,13 +91,13 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
             _begin_anew(configs, runs)
         from_process_0("")  # the others wait until it is done
         for run in runs:
-            _write_record(configs)
+            if jax.process_index() == 0:
+                _write_record(configs)
             # An earlier stage is verified when the next one starts from it.
             if not (nothing_left if run is runs[-1] else finished)(run.config):
                 train(run, stopping)
-        _write_record(configs)
         if jax.process_index() == 0:
-            print(record_table(_record(configs)))
+            print(record_table(_write_record(configs)))
 
 
 def _other_beginnings(configs: list[Config]) -> dict[int, str]:
@@ -148,15 +148,13 @@ def record_table(record: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def _write_record(configs: list[Config]) -> None:
-    if jax.process_index() == 0:  # the others could read a file that is being written
-        folder = Path(configs[0].run_dir).parent
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / STAGES, json.dumps(_record(configs), indent=1) + "\n")
-
-
-def _record(configs: list[Config]) -> list[dict]:
-    return [_row(number, config) for number, config in enumerate(configs, 1)]
+def _write_record(configs: list[Config]) -> list[dict]:
+    """Write the record of all stages, and return it; only process 0 calls this."""
+    folder = Path(configs[0].run_dir).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    record = [_row(number, config) for number, config in enumerate(configs, 1)]
+    write_whole(folder / STAGES, json.dumps(record, indent=1) + "\n")
+    return record
 
 
 def _row(number: int, config: Config) -> dict:

@@ -12,8 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
-from ringformer.parallel.parameters import abstract_params, named
-from ringformer.parallel.weight_sharding import WeightSharding
+from ringformer.parallel.parameters import WeightSharding, abstract_params, named
 
 REPLICATED = WeightSharding((), None, None, (), 1)
 
@@ -95,3 +94,16 @@ def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformatio
         shardings.opt_state,
     )
     return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P())), params, opt_state)
+
+
+def check_state_finite(state, which: str) -> None:
+    """Raise FloatingPointError if any number of the state is not finite; in the message, `which` follows "the
+    state"."""
+    if not bool(all_finite(state)):
+        raise FloatingPointError(f"the state {which} has numbers that are not finite; it is not saved")
+
+
+@jax.jit
+def all_finite(tree) -> jax.Array:
+    """Return whether all numbers of a tree are finite, as a bool scalar."""
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()

@@ -12,11 +12,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import Axes, ModelConfig
-from ringformer.ops.varying_axes import vary
-from ringformer.parallel.compiler_options import compiler_options
-from ringformer.parallel.mesh import AXIS_NAMES, BATCH
+from ringformer.ops.varying_axes import vary, varying_axes
+from ringformer.parallel.mesh import AXIS_NAMES, BATCH, compiler_options
 from ringformer.parallel.parameters import abstract_model, specs
-from ringformer.train.optimizer import clip, global_norm
 from ringformer.train.state import TrainState
 
 
@@ -65,7 +63,10 @@ def make_train_step(
 
 def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate: int) -> Callable:
     """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`."""
-    loss_sum = make_loss_sum(config, weights, mesh)
+    definition, axes, gather = _per_device(config, weights, mesh)
+
+    def loss_sum(params, batch):
+        return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
 
     def gradients(params, batch):
         # The transpose of `vary` sums a gradient over the axes over which its parameter is replicated: dp and others.
@@ -114,21 +115,8 @@ def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: i
 
 
 def position_bucket(position):
-    """Return the bucket of a position, an int or int32 array: 0 for 0, k for 2^(k-1) to 2^k - 1."""
-    if isinstance(position, int):
-        return position.bit_length()
+    """Return the buckets of positions, an int32 array: 0 for 0, k for 2^(k-1) to 2^k - 1."""
     return 32 - lax.clz(position)
-
-
-def make_loss_sum(config: ModelConfig, weights: dict, mesh: Mesh):
-    """Return the per-device `loss_sum(params, batch)`, the model's summed loss computed from shards of the
-    parameters."""
-    definition, axes, gather = _per_device(config, weights, mesh)
-
-    def loss_sum(params, batch):
-        return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
-
-    return loss_sum
 
 
 def _microbatches(batch, accumulate: int):
@@ -154,3 +142,22 @@ def _per_device(config, weights, mesh):
         return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)
 
     return abstract_model(config)[0], Axes(sp="sp", tp="tp" if mesh.shape["tp"] > 1 else None), gather
+
+
+def global_norm(tree) -> jax.Array:
+    """Return the norm of the whole gradient, on each device.
+
+    A leaf varies only over the axes that it is sharded over: a sum over these axes counts every element once, including
+    elements that are replicated. (optax's `global_norm` would return the norm of the local shards.)
+    """
+    squares: dict[frozenset, jax.Array] = {}
+    for leaf in jax.tree.leaves(tree):
+        axes = varying_axes(leaf)
+        squares[axes] = squares.get(axes, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+    return jnp.sqrt(sum(lax.psum(s, tuple(sorted(axes))) if axes else s for axes, s in squares.items()))
+
+
+def clip(tree, norm: jax.Array, limit: float):
+    """Scale the gradient so that its norm is at most `limit`."""
+    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))
+    return jax.tree.map(lambda g: g * scale, tree)

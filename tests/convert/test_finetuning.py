@@ -13,7 +13,7 @@ from ringformer.checkpoints.saved_model import restore_params
 from ringformer.convert import from_hf, to_hf
 from ringformer.inference.generator import load_model
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
-from ringformer.train.evaluation import make_evaluation
+from ringformer.train.evaluation import evaluate
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
 from tests.convert.models import load, logits, save_model
@@ -56,10 +56,8 @@ def test_from_transformers_through_a_run_to_transformers(corpus, tmp_path):
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     params = restore_params(config.init_from, run.program.shardings.params, run.program.mesh)
     assert first["step"] == 0
-    evaluate = make_evaluation(
-        run.program.eval_step, run.eval_data, run.config.eval_batches, run.program.batch_sharding
-    )
-    assert first["eval_loss"] == pytest.approx(evaluate(params)["eval_loss"], rel=1e-6)
+    again = evaluate(run.program.eval_step, params, run.eval_data, run.config.eval_batches, run.program.batch_sharding)
+    assert first["eval_loss"] == pytest.approx(again["eval_loss"], rel=1e-6)
 
     to_hf(config.run_dir, tmp_path / "back")
     assert (tmp_path / "back" / "tokenizer_config.json").is_file()

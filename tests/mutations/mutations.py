@@ -222,16 +222,14 @@ MUTATIONS = [
         "ops/kernels/test_flash_attention.py::test_bfloat16_gradients_are_as_exact_as_those_of_xla",
     ),
     # The optimizer, and what of its configuration the loop hands on.
+    Mutation("norm vectors decay", "train/program.py", "len(letter) > 1, letters", "len(letter) > 0, letters", UNTIED),
+    Mutation("betas ignored", "train/program.py", "        b1=config.b1,\n        b2=config.b2,\n", "", UNTIED),
+    Mutation("b1 ignored", "train/program.py", "b1=config.b1,", "", TIED),
+    Mutation("b2 ignored", "train/program.py", "b2=config.b2,", "", TIED),
+    Mutation("eps ignored", "train/program.py", "eps=config.eps,", "", UNTIED),
+    Mutation("decay ignored", "train/program.py", "weight_decay=config.weight_decay,", "", UNTIED),
     Mutation(
-        "norm vectors decay", "train/optimizer.py", "len(letter) > 1, letters", "len(letter) > 0, letters", UNTIED
-    ),
-    Mutation("betas ignored", "train/optimizer.py", "        b1=config.b1,\n        b2=config.b2,\n", "", UNTIED),
-    Mutation("b1 ignored", "train/optimizer.py", "b1=config.b1,", "", TIED),
-    Mutation("b2 ignored", "train/optimizer.py", "b2=config.b2,", "", TIED),
-    Mutation("eps ignored", "train/optimizer.py", "eps=config.eps,", "", UNTIED),
-    Mutation("decay ignored", "train/optimizer.py", "weight_decay=config.weight_decay,", "", UNTIED),
-    Mutation(
-        "no decay mask", "train/optimizer.py", "mask=jax.tree.map(lambda letter: len(letter) > 1, letters),", "", TIED
+        "no decay mask", "train/program.py", "mask=jax.tree.map(lambda letter: len(letter) > 1, letters),", "", TIED
     ),
     Mutation(
         "clip_norm ignored by the loop",
@@ -262,7 +260,11 @@ MUTATIONS = [
         UNTIED,
     ),
     Mutation(
-        "the seed of the data ignored", "train/prepare.py", "((train_store, config.seed),", "((train_store, 0),", UNTIED
+        "the seed of the data ignored",
+        "train/prepare.py",
+        "load(train_store, seed=config.seed)",
+        "load(train_store, seed=0)",
+        UNTIED,
     ),
     Mutation(
         "the tied head has no gradient",
@@ -273,14 +275,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a learning rate of the step after",
-        "train/optimizer.py",
+        "train/program.py",
         "        schedule(config, steps),",
         "        lambda step: schedule(config, steps)(step + 1),",
         UNTIED,
     ),
-    Mutation("the cosine ends late by the warm-up", "train/optimizer.py", "steps - warmup", "steps", UNTIED),
-    Mutation("the cosine ends at 0", "train/optimizer.py", "alpha=config.final_fraction", "alpha=0.0", UNTIED),
-    Mutation("no warm-up", "train/optimizer.py", "[warmup]) if warmup else after", "[warmup]) if 0 else after", TIED),
+    Mutation("the cosine ends late by the warm-up", "train/program.py", "steps - warmup", "steps", UNTIED),
+    Mutation("the cosine ends at 0", "train/program.py", "alpha=config.final_fraction", "alpha=0.0", UNTIED),
+    Mutation("no warm-up", "train/program.py", "[warmup]) if warmup else after", "[warmup]) if 0 else after", TIED),
     # What a run reports.
     Mutation(
         "masked tokens counted in evaluation",
@@ -294,10 +296,16 @@ MUTATIONS = [
         "train/evaluation.py",
         "return _metrics(nats, tokens,",
         "mean = np.mean([n.sum() / t.sum() for n, t in sums])\n"
-        "        return _metrics(nats * (mean * tokens.sum() / nats.sum()), tokens,",
+        "    return _metrics(nats * (mean * tokens.sum() / nats.sum()), tokens,",
         NUMBERS,
     ),
-    Mutation("the first evaluation batch alone", "train/evaluation.py", "range(batches)", "range(1)", NUMBERS),
+    Mutation(
+        "the first evaluation batch alone",
+        "train/evaluation.py",
+        "range(count_batches(eval_batches, data))",
+        "range(1)",
+        NUMBERS,
+    ),
     Mutation(
         "the first evaluation batch alone, again and again",
         "train/evaluation.py",
@@ -330,8 +338,8 @@ MUTATIONS = [
     Mutation(
         "evaluation in an order of the run's seed",
         "train/prepare.py",
-        "(eval_store, 0))",
-        "(eval_store, config.seed))",
+        "load(eval_store, seed=0)",
+        "load(eval_store, seed=config.seed)",
         NUMBERS,
     ),
     Mutation(
@@ -364,8 +372,8 @@ MUTATIONS = [
     Mutation(
         "evaluation of other parameters than are saved",
         "train/evaluation.py",
-        "values = self._evaluate(state.params,",
-        "values = self._evaluate(jax.tree.map(lambda x: 1.001 * x, state.params),",
+        "                state.params,\n",
+        "                jax.tree.map(lambda x: 1.001 * x, state.params),\n",
         NUMBERS,
     ),
     # What a run is, and whose it is.

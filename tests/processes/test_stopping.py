@@ -45,13 +45,13 @@ def test_sigterm_in_an_evaluation_saves_too(config, steps, monkeypatch):
     """Though nothing was to be saved at its step."""
     evaluated = []
 
-    def evaluate(params, stop):
+    def evaluate(*_, stop):
         evaluated.append(1)
         if len(evaluated) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return None if stop() else {"eval_loss": 1.0, "eval_tokens": 1, "eval_by_position": []}
 
-    monkeypatch.setattr(evaluation, "make_evaluation", lambda *_: evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
     with pytest.raises(Terminated, match="at step 3 of 6, which is saved"):
         train(prepare(dataclasses.replace(config, eval_every=3)))
     assert latest_step(config.run_dir) == 3

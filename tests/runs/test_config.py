@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +12,7 @@ from ringformer.ops.rope import RopeScaling
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig, base_config
 from ringformer.runs.config_file import load_config, parse, parse_stages
 from ringformer.train.checks import check_folders, context_changes
+from ringformer.train.prepare import folder_of
 
 YARN = {"kind": "yarn", "factor": 8.0, "original_max_position": 64}
 
@@ -92,11 +92,11 @@ def test_another_norm_is_refused(checkpoint, tmp_path):
 def test_a_path_that_checkpoints_are_not_found_in_is_refused(tmp_path, name, monkeypatch):
     """In the name of the run, or anywhere above it."""
     with pytest.raises(ValueError, match=r"contains .*, which the checkpoint library takes for a pattern"):
-        check_folders(tmp_path / name, parse(config("")))
+        folder_of(str(tmp_path / name))
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
     with pytest.raises(ValueError, match="choose another path"):
-        check_folders(Path("run"), parse(config("")))
+        folder_of("run")
 
 
 def test_stages_hand_their_rope_on(checkpoint):

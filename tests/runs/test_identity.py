@@ -6,9 +6,28 @@ import pytest
 
 from ringformer.models.registry import FAMILIES
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
-from ringformer.runs.identity import DEFINES, HARMLESS, IN_STORE, RESOLVED, identity_hash, run_identity
+from ringformer.runs.identity import HARMLESS, IN_STORE, RESOLVED, identity_hash, run_identity
 from tests.models.toy import ToyConfig
 from tests.train.runs import MODEL
+
+DEFINES = {
+    "seq_len",
+    "batch_size",
+    "seed",
+    "data.packing",
+    "data.packed_attention",
+    "data.min_length",
+    "data.max_length",
+    "optimizer.learning_rate",
+    "optimizer.schedule",
+    "optimizer.b1",
+    "optimizer.b2",
+    "optimizer.eps",
+    "optimizer.weight_decay",
+    "optimizer.clip_norm",
+    "optimizer.skip_spikes",
+}
+"""Keys whose values are compared as they are."""
 
 MODEL_DEFINES = {
     "vocab_size",

@@ -97,10 +97,9 @@ def test_evaluations_that_are_there_are_known(config, tmp_path):
 
 def test_lines_say_the_time_that_is_left(config, monkeypatch, capfd):
     """By the pace since the first step of this process, which was compiled before it; resumed at 40, that is 41."""
-    clock = iter([1000.0, 1018.0])
-    monkeypatch.setattr("ringformer.runs.metrics.time.monotonic", lambda: next(clock))
     reporter = Reporter(config.run_dir, 40, dataclasses.replace(config, wandb="", tensorboard=False, steps=100))
-    for step in (41, 50, 100):
+    for step, clock in ((41, 1000.0), (50, 1018.0), (100, 1118.0)):
+        monkeypatch.setattr(reporter._bar, "get_time", lambda clock=clock: clock)
         reporter.step(step, {"loss": 2.5, "tokens_per_second": 10.0})
     reporter.close()
     first, last = [line for line in capfd.readouterr().err.splitlines() if line.startswith("step ")]

@@ -53,7 +53,7 @@ def no_training(monkeypatch):
 
 def fake(monkeypatch):
     monkeypatch.setattr(program, "make_train_step", lambda *_, **__: counting_step)
-    monkeypatch.setattr(evaluation, "make_evaluation", lambda *_: None)
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def begun(tmp_path_factory):
         first, run_dir=str(folder / "run"), init_from=first.run_dir, steps=4, checkpoint_every=2
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "make_evaluation", lambda *_: None)
+        patch.setattr(evaluation, "evaluate", lambda *_, **__: None)
         train(prepare(config))
     losses = [row["loss"] for row in rows(config.run_dir) if "loss" in row]
     shutil.rmtree(folder / "run" / "checkpoints" / "4")

@@ -9,12 +9,9 @@ from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.parallel.runtime_environment import HOST_POOL
-from ringformer.train.checks import (
-    PATIENCE,
-    BatchWatch,
-    check_host_pool,
-    check_state_finite,
-)
+from ringformer.train.checks import check_host_pool
+from ringformer.train.reports import PATIENCE, BatchWatch
+from ringformer.train.state import check_state_finite
 
 QUESTION = {"trained_tokens": 0, "masked_tokens": 64}
 ANSWER = {"trained_tokens": 64, "masked_tokens": 0}
@@ -57,9 +54,9 @@ def test_a_hundred_odd_batches_in_a_row_stop(values, kind):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_state_must_be_finite(bad):
     state = {"step": jnp.zeros((), jnp.int32), "params": jnp.ones((4, 4)), "moments": jnp.zeros(7)}
-    check_state_finite(state, lambda: "here")
+    check_state_finite(state, "here")
     with pytest.raises(FloatingPointError, match="the state here has numbers that are not finite"):
-        check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, lambda: "here")
+        check_state_finite(state | {"moments": state["moments"].at[3].set(bad)}, "here")
 
 
 def check_offload(offload: bool) -> None:

@@ -156,23 +156,18 @@ def test_of_a_store_that_changes_before_the_verdict_nothing_is_saved(built, step
 
 
 def test_held_out_data_that_change_end_a_run_with_a_save(built, monkeypatch):
-    path, real = Path(built.data.store, "eval", "tokens.bin"), evaluation.make_evaluation
+    path, real = Path(built.data.store, "eval", "tokens.bin"), evaluation.evaluate
     run = prepare(dataclasses.replace(built, steps=6, eval_every=2, checkpoint_every=0))
 
     made: list[int] = []
 
-    def changing(*arguments):
-        evaluate = real(*arguments)
+    def changing(*arguments, stop):
+        made.append(1)
+        if len(made) == 3:  # at steps 0, 2, 4
+            overwrite(path)
+        return real(*arguments, stop=stop)
 
-        def third(params, stop):
-            made.append(1)
-            if len(made) == 3:  # at steps 0, 2, 4
-                overwrite(path)
-            return evaluate(params, stop)
-
-        return third
-
-    monkeypatch.setattr(evaluation, "make_evaluation", changing)
+    monkeypatch.setattr(evaluation, "evaluate", changing)
     with pytest.raises(ValueError, match=r"eval/tokens\.bin has changed .* No step up to 4 was trained on it"):
         train(run)
     assert latest_step(built.run_dir) == 4

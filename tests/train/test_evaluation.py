@@ -15,8 +15,8 @@ from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train import evaluation, step
-from ringformer.train.evaluation import make_evaluation
-from ringformer.train.optimizer import make_optimizer
+from ringformer.train.evaluation import evaluate
+from ringformer.train.program import make_optimizer
 from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_eval_step, make_logits, position_bucket
 from tests.helpers import packed_segments
@@ -77,7 +77,7 @@ def test_an_evaluation_weighs_every_trained_token_alike(params, accumulate):
     mesh = make_mesh("1,2,1,4")
     weights, data = weight_shardings(MODEL, mesh), HeldOut(mesh, 4, 5)
     eval_step = make_eval_step(MODEL, weights, mesh, seq_len=SEQ_LEN, accumulate=accumulate)
-    found = make_evaluation(eval_step, data, 3, NamedSharding(mesh, BATCH))(params)
+    found = evaluate(eval_step, params, data, 3, NamedSharding(mesh, BATCH))
     logits, order = make_logits(MODEL, weights, mesh), np.argsort(permutation(MODEL.layout, SEQ_LEN, 4))
     losses, positions = [], []
     for i in range(3):  # eval_batches of the five that there are
@@ -110,7 +110,7 @@ def test_an_evaluation_weighs_every_trained_token_alike(params, accumulate):
 def test_buckets_are_powers_of_two():
     positions = np.array([0, 1, 2, 3, 4, 7, 8, 2**20 - 1, 2**20, 2**31 - 1], np.int32)
     expected = [0, 1, 2, 2, 3, 3, 4, 20, 21, 31]
-    assert position_bucket(positions).tolist() == expected == [position_bucket(int(p)) for p in positions]
+    assert position_bucket(positions).tolist() == expected == [int(p).bit_length() for p in positions]
 
 
 def test_no_more_than_two_batches_are_enqueued(monkeypatch):
@@ -132,7 +132,7 @@ def test_no_more_than_two_batches_are_enqueued(monkeypatch):
     monkeypatch.setattr(evaluation.jax, "device_get", lambda pair: tuple(np.asarray(x) for x in pair))
     data = HeldOut(mesh, 4, 64)
     data.batch = lambda i, sharding: None
-    found = make_evaluation(enqueue, data, 64, None)({})
+    found = evaluate(enqueue, {}, data, 64, None)
     assert most == 2 and not live and found["eval_tokens"] == 64 * 6
 
 
@@ -144,8 +144,8 @@ def test_held_out_batches_without_a_trained_token_divide_nothing():
 
     data = HeldOut(mesh, 4, 3)
     data.batch = lambda i, sharding: None
-    assert make_evaluation(nothing, data, 3, None)({}) == {"eval_tokens": 0}
-    assert make_evaluation(nothing, data, 3, None)({}, stop=lambda: True) is None
+    assert evaluate(nothing, {}, data, 3, None) == {"eval_tokens": 0}
+    assert evaluate(nothing, {}, data, 3, None, stop=lambda: True) is None
 
 
 def test_a_loss_that_is_not_finite_is_not_reported():
@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_finite_is_not_reported():
     data = HeldOut(mesh, 4, 3)
     data.batch = lambda i, sharding: None
     with pytest.raises(FloatingPointError, match="the held-out loss is nan"):
-        make_evaluation(lambda *_: sums, data, 3, None)({})
+        evaluate(lambda *_: sums, {}, data, 3, None)
 
 
 def test_microbatches_take_the_memory_of_one():
@@ -177,7 +177,7 @@ def test_microbatches_take_the_memory_of_one():
 def test_the_compiled_step_gets_the_compilers_options(params, monkeypatch):
     mesh = make_mesh("1,2,1,4")
     monkeypatch.setattr(step, "compiler_options", lambda mesh: {"xla_no_such_option": "1"})
-    evaluate = make_eval_step(MODEL, weight_shardings(MODEL, mesh), mesh, seq_len=SEQ_LEN)
+    eval_step = make_eval_step(MODEL, weight_shardings(MODEL, mesh), mesh, seq_len=SEQ_LEN)
     batch = HeldOut(mesh, 4, 1).batch(0, NamedSharding(mesh, BATCH))
     with pytest.raises(JaxRuntimeError, match="xla_no_such_option"):
-        evaluate(params, batch)
+        eval_step(params, batch)

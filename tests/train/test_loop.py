@@ -11,10 +11,10 @@ import pytest
 from ringformer.data import load_tokenizer
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
-from ringformer.train.evaluation import make_evaluation
+from ringformer.train.evaluation import evaluate
 from ringformer.train.loop import train
-from ringformer.train.optimizer import schedule
 from ringformer.train.prepare import prepare
+from ringformer.train.program import schedule
 from tests.data.chat_samples import llama3
 from tests.helpers import relative_error
 
@@ -119,10 +119,10 @@ def test_a_run_begins_with_the_parameters_of_another(whole, config, tmp_path):
     run = prepare(longer)
     train(run)
     step_0 = next(row for row in rows(longer) if row["step"] == 0)
-    evaluate = make_evaluation(
-        run.program.eval_step, run.eval_data, run.config.eval_batches, run.program.batch_sharding
+    again = evaluate(
+        run.program.eval_step, first.params, run.eval_data, run.config.eval_batches, run.program.batch_sharding
     )
-    assert step_0["eval_loss"] == pytest.approx(evaluate(first.params)["eval_loss"], rel=1e-6)
+    assert step_0["eval_loss"] == pytest.approx(again["eval_loss"], rel=1e-6)
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         train(prepare(dataclasses.replace(longer, init_from=str(tmp_path), run_dir=str(tmp_path / "other"))))
     wider = dataclasses.replace(longer, model=dataclasses.replace(MODEL, intermediate_size=48))

@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.estimate.programs import LoweredProgram
 from ringformer.estimate.workload import Workload
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.parallel.compiler_options import compiler_options
-from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.mesh import compiler_options, make_mesh
 
 ATTENTION = "attention of a layer"
 
