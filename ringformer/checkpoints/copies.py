@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from ringformer.checkpoints.array_folder import tree_faults
 from ringformer.checkpoints.retention import Keep
-from ringformer.checkpoints.tree import tree_faults
 from ringformer.checkpoints.verify import misnamed, saved_steps, summary, tree_folder
 from ringformer.files.atomic import sync, write_whole
 from ringformer.files.bucket import ObjectStore

@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from ringformer.checkpoints.array_folder import Restore, Save, read_about
 from ringformer.checkpoints.copies import Copies
 from ringformer.checkpoints.retention import Keep
 from ringformer.checkpoints.saved_model import latest_checkpoint, latest_step, restore_arguments
 from ringformer.checkpoints.sharded_arrays import Saved, checkpoint_handler
-from ringformer.checkpoints.tree import Restore, Save, read_about
 from ringformer.checkpoints.verify import (
     refuse_damaged,
     restore_checked,

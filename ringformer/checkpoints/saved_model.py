@@ -11,8 +11,8 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
+from ringformer.checkpoints.array_folder import Restore
 from ringformer.checkpoints.sharded_arrays import Restored, checkpoint_handler
-from ringformer.checkpoints.tree import Restore
 from ringformer.checkpoints.verify import refuse_damaged, restore_checked, saved_steps, tree_folder
 from ringformer.files.manifest import MANIFEST, check_named
 from ringformer.files.run_layout import CONFIG, IDENTITY, METRICS

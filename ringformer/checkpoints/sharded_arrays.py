@@ -2,8 +2,8 @@
 
 Padding is cut off on the host after a shard is copied there, and added before it is copied back: no program runs on a
 device, and no device holds more than its shards. A chunk never crosses the border of a shard, so no two processes write
-the same one. Orbax manages the folder, its metadata and its atomicity (`checkpoints/tree.py`); a `TypeHandler` defines
-what a leaf is, `zarr_files.py` its files.
+the same one. Orbax manages the folder, its metadata and its atomicity (`array_folder.py`); a `TypeHandler` defines what
+a leaf is, `zarr_files.py` its files.
 """
 
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from ringformer.checkpoints.tree import PlainFiles, tree_hashes
+from ringformer.checkpoints.array_folder import PlainFiles, tree_hashes
 from ringformer.checkpoints.zarr_files import (
     Info,
     Leaf,
     Place,
     array_context,
-    array_metadata,
     location,
     open_array,
     write_arrays,
 )
+from ringformer.files.chunks import array_metadata
 from ringformer.files.manifest import DamagedFiles, Hashes, write_part
 
 CHUNK_BYTES = 16 * 2**20

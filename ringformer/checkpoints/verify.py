@@ -16,7 +16,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from ringformer.checkpoints.tree import PlainFiles, read_about, tree_faults
+from ringformer.checkpoints.array_folder import PlainFiles, read_about, tree_faults
 from ringformer.files.manifest import DamagedFiles
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.processes.agreement import tell_all

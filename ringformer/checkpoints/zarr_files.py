@@ -51,21 +51,6 @@ def location(info: Info) -> dict[str, Any]:
     }
 
 
-def array_metadata(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
-    """The content of a new array's zarr.json."""
-    return {
-        "shape": shape,
-        "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
-        "chunk_key_encoding": {"name": "v2"},  # "0.1", beside zarr.json: no folder for each dimension
-        "codecs": [
-            {"name": "bytes", "configuration": {"endian": "little"}},
-            {"name": "zstd", "configuration": {"level": 1}},
-            {"name": "crc32c"},
-        ],
-    }
-
-
 async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
     """Write chunks and read each back from the disk; the manifest's entries of their files.
 

@@ -16,8 +16,8 @@ import pytest
 from orbax.checkpoint.checkpoint_managers import PreservationContext
 
 from ringformer.checkpoints import sharded_arrays as checkpoint_arrays
+from ringformer.checkpoints.array_folder import read_about
 from ringformer.checkpoints.retention import Keep
-from ringformer.checkpoints.tree import read_about
 from ringformer.checkpoints.verify import checkpoint_faults, saved_steps, tree_folder
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
