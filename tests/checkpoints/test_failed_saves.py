@@ -136,7 +136,7 @@ def test_a_read_only_run_dir_is_said_in_one_line(config, steps, mounted):
 
 
 def test_a_failed_close_is_raised_once(tmp_path, monkeypatch, capfd):
-    async def broken(shards, infos):
+    async def broken(leaves):
         raise OSError("the disk does not return what was written to it")
 
     checkpoints = opened(tmp_path)
