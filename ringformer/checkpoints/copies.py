@@ -244,7 +244,6 @@ class Copies:
         self._threads = ThreadPoolExecutor(1, "copies of checkpoints")
         self._sending: Future | None = None
         self._sent = settled_steps(self._store)
-        self._failed = False
 
     def refusal(self) -> str:
         """Return the reason why the run may not start; "" if it may. Raises OSError if the store fails."""
@@ -268,16 +267,15 @@ class Copies:
 
     def wait(self) -> None:
         """Wait until the checkpoint is sent. Raises OSError if sending failed."""
-        sending, self._sending = self._sending, None
-        if sending is not None:
-            self._failed = sending.exception() is not None
-            sending.result()
+        if self._sending is not None:
+            self._sending.result()
+            self._sending = None
 
     def close(self) -> None:
         """Wait until the checkpoint is sent, and send the run's files once more. Raises OSError if sending failed."""
         try:
             self.wait()
-            if self._sent and not self._failed:
+            if self._sent:
                 send_files(self._run_dir, self._store)
         finally:
             self._threads.shutdown()

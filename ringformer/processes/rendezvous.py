@@ -123,15 +123,15 @@ def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[in
             except TimeoutError:
                 break
             try:
-                index, count, place, asked = _hear(peer, min(5.0, left))
-                newcomer = _Newcomer(int(index), int(count), str(place), dict(asked))
+                process, processes, place, asked = _hear(peer, min(5.0, left))
+                newcomer = _Newcomer(int(process), int(processes), str(place), dict(asked))
             except (OSError, ValueError, TypeError):  # a stranger
                 peer.close()
                 continue
             peers.append(peer)
             if not refusal:
                 refusal = _refusal(member, newcomer, came)
-                came[newcomer.index] = newcomer.place
+                came[newcomer.process] = newcomer.place
                 if refusal:
                     end = min(end, time.monotonic() + _LATECOMERS)
     if not refusal and len(came) < member.count:
@@ -143,27 +143,27 @@ def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[in
 class _Newcomer(NamedTuple):
     """Message of a process when it connects."""
 
-    index: int
-    count: int
+    process: int
+    processes: int
     place: str
     asked: Mapping[str, Any]
 
 
 def _refusal(member: Membership, newcomer: _Newcomer, came: Mapping[int, str]) -> str:
     """Return why a process cannot join the run, or "" if it can. `came`: the hosts of the processes before it."""
-    index, place = newcomer.index, newcomer.place
-    if newcomer.count != member.count:
+    process, processes, place, asked = newcomer
+    if processes != member.count:
         return (
-            f"a process on {place} has --num_processes={newcomer.count}, process 0 on {_here()} has {member.count}: "
+            f"a process on {place} has --num_processes={processes}, process 0 on {_here()} has {member.count}: "
             "start all with the same number"
         )
-    if differs := _differences(member.asked, newcomer.asked):
+    if differs := _differences(member.asked, asked):
         return (
-            f"process {index} on {place} was started with another config than process 0 on {_here()}: "
+            f"process {process} on {place} was started with another config than process 0 on {_here()}: "
             f"{differs}; start all with the same config"
         )
-    if index in came:
-        return f"two processes claim to be process {index}, on {came[index]} and on {place}"
+    if process in came:
+        return f"two processes claim to be process {process}, on {came[process]} and on {place}"
     return ""
 
 
@@ -175,9 +175,9 @@ def _come(member: Membership, seconds: float) -> None:
             # Once connected, process 0 keeps the time.
             with closing(socket.create_connection((host.strip("[]"), int(port)), timeout=left)) as peer:
                 _say(peer, _Newcomer(member.index, member.count, _here(), member.asked))
-                refusal, missing = _hear(peer, seconds + 10)
-            return _raise(refusal, missing)
-        except TypeError:
+                answer = _hear(peer, seconds + 10)
+            if answer is not None:
+                return _raise(*answer)
             why = "it ended during the rendezvous"
         except OSError as error:
             why = str(error)
@@ -212,7 +212,7 @@ def _say(peer: socket.socket, value: Any) -> None:
 
 
 def _hear(peer: socket.socket, seconds: float) -> Any:
-    """Return the value that the other side sends; None if it ends without one, or is a stranger."""
+    """Return the value that the other side sends; None if it sends no message of this protocol."""
     peer.settimeout(seconds)
     try:
         with peer.makefile() as lines:

@@ -64,6 +64,4 @@ def on_abort(ended: Callable[[], int]) -> None:
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
     _kept.append(handler)
-    libc = ctypes.CDLL(None)
-    libc.signal.restype = ctypes.c_void_p
-    libc.signal(ctypes.c_int(signal.SIGABRT), handler)
+    ctypes.CDLL(None).signal(signal.SIGABRT, handler)

@@ -26,12 +26,13 @@ from ringformer.processes.stderr import divert_native_stderr, on_abort
 from ringformer.processes.stopping import INTERRUPTED, Phase, Stopping, Terminated, exit_code, signal_name
 from ringformer.processes.watchdog import Doing, Watchdog, dump_stacks
 
+_ALONE = Membership("", 1, 0)
 _LAST_WORDS = 3.0
 """Seconds that process 0, which hosts the store, stays after its verdict, so that the others can read it."""
 
 _CLOSING_SECONDS = 10.0
 _UNREACHED = ("DEADLINE_EXCEEDED", "UNAVAILABLE", "Connection", "connection")
-"""Signs in JAX's errors of a network fault or a machine too busy to answer: another start may succeed."""
+"""Words in JAX's errors that mean a network fault, or a machine too busy to answer: another start may succeed."""
 
 _SERVICE_LOST = b"JAX distributed service detected fatal errors"
 
@@ -40,7 +41,7 @@ class State(NamedTuple):
     """Progress of a process, exchanged when the processes agree where to stop."""
 
     session: int
-    """Number of runs begun: a config with stages has several."""
+    """Number of runs that have started: a config with stages has several."""
     asks: int
     """Number of times that the run has asked whether to stop."""
     phase: str
@@ -48,11 +49,11 @@ class State(NamedTuple):
 
 
 class Supervisor(Stopping):
-    """Ends the process when it should, and reports why; from its creation on it handles the `signals`."""
+    """Ends the process on signals, stalls and lost processes, and reports why. Once created, it handles `signals`."""
 
     def __init__(self, signals: SignalThread):
         self._lock = threading.RLock()
-        self._member = Membership("", 1, 0)
+        self._member = _ALONE
         self._peers: Peers | None = None
         self._log = Path("logs", "process-0.txt")
         self._session, self._asks, self._phase = 0, 0, "between"
@@ -68,9 +69,9 @@ class Supervisor(Stopping):
         return self._member.index == 0
 
     def join(self, member: Membership, seconds: float, folder: Path) -> None:
-        """Join the other processes of a run, before JAX has a device; C++ then writes its errors to RUN_DIR/logs.
+        """Join the other processes of a run, before JAX has a device. C++ then writes its errors to `folder`/logs.
 
-        Raises ProcessesMissing, ValueError or OSError as `meet` does.
+        Raises ProcessesMissing, ValueError or OSError, as `meet` does.
         """
         self._member = member
         meet(member, seconds, known_places)
@@ -120,7 +121,7 @@ class Supervisor(Stopping):
         collective = isinstance(error, jax.errors.JaxRuntimeError)
         unreached = collective and any(sign in str(error) for sign in _UNREACHED)
         if collective:
-            # Collectives fail in the processes that wait for a lost one: the verdict will name it.
+            # Collectives fail in processes that wait for a lost process: the verdict will name it.
             self._note(traceback.format_exc())
             if self._peers is not None:
                 self._peers.broken = unreached
@@ -140,7 +141,7 @@ class Supervisor(Stopping):
         self._end(why, code)
 
     def close(self) -> None:
-        """Leave with the other processes, after the last save."""
+        """Wait for the other processes after the last save, and leave together with them."""
         if self._peers is not None:
             self.enter(Phase.EXIT)
             self._peers.close()
@@ -170,7 +171,7 @@ class Supervisor(Stopping):
             try:
                 progress = State(self._session, self._asks, self._phase)
                 states = [State(*state) for state in self._peers.gather(progress)]
-            except RuntimeError as error:  # one of them is lost: a verdict will follow
+            except RuntimeError as error:  # a process is lost: a verdict will follow
                 return self._note(str(error))
             last = max(state.session for state in states)
             self._stop_at = max(state.asks for state in states if state.session == last) + 1
@@ -187,7 +188,7 @@ class Supervisor(Stopping):
 
     def _expired(self, doing: Doing) -> None:
         """End the process after a stall, or report it to the others; in the watchdog's thread."""
-        if self._peers is None:
+        if self._member is _ALONE:
             self._log = (self.run_dir or Path()) / self._log
         self._dump(f"stalled in {doing.what}")
         if self._peers is not None:
@@ -235,7 +236,7 @@ class Supervisor(Stopping):
         return code
 
     def _end(self, why: str, code: int, all_say: bool = True) -> None:
-        """End the process, from any thread; process 0 ends last."""
+        """Report the reason and end the process, from any thread; process 0 ends last."""
         self._leaving = True
         if all_say or self.first:
             self._say(why)
@@ -247,8 +248,8 @@ class Supervisor(Stopping):
     def _say(self, why: str) -> None:
         index, count = self._member.index, self._member.count
         who = f"process {index} of {count}: " if count > 1 else ""
-        begun = "\n" if sys.stderr.isatty() else ""  # of the progress bar
-        sys.stderr.write(f"{begun}ringformer train: {who}{visible(why)}\n")
+        line_end = "\n" if sys.stderr.isatty() else ""  # ends the progress bar
+        sys.stderr.write(f"{line_end}ringformer train: {who}{visible(why)}\n")
         sys.stderr.flush()
 
     def _dump(self, why: str) -> None:
