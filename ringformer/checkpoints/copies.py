@@ -143,10 +143,8 @@ def parts_of(place: ObjectStore | Path) -> list[str]:
 
 
 def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
-    """Copy to a store whatever it lacks of a run. Yield a line for each checkpoint, and True if it is damaged.
-
-    Raises ValueError if the store has checkpoints that the run lacks, or if the store and the run's folder overlap.
-    """
+    """Copy to a store whatever it lacks of a run. Yield a line for each checkpoint, and True if it is damaged. Raises
+    ValueError if the store has checkpoints that the run lacks, or if the store and the run's folder overlap."""
     if refused := refusal(run_dir, store):
         raise ValueError(refused)
     send_files(run_dir, store)
@@ -156,10 +154,8 @@ def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
 
 
 def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
-    """Copy to a folder whatever it lacks of a run, and yield lines as `send` does.
-
-    Raises ValueError if the folder has later checkpoints, holds another run, or overlaps the store.
-    """
+    """Copy to a folder whatever it lacks of a run, and yield lines as `send` does. Raises ValueError if the folder has
+    later checkpoints, holds another run, or overlaps the store."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):
         if refused := not_apart(run_dir, store):
@@ -232,12 +228,7 @@ def _run_hash(record: bytes) -> str:
 
 
 class Copies:
-    """Copies of a run's checkpoints, sent to a store by a thread while the run trains. Only process 0 sends.
-
-    Args:
-      run_dir: folder of the run.
-      url: destination, for `ObjectStore`.
-    """
+    """Copies of a run's checkpoints, sent to the store at `url` by a thread of process 0 while the run trains."""
 
     def __init__(self, run_dir: Path, url: str):
         self._run_dir, self._store = run_dir, ObjectStore(url)
