@@ -26,9 +26,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ringformer.checkpoints.array_folder import PlainFiles
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
-from ringformer.checkpoints.tree import PlainFiles
 from ringformer.checkpoints.verify import checkpoint_faults
 from ringformer.cli.parser import output_argument
 from ringformer.models.llama_config import LlamaConfig

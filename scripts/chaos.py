@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from ringformer.checkpoints.tree import WRITTEN_LAST
+from ringformer.checkpoints.array_folder import WRITTEN_LAST
 
 STEPS = 40
 EVERY = 5

@@ -1,8 +1,8 @@
-"""Checkpoints of a run, by Orbax: the state in logical shapes and the step, in RUN_DIR/checkpoints/STEP.
+"""Checkpoints of a run, written by Orbax: the state in logical shapes and the step, in RUN_DIR/checkpoints/STEP.
 
-Arrays are written without their padding (`sharded_arrays`) and may be restored onto any mesh. The batch is a
-function of (seed, step), so the step is the whole position in the data. What is read is compared first with the hashes
-that were saved with it (`verify`).
+Arrays are written without their padding (`sharded_arrays.py`) and can be restored onto any mesh. A batch is a function
+of (seed, step), so the step is the whole position in the data. Files are compared with the hashes that were saved with
+them before they are used (`verify.py`).
 """
 
 import logging
@@ -17,44 +17,34 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from ringformer.checkpoints.array_folder import Restore, Save, read_about
 from ringformer.checkpoints.copies import Copies
 from ringformer.checkpoints.retention import Keep
-from ringformer.checkpoints.saved_model import latest_checkpoint, latest_step, restore_arguments
+from ringformer.checkpoints.saved_model import latest_step, restore_arguments
 from ringformer.checkpoints.sharded_arrays import Saved, checkpoint_handler
-from ringformer.checkpoints.tree import Restore, Save, read_about
-from ringformer.checkpoints.verify import (
-    refuse_damaged,
-    restore_checked,
-    restore_newest,
-    saved_steps,
-    tree_folder,
-)
+from ringformer.checkpoints.verify import advising, restore_checked, restore_newest, saved_steps, tree_folder
+from ringformer.files.manifest import DamagedFiles
 from ringformer.files.run_layout import CHECKPOINTS
 
 State = Any
-"""A NamedTuple of trees of arrays, one of which is the `step`."""
+"""NamedTuple of trees of arrays, one of which is the `step`."""
 
 
 class Checkpoints:
-    """The checkpoints of one run that `keep` selects. A save is read back twice: every chunk before the checkpoint
-    counts as finished, and then whatever a restore would find. Finally `copies`, on process 0, sends the checkpoint
-    elsewhere.
+    """Checkpoints of one run. A save is checked twice: each chunk is read back before the checkpoint counts as
+    finished, and then the latest checkpoint and its arrays must be those that were saved.
 
     Args:
       target: the shapes, dtypes and shardings of a state, a NamedTuple with a `step`.
       shardings: the `WeightSharding` of each of its arrays.
+      keep: selects the checkpoints that stay.
+      copies: sends each checkpoint to an object store; None on all processes but process 0.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        target: State,
-        shardings: State,
-        keep: Keep,
-        copies: Copies | None = None,
-    ):
+    def __init__(self, run_dir: Path, target: State, shardings: State, keep: Keep, copies: Copies | None = None):
         self._run_dir, self._target, self._shardings = Path(run_dir), target, shardings
         self._unchecked: int | None = None
+        """Step of the save in progress."""
         self._failed = False
         self._keep, self._copies = keep, copies
         self._handler = checkpoint_handler()
@@ -67,19 +57,21 @@ class Checkpoints:
         )
 
     def restore_newest(self) -> tuple[int | None, State, list[str]]:
-        """Return the step to continue from and its state (None, None if there are no checkpoints), and lines to report
-        about damaged checkpoints, which are moved to RUN_DIR/damaged. Raises DamagedFiles if there are checkpoints but
-        none of them is whole, and ValueError if they belong to another model."""
+        """Return the step to continue from, its state, and lines to report; None, None and no lines if there are no
+        checkpoints. Damaged checkpoints are moved to RUN_DIR/damaged.
+
+        Raises DamagedFiles if there are checkpoints but none of them is whole, and ValueError if they belong to another
+        model.
+        """
         newest = restore_newest(self._run_dir, self._restore)
         self._manager.reload()
         return newest
 
     def save(self, state: State, about: dict[str, Any] | None = None) -> None:
-        """Start writing; the state may be donated as soon as this returns. Raises the OSError of the previous save, as
-        `close` does.
+        """Start writing; the state may be donated as soon as this returns. Raises OSError if the previous save failed.
 
         Args:
-          about: JSON values that describe the run at this step (`tree.read_about`).
+          about: JSON values that describe the run at this step (`array_folder.read_about`).
         """
         self._finish()
         saved = jax.tree.map(lambda x, w: Saved(x, w.shape), state, self._shardings)
@@ -88,7 +80,7 @@ class Checkpoints:
             self._manager.save(self._unchecked, args=Save(saved._asdict(), {"step": self._unchecked, **(about or {})}))
 
     def check(self) -> None:
-        """Raise OSError if the save in progress has failed. Call this at every step; it does not wait."""
+        """Raise OSError if the save in progress has failed, without waiting. Call this at every step."""
         with self._failing():
             if error := self._handler.leaves.failure:
                 raise error
@@ -99,17 +91,16 @@ class Checkpoints:
 
     def restore(self, step: int) -> State:
         """Return the state of `step`, laid out for this mesh. Raises ValueError if the state belongs to another model,
-        and DamagedFiles if it is not as it was saved."""
-        faults, state = self._restore(step)
-        refuse_damaged(self._run_dir, step, faults)
-        return state
+        and DamagedFiles if it differs from what was saved."""
+        with advising(self._run_dir, step):
+            return self._restore(step)
 
-    def about(self, step: int | None) -> dict[str, Any]:
-        """The values that were saved about the run with `step`; {} for None, and for checkpoints without a manifest."""
-        return {} if step is None else read_about(tree_folder(self._run_dir, step)) or {}
+    def about(self, step: int) -> dict[str, Any]:
+        """Return the values that were saved about the run with `step`; {} for a checkpoint without a manifest."""
+        return read_about(tree_folder(self._run_dir, step)) or {}
 
     def way_back(self) -> str:
-        """A sentence: the checkpoint to go back to when the run has diverged, and how."""
+        """Return a sentence for a run that has diverged: the checkpoint to go back to, and how."""
         steps = sorted(self._manager.all_steps())
         proven = self._keep.proven(steps)
         if proven is None:
@@ -124,9 +115,9 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Wait for what is being written. Raises OSError if it cannot be read back; what failed before is over."""
+        """Wait for the save in progress. Raises OSError if it fails; does not repeat the error of an earlier save."""
         if self._failed:
-            if jax.process_count() == 1:  # of several, the others will not come to Orbax's barriers
+            if jax.process_count() == 1:  # if there are several, the others will not come to Orbax's barriers
                 with suppress(Exception):
                     self._manager.close()
             return
@@ -137,21 +128,15 @@ class Checkpoints:
         finally:
             self._manager.close()
 
-    def _restore(self, step: int) -> tuple[list[str] | None, State]:
-        """The faults of a checkpoint, and its state if there are none."""
+    def _restore(self, step: int) -> State:
+        """Return the state of a checkpoint. Raises DamagedFiles, with a summary of the faults."""
         arguments = restore_arguments(self._target, self._shardings)._asdict()
-        faults, tree = restore_checked(
-            self._run_dir,
-            step,
-            self._handler,
-            lambda: self._manager.restore(step, args=Restore(arguments, restore_args=arguments)),
-        )
-        if tree is None:
-            return faults, None
+        args = Restore(arguments, restore_args=arguments)
+        tree = restore_checked(self._run_dir, step, self._handler, lambda: self._manager.restore(step, args=args))
         state = self._target._replace(**tree)
-        if (actual := int(state.step)) != step:  # saved before `misnamed` could tell
-            return [f"{self._run_dir}/checkpoints/{step} holds step {actual}, under another name"], None
-        return faults, state
+        if (actual := int(state.step)) != step:  # old checkpoints have no other record of their step
+            raise DamagedFiles(f"{self._run_dir}/checkpoints/{step} holds step {actual}, under another name")
+        return state
 
     def _finish(self) -> None:
         with self._failing():
@@ -159,12 +144,12 @@ class Checkpoints:
         step, self._unchecked = self._unchecked, None
         if step is not None and jax.process_index() == 0:
             _check(self._run_dir, step, self._target, self._shardings)
-        if step is not None and self._copies is not None:
-            self._copies.start(step, self._keep)
+            if self._copies is not None:
+                self._copies.start(step, self._keep)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Raise errors of a save as one line: the step, the cause, and the step to go on from."""
+        """Raise the error of a save as one line with the step, the cause, and the step to continue from."""
         try:
             yield
         except Exception as error:
@@ -183,7 +168,7 @@ def _check(run_dir: Path, step: int, target: State, shardings: State) -> None:
         raise OSError(
             f"{run_dir}: step {step} was saved, but the latest checkpoint that can be found there is {latest}"
         )
-    folder = latest_checkpoint(run_dir)
+    folder = tree_folder(run_dir, step)
     try:
         described = jax.tree.leaves(checkpoint_handler().metadata(folder).tree)
     except (ValueError, FileNotFoundError) as error:
@@ -196,19 +181,17 @@ def _check(run_dir: Path, step: int, target: State, shardings: State) -> None:
 
 
 def _quiet() -> None:
-    """Keep Orbax from printing the stacks of its exceptions: one failed save prints several, from several threads.
-
-    Also keep Python from warning about the coroutines that such a save never awaited.
-    """
+    """Keep Orbax from printing stacks (a failed save prints several, from several threads), and Python from warning
+    about the coroutines that such a save never awaited."""
     logger = logging.getLogger("absl")
     if _is_no_stack not in logger.filters:
         logger.addFilter(_is_no_stack)
-        left = "coroutine '.*(_create_paths|_write|_write_metadata_after_commits)' was never awaited"
-        warnings.filterwarnings("ignore", left, RuntimeWarning)
+        unawaited = "coroutine '.*(_create_paths|_write|_write_metadata_after_commits)' was never awaited"
+        warnings.filterwarnings("ignore", unawaited, RuntimeWarning)
 
 
 def _cause(error: BaseException) -> str:
-    """Return the cause of an exception in one line; for an error of the operating system, its message and the file."""
+    """Return the cause of an exception in one line; for an error of the operating system, its message and file."""
     text = " ".join(str(error).split()) or type(error).__name__
     code, file = re.search(r"os_error_code='(\d+)'", text), re.search(r'local file "([^"]+)"', text)
     if code and file:

@@ -1,7 +1,7 @@
 """Retention: the checkpoints of a run that stay on disk, and those that are proven.
 
-A checkpoint is proven by a sound step after it: at a sound step, each of the last `IN_A_ROW` steps that were not
-skipped has a loss in bounds (`RATIO`, `NATS`). The newest proven checkpoint stays, whatever comes later.
+A checkpoint is proven by a sound step after it. A step is sound if each of the last `IN_A_ROW` steps that were not
+skipped has a loss in bounds (`RATIO`, `NATS`). The newest proven checkpoint stays, whatever happens later.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,34 +9,37 @@ from dataclasses import dataclass, field
 from typing import Any
 
 IN_A_ROW = 8
-"""Number of losses in a row that make a step sound: one lucky batch must not prove a diverged state."""
+"""Number of consecutive losses that make a step sound: one lucky batch must not prove a diverged state."""
 RATIO, NATS = 1.25, 0.25
-"""A loss is in bounds up to so many times the level, the lowest mean of `IN_A_ROW` losses in a row, and so many nats.
-Losses that differ by a tenth from batch to batch are in it nine times of ten, those of a model that has forgotten what
-it learned are nats above. The level never rises: what stays diverged proves nothing, however long it is trained."""
+"""A loss is in bounds if it is at most RATIO times the level plus NATS. The level is the lowest mean of `IN_A_ROW`
+consecutive losses. If losses vary by a tenth between batches, nine of ten steps are sound; a model that has forgotten
+what it learned has losses that are nats above the bound. The level never rises, so a run that stays diverged proves no
+checkpoint, however long it trains."""
 OTHER_LOSSES = ("data.", "model.", "seq_len")
-"""Keys of a config by which losses have another level."""
+"""Prefixes of the config keys that change the level of losses."""
 
 
 @dataclass
 class Keep:
-    """Keeps the latest `latest` checkpoints (None: all), the checkpoint of every `every`-th step (0: none), the `best`
-    evaluated checkpoints with the lowest losses, the newest proven checkpoint, and, while steps are skipped, all."""
+    """Policy that keeps the newest proven checkpoint, and those that the fields select; all while steps are skipped."""
 
     latest: int | None = None
+    """Number of latest checkpoints to keep; None: all."""
     every: int = 0
+    """Keep the checkpoints of steps that this number divides; 0: none."""
     best: int = 0
+    """Number of evaluated checkpoints with the lowest losses to keep."""
     losses: dict[int, float] = field(default_factory=dict)
-    """Held-out losses of the evaluations so far, by step; the run adds to them."""
+    """Held-out losses of the evaluations so far, by step; the run adds new ones."""
     sound: int = 0
-    """The last step that was sound: checkpoints of steps before it are proven."""
+    """Last sound step: checkpoints of earlier steps are proven."""
     skipping: bool = False
     """True if the last step was skipped."""
     _level: float | None = field(default=None, init=False)
     _last: list[float] = field(default_factory=list, init=False)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return which checkpoints stay, as Orbax asks its preservation policy whenever one was added."""
+        """Return True for each checkpoint that stays. Orbax calls this after each save."""
         steps = [info.step for info in checkpoints]
         if self.skipping or self.latest is None:
             return [True] * len(steps)
@@ -47,11 +50,11 @@ class Keep:
         return [step in stay for step in steps]
 
     def proven(self, steps: Iterable[int]) -> int | None:
-        """The newest of these steps whose checkpoint is proven."""
+        """Return the newest of these steps whose checkpoint is proven; None if there is none."""
         return max((step for step in steps if step < self.sound), default=None)
 
     def see(self, step: int, loss: float | None) -> None:
-        """Remember the training loss of a step, in nats a token; None: it was skipped."""
+        """Record the training loss of a step, in nats per token; None if the step was skipped."""
         self.skipping = loss is None
         if loss is None:
             return
@@ -75,19 +78,18 @@ class Keep:
         )
 
     def notes(self) -> dict[str, Any]:
-        """Return what another start needs of the steps so far, as JSON values."""
+        """Return JSON values from which `resume` restores the state of this policy."""
         return {"sound_step": self.sound, "loss_level": self._level, "last_losses": self._last}
 
     def resume(self, notes: Mapping[str, Any], changed: Collection[str]) -> None:
-        """Go on from what `notes` returned at an earlier step; older checkpoints have none. `changed`: the keys of the
-        config that have other values now."""
-        if "sound_step" not in notes:
+        """Continue from the `notes` of an earlier step. `changed`: keys of the config that have changed since."""
+        if "sound_step" not in notes:  # an older checkpoint
             return
         self.sound = notes["sound_step"]
         if not any(key.startswith(OTHER_LOSSES) for key in changed):
             self._level, self._last = notes["loss_level"], notes["last_losses"]
 
     def _largest(self) -> float:
-        """The largest loss that is in bounds."""
+        """Return the largest loss that is in bounds."""
         assert self._level is not None
         return RATIO * self._level + NATS

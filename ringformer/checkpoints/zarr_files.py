@@ -1,9 +1,9 @@
-"""Arrays as folders of zarr files. A chunk that was written is read back; a chunk that is read is compared first.
+"""Arrays as folders of zarr files: each chunk is read back after it is written, and compared before it is decoded.
 
 NAME/zarr.json    shape, dtype, chunks, codecs (.zarray in version 2, which was written until 2026-11)
 NAME/0.0          a chunk: zstd, then the CRC-32C of the compressed bytes
 
-A chunk's file is read once, into memory. What is compared with the manifest there is what is decoded.
+The file of a chunk is read into memory once; the bytes that are compared with the manifest are the bytes decoded.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from ringformer.files.chunks import stored_array
 from ringformer.files.manifest import DIFFERS, DamagedFiles, Hashes, chunk_entry_of, read_verified
 
 CHUNKS_AT_ONCE = 8
-"""Chunks that a process encodes or decodes at once: they take host memory beside the shards."""
+"""Chunks that a process encodes or decodes at once; they take host memory in addition to the shards."""
 
 Info: TypeAlias = ocp.type_handlers.ParamInfo
 Place = tuple[slice, ...]
-"""The place of a block of numbers in its array."""
+"""Place of a block of numbers in its array."""
 
 
 class Leaf(NamedTuple):
-    """An array to write: where, its metadata, and its chunks by their places."""
+    """Array to write: its location, its metadata, and its chunks with their places."""
 
     info: Info
     metadata: dict[str, Any]
@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
 
 
 def location(info: Info) -> dict[str, Any]:
-    """The tensorstore spec with which a leaf is opened. A missing chunk is an error, not zeros."""
+    """Return the tensorstore spec that opens a leaf. A missing chunk is an error, not zeros."""
     files: dict[str, Any] = {"driver": "file", "path": f"{info.parent_dir / info.name}/"}
     if info.is_ocdbt_checkpoint:
         base = {"driver": "file", "path": f"{info.parent_dir}/"}
@@ -51,28 +51,13 @@ def location(info: Info) -> dict[str, Any]:
     }
 
 
-def array_metadata(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
-    """The content of a new array's zarr.json."""
-    return {
-        "shape": shape,
-        "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
-        "chunk_key_encoding": {"name": "v2"},  # "0.1", beside zarr.json: no folder for each dimension
-        "codecs": [
-            {"name": "bytes", "configuration": {"endian": "little"}},
-            {"name": "zstd", "configuration": {"level": 1}},
-            {"name": "crc32c"},
-        ],
-    }
-
-
 async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
-    """Write chunks and read each back from the disk; the manifest's entries of their files.
+    """Write chunks, read each back from the disk, and return the manifest's entries of their files.
 
     Args:
-      create: whether to write the arrays' metadata too, which one process does.
+      create: True to write the arrays' metadata too, as one of the processes must.
 
-    Raises OSError if the disk refuses a chunk, or does not return what was written to it, to the bit.
+    Raises OSError if the disk refuses a chunk, or does not return exactly the bits that were written.
     """
     hashes: Hashes = {}
     under_way: deque[asyncio.Task] = deque()
@@ -83,7 +68,7 @@ async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
             await store[place].write(block, can_reference_source_data_indefinitely=True)
             content = await asyncio.to_thread(read_back, Path(leaf.info.parent_dir, name, key))
             stored = await stored_array("zarr3", leaf.metadata, {key: content})[place].read()
-        except (ValueError, OSError) as error:  # tensorstore's, of a full disk for example
+        except (ValueError, OSError) as error:  # tensorstore's, for example for a full disk
             raise OSError(f"{name} cannot be written, or not read back: {error}") from error
         bits = f"u{block.dtype.itemsize}"
         if not np.array_equal(stored.view(bits), block.view(bits)):
@@ -93,7 +78,7 @@ async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
     try:
         for leaf in leaves:
             await leaf.info.await_path_creation()
-            # Zeros are written too, so that a missing chunk is a lost one.
+            # Zeros are written too, so that a chunk that is missing was lost.
             spec = location(leaf.info) | {"metadata": leaf.metadata, "store_data_equal_to_fill_value": True}
             if create:
                 await ts.open(spec, create=True)
@@ -104,23 +89,23 @@ async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
                 under_way.append(asyncio.create_task(write(store, leaf, place, block)))
         while under_way:
             await under_way.popleft()
-    finally:  # after a failure too: whoever removes the folder must be the last to touch it
+    finally:  # after a failure too: nothing may be written once the folder is being removed
         await asyncio.gather(*under_way, return_exceptions=True)
     return hashes
 
 
 def array_context(cache_bytes: int = 0) -> ts.Context:
-    """The context of arrays that are opened: they share `CHUNKS_AT_ONCE`, and memory for decoded chunks to keep."""
+    """Return a context for opening arrays, which share `CHUNKS_AT_ONCE` and a cache of decoded chunks."""
     return ts.Context(
         {"cache_pool": {"total_bytes_limit": cache_bytes}, "data_copy_concurrency": {"limit": CHUNKS_AT_ONCE}}
     )
 
 
 async def open_array(info: Info, hashes: Hashes | None, context: ts.Context) -> ts.TensorStore:
-    """A stored array, whose reads raise DamagedFiles for a file that is not as it was written.
+    """Open a stored array, whose reads raise DamagedFiles for a file that differs from what was written.
 
     Args:
-      hashes: the manifest of the array's folder; None: the files are read as they are.
+      hashes: manifest of the array's folder; None: files are not compared.
       context: from `array_context`.
     """
     if hashes is None:
@@ -136,7 +121,7 @@ async def open_array(info: Info, hashes: Hashes | None, context: ts.Context) -> 
         content = read_verified(folder, file, hashes, verify_crc=False)
         try:
             block[...] = stored_array(driver, metadata, {key: content})[domain].read().result()
-        except ValueError as error:  # tensorstore's, of a wrong CRC-32C for example
+        except ValueError as error:  # tensorstore's, for example for a wrong CRC-32C
             raise DamagedFiles(f"{folder / file} {DIFFERS}") from error
 
     layout = ts.ChunkLayout(read_chunk_shape=chunk)
@@ -144,11 +129,11 @@ async def open_array(info: Info, hashes: Hashes | None, context: ts.Context) -> 
 
 
 def _chunk(metadata: dict[str, Any]) -> tuple[int, ...]:
-    """The shape of a chunk, by the metadata of either version."""
+    """Return the shape of a chunk, from the metadata of either version."""
     grid = metadata.get("chunk_grid")
     return tuple(grid["configuration"]["chunk_shape"] if grid else metadata["chunks"])
 
 
 def _key(start: Iterable[int], chunk: tuple[int, ...]) -> str:
-    """The name of the file with the chunk that begins at `start`."""
+    """Return the name of the file with the chunk that begins at `start`."""
     return ".".join(str(first // size) for first, size in zip(start, chunk, strict=True)) or "0"

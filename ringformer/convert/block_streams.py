@@ -15,9 +15,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from ringformer.checkpoints.tree import PlainFiles, Restore, Save, tree_faults, tree_hashes
-from ringformer.checkpoints.zarr_files import Leaf, Place, array_context, array_metadata, open_array, write_arrays
+from ringformer.checkpoints.array_folder import PlainFiles, Restore, Save, tree_faults, tree_hashes
+from ringformer.checkpoints.zarr_files import Leaf, Place, array_context, open_array, write_arrays
 from ringformer.convert.hf_weights import Weight, weights
+from ringformer.files.chunks import array_metadata
 from ringformer.files.manifest import DamagedFiles, write_part
 from ringformer.models.llama_config import LlamaConfig
 

@@ -1,3 +1,1 @@
-"""Files that are whole or not there: atomic writes, hashes, manifests, buckets, files of strangers, names in a run
-folder.
-"""
+"""Files: atomic writes, hashes, manifests, object stores, folders from strangers, and the names in a run's folder."""

@@ -1,4 +1,4 @@
-"""Small files that are there whole or not at all, after a crash of the process or of the machine."""
+"""Small files that are either complete or absent, even after a crash of the process or of the machine."""
 
 import json
 import os
@@ -9,41 +9,39 @@ from typing import Any
 from ringformer.files.hashes import hash_object
 
 CHECKSUM = "ringformer_checksum"
-"""The key of an object's own hash; a stranger's file has another meaning of none."""
+"""Key under which a JSON object holds its own hash; no other program uses this key."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file in one piece: who reads meanwhile, or after a crash, finds the old content or the new.
+    """Write a file atomically: a reader finds the old content or the new, also after a crash.
 
-    What is written waits for the disk beside it, as PATH.part. One process at a time may write a path.
+    The content is first written to PATH.part, and renamed when it is on the disk. Only one process at a time may write
+    a path.
     """
     part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+    part.write_bytes(content.encode() if isinstance(content, str) else content)
+    sync(part)
     part.replace(path)
     sync(path.parent)
 
 
 def write_object(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON object in one piece, with its checksum, which `untrusted.read_object` compares."""
+    """Write a JSON object atomically, with its checksum, which `untrusted.read_object` verifies."""
     values = json.loads(json.dumps(values))
     write_whole(path, json.dumps({**values, CHECKSUM: hash_object(values)}, indent=1) + "\n")
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file, and wait for the disk."""
+    """Append a line to a file, and wait until it is on the disk."""
     with path.open("a") as file:
         file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Wait for the disk to have a file's content, or a folder's entries: without these a rename may be lost with the
-    machine's power."""
+    """Wait until a file's content, or a folder's entries, are on the disk: a rename may be lost in a power failure
+    unless the folder is synced."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -52,7 +50,7 @@ def sync(path: Path) -> None:
 
 
 def read_back(path: Path) -> bytes:
-    """Wait for the disk to have a file, and return the content that the disk has: the pages in memory are dropped."""
+    """Wait until a file is on the disk, drop its pages from memory, and return the content that the disk returns."""
     with path.open("rb", buffering=0) as file:
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):  # not on macOS

@@ -1,19 +1,43 @@
-"""Files of zarr chunks that are in memory: tensorstore decodes them, or verifies their checksum alone.
+"""Chunks of zarr arrays in memory: tensorstore decodes them, or only verifies their checksums.
 
-A chunk's file ends with the CRC-32C of everything before it, the `crc32c` codec of zarr 3.
+The file of a chunk ends with the CRC-32C of everything before it, the `crc32c` codec of zarr 3.
 """
 
 from typing import Any
 
+import numpy as np
 import tensorstore as ts
 
 
+def array_metadata(
+    shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype, *, compressed: bool = True
+) -> dict[str, Any]:
+    """Return the content of an array's zarr.json.
+
+    Args:
+      shape, chunk: shapes of the array and of a chunk.
+      compressed: True if chunks are compressed with zstd before the checksum is added.
+    """
+    return {
+        "shape": shape,
+        "data_type": dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_key_encoding": {"name": "v2"},  # "0.1", beside zarr.json: no folder for each dimension
+        "codecs": [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            *([{"name": "zstd", "configuration": {"level": 1}}] if compressed else []),
+            {"name": "crc32c"},
+        ],
+    }
+
+
 def stored_array(driver: str, metadata: dict[str, Any], chunks: dict[str, bytes]) -> ts.TensorStore:
-    """An array whose chunks are in memory: the contents of their files, by the names of the files.
+    """Open an array whose chunks are in memory.
 
     Args:
       driver: "zarr" for version 2 of the format, "zarr3" for version 3.
-      metadata: the content of the array's .zarray or zarr.json.
+      metadata: content of the array's .zarray or zarr.json.
+      chunks: contents of the chunks' files, by file name.
     """
     memory = ts.Context()
     files = ts.KvStore.open({"driver": "memory"}, context=memory).result()
@@ -24,19 +48,13 @@ def stored_array(driver: str, metadata: dict[str, Any], chunks: dict[str, bytes]
 
 
 def has_valid_crc32c(content: bytes) -> bool:
-    """True if the last four bytes are the CRC-32C of the others, which are not decompressed."""
+    """Return True if the last four bytes are the CRC-32C of the others. Nothing is decompressed."""
     size = len(content) - 4
-    metadata = {
-        "shape": [size],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [size]}},
-        "chunk_key_encoding": {"name": "v2"},
-        "codecs": [{"name": "bytes"}, {"name": "crc32c"}],
-    }
     if size < 1:
         return False
+    metadata = array_metadata((size,), (size,), np.dtype(np.uint8), compressed=False)
     try:
         stored_array("zarr3", metadata, {"0": content})[:1].read().result()
-    except ValueError:  # tensorstore's, of data that are lost
+    except ValueError:  # tensorstore's error for a wrong checksum
         return False
     return True

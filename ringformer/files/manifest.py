@@ -1,8 +1,8 @@
-"""A folder's manifest lists the size and hash of each file, so that later changes on the disk are noticed and named.
+"""Manifest of a folder: the size and hash of each file, by which later changes on the disk are detected and named.
 
-manifest.json     {file: [bytes, hash]}, the file relative to the folder
+manifest.json     {file: [bytes, hash]}, with paths relative to the folder
 
-The hash of a chunk of an array is the CRC-32C with which its file ends, the hash of any other file its xxh3_128.
+The hash of an array's chunk is the CRC-32C at the end of its file; the hash of any other file is its xxh3_128.
 """
 
 import json
@@ -16,7 +16,7 @@ from ringformer.files.hashes import hash_bytes
 
 MANIFEST = "manifest.json"
 THREADS = 8
-"""Threads that read and verify files; each holds the content of one in memory."""
+"""Threads that read and verify files; each holds the content of one file in memory."""
 CRC = "crc32c:"
 DIFFERS = "is not what was written: its hash differs"
 
@@ -27,31 +27,32 @@ Hashes = dict[str, Entry]
 
 
 class DamagedFiles(OSError):
-    """Files are not what they were when they were written."""
+    """Files differ from what was written."""
 
 
 def entry_of(content: bytes) -> Entry:
-    """The manifest's entry for a file with this content."""
+    """Return the manifest's entry for a file with this content."""
     return len(content), hash_bytes(content)
 
 
 def chunk_entry_of(content: bytes) -> Entry:
-    """The manifest's entry for a chunk's file, which ends with the CRC-32C of the rest."""
+    """Return the manifest's entry for the file of a chunk, whose last four bytes are the CRC-32C of the others."""
     return len(content), f"{CRC}{int.from_bytes(content[-4:], 'little'):08x}"
 
 
 def write_part(folder: Path, process: int, hashes: Hashes) -> None:
-    """Leave the entries of the files that one of several processes wrote to `write_manifest`."""
+    """Write the entries of the files that one of several processes wrote; `write_manifest` collects them."""
     _write(_part(folder, process), hashes)
 
 
 def write_manifest(folder: Path, parts: int = 0, names: Iterable[str] | None = None, but: Collection[str] = ()) -> None:
-    """Write the manifest of a folder's files except `but`, or of the files in `names`.
+    """Write the manifest of a folder.
 
     Args:
-      parts: the number of processes that left entries of their files; the other files are read back and hashed here.
+      parts: number of processes that called `write_part`; the files of no process are read back and hashed here.
+      names: files to list; None: all files except those in `but`.
 
-    Raises OSError if a process left none.
+    Raises OSError if one of the processes did not call `write_part`.
     """
     hashes: Hashes = {}
     left = [_part(folder, process) for process in range(parts)]
@@ -66,7 +67,7 @@ def write_manifest(folder: Path, parts: int = 0, names: Iterable[str] | None = N
 
 
 def read_manifest(folder: Path) -> Hashes | None:
-    """The manifest of a folder; None if it has none. Raises DamagedFiles if its content is not a manifest."""
+    """Return the manifest of a folder; None if it has none. Raises DamagedFiles if its content is not a manifest."""
     path = folder / MANIFEST
     try:
         hashes = json.loads(path.read_text())
@@ -84,9 +85,9 @@ def read_verified(folder: Path, name: str, hashes: Hashes, *, verify_crc: bool =
     """Read a file once, compare it with its entry in the manifest, and return the content that was compared.
 
     Args:
-      verify_crc: whether to verify that a chunk's CRC-32C is that of its content; decoding the chunk does it too.
+      verify_crc: True to verify that the CRC-32C of a chunk matches its content, as decoding the chunk does too.
 
-    Raises DamagedFiles, with the file's path first, if the file is not as it was written.
+    Raises DamagedFiles, with the file's path first, if the file differs from what was written.
     """
     path = folder / name
     if name not in hashes:
@@ -102,9 +103,8 @@ def read_verified(folder: Path, name: str, hashes: Hashes, *, verify_crc: bool =
 
 
 def verify_content(path: Path, content: bytes, entry: Entry, *, verify_crc: bool = True) -> None:
-    """Raise DamagedFiles if the content of a file is not what its entry says. `verify_crc` as for `read_verified`."""
-    if len(content) != entry[0]:
-        raise DamagedFiles(f"{path} has {len(content)} bytes, {entry[0]} were written")
+    """Raise DamagedFiles if the content of a file does not match its entry. `verify_crc`: see `read_verified`."""
+    _check_size(path, len(content), entry)
     if entry[1].startswith(CRC):
         same = chunk_entry_of(content) == entry and (not verify_crc or has_valid_crc32c(content))
     else:
@@ -121,46 +121,50 @@ def find_faults(
     share: tuple[int, int] = (0, 1),
     read: Callable[[str], bool] = lambda name: True,
 ) -> list[str]:
-    """Differences between a folder's files and its manifest, `hashes`; each a line that begins with the file's path.
+    """Return a line for each difference between a folder and its manifest, `hashes`; it begins with the file's path.
 
     Args:
-      wanted: which files to check.
-      unlisted: which files may be there without being in the manifest; None: any.
+      wanted: returns True for files to check.
+      unlisted: returns True for files that may be there without being in the manifest; None: any may be.
       share: `(i, n)`: read the i-th of n shares of the files, about equal in bytes.
-      read: which files to read and compare; only the sizes of the others are compared.
+      read: returns True for files to read and compare; only the sizes of the others are compared.
     """
-    faults, there = [], []
-    for name in filter(wanted, hashes):
-        path, size = folder / name, hashes[name][0]
-        if not path.is_file():
-            faults.append(f"{path} is missing")
-        elif (now := path.stat().st_size) != size:
-            faults.append(f"{path} has {now} bytes, {size} were written")
-        else:
-            there.append(name)
-    if unlisted is not None:
-        strange = [name for name in sorted(_files(folder) - hashes.keys()) if wanted(name) and not unlisted(name)]
-        faults += [f"{folder / name} is not in {MANIFEST}" for name in strange]
     index, count = share
-    ours = sorted(filter(read, there), key=lambda name: (-hashes[name][0], name))[index::count]
+    listed = sorted(filter(wanted, hashes), key=lambda name: (-hashes[name][0], name))
+    ours = set(list(filter(read, listed))[index::count])
 
     def fault(name: str) -> str:
+        path = folder / name
         try:
-            read_verified(folder, name, hashes)
+            if name in ours:
+                read_verified(folder, name, hashes)
+            elif path.is_file():
+                _check_size(path, path.stat().st_size, hashes[name])
+            else:
+                return f"{path} is missing"
         except DamagedFiles as error:
             return str(error)
         return ""
 
     with ThreadPoolExecutor(THREADS) as threads:
-        return faults + [line for line in threads.map(fault, ours) if line]
+        faults = [line for line in threads.map(fault, listed) if line]
+    if unlisted is not None:
+        strange = [name for name in sorted(_files(folder) - hashes.keys()) if wanted(name) and not unlisted(name)]
+        faults += [f"{folder / name} is not in {MANIFEST}" for name in strange]
+    return faults
 
 
 def check_named(folder: Path) -> None:
-    """Raise DamagedFiles if a file in the folder's manifest is not as it was written; pass if there is no manifest."""
+    """Raise DamagedFiles if a file in a folder's manifest differs from what was written; pass without a manifest."""
     if faults := find_faults(folder, read_manifest(folder) or {}):
         raise DamagedFiles(
-            f"{'; '.join(faults[:3])}. Write the folder anew; if you changed it on purpose, delete {folder / MANIFEST}"
+            f"{'; '.join(faults[:3])}. Write the folder again; if you changed it on purpose, delete {folder / MANIFEST}"
         )
+
+
+def _check_size(path: Path, size: int, entry: Entry) -> None:
+    if size != entry[0]:
+        raise DamagedFiles(f"{path} has {size} bytes, {entry[0]} were written")
 
 
 def _part(folder: Path, process: int) -> Path:
@@ -168,7 +172,7 @@ def _part(folder: Path, process: int) -> Path:
 
 
 def _files(folder: Path) -> set[str]:
-    """The files below a folder, except its manifest."""
+    """Return the files below a folder, except its manifest."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MANIFEST}
 
 

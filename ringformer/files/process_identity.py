@@ -1,4 +1,4 @@
-"""Identity of a process that left a note on a shared disk, by which others tell if it still runs."""
+"""Identity of a process that left a note on a shared disk: it tells others whether that process still runs."""
 
 import os
 import socket
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Return an identity that processes share if they see each other's pids, until the machine restarts; empty where
-    Linux does not tell."""
+    """Return an identity shared by all processes that see each other's pids, until the machine restarts; "" if there is
+    no Linux /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -16,8 +16,8 @@ def machine() -> str:
 
 
 def began(pid: int) -> str:
-    """Return the start time of a process of this machine, in ticks since boot, since pids are reused. Empty if there is
-    no such process, or it has ended."""
+    """Return the start time of a process of this machine, in ticks since boot: it distinguishes processes that reuse a
+    pid. Return "" if there is no such process, or if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

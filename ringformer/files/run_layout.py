@@ -1,7 +1,7 @@
-"""Names of what lies in the folder of a run, or of a converted model."""
+"""Names of the files and folders in the folder of a run, or of a converted model."""
 
 CONFIG = "config.json"
-"""The config of a run as it was resolved; of a converted model its architecture alone."""
+"""The resolved config of a run, or the architecture of a converted model."""
 METRICS = "metrics.jsonl"
 """The metrics of a run, one line per step; a folder without it is not a run."""
 CHECKPOINTS = "checkpoints"
@@ -12,7 +12,7 @@ STAGES = "stages.json"
 """The record of all stages, in the folder of a run in stages."""
 
 HF_CONFIG = "hf_config.json"
-"""Beside a model that came from Hugging Face: its config.json there."""
+"""The config.json of a model that was converted from Hugging Face, kept beside it."""
 CARRIED = (
     "tokenizer.model",
     "tokenizer.json",
@@ -22,4 +22,4 @@ CARRIED = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""Files of a Hugging Face checkpoint that stay beside the model, so that it can be exported as it came."""
+"""Files of a Hugging Face checkpoint that are kept beside the model, so that an export returns them unchanged."""

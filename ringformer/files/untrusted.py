@@ -1,7 +1,7 @@
-"""Files of a folder that came from somebody else: its own, and no others of this machine.
+"""Files of a folder that came from a stranger: only its own files are read, no others of this machine.
 
-A model's folder names files (an index of shards) and may hold symbolic links. What it has is read, converted and copied
-into checkpoints and exports, so either could take any readable file along.
+The folder of a model names files (in the index of its shards) and may contain symbolic links. Its files are read,
+converted, and copied into checkpoints and exports, so a name or a link could leak any file that the user can read.
 """
 
 import json
@@ -13,14 +13,14 @@ from ringformer.files.atomic import CHECKSUM
 from ringformer.files.hashes import hash_object
 
 CACHED = ("models--", "datasets--", "spaces--")
-"""The beginnings of a repository's folder in the Hugging Face cache; its snapshots are links into its blobs."""
+"""Prefixes of the repositories' folders in the Hugging Face cache, whose snapshots are links into their blobs."""
 
 
 def contained(folder: str | Path, name: str) -> Path:
-    """The path of the file `name` in `folder`, whether it is there or not.
+    """Return the path of the file `name` in `folder`; the file need not exist. The folder may itself be a link.
 
-    Raises ValueError if `name` is no plain file name, or a link to anything but another file of the folder itself, or,
-    in a snapshot of the Hugging Face cache, to a blob of the same repository. The folder may itself be a link.
+    Raises ValueError if `name` is not a plain file name, or if it is a link. Two kinds of links are allowed: to another
+    file of the same folder, and from a snapshot in the Hugging Face cache to a blob of the same repository.
     """
     if type(name) is not str or name in ("", ".", "..") or any(c in name for c in "/\\\0"):
         raise ValueError(f"{folder} names a file {name!r}, which is no plain file name: its files must lie in it")
@@ -28,25 +28,28 @@ def contained(folder: str | Path, name: str) -> Path:
     if path.is_symlink():
         root = Path(folder).resolve()
         try:
-            target = path.resolve(strict=False)
+            target = path.resolve()
         except RuntimeError:  # a loop, in Python 3.12 and older
             target = path
         if target == path or target.parent not in (root, *_blobs(root)):
             raise ValueError(
-                f"{path} is a link to {path.readlink()}, out of its folder: somebody else's folder could copy any file "
-                f"so. If you made the link yourself, give a copy without links: cp -rL {folder} COPY"
+                f"{path} is a link to {path.readlink()}, outside its folder: a stranger's folder could leak any "
+                f"file in this way. If you made the link yourself, pass a copy without links: cp -rL {folder} COPY"
             )
     return path
 
 
 def contained_files(folder: str | Path, names: Iterable[str]) -> list[Path]:
-    """The paths of those of the files `names` that `folder` has. Raises ValueError as `contained` does."""
+    """Return the paths of the files `names` that exist in `folder`. Raises ValueError like `contained`."""
     return [path for path in [contained(folder, name) for name in names] if path.is_file()]
 
 
 def read_object(folder: str | Path, name: str, advice: str = "download it again") -> dict[str, Any]:
-    """The JSON object in the file `name` of `folder`. Raises ValueError, with the advice, if it is none or has a
-    checksum (`atomic.write_object`) that is not its own, and as `contained` does."""
+    """Return the JSON object in the file `name` of `folder`.
+
+    Raises ValueError like `contained`, and if the file is not a JSON object (with `advice`) or if its checksum
+    (`atomic.write_object`) does not match.
+    """
     path = contained(folder, name)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -56,13 +59,13 @@ def read_object(folder: str | Path, name: str, advice: str = "download it again"
         raise ValueError(f"{path} holds a JSON {type(value).__name__}, not an object; {advice}")
     if value.pop(CHECKSUM, None) not in (None, hash_object(value)):
         raise ValueError(
-            f"{path} is not what was written, by its checksum: bring back a copy; if you changed it on purpose, take "
-            f"its {CHECKSUM} out"
+            f"{path} is not what was written: its checksum differs. Restore a copy; if you changed it on purpose, "
+            f"remove its {CHECKSUM}"
         )
     return value
 
 
 def _blobs(root: Path) -> list[Path]:
-    """The folders that links of a snapshot lead to: of REPOSITORY/snapshots/REVISION/... REPOSITORY/blobs."""
+    """Return the folders that a snapshot may link to: REPOSITORY/blobs for REPOSITORY/snapshots/REVISION/..."""
     snapshots = (path for path in root.parents if path.name == "snapshots")
     return [path.parent / "blobs" for path in snapshots if path.parent.name.startswith(CACHED)]

@@ -1,44 +1,39 @@
-"""Messages that all processes of a run receive: from every process, or from process 0."""
+"""Messages that all processes of a run receive: from every process, or from process 0.
+
+They travel through JAX's coordination service: programs on the devices time out sooner.
+"""
 
 import itertools
+import json
+from collections.abc import Iterable
+from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
-ANSWER_SECONDS = 600.0
-"""Longest wait for process 0, which may itself be waiting for the lock of another run."""
+WAIT_SECONDS = 3600.0
+"""Longest wait for a message; its sender may be reading a checkpoint, or waiting for the lock of another run. Lost and
+stalled processes are noticed sooner (`peers.py`, `watchdog.py`)."""
 
-_SENT = "sent"
 _numbers = itertools.count()
-"""Numbers the messages from process 0, so that each has its own key."""
+"""Numbers the messages, so that each has its own key."""
 
 
-def tell_all(message: bytes, size: int) -> list[bytes]:
-    """Return the messages of all processes, in order of process index. A collective: every process must call it.
-
-    Args:
-      message: UTF-8 text, padded with spaces to `size`.
-      size: largest number of bytes in a message, the same on all processes.
-
-    Raises:
-      ValueError: the message is longer than `size`.
-    """
-    if len(message) > size:
-        raise ValueError(f"a message of {len(message)} bytes does not fit {size}")
-    together = multihost_utils.process_allgather(np.frombuffer(message.ljust(size), np.uint8))
-    return [bytes(np.asarray(row, np.uint8)) for row in np.asarray(together).reshape(jax.process_count(), -1)]
+def from_all(value: Any) -> list[Any]:
+    """Return the JSON values that all processes pass, in order of process index. Every process must call this."""
+    return _exchange(value, range(jax.process_count()))
 
 
-def from_process_0(text: str) -> str:
-    """Return the text of process 0 on all processes.
+def from_process_0(value: Any) -> Any:
+    """Return the JSON value that process 0 passes. Every process must call this."""
+    return _exchange(value, [0])[0]
 
-    It travels through the coordination service: programs on the devices time out sooner.
-    """
+
+def _exchange(value: Any, senders: Iterable[int]) -> list[Any]:
     if jax.process_count() == 1:
-        return text
-    client, key = ocp.multihost.get_jax_distributed_client(), f"ringformer/process_0/{next(_numbers)}"
-    if jax.process_index() == 0:
-        client.key_value_set(key, _SENT + text)
-    return client.blocking_key_value_get(key, int(1000 * ANSWER_SECONDS)).removeprefix(_SENT)
+        return [value]
+    client, key = ocp.multihost.get_jax_distributed_client(), f"ringformer/agreement/{next(_numbers)}/"
+    if jax.process_index() in senders:
+        client.key_value_set(f"{key}{jax.process_index()}", json.dumps(value))
+    milliseconds = int(1000 * WAIT_SECONDS)
+    return [json.loads(client.blocking_key_value_get(f"{key}{sender}", milliseconds)) for sender in senders]

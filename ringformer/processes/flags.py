@@ -1,10 +1,8 @@
 """Flags of a command that runs as one process of several: --distributed and where the processes meet."""
 
 import argparse
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ringformer.processes.rendezvous import Membership
+from ringformer.processes.rendezvous import Membership, discover
 
 
 def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +14,7 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--process_id", type=int, help="number of this process, from 0")
 
 
-def member_of(args: argparse.Namespace, seconds: float) -> "Membership | None":
+def member_of(args: argparse.Namespace, seconds: float) -> Membership | None:
     """Return this process's place among the processes; None without --distributed.
 
     Args:
@@ -24,10 +22,9 @@ def member_of(args: argparse.Namespace, seconds: float) -> "Membership | None":
 
     Raises ValueError if the flags are incomplete or contradict each other.
     """
+    place = (args.coordinator_address, args.num_processes, args.process_id)
     if args.distributed:
-        from ringformer.processes.rendezvous import discover
-
-        return discover(args.coordinator_address, args.num_processes, args.process_id, seconds)
-    if args.coordinator_address or args.num_processes or args.process_id is not None:
+        return discover(*place, seconds)
+    if place != (None, None, None):
         raise ValueError("--coordinator_address, --num_processes and --process_id need --distributed")
     return None

@@ -1,11 +1,11 @@
 """Messages between the processes of a run, through the key-value store of JAX's coordination service.
 
-    alive/N      what process N is doing, rewritten every second
-    left/N       why process N ended early
-    told/signal  the signal that one process received
-    told/verdict why the run ends: process 0 decides and all processes read it
+    alive/N      activity of process N, rewritten every second
+    left/N       reason why process N ended early
+    told/signal  signal that one process received
+    told/verdict reason why the run ends: process 0 decides and all processes read it
 
-Process 0 hosts the store. Every process makes two calls a second, and only process 0 reads the state of all.
+Process 0 hosts the store. Every process makes two calls a second, and only process 0 reads the activities of all.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ringformer.processes.watchdog import INTERVAL, Watchdog
 
 SILENT = {"step": 15.0}
-"""Seconds of silence after which a process counts as lost, by the limit of what it is doing."""
+"""Seconds of silence after which a process counts as lost, by the limit of its activity."""
 
 SILENT_ELSE = 60.0
 """Seconds of silence allowed otherwise: tracing and reading may hold Python's global lock."""
@@ -36,44 +36,51 @@ class Verdict(NamedTuple):
 
     why: str
     code: int
-    by_itself: bool
+    by_itself: bool = False
     """True if a process ended with its own error; the others may be about to fail with the same one."""
+
+
+class _Alive(NamedTuple):
+    """Activity of a process; see `Doing` and `Peers` for the fields."""
+
+    number: int
+    what: str
+    limit: str
+    place: str
+    stalled: bool
+    clock: float
+    broken: bool
 
 
 class Peers:
     """Connection to the other processes. Calls `judged(verdict)` and `signalled(number)` once each, in a thread."""
 
+    request: int | None = None
+    """Signal to announce to all processes."""
+    stalled = False
+    """True after this process has exceeded a time limit."""
+    broken = False
+    """True after a collective of this process failed because it could not reach another process."""
+
     def __init__(
         self,
         client: Any,
         index: int,
-        count: int,
         watchdog: Watchdog,
         judged: Callable[[Verdict], None],
         signalled: Callable[[int], None],
     ):
-        self._client, self._index, self._count, self._watchdog = client, index, count, watchdog
+        self._client, self._index, self._watchdog = client, index, watchdog
         self._judged, self._signalled = judged, signalled
-        self._request: int | None = None
-        self._expired = False
-        self.broken = False
-        """True after a collective of this process failed because it could not reach another process."""
+        self._place = f"{socket.gethostname()}, pid {os.getpid()}"
         self._attempt = 0
-        self._seen: dict[int, tuple[str, float]] = {}
+        self._seen: dict[int, tuple[_Alive, float]] = {}
         self._stalled_since: float | None = None
         self._closing = threading.Event()
         self.heard = watchdog.clock
         """Time of the store's last answer, by the watchdog's clock."""
         self._thread = threading.Thread(target=self._exchange, name="peers", daemon=True)
         self._thread.start()
-
-    def request(self, number: int) -> None:
-        """Announce a signal to all processes."""
-        self._request = number
-
-    def stalled(self) -> None:
-        """Report that this process has exceeded a time limit."""
-        self._expired = True
 
     def left(self, why: str, code: int) -> None:
         """Report that this process ends with an error."""
@@ -96,11 +103,11 @@ class Peers:
         signal_known = False
         while not self._closing.is_set():
             try:
-                self._put(f"alive/{self._index}", self._state())
+                self._put(f"alive/{self._index}", self._alive())
                 shared = self._get("told/")
                 self.heard = self._watchdog.clock
-                if self._request is not None and "signal" not in shared:
-                    self._put_first("told/signal", self._request)
+                if self.request is not None and "signal" not in shared:
+                    self._put("told/signal", self.request, allow_overwrite=False)
                 if self._index == 0 and "verdict" not in shared and (verdict := self._judge()):
                     self._put("told/verdict", verdict)
                     shared["verdict"] = verdict
@@ -109,62 +116,57 @@ class Peers:
                 if "signal" in shared and not signal_known:
                     signal_known = True
                     threading.Thread(target=self._signalled, args=(shared["signal"],), daemon=True).start()
-            except RuntimeError:  # the store did not answer; `Supervisor` ends a process whose store stays silent
+            except RuntimeError:
+                # Another process announced a signal first, or the store did not answer: `Supervisor` ends a process
+                # whose store stays silent.
                 pass
             self._closing.wait(INTERVAL)
 
-    def _state(self):
-        doing = self._watchdog.doing
-        place = f"{socket.gethostname()}, pid {os.getpid()}"
-        return [doing.number, doing.what, doing.limit, place, self._expired, self._watchdog.clock, self.broken]
+    def _alive(self) -> _Alive:
+        return _Alive(*self._watchdog.doing, self._place, self.stalled, self._watchdog.clock, self.broken)
 
     def _judge(self) -> Verdict | None:
         for index, (why, code) in sorted(self._get("left/").items()):
             return Verdict(f"process {index} ended: {why}", code, by_itself=True)
-        now, states = self._watchdog.clock, {int(i): state for i, state in self._get("alive/").items()}
+        now, states = self._watchdog.clock, {int(i): _Alive(*state) for i, state in self._get("alive/").items()}
         # A broken collective shows that a process is gone: its last message may predate the step that it died in.
-        limits = {i: silent_limit("step" if any(s[6] for s in states.values()) else s[2]) for i, s in states.items()}
+        broken = any(state.broken for state in states.values())
         for i, state in sorted(states.items()):
-            if (text := str(state)) != self._seen.get(i, ("", 0.0))[0]:
-                self._seen[i] = text, now
-            elif (silence := now - self._seen[i][1]) > limits[i]:
-                return Verdict(
-                    f"process {i} ({state[3]}) is lost: no message from it for {silence:.0f} s, since "
-                    f"{state[1]}; it died, is stopped or is cut off",
-                    LOST,
-                    by_itself=False,
-                )
-        if any(state[4] for state in states.values()):
+            last, since = self._seen.get(i, (None, now))
+            if state != last:
+                self._seen[i] = state, now
+            elif (silence := now - since) > silent_limit("step" if broken else state.limit):
+                return lost(f"process {i} ({state.place})", silence, f", since {state.what}")
+        if any(state.stalled for state in states.values()):
             self._stalled_since = now if self._stalled_since is None else self._stalled_since
-            if now - self._stalled_since > _GATHER_SECONDS:  # others may be about to finish what they are doing
-                return Verdict(_stalled(states), LOST, by_itself=False)
+            if now - self._stalled_since > _GATHER_SECONDS:  # others may be about to finish their activities
+                return Verdict(_stalled(states), LOST)
         return None
 
-    def _put(self, key, value):
-        self._client.key_value_set(_ROOM + key, json.dumps(value), allow_overwrite=True)
-
-    def _put_first(self, key, value):
-        try:
-            self._client.key_value_set(_ROOM + key, json.dumps(value))
-        except RuntimeError as error:
-            if "ALREADY_EXISTS" not in str(error):
-                raise
+    def _put(self, key: str, value: Any, allow_overwrite: bool = True) -> None:
+        self._client.key_value_set(_ROOM + key, json.dumps(value), allow_overwrite=allow_overwrite)
 
     def _get(self, room: str) -> dict[str, Any]:
         return {key.rpartition("/")[2]: json.loads(text) for key, text in self._client.key_value_dir_get(_ROOM + room)}
 
 
 def silent_limit(limit: str) -> float:
-    """Return the seconds of silence after which a process counts as lost, given the limit of what it is doing."""
+    """Return the seconds of silence after which a process counts as lost, given the limit of its activity."""
     return SILENT.get(limit, SILENT_ELSE)
 
 
-def _stalled(states: dict[int, list]) -> str:
+def lost(process: str, silence: float, since: str = "") -> Verdict:
+    """Return the verdict on a process that has been silent for so many seconds."""
+    why = f"{process} is lost: no message from it for {silence:.0f} s{since}; it died, is stopped or is cut off"
+    return Verdict(why, LOST)
+
+
+def _stalled(states: dict[int, _Alive]) -> str:
     """Name the processes that hold up the others: those that are behind."""
-    least, most = min(state[0] for state in states.values()), max(state[0] for state in states.values())
-    behind = [f"process {i} ({states[i][3]}) in {states[i][1]}" for i in sorted(states) if states[i][0] == least]
+    least, most = min(state.number for state in states.values()), max(state.number for state in states.values())
+    behind = [f"process {i} ({s.place}) in {s.what}" for i, s in sorted(states.items()) if s.number == least]
     if least == most:
-        return f"all {len(states)} processes stalled in {states[0][1]}: none is behind the others"
-    ahead = next(state[1] for state in states.values() if state[0] == most)
+        return f"all {len(states)} processes stalled in {states[0].what}: none is behind the others"
+    ahead = next(state.what for state in states.values() if state.number == most)
     more = f" and {len(behind) - 4} more" if len(behind) > 4 else ""
     return f"{', '.join(behind[:4])}{more} stalled; the others are in {ahead}"

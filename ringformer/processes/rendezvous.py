@@ -1,7 +1,8 @@
 """Rendezvous of a run's processes: they meet, or report within a time limit which of them are missing.
 
-It precedes JAX's own start, which waits silently and then aborts in C++: process 0 listens at the coordinator's
-address, the others connect, each with its number, and it tells them who is missing. Then the port is free for JAX.
+It precedes JAX's own start, which waits silently and then aborts in C++. Process 0 listens at the coordinator's
+address, the others connect and send their numbers, and process 0 answers which ones are missing. Then the port is free
+for JAX.
 """
 
 import json
@@ -10,13 +11,13 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-_GREETING = "ringformer 1"
-"""First value of every line: it tells a process of a run from a stranger that connects to the port."""
+_GREETING = "ringformer 2"
+"""First value of every message: it distinguishes a process of a run from a stranger that connects to the port."""
 _LATECOMERS = 5.0
 """Seconds that process 0 waits for the others after it refused one, so that they learn of it too."""
 
@@ -29,7 +30,7 @@ class Membership:
     """HOST:PORT of process 0."""
     count: int
     index: int
-    local_devices: list[int] | None = None
+    local_devices: Sequence[int] | None = None
     """Devices of this host that belong to this process; None: all of them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command by key, which must be the same on all processes."""
@@ -43,16 +44,15 @@ class ProcessesMissing(Exception):
 
 
 def discover(address: str | None, count: int | None, index: int | None, seconds: float) -> Membership:
-    """Return the given place; without one, the place that JAX detects: TPU pod, SLURM job, Open MPI or Kubernetes.
+    """Return the given place or, without one, the place that JAX detects: TPU pod, SLURM job, Open MPI or Kubernetes.
 
     Raises ValueError if the place is given in part, cannot be detected, or is invalid.
     """
     from jax._src.clusters import ClusterEnv  # JAX's own discovery; jax.distributed.initialize asks the same
 
-    named = (address, count, index)
     devices = None
-    if None in named:
-        if any(x is not None for x in named):
+    if address is None or count is None or index is None:
+        if (address, count, index) != (None, None, None):
             raise ValueError("pass all of --coordinator_address, --num_processes and --process_id, or none of them")
         address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, max(1, round(seconds))
@@ -62,12 +62,11 @@ def discover(address: str | None, count: int | None, index: int | None, seconds:
                 "--distributed: JAX detects no TPU pod and no SLURM job here; pass --coordinator_address, "
                 "--num_processes and --process_id"
             )
-    assert address is not None and count is not None and index is not None
     if not re.fullmatch(r".+:\d+", address):
         raise ValueError(f"--coordinator_address={address} must be HOST:PORT")
     if not 0 <= index < count:
         raise ValueError(f"--process_id={index} must lie between 0 and {count - 1}, since --num_processes={count}")
-    return Membership(address, count, index, None if devices is None else list(devices))
+    return Membership(address, count, index, devices)
 
 
 def start_jax(member: Membership, seconds: float) -> None:
@@ -87,7 +86,7 @@ def start_jax(member: Membership, seconds: float) -> None:
 
 
 def meet(member: Membership, seconds: float, places: Callable[[], Mapping[int, str]] = dict) -> None:
-    """Return when all processes have come. `places` returns the host that each should be on, where it is known.
+    """Return when all processes have come. `places` returns the known hosts of processes that should come.
 
     Raises:
       ProcessesMissing: some did not come within `seconds`; the message names them.
@@ -114,8 +113,8 @@ def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[in
             f"process 0 cannot listen at port {port}: {error.strerror}; is another run still using it?"
         ) from None
     peers: list[socket.socket] = []
-    came: dict[int, str] = {}
-    end, wrong, refused = time.monotonic() + seconds, "", False
+    came, refusal, missing = {0: _here()}, "", ""
+    end = time.monotonic() + seconds
     with closing(server):
         while len(peers) < member.count - 1 and (left := end - time.monotonic()) > 0:
             server.settimeout(left)
@@ -123,38 +122,48 @@ def _receive(member: Membership, seconds: float, places: Callable[[], Mapping[in
                 peer, _ = server.accept()
             except TimeoutError:
                 break
-            newcomer = _read(peer, min(5.0, left))
-            if newcomer is None:
+            try:
+                process, processes, place, asked = _hear(peer, min(5.0, left))
+                newcomer = _Newcomer(int(process), int(processes), str(place), dict(asked))
+            except (OSError, ValueError, TypeError):  # a stranger
                 peer.close()
                 continue
             peers.append(peer)
-            if not refused:
-                wrong = _refusal(member, newcomer, came)
-                came[newcomer.index] = newcomer.place
-                if wrong:
-                    refused, end = True, min(end, time.monotonic() + _LATECOMERS)
-    missing = [i for i in range(1, member.count) if i not in came]
-    if not refused and missing:
-        wrong = _missing(missing, member, seconds, places(), list(came.values()))
-    _answer(peers, {"wrong": wrong, "refused": refused})
-    _raise(wrong, refused)
+            if not refusal:
+                refusal = _refusal(member, newcomer, came)
+                came[newcomer.process] = newcomer.place
+                if refusal:
+                    end = min(end, time.monotonic() + _LATECOMERS)
+    if not refusal and len(came) < member.count:
+        missing = _missing(member, seconds, places(), came)
+    _answer(peers, [refusal, missing])
+    _raise(refusal, missing)
 
 
-def _refusal(member: Membership, newcomer: "_Newcomer", came: Mapping[int, str]) -> str:
-    """Return why a process cannot join the run, or "" if it can. `came`: the hosts of those before it."""
-    index, place = newcomer.index, newcomer.place
-    if newcomer.count != member.count:
+class _Newcomer(NamedTuple):
+    """Message of a process when it connects."""
+
+    process: int
+    processes: int
+    place: str
+    asked: Mapping[str, Any]
+
+
+def _refusal(member: Membership, newcomer: _Newcomer, came: Mapping[int, str]) -> str:
+    """Return why a process cannot join the run, or "" if it can. `came`: the hosts of the processes before it."""
+    process, processes, place, asked = newcomer
+    if processes != member.count:
         return (
-            f"a process on {place} has --num_processes={newcomer.count}, process 0 on {_here()} has {member.count}: "
+            f"a process on {place} has --num_processes={processes}, process 0 on {_here()} has {member.count}: "
             "start all with the same number"
         )
-    if differs := _differences(member.asked, newcomer.asked):
+    if differs := _differences(member.asked, asked):
         return (
-            f"process {index} on {place} was started with another config than process 0 on {_here()}: "
+            f"process {process} on {place} was started with another config than process 0 on {_here()}: "
             f"{differs}; start all with the same config"
         )
-    if index == 0 or index in came:
-        return f"two processes claim to be process {index}, on {came.get(index, _here())} and on {place}"
+    if process in came:
+        return f"two processes claim to be process {process}, on {came[process]} and on {place}"
     return ""
 
 
@@ -165,13 +174,10 @@ def _come(member: Membership, seconds: float) -> None:
         try:
             # Once connected, process 0 keeps the time.
             with closing(socket.create_connection((host.strip("[]"), int(port)), timeout=left)) as peer:
-                peer.settimeout(seconds + 10)
-                us = {"index": member.index, "count": member.count, "asked": member.asked, "place": _here()}
-                peer.sendall(_line(us))
-                with peer.makefile() as lines:
-                    answer = _parse(lines.readline())
+                _say(peer, _Newcomer(member.index, member.count, _here(), member.asked))
+                answer = _hear(peer, seconds + 10)
             if answer is not None:
-                return _raise(answer["wrong"], answer["refused"])
+                return _raise(*answer)
             why = "it ended during the rendezvous"
         except OSError as error:
             why = str(error)
@@ -181,16 +187,18 @@ def _come(member: Membership, seconds: float) -> None:
     )
 
 
-def _raise(wrong: str, refused: bool) -> None:
-    if wrong:
-        raise ValueError(wrong) if refused else ProcessesMissing(wrong)
+def _raise(refusal: str, missing: str) -> None:
+    if refusal:
+        raise ValueError(refusal)
+    if missing:
+        raise ProcessesMissing(missing)
 
 
-def _answer(peers: list[socket.socket], answer: dict[str, Any]) -> None:
+def _answer(peers: list[socket.socket], answer: list[str]) -> None:
     """Answer all and wait until each has closed its end: only then can JAX listen on the port at once."""
     for peer in peers:
         with suppress(OSError):
-            peer.sendall(_line(answer))
+            _say(peer, answer)
             peer.shutdown(socket.SHUT_WR)
     for peer in peers:
         with suppress(OSError):
@@ -199,26 +207,19 @@ def _answer(peers: list[socket.socket], answer: dict[str, Any]) -> None:
         peer.close()
 
 
-@dataclass(frozen=True)
-class _Newcomer:
-    """Message of a process when it connects."""
-
-    index: int
-    count: int
-    place: str
-    asked: dict[str, Any]
+def _say(peer: socket.socket, value: Any) -> None:
+    peer.sendall(json.dumps([_GREETING, value]).encode() + b"\n")
 
 
-def _read(peer: socket.socket, seconds: float) -> _Newcomer | None:
+def _hear(peer: socket.socket, seconds: float) -> Any:
+    """Return the value that the other side sends; None if it sends no message of this protocol."""
     peer.settimeout(seconds)
     try:
         with peer.makefile() as lines:
-            message = _parse(lines.readline(2**20))
-        if message is None:
-            return None
-        return _Newcomer(int(message["index"]), int(message["count"]), str(message["place"]), dict(message["asked"]))
-    except (OSError, ValueError, KeyError, TypeError):
+            greeting, value = json.loads(lines.readline(2**20))
+    except (ValueError, TypeError):
         return None
+    return value if greeting == _GREETING else None
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -229,44 +230,32 @@ def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return "; ".join(shown) + (f"; and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
-def _line(values: dict[str, Any]) -> bytes:
-    return json.dumps([_GREETING, values]).encode() + b"\n"
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        greeting, values = json.loads(line)
-    except (ValueError, TypeError):
-        return None
-    return values if greeting == _GREETING else None
-
-
 def _here() -> str:
     return socket.gethostname()
 
 
-def _missing(missing: list[int], member: Membership, seconds: float, places: Mapping[int, str], came: list[str]) -> str:
-    named = [f"{i} ({places[i]})" if i in places else str(i) for i in missing]
-    shown = ", ".join(named[:16]) + (f" and {len(named) - 16} more" if len(named) > 16 else "")
-    plural = "es" if len(missing) > 1 else ""
-    hosts = ", ".join(sorted({_here(), *came}))
+def _missing(member: Membership, seconds: float, places: Mapping[int, str], came: Mapping[int, str]) -> str:
+    """Name the processes that did not come, with their hosts from `places`, and the hosts of those that did."""
+    missing = [f"{i} ({places[i]})" if i in places else str(i) for i in range(member.count) if i not in came]
+    shown = ", ".join(missing[:16]) + (f" and {len(missing) - 16} more" if len(missing) > 16 else "")
     return (
-        f"process{plural} {shown} of {member.count} did not come to {member.address} within {seconds:g} s; those "
-        f"on {hosts} did"
+        f"process{'es' if len(missing) > 1 else ''} {shown} of {member.count} did not come to {member.address} within "
+        f"{seconds:g} s; those on {', '.join(sorted(set(came.values())))} did"
     )
 
 
 def known_places(environment: Mapping[str, str] = os.environ) -> dict[int, str]:
-    """Return the host that each process should be on, in a TPU pod or a SLURM job; nothing elsewhere."""
-    if "SLURM_STEP_NODELIST" in environment and "SLURM_STEP_TASKS_PER_NODE" in environment:
-        return slurm_places(environment["SLURM_STEP_NODELIST"], environment["SLURM_STEP_TASKS_PER_NODE"])
+    """Return the host that each process should be on, in a TPU pod or a SLURM job; an empty dict elsewhere."""
+    nodes, tasks = environment.get("SLURM_STEP_NODELIST"), environment.get("SLURM_STEP_TASKS_PER_NODE")
+    if nodes and tasks:
+        return slurm_places(nodes, tasks)
     from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster, GkeTpuCluster
 
     for cluster in (GkeTpuCluster, GceTpuCluster):
         try:
             if cluster.is_env_present():
                 return dict(enumerate(cluster._get_worker_list_in_slice()))
-        except Exception:  # of any kind: a name is only a hint, and the metadata server may be the cause
+        except Exception:  # of any kind, for example from the metadata server: a name is only a hint
             return {}
     return {}
 

@@ -1,6 +1,6 @@
 """Lock of a run's folder: one run at a time writes there, from any host.
 
-    RUN_DIR/lock/3.json    the third holder: its host and process, and a count of beats
+    RUN_DIR/lock/3.json    file of the third holder: its host and process, and a count of beats
 
 The process that creates the file with the next number holds the lock. A file can be created only once (O_EXCL, on NFS
 too), so no other lock of the file system is needed. A holder counts a beat every `BEAT` seconds and records when it
@@ -32,7 +32,7 @@ from ringformer.processes.agreement import from_process_0
 BEAT = 4.0
 PATIENCE = 40.0
 POLL = 0.5
-"""Seconds between two looks at another holder's file."""
+"""Seconds between two reads of another holder's file."""
 
 
 class RunLock:
@@ -57,9 +57,6 @@ class RunLock:
         self._thread = threading.Thread(target=self._beat_on, name="run lock", daemon=True)
 
     def __enter__(self) -> "RunLock":
-        if jax.process_count() == 1:
-            self.take()
-            return self
         refusal: Exception | None = None
         if jax.process_index() == 0:
             try:
@@ -84,7 +81,7 @@ class RunLock:
                     self._write(released=True)
 
     def check(self) -> None:
-        """Raise OSError if this process lost the lock: another one took it for dead, or its file was deleted."""
+        """Raise OSError if this process lost the lock: another process took it, or the lock's file was deleted."""
         if self._lost:
             raise OSError(f"{self._run_dir} {self._lost}: this process stops, and saves nothing more")
 
@@ -103,7 +100,7 @@ class RunLock:
             try:
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             except FileExistsError:
-                continue  # another was faster
+                continue  # another process was faster
             self._write()
             if max(self._numbers()) == self._number:
                 break
@@ -114,9 +111,9 @@ class RunLock:
         self._thread.start()
 
     def _is_over(self, number: int) -> bool:
-        """Wait until holder `number` is certainly gone; return False if it is no longer the last one.
+        """Wait until holder `number` is certainly gone; return False if a later holder appears.
 
-        Raises ValueError if it is alive.
+        Raises ValueError if the holder is alive.
         """
         path = self._folder / f"{number}.json"
         first, since, announced = None, time.monotonic(), False

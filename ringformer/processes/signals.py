@@ -1,8 +1,8 @@
 """Signals, handled at once by a thread, whatever the main thread is doing.
 
-Python runs signal handlers in the main thread between two of its own instructions: never while it compiles or waits for
-a device. A KeyboardInterrupt that a handler raises inside an import or a callback of a library is printed and
-forgotten there.
+Python runs signal handlers in the main thread, between two of its own instructions: never during a compilation or while
+it waits for a device. If a handler raises KeyboardInterrupt inside an import or a library's callback, the exception is
+printed there and lost.
 """
 
 import os
@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 def heeded() -> list[int]:
-    """Return SIGNALS, without SIGHUP where nohup ignores it.
+    """Return SIGNALS, without SIGHUP if it is ignored, as under nohup.
 
     SIGINT always counts: a shell ignores it for background jobs, but whoever sends it explicitly means it.
     """
@@ -24,33 +24,29 @@ def heeded() -> list[int]:
 
 
 class SignalThread:
-    """Calls `heard(number)` in a separate thread for each of `heeded()` while entered; nothing else happens.
-
-    `heard` may be replaced. Signals are handled only if the main thread enters.
+    """While entered, calls `heard(number)` in a separate thread for each signal of `heeded()`, and suppresses the
+    signal's usual effect. `heard` may be replaced. Only the main thread may enter.
     """
 
     def __init__(self, heard: Callable[[int], None]):
         self.heard = heard
-        self._possible = threading.current_thread() is threading.main_thread()
 
     def __enter__(self):
-        if self._possible:
-            self._read, self._write = os.pipe()
-            os.set_blocking(self._write, False)
-            self._before_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            self._before = {number: signal.signal(number, lambda *_: None) for number in heeded()}
-            self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
-            self._thread.start()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, lambda *_: None) for number in heeded()}
+        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_):
-        if self._possible:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(self._before_fd)
-            os.close(self._write)
-            self._thread.join()
-            os.close(self._read)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._before_fd)
+        os.close(self._write)
+        self._thread.join()
+        os.close(self._read)
 
     def _listen(self):
         while came := os.read(self._read, 64):

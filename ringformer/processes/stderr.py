@@ -1,7 +1,7 @@
 """Standard error: its loss does not end a run, and JAX's C++ code writes to a file instead.
 
-JAX's runtime aborts a process that loses the coordination service, with pages of stack; no Python callback can prevent
-it.
+JAX's runtime aborts a process that loses the coordination service, and prints pages of stack; no Python callback can
+prevent it.
 """
 
 import ctypes
@@ -11,36 +11,42 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 _kept: list[object] = []
-"""Callbacks that C++ calls: it holds no reference to them."""
+"""Callbacks that C++ calls, kept here because C++ holds no reference to them."""
 
 
-class PrefixedStream:
-    """Text stream that begins every line with a prefix."""
+class LastingStream:
+    """Text stream that begins every line with a prefix, and drops text that it cannot write: metrics.jsonl has the
+    numbers that a lost terminal misses."""
 
-    def __init__(self, stream: IO[str], prefix: str):
+    def __init__(self, stream: Any, prefix: str = ""):
         self._stream, self._prefix, self._begun = stream, prefix, False
-
-    def write(self, text: str) -> int:
-        for line in text.splitlines(keepends=True):
-            self._stream.write(line if self._begun else self._prefix + line)
-            self._begun = not line.endswith("\n")
-        return len(text)
 
     def __getattr__(self, name: str):
         return getattr(self._stream, name)
 
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            for line in text.splitlines(keepends=True):
+                self._stream.write(line if self._begun else self._prefix + line)
+                self._begun = not line.endswith("\n")
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
 
 def divert_native_stderr(path: Path, prefix: str = "") -> None:
-    """Append what native code writes to stderr to `path` from now on; what Python writes stays, with a prefix."""
+    """Append what native code writes to stderr to `path` from now on; Python still writes to stderr, with a prefix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     own = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
-    sys.stderr = PrefixedStream(own, prefix) if prefix else own
+    sys.stderr = LastingStream(own, prefix)
 
 
 def on_abort(ended: Callable[[], int]) -> None:
@@ -58,25 +64,4 @@ def on_abort(ended: Callable[[], int]) -> None:
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
     _kept.append(handler)
-    libc = ctypes.CDLL(None)
-    libc.signal.restype = ctypes.c_void_p
-    libc.signal(ctypes.c_int(signal.SIGABRT), handler)
-
-
-class LastingStream:
-    """Text stream that drops what it cannot write: metrics.jsonl has the numbers that a lost terminal misses."""
-
-    def __init__(self, stream: Any):
-        self._stream = stream
-
-    def __getattr__(self, name):
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
+    ctypes.CDLL(None).signal(signal.SIGABRT, handler)

@@ -1,7 +1,7 @@
 """Stopping a run, and the phases that it goes through.
 
-The loop names its phase and asks after every step whether to stop. A signal, a preemption notice, a stalled phase, a
-lost process and a closed terminal all reach the loop through its one `Stopping`.
+The loop names its phase, and asks after every step whether to stop. A signal, a preemption notice, a stalled phase, a
+lost process and a closed terminal all reach the loop through one object, its `Stopping`.
 """
 
 import enum
@@ -49,7 +49,7 @@ def exit_code(number: int) -> int:
 
 
 class Terminated(Exception):
-    """A signal ended the run, and its state is saved. `code` is the exit code of the process."""
+    """A signal ended the run, after its state was saved. `code` is the exit code of the process."""
 
     def __init__(self, message: str, number: int):
         super().__init__(message)

@@ -1,9 +1,9 @@
 """Supervision of the command `ringformer train`: signals, stalls and lost processes.
 
-Until the first step of a run begins there is nothing to lose: a signal ends the process at once, wherever it is. From
-then on a signal makes the run stop after a step, the same one on all processes. The processes agree on it as in JAX's
-preemption service: each reports how far it is, and all stop after the step that follows the furthest. That service
-itself would not do: it handles only SIGTERM, hides it from everybody else, and reports it only at the next step.
+Until the first step of a run begins there is nothing to lose, and a signal ends the process at once, whatever it does.
+From then on, a signal makes the run stop after a step, the same step on all processes. They agree on it as in JAX's
+preemption service: each process reports its progress, and all stop one step after the furthest. That service itself
+does not suffice: it handles only SIGTERM, hides it from all other code, and reports it only at the next step.
 """
 
 import os
@@ -19,19 +19,20 @@ from typing import NamedTuple
 import jax
 
 from ringformer.cli.visible_text import visible
-from ringformer.processes.peers import LOST, Peers, Verdict, silent_limit
+from ringformer.processes.peers import LOST, Peers, Verdict, lost, silent_limit
 from ringformer.processes.rendezvous import Membership, ProcessesMissing, known_places, meet, start_jax
 from ringformer.processes.signals import SignalThread
 from ringformer.processes.stderr import divert_native_stderr, on_abort
 from ringformer.processes.stopping import INTERRUPTED, Phase, Stopping, Terminated, exit_code, signal_name
 from ringformer.processes.watchdog import Doing, Watchdog, dump_stacks
 
+_ALONE = Membership("", 1, 0)
 _LAST_WORDS = 3.0
 """Seconds that process 0, which hosts the store, stays after its verdict, so that the others can read it."""
 
 _CLOSING_SECONDS = 10.0
 _UNREACHED = ("DEADLINE_EXCEEDED", "UNAVAILABLE", "Connection", "connection")
-"""Signs in JAX's errors of a network fault or a machine too busy to answer: another start may succeed."""
+"""Words in JAX's errors that mean a network fault, or a machine too busy to answer: another start may succeed."""
 
 _SERVICE_LOST = b"JAX distributed service detected fatal errors"
 
@@ -40,7 +41,7 @@ class State(NamedTuple):
     """Progress of a process, exchanged when the processes agree where to stop."""
 
     session: int
-    """Number of runs begun: a config with stages has several."""
+    """Number of runs that have started: a config with stages has several."""
     asks: int
     """Number of times that the run has asked whether to stop."""
     phase: str
@@ -48,13 +49,13 @@ class State(NamedTuple):
 
 
 class Supervisor(Stopping):
-    """Ends the process when it should, and reports why; from its creation on it handles the `signals`."""
+    """Ends the process on signals, stalls and lost processes, and reports why. Once created, it handles `signals`."""
 
     def __init__(self, signals: SignalThread):
         self._lock = threading.RLock()
-        self._member: Membership | None = None
+        self._member = _ALONE
         self._peers: Peers | None = None
-        self._log: Path | None = None
+        self._log = Path("logs", "process-0.txt")
         self._session, self._asks, self._phase = 0, 0, "between"
         self._stop_at: int | None = None
         self._verdict: Verdict | None = None
@@ -65,12 +66,12 @@ class Supervisor(Stopping):
     @property
     def first(self) -> bool:
         """True if this process reports for all."""
-        return self._member is None or self._member.index == 0
+        return self._member.index == 0
 
     def join(self, member: Membership, seconds: float, folder: Path) -> None:
-        """Join the other processes of a run, before JAX has a device; C++ then writes its errors to RUN_DIR/logs.
+        """Join the other processes of a run, before JAX has a device. C++ then writes its errors to `folder`/logs.
 
-        Raises ProcessesMissing, ValueError or OSError as `meet` does.
+        Raises ProcessesMissing, ValueError or OSError, as `meet` does.
         """
         self._member = member
         meet(member, seconds, known_places)
@@ -83,12 +84,12 @@ class Supervisor(Stopping):
 
         if member.count > 1:
             client = global_state.client
-            self._peers = Peers(client, member.index, member.count, self.watchdog, self._judged, self._signalled)
-            threading.Thread(target=self._watch_peers, name="silence", daemon=True).start()
+            self._peers = Peers(client, member.index, self.watchdog, self._judged, self._signalled)
+            self.watchdog.each_second = self._check_store
 
     def __enter__(self):
         if self.signal is not None:
-            raise Terminated(self._nothing_lost(self.signal), self.signal)
+            raise Terminated(_nothing_lost(self.signal), self.signal)
         with self._lock:
             self._session, self._asks, self._phase = self._session + 1, 0, "starting"
         return self
@@ -112,33 +113,34 @@ class Supervisor(Stopping):
 
     def failed(self, error: Exception) -> None:
         """Report the error of one of several processes, tell the others, and end; do nothing in a single process."""
-        if self._member is None or self._member.count == 1:
+        if self._member.count == 1:
             return
         if isinstance(error, ProcessesMissing):
             self._end(str(error), LOST)
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            # Collectives fail in the processes that wait for a lost one: the verdict will name it.
+        collective = isinstance(error, jax.errors.JaxRuntimeError)
+        unreached = collective and any(sign in str(error) for sign in _UNREACHED)
+        if collective:
+            # Collectives fail in processes that wait for a lost process: the verdict will name it.
             self._note(traceback.format_exc())
             if self._peers is not None:
-                self._peers.broken = any(sign in str(error) for sign in _UNREACHED)
+                self._peers.broken = unreached
             time.sleep(silent_limit("step") + 4 * _LAST_WORDS)
-        explained = isinstance(error, ValueError | OSError | FloatingPointError | ImportError)
-        if not explained:
+        why = str(error)
+        if not isinstance(error, ValueError | OSError | FloatingPointError | ImportError):
             traceback.print_exc()
-        why = f"{error}" if explained else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        code = 2 if isinstance(error, ValueError | FileNotFoundError | ImportError) else 1
-        if isinstance(error, jax.errors.JaxRuntimeError) and any(sign in why for sign in _UNREACHED):
-            code = LOST
+            first_line, _, _ = why.partition("\n")
+            why = f"{type(error).__name__}: {first_line}"
+        code = 2 if isinstance(error, ValueError | FileNotFoundError | ImportError) else LOST if unreached else 1
         self._leaving = True
         if self._peers is not None:
             try:
                 self._peers.left(why, code)
-            except RuntimeError as lost:
-                self._note(str(lost))
+            except RuntimeError as silent:
+                self._note(str(silent))
         self._end(why, code)
 
     def close(self) -> None:
-        """Leave with the other processes, after the last save."""
+        """Wait for the other processes after the last save, and leave together with them."""
         if self._peers is not None:
             self.enter(Phase.EXIT)
             self._peers.close()
@@ -154,22 +156,21 @@ class Supervisor(Stopping):
             if number == signal.SIGINT == self.signal:
                 self._end("interrupted twice: steps since the last save are lost", INTERRUPTED)
             return
-        if self._peers is not None:
-            self.signal = number
-            self._peers.request(number)
-            return
         self.signal = number
-        if self._phase != "training":
-            self._end(self._nothing_lost(number), exit_code(number))
+        if self._peers is not None:
+            self._peers.request = number
+        elif self._phase != "training":
+            self._end(_nothing_lost(number), exit_code(number))
 
     def _signalled(self, number: int) -> None:
-        """Agree with the other processes where to stop; all of them do so at about the same time."""
+        """Agree with the other processes on the step to stop after. All of them do so at about the same time."""
         assert self._peers is not None
         self.signal = number
         with self._lock:
             try:
-                states = [State(*state) for state in self._peers.gather(self._state())]
-            except RuntimeError as error:  # one of them is lost: a verdict will follow
+                progress = State(self._session, self._asks, self._phase)
+                states = [State(*state) for state in self._peers.gather(progress)]
+            except RuntimeError as error:  # a process is lost: a verdict will follow
                 return self._note(str(error))
             last = max(state.session for state in states)
             self._stop_at = max(state.asks for state in states if state.session == last) + 1
@@ -180,47 +181,30 @@ class Supervisor(Stopping):
                 return
         if closing:  # others are still writing the last save of the previous run
             time.sleep(_CLOSING_SECONDS)
-        self._end(self._nothing_lost(number), exit_code(number), all_say=False)
-
-    def _state(self) -> "State":
-        return State(self._session, self._asks, self._phase)
-
-    def _nothing_lost(self, number: int) -> str:
-        return (
-            f"stopped by {signal_name(number)} before the first step: nothing is lost, the same command resumes the run"
-        )
+        self._end(_nothing_lost(number), exit_code(number), all_say=False)
 
     # Time
 
     def _expired(self, doing: Doing) -> None:
         """End the process after a stall, or report it to the others; in the watchdog's thread."""
-        if self._peers is not None:
-            self._dump(f"stalled in {doing.what}")
-            return self._peers.stalled()
-        folder = self.run_dir or Path()
-        self._log = self._log or folder / "logs" / "process-0.txt"
+        if self._member is _ALONE:
+            self._log = (self.run_dir or Path()) / self._log
         self._dump(f"stalled in {doing.what}")
+        if self._peers is not None:
+            self._peers.stalled = True
+            return
         self._end(
             f"stalled: {doing.what} takes longer than {doing.limit}_minutes allows; the stacks of all threads are in "
             f"{self._log}",
             LOST,
         )
 
-    def _watch_peers(self) -> None:
-        """Check every second that process 0, which hosts the store, still answers."""
-        assert self._member is not None
-        while (peers := self._peers) is not None:
+    def _check_store(self) -> None:
+        """End the process if process 0, which hosts the store, no longer answers; in the watchdog's thread."""
+        if (peers := self._peers) is not None:
             silence = self.watchdog.clock - peers.heard
             if silence > silent_limit(self.watchdog.doing.limit) + 2 * _LAST_WORDS:
-                self._judged(
-                    Verdict(
-                        f"process 0 at {self._member.address} is lost: no message from it for {silence:.0f} "
-                        "s; it died, is stopped or is cut off",
-                        LOST,
-                        by_itself=False,
-                    )
-                )
-            time.sleep(1)
+                self._judged(lost(f"process 0 at {self._member.address}", silence))
 
     # Ends
 
@@ -234,7 +218,6 @@ class Supervisor(Stopping):
 
     def _aborted(self) -> int:
         """Report why C++ aborts the process, and return the exit code."""
-        assert self._log is not None and self._member is not None
         if self._leaving:
             return LOST if self._verdict is None else self._verdict.code
         if self.signal is not None and self._phase != "training":
@@ -252,27 +235,29 @@ class Supervisor(Stopping):
         return code
 
     def _end(self, why: str, code: int, all_say: bool = True) -> None:
-        """End the process, from any thread; process 0 ends last."""
+        """Report the reason and end the process, from any thread; process 0 ends last."""
         self._leaving = True
         if all_say or self.first:
             self._say(why)
-        if self._member is not None and self._member.count > 1 and self._member.index == 0 and self._peers is not None:
+        if self.first and self._peers is not None:
             time.sleep(_LAST_WORDS)
         sys.stdout.flush()
         os._exit(code)
 
     def _say(self, why: str) -> None:
-        several = self._member is not None and self._member.count > 1
-        who = f"process {self._member.index} of {self._member.count}: " if several and self._member else ""
-        begun = "\n" if sys.stderr.isatty() else ""  # of the progress bar
-        sys.stderr.write(f"{begun}ringformer train: {who}{visible(why)}\n")
+        index, count = self._member.index, self._member.count
+        who = f"process {index} of {count}: " if count > 1 else ""
+        line_end = "\n" if sys.stderr.isatty() else ""  # ends the progress bar
+        sys.stderr.write(f"{line_end}ringformer train: {who}{visible(why)}\n")
         sys.stderr.flush()
 
     def _dump(self, why: str) -> None:
-        if self._log is not None:
-            dump_stacks(self._log, f"{socket.gethostname()}, pid {os.getpid()}: {why}")
+        dump_stacks(self._log, f"{socket.gethostname()}, pid {os.getpid()}: {why}")
 
     def _note(self, text: str) -> None:
-        if self._log is not None:
-            with self._log.open("a") as file:
-                file.write(text + "\n")
+        with self._log.open("a") as file:
+            file.write(text + "\n")
+
+
+def _nothing_lost(number: int) -> str:
+    return f"stopped by {signal_name(number)} before the first step: nothing is lost, the same command resumes the run"

@@ -22,10 +22,13 @@ class Doing(NamedTuple):
 
 
 class Watchdog:
-    """Checks every second whether the current activity exceeds its limit, and then calls `expired(doing)`.
+    """Checks every second whether the current activity exceeds its limit, and then calls `expired(doing)` once.
 
     Only seconds in which the process ran count: a process that was stopped and continued has not stalled.
     """
+
+    each_second: Callable[[], None] | None = None
+    """Another check, which the same thread calls."""
 
     def __init__(self, expired: Callable[[Doing], None]):
         self._expired = expired
@@ -64,6 +67,8 @@ class Watchdog:
             if self.seconds > self.limits.get(doing.limit, float("inf")) and reported != doing.number:
                 reported = doing.number
                 self._expired(doing)
+            if self.each_second is not None:
+                self.each_second()
 
 
 def dump_stacks(path: Path, why: str) -> None:

@@ -75,8 +75,8 @@ def _list(args: argparse.Namespace) -> None:
 def _inspect(args: argparse.Namespace) -> None:
     import jax
 
+    from ringformer.checkpoints.array_folder import is_chunk, read_about
     from ringformer.checkpoints.sharded_arrays import checkpoint_handler
-    from ringformer.checkpoints.tree import is_chunk, read_about
     from ringformer.checkpoints.verify import UNVERIFIED, tree_folder
 
     run_dir = Path(args.path)

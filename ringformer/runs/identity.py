@@ -19,13 +19,10 @@ from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
 from ringformer.data.stores.options import StoreOptions
 from ringformer.files.run_layout import CHECKPOINTS
-from ringformer.processes.agreement import tell_all
+from ringformer.processes.agreement import from_all
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
 Identity = dict[str, Any]
-
-DIGESTS_BYTES = 2**14
-"""Bytes of the digests that processes compare: one digest for each of some sixty keys."""
 
 RESOLVED = frozenset(
     {
@@ -135,7 +132,7 @@ def check_same_on_all(identity: Identity) -> None:
     A collective.
     """
     mine = {key: identity_hash(value)[:8] for key, value in identity.items()}
-    first, *others = (json.loads(digests) for digests in tell_all(json.dumps(mine).encode(), DIGESTS_BYTES))
+    first, *others = from_all(mine)
     for index, other in enumerate(others, 1):
         if differs := sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key)):
             raise ValueError(

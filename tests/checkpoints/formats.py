@@ -4,7 +4,7 @@ import json
 
 import tensorstore as ts
 
-from ringformer.checkpoints.tree import WRITTEN_LAST
+from ringformer.checkpoints.array_folder import WRITTEN_LAST
 from ringformer.files.manifest import MANIFEST, write_manifest
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorstore as ts
 
 from ringformer.checkpoints import verify
-from ringformer.checkpoints.tree import is_chunk
+from ringformer.checkpoints.array_folder import is_chunk
 from ringformer.checkpoints.verify import checkpoint_faults, tree_folder
 from ringformer.convert.block_streams import open_streams
 from ringformer.files import atomic

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ringformer.checkpoints import copies as checkpoint_copies
+from ringformer.checkpoints.array_folder import WRITTEN_LAST
 from ringformer.checkpoints.copies import Copies, copied_steps, receive, send, send_step
 from ringformer.checkpoints.retention import Keep
-from ringformer.checkpoints.tree import WRITTEN_LAST
 from ringformer.checkpoints.verify import checkpoint_faults, saved_steps
 from ringformer.cli import main
 from ringformer.files import bucket as object_store

@@ -9,8 +9,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from ringformer.checkpoints.array_folder import WRITTEN_LAST
 from ringformer.checkpoints.saved_model import restore_params
-from ringformer.checkpoints.tree import WRITTEN_LAST
 from ringformer.checkpoints.verify import checkpoint_faults, saved_steps, tree_folder
 from ringformer.cli import main
 from ringformer.files.manifest import MANIFEST, DamagedFiles

@@ -16,8 +16,8 @@ import pytest
 from orbax.checkpoint.checkpoint_managers import PreservationContext
 
 from ringformer.checkpoints import sharded_arrays as checkpoint_arrays
+from ringformer.checkpoints.array_folder import read_about
 from ringformer.checkpoints.retention import Keep
-from ringformer.checkpoints.tree import read_about
 from ringformer.checkpoints.verify import checkpoint_faults, saved_steps, tree_folder
 from ringformer.train.loop import train
 from ringformer.train.prepare import prepare
@@ -136,7 +136,7 @@ def test_a_read_only_run_dir_is_said_in_one_line(config, steps, mounted):
 
 
 def test_a_failed_close_is_raised_once(tmp_path, monkeypatch, capfd):
-    async def broken(shards, infos):
+    async def broken(leaves):
         raise OSError("the disk does not return what was written to it")
 
     checkpoints = opened(tmp_path)

@@ -222,14 +222,15 @@ def test_chunks_end_where_shards_end(mesh_dim, monkeypatch):
     mesh, shardings = setup(mesh_dim)
     state = laid_out(STATE, shardings, mesh)
     for x, logical in zip(jax.tree.leaves(state.params), jax.tree.leaves(STATE.params), strict=True):
-        shards = checkpoint_arrays._on_host(checkpoint_arrays.Saved(x, logical.shape))
-        chunk, files = shards.metadata["chunk_grid"]["configuration"]["chunk_shape"], set()
+        leaf = checkpoint_arrays._on_host(checkpoint_arrays.Saved(x, logical.shape), None)
+        chunks = list(leaf.blocks)
+        chunk, files = leaf.metadata["chunk_grid"]["configuration"]["chunk_shape"], set()
         found = np.zeros(logical.shape, np.int32)
-        for index, host in shards.chunks:
+        for index, host in chunks:
             found[index] += host.view(np.int32) == logical[index].view(np.int32)
             files.add(tuple(s.start // c for s, c in zip(index, chunk, strict=True)))
             assert all(s.start % c == 0 and s.stop - s.start <= c for s, c in zip(index, chunk, strict=True))
-        assert (found == 1).all() and len(files) == len(shards.chunks)
+        assert (found == 1).all() and len(files) == len(chunks)
 
 
 def test_a_model_is_loaded_as_it_was_saved(saved):

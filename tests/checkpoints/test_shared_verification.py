@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ringformer.files import manifest as file_manifest
-from ringformer.checkpoints import tree, zarr_files
+from ringformer.checkpoints import array_folder, zarr_files
 from ringformer.checkpoints.verify import checkpoint_faults, tree_folder
 from ringformer.checkpoints.manager import Checkpoints
 from ringformer.checkpoints.retention import Keep
@@ -52,16 +52,16 @@ print("read", len(read), "of", len(hashes))
 read.clear()
 chunks, real_chunk = [], zarr_files.read_verified
 zarr_files.read_verified = lambda folder, name, *args, **kwargs: (
-    tree.is_chunk(name) and chunks.append(name)
+    array_folder.is_chunk(name) and chunks.append(name)
 ) or real_chunk(folder, name, *args, **kwargs)
 checkpoints = Checkpoints(folder, abstract_state(shardings, OPTIMIZER, mesh), shardings, Keep())
 step, state, lines = checkpoints.restore_newest()
 assert (step, lines) == (20, [])
 assert_same_bits(state, states[20])
-assert not any(map(tree.is_chunk, read)), "chunks are not read before they are restored"
+assert not any(map(array_folder.is_chunk, read)), "chunks are not read before they are restored"
 assert len(chunks) == len(set(chunks)), "each chunk is read once"
 print("chunks", *chunks)
-print("all", *filter(tree.is_chunk, hashes))
+print("all", *filter(array_folder.is_chunk, hashes))
 multihost_utils.sync_global_devices("verified")
 if index == 0:
     flip(tree_folder(folder, 20) / "params.embed" / "0.0", np.random.default_rng(0))

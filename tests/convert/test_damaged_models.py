@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from ringformer.checkpoints.tree import WRITTEN_LAST
+from ringformer.checkpoints.array_folder import WRITTEN_LAST
 from ringformer.cli import main
 from ringformer.convert import from_hf, to_hf
 from ringformer.inference.generator import load_model

@@ -49,7 +49,7 @@ def test_from_transformers_through_a_run_to_transformers(corpus, tmp_path):
         prepare(dataclasses.replace(config, run_dir=config.init_from))
     run = prepare(config)
     (tmp_path / "ours" / "chat_template.jinja").symlink_to(tmp_path / "store" / "train" / "meta.json")
-    with pytest.raises(ValueError, match=r"chat_template\.jinja is a link to .*, out of its folder"):
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is a link to .*, outside its folder"):
         train(run)
     (tmp_path / "ours" / "chat_template.jinja").unlink()
     train(run)

@@ -70,7 +70,7 @@ def test_links_out_of_a_checkpoint_are_refused(theirs, tmp_path, name, capsys):
         target.write_text('{"password": "hunter2"}')
     (theirs / name).symlink_to("../outside/file")
     assert main(["convert", "from-hf", str(theirs), str(tmp_path / "ours")]) == 2
-    assert f"{name} is a link to ../outside/file, out of its folder" in capsys.readouterr().err
+    assert f"{name} is a link to ../outside/file, outside its folder" in capsys.readouterr().err
     assert_nothing_was_written(tmp_path)
 
 

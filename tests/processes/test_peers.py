@@ -44,7 +44,7 @@ def run(monkeypatch):
     for dog in dogs:
         dog.begin("step 7", "step")
     store, judged, signalled = Store(3), [[], [], []], [[], [], []]
-    all_peers = [Peers(store, i, 3, dogs[i], judged[i].append, signalled[i].append) for i in range(3)]
+    all_peers = [Peers(store, i, dogs[i], judged[i].append, signalled[i].append) for i in range(3)]
     yield SimpleNamespace(dogs=dogs, peers=all_peers, judged=judged, signalled=signalled)
     for one in (*all_peers, *dogs):
         one.close()
@@ -94,14 +94,14 @@ def test_the_one_that_is_behind_stalls(run, reporter):
     """Whoever notices first."""
     for dog in run.dogs[:2]:
         dog.begin("step 8", "step")
-    run.peers[reporter].stalled()
+    run.peers[reporter].stalled = True
     assert until(lambda: all(run.judged)), run.judged
     why = run.judged[1][0].why
     assert why.startswith("process 2 (") and "in step 7 stalled; the others are in step 8" in why
 
 
 def test_nobody_is_behind(run):
-    run.peers[1].stalled()
+    run.peers[1].stalled = True
     assert until(lambda: all(run.judged))
     assert run.judged[2][0].why == "all 3 processes stalled in step 7: none is behind the others"
 
@@ -113,9 +113,9 @@ def test_an_error_of_one_is_told_to_all(run):
 
 
 def test_the_first_signal_is_everyone_s(run):
-    run.peers[1].request(15)
+    run.peers[1].request = 15
     assert until(lambda: all(run.signalled))
-    run.peers[2].request(2)
+    run.peers[2].request = 2
     time.sleep(0.2)
     assert run.signalled == [[15], [15], [15]]
 

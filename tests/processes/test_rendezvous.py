@@ -110,7 +110,7 @@ def test_processes_that_do_not_belong_together(calls, message):
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b'["ringformer 1", {"index": "x"}]\n', b"\xff" * 5000]
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b'["ringformer 2", ["x", 2, "host", {}]]\n', b"\xff" * 5000]
 )
 def test_strangers_at_the_port_do_no_harm(said):
     port = free_port()

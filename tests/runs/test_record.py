@@ -348,11 +348,11 @@ def test_a_changed_digit_of_a_record_is_noticed(begun, tmp_path):
         path.write_text(whole.replace(old, new))
         assert path.read_text() != whole
         for reader in (lambda: prepare(c), lambda: prepare(edited(c, {"seed": 8}))):
-            with pytest.raises(ValueError, match=rf"{name} is not what was written, by its checksum"):
+            with pytest.raises(ValueError, match=rf"{name} is not what was written: its checksum differs"):
                 reader()
         if name == "config.json":
             for reader in (model_of, load_model):
-                with pytest.raises(ValueError, match=rf"{name} is not what was written, by its checksum"):
+                with pytest.raises(ValueError, match=rf"{name} is not what was written: its checksum differs"):
                     reader(c.run_dir)
         path.write_text(whole)
     prepare(c)

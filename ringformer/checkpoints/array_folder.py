@@ -1,6 +1,7 @@
-"""A saved tree of arrays: a folder that Orbax makes, with a manifest of all its files (`files/manifest.py`).
+"""Folder with a saved tree of arrays: Orbax makes it, and a manifest lists all its files (`files/manifest.py`).
 
-Each process makes the entries of the chunks that it wrote, process 0 the rest, before Orbax gives the folder its name.
+Each process makes the entries of the chunks that it wrote; process 0 adds all others before Orbax gives the folder its
+name.
 """
 
 import json
@@ -28,34 +29,32 @@ leave_absent_tpu_alone()  # before a backend starts
 TREE = "_METADATA"
 """Orbax's description of the tree."""
 WRITTEN_LAST = ("commit_success.txt", "_CHECKPOINT_METADATA")
-"""Files that Orbax writes when everything else is there; no restored value depends on them."""
+"""Files that Orbax writes after everything else; no restored value depends on them."""
 
 
 class PlainFiles(ocp.PyTreeCheckpointHandler):
-    """A handler of trees whose leaves are of one kind, each a folder of plain zarr files; it writes a manifest.
+    """Handler of trees with one kind of leaf, each a folder of plain zarr files; it writes a manifest.
 
     Args:
-      kind: the type of the leaves.
-      handler: saves and restores them.
-      processes: number of processes that leave entries of the files that they write (`write_part`).
+      kind: type of the leaves.
+      handler: saves and restores them; in a save, each process calls `write_part`.
     """
 
-    def __init__(self, kind: type, handler: ocp.type_handlers.TypeHandler, processes: int = 1):
-        self._processes = processes
+    def __init__(self, kind: type, handler: ocp.type_handlers.TypeHandler):
         self.leaves = handler
         array = jax.Array, ocp.type_handlers.ArrayHandler()  # or Orbax warns that there is none
         kinds = ocp.type_handlers.create_type_handler_registry(array, (kind, handler))
         super().__init__(use_ocdbt=False, use_zarr3=True, type_handler_registry=kinds)
 
     def finalize(self, directory) -> None:
-        """Write the manifest: on process 0, when all processes have written, before the folder gets its name. Orbax's
-        own method would merge the databases of the processes, and warn that there are none."""
-        write_manifest(Path(directory), self._processes, but=WRITTEN_LAST)
+        """Write the manifest: on process 0, when all processes have written, before the folder gets its name. (Orbax's
+        own method would merge the databases of the processes, and warn that there are none.)"""
+        write_manifest(Path(directory), jax.process_count(), but=WRITTEN_LAST)
 
 
 @ocp.args.register_with_handler(PlainFiles, for_save=True)
 class Save(ocp.args.PyTreeSave):
-    """The arguments with which `PlainFiles` saves a tree, and JSON values about it (`read_about`)."""
+    """Arguments with which `PlainFiles` saves a tree, and JSON values about the tree (`read_about`)."""
 
     def __init__(self, item: Any, about: dict[str, Any] | None = None):
         super().__init__(item, custom_metadata={"manifest": MANIFEST, "about": about or {}})
@@ -63,13 +62,13 @@ class Save(ocp.args.PyTreeSave):
 
 @ocp.args.register_with_handler(PlainFiles, for_restore=True)
 class Restore(ocp.args.PyTreeRestore):
-    """The arguments with which `PlainFiles` restores."""
+    """Arguments with which `PlainFiles` restores a tree."""
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
-    """The values that were saved with a tree (`Save`); None if it was saved before there were manifests.
+    """Return the values that were saved with a tree (`Save`); None if it was saved before there were manifests.
 
-    Raises DamagedFiles if the folder's metadata cannot be read, or are not what was written.
+    Raises DamagedFiles if the folder's metadata cannot be read, or differ from what was written.
     """
     hashes = read_manifest(folder)
     try:
@@ -82,7 +81,8 @@ def read_about(folder: Path) -> dict[str, Any] | None:
 
 
 def tree_hashes(folder: Path) -> Hashes | None:
-    """The manifest of a saved tree; None if it was saved without one. Raises DamagedFiles if it is lost or damaged."""
+    """Return the manifest of a saved tree; None if it was saved without one. Raises DamagedFiles if the manifest is
+    lost or damaged."""
     hashes = read_manifest(folder)
     if hashes is None and read_about(folder) is not None:
         raise DamagedFiles(f"{folder / MANIFEST} is missing")
@@ -90,7 +90,7 @@ def tree_hashes(folder: Path) -> Hashes | None:
 
 
 def is_chunk(file: str) -> bool:
-    """True if a file of a saved tree is a chunk of an array ("params.embed/0.1")."""
+    """Return True if a file of a saved tree is a chunk of an array ("params.embed/0.1")."""
     return re.fullmatch(r"[^/]+/\d+(\.\d+)*", file) is not None
 
 
@@ -101,12 +101,13 @@ def tree_faults(
     *,
     chunks: bool = True,
 ) -> list[str] | None:
-    """Files of a saved tree that are not as they were written, a line each; None if it was saved without a manifest.
+    """Return a line for each file of a saved tree that differs from what was written; None if it was saved without a
+    manifest.
 
     Args:
-      wanted: which arrays to check, by their names ("params.embed").
+      wanted: returns True for the names of arrays to check ("params.embed").
       share: `(i, n)`: read the i-th of n shares of the files.
-      chunks: whether to read the arrays' chunks; if not, only their sizes are compared.
+      chunks: True to read the chunks of arrays; otherwise only their sizes are compared.
     """
     try:
         hashes = tree_hashes(folder)
