@@ -7,6 +7,7 @@ import pytest
 
 from ringformer.cli import main
 from ringformer.inference.generator import Generator
+from ringformer.inference.sampling import Sampling
 from tests.data.chat_samples import sentencepiece
 from tests.inference.fake_generator import FakeGenerator
 from tests.inference.runs import converted_folder, run_folder
@@ -79,7 +80,7 @@ def test_a_prompt_is_continued(run, loaded, capsys):
     ((generator, options),) = loaded
     assert options == {"mesh_dim": "1,1,1,2", "max_length": 28, "prefill_chunk": 8, "compute_dtype": "float32"}
     assert generator.sessions[0].appended == [[list(b"The ring")]]
-    assert generator.samplings == [(0.5, None, None, 3)]
+    assert generator.samplings == [Sampling(0.5, seed=3)]
 
 
 HOSTILE = b"a\x1b[2J\x1b]0;mine\x07\x1b]52;c;eA==\x07\xc2\x9b2J\x9b2J\rb\n\tc"
