@@ -1,7 +1,6 @@
 """Export of a run's checkpoint to a folder that transformers loads."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from ringformer.models.llama_config import LlamaConfig
 
 
 class Exported(NamedTuple):
-    """Model that was written, and its dtype."""
+    """Exported model and its dtype."""
 
     config: LlamaConfig
     dtype: str
@@ -42,7 +41,7 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
       FileNotFoundError: if there is no checkpoint.
       DamagedFiles: if files of the checkpoint, or of a converted model, have changed.
     """
-    run_dir, origin = Path(run_dir), "as asked"
+    run_dir = Path(run_dir)
     if dtype is not None:
         supported_dtype(dtype)
     if shard_bytes < 1:
@@ -54,17 +53,17 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         raise ValueError(f"{run_dir} holds a {type(config).__name__}: only a LLaMA can be exported")
     run, hf = read_object(run_dir, CONFIG), read_object(run_dir, HF_CONFIG) if imported else {}
     stored = open_streams(checkpoint, config)
-    if dtype is None:
-        dtype, origin = hf.get("dtype") or hf.get("torch_dtype"), "as the Hugging Face model that it came from"
-        if dtype not in tuple(CODES):  # absent, or one that exports do not support
-            dtype, origin = stored["embed",].dtype.numpy_dtype.name, "as stored"
-    target = supported_dtype(dtype)
+    named: Any = dtype or hf.get("dtype") or hf.get("torch_dtype")  # transformers 5 and 4
+    origin = "as asked" if dtype else "as the Hugging Face model that it came from"
+    if named not in tuple(CODES):  # absent, or a dtype that exports do not support
+        named, origin = stored["embed",].dtype.numpy_dtype.name, "as stored"
+    target = supported_dtype(named)
     scaling = config.rope_scaling
     scaled = int((scaling.original_max_position or 0) * (scaling.factor or 1))
     hf_config = to_hf_config(
         config,
         max_position=max(hf.get("max_position_embeddings", 0), run.get("seq_len", 0), scaled) or 2048,
-        dtype=dtype,
+        dtype=named,
         token_ids=_token_ids(run_dir, run, hf),
     )
     reading_order = ("embed", "layers", "norm", "head")
@@ -77,13 +76,11 @@ def to_hf(run_dir: str | Path, out: str | Path, dtype: str | None = None, shard_
         for _, index in weight.blocks(layer):
             yield cast(weight.to_tensor(stored[weight.path][index].read().result()), target, name)
 
-    with output_folder(Path(out)) as building:
+    with output_folder(Path(out), carried) as building:
         shapes = {name: weight.tensor_shape for name, (weight, _) in place.items()}
         write_tensors(building, shapes, target, shard_bytes, blocks)
-        for file in carried:
-            shutil.copyfile(file, building / file.name)
         (building / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
-    return Exported(config, dtype, origin)
+    return Exported(config, named, origin)
 
 
 def _token_ids(run_dir: Path, run: dict[str, Any], hf: dict[str, Any]) -> dict[str, Any]:

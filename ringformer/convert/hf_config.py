@@ -130,7 +130,7 @@ def _check_numbers(values: dict[str, Any]) -> None:
 
 def _rope(hf: dict[str, Any]) -> tuple[float, RopeScaling]:
     """Return theta and scaling with the precedence of transformers: `rope_scaling` over `rope_parameters`, and a theta
-    inside either of them over one beside them."""
+    inside either object over the theta at the top level."""
     for key in ("rope_scaling", "rope_parameters"):
         if hf.get(key) and type(hf[key]) is not dict:
             raise ValueError(f"config.json has {key}={hf[key]!r}, must be an object")

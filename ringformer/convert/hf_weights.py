@@ -11,7 +11,7 @@ from einops import rearrange
 from ringformer.models.llama_config import LlamaConfig
 
 BLOCK_BYTES = 64 * 2**20
-"""Maximum size in float32 of a block, which is read, transposed and written at a time and is a chunk on disk."""
+"""Maximum size of a block in float32. One block is read, transposed and written at a time, as a chunk on disk."""
 
 ParamPath = tuple[str, ...]
 
@@ -29,12 +29,12 @@ TENSORS: dict[ParamPath, tuple[str, str]] = {
     ("norm", "scale"): ("model.norm.weight", "D -> D"),
     ("head",): ("lm_head.weight", "V D -> D V"),
 }
-"""Name of each parameter's tensors, and the einops pattern from a tensor to its layer of the parameter."""
+"""Name of each parameter's tensors, and the einops pattern that turns a tensor into one layer of the parameter."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter of all layers, and its tensors."""
+    """A parameter, stacked over all layers, and the tensors that it is made of."""
 
     path: ParamPath
     config: LlamaConfig
@@ -63,19 +63,22 @@ class Weight:
     @property
     def chunk(self) -> tuple[int, ...]:
         """Shape on disk of the largest block."""
-        shape = self._sizes(self._patterns[1])
-        shape[self._axis] = self._step
-        return (*[1] * self.stacked, *shape)
+        shape = [*[1] * self.stacked, *self._sizes(self._patterns[1])]
+        size = shape[self._axis]
+        shape[self._axis] = min(size, max(1, BLOCK_BYTES * size // (4 * prod(shape))))
+        return tuple(shape)
 
     def blocks(self, layer: int = 0) -> Iterator[tuple[slice, tuple[slice, ...]]]:
         """Yield the rows of each block of one tensor, in order, and the block's index into the parameter."""
-        sizes, axis = self._sizes(self._patterns[1]), self._axis
-        unit = self.tensor_shape[0] // sizes[axis]  # rows of one head
-        for start in range(0, sizes[axis], self._step):
-            stop = min(start + self._step, sizes[axis])
-            index = [slice(None)] * len(sizes)
-            index[axis] = slice(start, stop)
-            yield slice(start * unit, stop * unit), (*[slice(layer, layer + 1)] * self.stacked, *index)
+        size, step = self.shape[self._axis], self.chunk[self._axis]
+        unit = self.tensor_shape[0] // size  # rows of one head
+        for start in range(0, size, step):
+            stop = min(start + step, size)
+            index = [slice(None)] * len(self.shape)
+            if self.stacked:
+                index[0] = slice(layer, layer + 1)
+            index[self._axis] = slice(start, stop)
+            yield slice(start * unit, stop * unit), tuple(index)
 
     def to_parameter(self, rows: np.ndarray) -> np.ndarray:
         """Rearrange a block of a tensor as a block of the parameter (a view)."""
@@ -97,16 +100,10 @@ class Weight:
 
     @property
     def _axis(self) -> int:
-        """Index of the parameter's dimension that corresponds to the tensor's rows (counted in whole heads)."""
+        """Dimension of the parameter, from the end, that corresponds to the tensor's rows (counted in whole heads)."""
         tensor, parameter = self._patterns
-        return parameter.split().index(tensor.lstrip("(")[0])
-
-    @property
-    def _step(self) -> int:
-        """Size of the largest block along `_axis`."""
-        sizes = self._sizes(self._patterns[1])
-        size = sizes[self._axis]
-        return min(size, max(1, BLOCK_BYTES * size // (4 * prod(sizes))))
+        letters = parameter.split()
+        return letters.index(tensor.lstrip("(")[0]) - len(letters)
 
 
 def weights(config: LlamaConfig) -> list[Weight]:

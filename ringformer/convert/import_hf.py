@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,11 +43,9 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
     check_tensors(tensors, config)
 
     streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target)) for w in weights(config)}
-    with output_folder(Path(out)) as building:
+    with output_folder(Path(out), carried) as building:
         save_streams(building / CHECKPOINTS / "0" / "default", streams)
         (building / CONFIG).write_text(json.dumps({"model": dataclasses.asdict(config)}, indent=1) + "\n")
-        for file in carried:
-            shutil.copyfile(file, building / file.name)
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
         write_manifest(building, names=[CONFIG, HF_CONFIG, *(file.name for file in carried)])
     return config

@@ -2,14 +2,15 @@
 
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def output_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `out`, which is renamed to `out` at the end, or removed after an error.
+def output_folder(out: Path, carried: Iterable[Path]) -> Iterator[Path]:
+    """Yield a temporary folder beside `out`, with copies of the files `carried`. It is renamed to `out` at the end, or
+    removed after an error.
 
     Raises ValueError if `out` is a file or a folder that is not empty.
     """
@@ -18,6 +19,8 @@ def output_folder(out: Path) -> Iterator[Path]:
     building = out.parent / f"{out.name}.building-{uuid.uuid4().hex[:8]}"
     try:
         building.mkdir(parents=True)
+        for file in carried:
+            shutil.copyfile(file, building / file.name)
         yield building
         building.rename(out)
     except BaseException:

@@ -48,7 +48,7 @@ class Comparison(NamedTuple):
 
 
 def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int = 0) -> Comparison:
-    """Compare two models on `length` random tokens. They are in memory one at a time, in float32.
+    """Compare two models on `length` random tokens, in float32. Only one model is in memory at a time.
 
     An export in bfloat16 or float16 rounds the run's parameters. Each parameter is therefore first rounded to the dtype
     in which `hf` stores it, so that this rounding counts as no difference.

@@ -15,10 +15,13 @@ class RowText:
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: Sequence[str]):
         self._stream, self._ends = TextStream(tokenizer, prompt.ids), prompt.ends
         self.stops = StopStrings(stop)
+        self.ids: list[int] = []
+        """Tokens so far, including the end token."""
         self._lead, self._begin = prompt.lead, ""
 
     def push(self, token: int) -> str:
         """Return the text that can be released once `token` is known."""
+        self.ids.append(token)
         return "" if token in self._ends else self.stops.push(self._without_lead(self._stream.push(token)))
 
     def close(self) -> str:
@@ -34,6 +37,20 @@ class RowText:
         return begin.removeprefix(lead)
 
 
+def row_pieces(
+    session: Session, steps: Iterator[list[int | None]], rows: Sequence[RowText]
+) -> Generator[list[str], None, None]:
+    """Yield the next text of each row after every step of a decode, and finally the rest of each text. A row ends at a
+    stop string."""
+    for step in steps:
+        pieces = ["" if token is None else row.push(token) for row, token in zip(rows, step, strict=False)]
+        for number, row in enumerate(rows):
+            if row.stops.met:
+                session.end(number)
+        yield pieces
+    yield [row.close() for row in rows]
+
+
 class Answer(Iterator[str]):
     """One row's text in pieces. To stop early, call `close` or just stop iterating."""
 
@@ -41,7 +58,7 @@ class Answer(Iterator[str]):
         self.session, self.prompt = session, prompt
         self.prompt_tokens = len(prompt.ids) - cached
         """Number of prompt tokens that were read for this answer; in a chat, only those that were not in the cache."""
-        self.ids: list[int] = []
+        self.ids = row.ids
         """Tokens so far, including the end token."""
         self.text = ""
         """Text of the pieces so far."""
@@ -49,7 +66,7 @@ class Answer(Iterator[str]):
         """True after an exception between two tokens; the contents of the session are then undefined."""
         self.began_anew = False
         """True if a chat had to reread its conversation from the beginning (`Chat.ask`)."""
-        self._pieces = self._generate(steps, row)
+        self._pieces = row_pieces(session, steps, [row])
 
     @property
     def cached(self) -> list[int]:
@@ -58,23 +75,18 @@ class Answer(Iterator[str]):
         return ids if not self.interrupted and self.session.lengths[0] == len(ids) else []
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        piece = ""
+        while not piece:
+            try:
+                (piece,) = next(self._pieces)
+            except StopIteration:
+                raise
+            except BaseException:
+                self.interrupted = True
+                raise
+            self.text += piece
+        return piece
 
     def close(self) -> None:
         """Stop asking for tokens; the session can be used again."""
         self._pieces.close()
-
-    def _generate(self, steps: Iterator[list[int | None]], row: RowText) -> Generator[str, None, None]:
-        token: int | None = -1
-        while token is not None and not row.stops.met:
-            try:
-                (token,) = next(steps, (None,))
-            except BaseException:
-                self.interrupted = True
-                raise
-            if token is not None:
-                self.ids.append(token)
-            piece = row.close() if token is None else row.push(token)
-            self.text += piece
-            if piece:
-                yield piece

@@ -47,11 +47,11 @@ def write_tokens(
 
 
 class Slots:
-    """Count, on the host, of each rank's slots that are taken in any row. A rank's first slots are taken first."""
+    """Count, on the host, of the slots of each rank that hold a token of any row. Slots are taken in order."""
 
     def __init__(self, ranks: int, capacity: int):
         self.capacity = capacity
-        """Slots of a rank."""
+        """Number of slots of each rank."""
         self._taken = np.zeros(ranks, np.int32)
 
     @property

@@ -38,9 +38,9 @@ def attend_token(
     valid: Bool[Array, "B S"],
     ring: str,
 ) -> Float32[Array, "B K G d"]:
-    """Attend from one query per row, the same on all ranks, to the keys of all ranks' shares and to its own k and v.
+    """Attend from one token per row, the same on all ranks, to the cached keys of all ranks and to its own k and v.
 
-    One maximum and one sum are communicated, 4 B K G (d + 2) bytes regardless of the context.
+    Communicates one maximum and one sum: 4 B K G (d + 2) bytes, regardless of the context.
     """
     scale = q.shape[-1] ** -0.5
 

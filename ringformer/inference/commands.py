@@ -29,16 +29,17 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "Continue a prompt with the model of a run, or answer it with --chat. Text goes to stdout as it is generated, "
         "tokens per second to stderr. Without --prompt and --prompt_file, the prompt is read from stdin; on a "
         "terminal, prompts are read in a loop and a chat keeps its history. Ctrl-C ends an answer, Ctrl-D a "
-        "conversation. With --distributed, several processes work on the same prompt, which each must be given; "
+        "conversation. With --distributed, several processes work on the same prompt, which must be given to each; "
         "process 0 prints the answer."
     )
     add_model_options(parser, "the folder of a run, of a stage of one, or of a converted model", "run_dir")
-    parser.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat, a question")
-    parser.add_argument("--prompt_file", metavar="FILE", help="a UTF-8 file with the prompt, including its newlines")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat, a question")
+    source.add_argument("--prompt_file", metavar="FILE", help="a UTF-8 file with the prompt, including its newlines")
     parser.add_argument("--chat", action="store_true", help="answer using the run's chat template")
     parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; default: the template's own")
     parser.add_argument("--max_new_tokens", type=int, default=256, help="the longest continuation")
-    stop_help = "end the text before this string; may be repeated"
+    stop_help = "end the text before this string; may be repeated; default: none"
     parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help=stop_help)
     add_flags(parser, Sampling)
     parser.add_argument(
@@ -55,8 +56,6 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 def _generate(args: argparse.Namespace) -> int:
     from ringformer.parallel.mesh import simulate_cpu_devices
 
-    if args.prompt is not None and args.prompt_file is not None:
-        raise ValueError("--prompt and --prompt_file: give one of them")
     if args.system is not None and not args.chat:
         raise ValueError("--system is the system message of a --chat")
     if (dp := args.mesh_dim.split(",")[0].strip()) != "1" and dp.lstrip("-").isdigit():
@@ -87,7 +86,8 @@ def _generate(args: argparse.Namespace) -> int:
     elif limit is None:
         raise ValueError("the model does not name its context: set --max_length")
     needed = tokens + args.max_new_tokens
-    check_room(tokens, args.max_new_tokens, needed if limit is None else limit)
+    limit = needed if limit is None else limit
+    check_room(tokens, args.max_new_tokens, limit)
     if member is not None:
         _join(member, args, prompt)
     model = TextGenerator(load_generator(args.run_dir, args, limit if prompt is None else needed), text)
@@ -151,16 +151,12 @@ def _limit(args: argparse.Namespace, context: int | None) -> int | None:
     """Return the maximum length of a text in tokens, None if there is no limit. Raises ValueError if it exceeds the
     context of training."""
     longest = None if args.allow_longer else context
-    if args.max_length is None:
-        return longest
-    if args.max_length < 2:
-        raise ValueError(f"--max_length={args.max_length} leaves no room for a prompt and a token")
-    if longest is not None and args.max_length > longest:
+    if longest is not None and (args.max_length or 0) > longest:
         raise ValueError(
             f"--max_length={args.max_length} exceeds the context of {longest:,} tokens that {args.run_dir} was "
             "trained at; --allow_longer permits it"
         )
-    return args.max_length
+    return longest if args.max_length is None else args.max_length
 
 
 def _interactive(ask) -> int:

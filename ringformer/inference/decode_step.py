@@ -1,4 +1,4 @@
-"""One token of each row through a LLaMA with sharded weights and cache, as one device computes it.
+"""The decode step of one device: one token of each row through a LLaMA with sharded weights and cache, and sampling.
 
 The residual stream is replicated over (tp, fsdp, sp). A layer communicates the columns of q, k and v (one all-gather
 over fsdp and sp), the maximum and sum of the attention (over sp), and the partial sums after wo and the feed-forward.
@@ -55,8 +55,8 @@ def decode_hidden(
             q, k, v = (rearrange(y, "b (h d) -> b 1 h d", d=c.head_dim) for y in (q, k, v))
             q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
             heads = rearrange(q, "b 1 (k g) d -> b k g d", k=k.shape[2])
-            cached = (layer_of(x, i, slots) for x in (cache.k, cache.v))
-            o = attend_token(heads, k[:, 0], v[:, 0], *cached, valid, "sp")
+            cached_k, cached_v = (layer_of(x, i, slots) for x in (cache.k, cache.v))
+            o = attend_token(heads, k[:, 0], v[:, 0], cached_k, cached_v, valid, "sp")
             x = x + _reduced(rearrange(o, "b k g d -> b (k g d)").astype(x.dtype), attention["wo"])
         with jax.named_scope("feed_forward"):
             h = rms_norm(x, w["feedforward_norm"]["scale"], c.norm_eps)
@@ -85,7 +85,7 @@ def _embed(share, tokens):
 
 
 def _projections(x, shares, sizes):
-    """Return the tp rank's columns of x times each matrix; one all-gather collects those of the devices' shares."""
+    """Return the tp rank's columns of x times each matrix; one all-gather collects the columns of the devices."""
     widths = [w.shape[-1] for w in shares]
     columns = jnp.concatenate([x @ w for w in shares], axis=-1)
     gathered = lax.all_gather(columns, REST, axis=1, to="invarying")  # [B, devices, columns]
@@ -101,7 +101,7 @@ def _reduced(x, share):
 
 
 def _sum(x, share):
-    """Sum over devices the products of their parts of x [B, rows] and of a matrix, in float32."""
+    """Multiply each device's part of x [B, rows] by its part of a matrix; sum the products over devices in float32."""
     return lax.psum(jnp.einsum("br,rD->bD", x, share, preferred_element_type=jnp.float32), ALL).astype(x.dtype)
 
 

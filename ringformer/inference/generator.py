@@ -57,14 +57,13 @@ class Generator:
         max_length: int,
         prefill_chunk: int | None = None,
         compute_dtype: str | None = None,
-        devices: list | None = None,
     ) -> "Generator":
         """Load the model of a run's latest checkpoint, or a converted model.
 
         Args:
-          mesh_dim: "dp,fsdp,tp,sp"; one size may be -1 and then takes the remaining devices.
+          mesh_dim: "dp,fsdp,tp,sp". The mesh has the first devices, as many as it needs; one size may be -1 and then
+            takes the remaining devices. Several processes always use all devices.
           compute_dtype: float32 or bfloat16; None: that of the run.
-          devices: devices of the mesh; None: the first ones, as many as mesh_dim needs.
 
         Raises:
           ValueError, FileNotFoundError: if `run` holds no LLaMA, or the mesh does not fit the model.
@@ -75,7 +74,10 @@ class Generator:
             raise ValueError(f"{run} holds a {type(config).__name__}: inference is for LLaMA models")
         if compute_dtype is not None:
             config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # the config checks it
-        mesh = make_mesh(mesh_dim, _first_devices(mesh_dim) if devices is None else devices)
+        devices, mesh_sizes = jax.devices(), mesh_dim.split(",")
+        if jax.process_count() == 1 and all(size.strip().isdigit() for size in mesh_sizes):
+            devices = devices[: math.prod(map(int, mesh_sizes))]
+        mesh = make_mesh(mesh_dim, devices)
         inference_config(config, mesh, max_length)  # refuse a mesh that does not fit before reading any weights
         dtypes = jax.tree.map(lambda share: share.dtype, weight_shares(config, mesh))
         params = restore_params(run, weight_shardings(config, mesh), mesh, dtypes)
@@ -95,7 +97,7 @@ class Generator:
     ) -> list[list[int]]:
         """Return the ids that follow each prompt, including the end token if there is one.
 
-        Raises ValueError, before anything is computed, for what `Session.append` and `decode` refuse.
+        Raises ValueError, before anything is computed, if `Session.append` or `Session.decode` would.
         """
         check_tokens(prompts, self.config.vocab_size)
         check_room(max(map(len, prompts)), max_new_tokens, self.max_length)
@@ -146,19 +148,10 @@ def load_model(run_dir: str | Path, **changes) -> Any:
 
 def check_sizes(max_length: int, prefill_chunk: int | None) -> None:
     """Raise ValueError for a size that is too small, or a length that is too large for int32 positions."""
-    if max_length < 2:
-        raise ValueError(f"max_length={max_length} must be at least 2: a prompt and a token after it")
-    if max_length > LONGEST:
-        raise ValueError(f"max_length={max_length:,} is more than {LONGEST:,}: positions have 32 bits")
+    if not 2 <= max_length <= LONGEST:
+        raise ValueError(
+            f"max_length={max_length:,} must be at least 2, for a prompt and a token after it, and at most "
+            f"{LONGEST:,}, because positions have 32 bits"
+        )
     if prefill_chunk is not None and prefill_chunk < 1:
         raise ValueError(f"prefill_chunk={prefill_chunk} must be positive, or unset")
-
-
-def _first_devices(mesh_dim: str) -> list:
-    """Return the first devices, as many as the mesh needs, or all devices if a size is -1 or there are several
-    processes."""
-    devices = jax.devices()
-    sizes = mesh_dim.split(",")
-    if jax.process_count() > 1 or not all(size.strip().isdigit() for size in sizes):
-        return devices
-    return devices[: math.prod(map(int, sizes))]

@@ -54,7 +54,7 @@ def add_template_option(parser: argparse.ArgumentParser) -> None:
 
 
 def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int) -> "Generator":
-    """Load the model in `folder` as the options say."""
+    """Load the model in `folder` with the options of the command."""
     from ringformer.inference.generator import Generator
 
     return Generator.load(

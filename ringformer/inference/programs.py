@@ -72,8 +72,8 @@ def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> Llam
     return model
 
 
-def _compiled(lower: Callable[..., jax.stages.Lowered]) -> Callable[..., jax.stages.Compiled]:
-    """Return the method that also compiles what `lower` lowers, once for the same arguments."""
+def _compiled(lower: Callable) -> Callable:
+    """Return a method that compiles the program that `lower` lowers, once for the same arguments."""
 
     @lru_cache
     def compiled(programs, *sizes):
@@ -157,7 +157,7 @@ class Programs:
     prefill, decode, losses = _compiled(lower_prefill), _compiled(lower_decode), _compiled(lower_losses)
 
     def _lower(self, function, results, *arguments, **options) -> jax.stages.Lowered:
-        """Lower the jitted function of one device's arrays. `arguments` are abstract global arrays, `results` specs."""
+        """Lower a function of one device's arrays. `arguments` are abstract global arrays; `results` are specs."""
         run = jax.shard_map(function, mesh=self.mesh, in_specs=_specs(arguments), out_specs=results)
         return jax.jit(run, **options).lower(*arguments)
 
@@ -182,14 +182,10 @@ class Programs:
             ring = partial(ring_attention, q, k, v, axis_name="sp", layout=c.layout, **options)
             if not cached:
                 return ring(), (k, v)
-            before = attend_cached(
-                q,
-                *(layer_of(x, layer, cached) for x in (cache.k, cache.v)),
-                cache.positions[:, :cached] >= 0,
-                travels,
-                "sp",
-                **options | {"kernel": "xla" if c.kernel == "cudnn" else c.kernel},
-            )
+            ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
+            kernel = {"kernel": "xla" if c.kernel == "cudnn" else c.kernel}
+            valid = cache.positions[:, :cached] >= 0
+            before = attend_cached(q, ours[0], ours[1], valid, travels, "sp", **options | kernel)
             return join(ring(return_lse=True), before).astype(q.dtype), (k, v)
 
         x, (k, v) = self._model(weights).attended(

@@ -41,8 +41,8 @@ class RunText:
       template: a chat template; None: the one that rendered the run's conversations, else the tokenizer's own.
 
     Raises:
-      FileNotFoundError: the folder does not exist, or holds no model or no tokenizer.
-      ValueError: the folder is an unconverted Hugging Face checkpoint, or the tokenizer does not fit the model.
+      FileNotFoundError: if the folder does not exist, or holds no model or no tokenizer.
+      ValueError: if the folder is an unconverted Hugging Face checkpoint, or the tokenizer does not fit the model.
     """
 
     def __init__(self, run: str | Path, *, tokenizer: str | None = None, template: TemplateName | None = None):
@@ -66,8 +66,8 @@ class RunText:
         return read_object(self._run, name) if contained(self._run, name).is_file() else {}
 
     def prompt(self, text: str, chat: bool = False, prefix: str = "") -> Prompt:
-        """Encode a text and `prefix`, the beginning of what follows. The text is to be continued or, with `chat`, is a
-        question to answer."""
+        """Encode a text to continue or, with `chat`, a question to answer. `prefix` is the beginning of the
+        continuation or of the answer."""
         if chat:
             return self.encode_chat([Message("user", text)], prefix)
         return Prompt(self.encode(text + prefix), self.end_tokens)
@@ -165,7 +165,7 @@ def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segme
 
 @contextmanager
 def _checks(prompt: str, tokenizer: Tokenizer) -> Iterator[None]:
-    """Raise ValueError for a prompt that is empty, or that turns out not to be UTF-8 when it is encoded."""
+    """Raise ValueError for an empty prompt, or if encoding it fails because it is not UTF-8."""
     if not prompt:
         raise ValueError("the prompt is empty: there is nothing to continue")
     try:

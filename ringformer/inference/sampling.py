@@ -30,7 +30,7 @@ class Sampling:
     top_p: float | None = None
     """Probability mass to sample from: the fewest likeliest tokens that reach it."""
     seed: int = 0
-    """Seed of the sampling, 0 to 2^31 - 1."""
+    """Seed of the sampling, 0 (the default) to 2^31 - 1."""
 
     def __post_init__(self):
         if not 0 <= self.temperature <= HOTTEST:  # nor NaN
@@ -49,5 +49,5 @@ class Sampling:
 
     @property
     def kind(self) -> Kind:
-        """Kind of the program that samples so."""
+        """Kind of program that this sampling needs."""
         return Kind(self.temperature == 0, self.top_k is not None, self.top_p is not None)

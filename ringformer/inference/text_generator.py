@@ -6,7 +6,7 @@ from typing import Any
 
 from ringformer.data.chats.templates import TemplateName
 from ringformer.data.tokenizers.base import Tokenizer
-from ringformer.inference.answers import Answer, RowText
+from ringformer.inference.answers import Answer, RowText, row_pieces
 from ringformer.inference.generator import Generator
 from ringformer.inference.run_text import Prompt, RunText
 from ringformer.inference.sampling import Sampling
@@ -75,20 +75,14 @@ class TextGenerator:
         self.check(asked, max_new_tokens, stop)
         if not asked:
             return []
-        answers, texts = [RowText(self.tokenizer, prompt, stop) for prompt in asked], [""] * len(asked)
         idle = -len(asked) % self.generator.mesh.shape["dp"]
         session = self.generator.session(len(asked) + idle)
         session.append([prompt.ids for prompt in asked + asked[:1] * idle])
         steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=asked[0].ends)
         for row in range(len(asked), len(asked) + idle):
             session.end(row)
-        for step in steps:
-            for row, answer in enumerate(answers):
-                if (token := step[row]) is not None:
-                    texts[row] += answer.push(token)
-                    if answer.stops.met:
-                        session.end(row)
-        return [text + answer.close() for text, answer in zip(texts, answers, strict=True)]
+        pieces = row_pieces(session, steps, [RowText(self.tokenizer, prompt, stop) for prompt in asked])
+        return ["".join(of_row) for of_row in zip(*pieces, strict=True)]
 
     def stream(
         self,

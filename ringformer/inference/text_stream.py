@@ -11,12 +11,13 @@ _UNFINISHED = re.compile("[\ufffd\udc80-\udcff]+\\Z")
 
 
 class TextStream:
-    """The text of ids that arrive one by one after others.
+    """Text of ids that arrive one by one after the ids `before`.
 
-    The pieces joined, including that of `close`, are the text that `tokenizer.decode` adds to that of `before`. A space
-    that SentencePiece would strip from the beginning of a text is therefore kept. A piece is returned once no later id
-    can change it: characters may span several tokens, and some tokenizers revise a whole run of byte tokens when one of
-    them completes no character. Ids beyond the tokenizer's vocabulary, for which a model may have rows, have no text.
+    The joined pieces, including the piece from `close`, are the text that `tokenizer.decode` adds to the text of
+    `before`. A space that SentencePiece would strip from the beginning of a text is therefore kept. A piece is returned
+    once no later id can change it: characters may span several tokens, and some tokenizers revise a whole run of byte
+    tokens when one of them completes no character. Ids beyond the tokenizer's vocabulary, for which a model may have
+    rows, have no text.
 
     Args:
       before: the preceding ids, for example those of a prompt.
@@ -66,10 +67,10 @@ def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 
 
 class StopStrings:
-    """Text that arrives in pieces, cut before the stop string that is completed first; no part of one is returned.
+    """Text that arrives in pieces, cut before the stop string that is completed first.
 
-    If one character completes several stop strings, the cut is before the one that begins first. The result does not
-    depend on how the text is divided into pieces.
+    No part of a stop string is returned. If one character completes several stop strings, the cut is before the stop
+    string that begins first. The result does not depend on how the text is divided into pieces.
     """
 
     def __init__(self, stops: Sequence[str]):

@@ -1,5 +1,5 @@
-"""Sharding of the weights for decoding: every device of (tp, fsdp, sp) holds a share of each, and decoding a token
-gathers none.
+"""Sharding of the weights for decoding: every device of (tp, fsdp, sp) holds a share of each weight, and decoding a
+token gathers no weight.
 
 A matrix keeps its dimension D whole and is cut along the other one; heads and their features count as one dimension. tp
 cuts heads and feed-forward features as in training, then (fsdp, sp) cut the rest. Where tp has more ranks than there
@@ -37,7 +37,6 @@ class WeightShare:
     layers: int | None  # size of the leading dimension of stacked layers; None: not stacked
     axes: tuple[str, ...]  # axes that cut the part; () for vectors
     shards: int  # number of shares over `axes`
-    parts: int  # number of tp parts, each with its own padding; 1 if tp is among the axes
     dtype: DTypeLike
 
     @property
@@ -55,9 +54,9 @@ class WeightShare:
         return (self.shape[0], cut) if self.dim == -1 else (cut, self.shape[-1])
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
-        """Return the global array, the concatenation of its shares."""
+        """Return the global array, the concatenation of all shares: each tp rank's part has its own padding."""
         stacked = () if self.layers is None else (self.layers,)
-        shape = self.matrix(self.width * self.shards * self.parts) if self.axes else self.shape
+        shape = self.matrix(self.width * math.prod(mesh.shape[axis] for axis in ALL)) if self.axes else self.shape
         return jax.ShapeDtypeStruct((*stacked, *shape), self.dtype, sharding=NamedSharding(mesh, self.spec))
 
     @property
@@ -97,11 +96,11 @@ def weight_shares(config: LlamaConfig, mesh: Mesh | AbstractMesh) -> dict:
     def share(letters: str, x: jax.ShapeDtypeStruct) -> WeightShare:
         layers = x.shape[0] if len(x.shape) > len(letters) else None
         if len(letters) == 1:
-            return WeightShare(x.shape[-1:], -1, layers, (), 1, 1, jnp.float32)
+            return WeightShare(x.shape[-1:], -1, layers, (), 1, jnp.float32)
         part = tuple(max(1, config.sizes[i] // tp) if i in TENSOR_PARALLEL else config.sizes[i] for i in letters)
-        axes, shards, parts = (ALL, tp * rest, 1) if "V" in letters else (REST, rest, tp)
+        axes, shards = (ALL, tp * rest) if "V" in letters else (REST, rest)
         dim = -1 if letters[0] == "D" else -2
-        return WeightShare(part, dim, layers, axes, shards, parts, jnp.dtype(config.compute_dtype))
+        return WeightShare(part, dim, layers, axes, shards, jnp.dtype(config.compute_dtype))
 
     _, shapes, letters = abstract_model(config)
     return jax.tree.map(share, letters, shapes)
