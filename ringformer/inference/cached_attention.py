@@ -72,7 +72,7 @@ def attend_cached(
     axis = ring if travels == "keys" else None
     if axis is None:
         q = lax.all_gather(q, ring, axis=1, tiled=True)
-    segments = jnp.zeros(q.shape[:2], jnp.int32), jnp.where(valid, 0, 1)
+    segments = jnp.zeros(q.shape[:2], jnp.int32), jnp.where(valid, 0, 1)  # empty slots are of another segment
     o, lse = ring_attention(q, k, v, axis_name=axis, segment_ids=segments, causal=False, return_lse=True, **options)
     if axis is not None:
         return o.astype(jnp.float32), lse

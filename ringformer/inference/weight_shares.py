@@ -33,7 +33,7 @@ class WeightShare:
     """Sharding of one parameter: cuts a device's share from a tp rank's part, and gathers the part from shares."""
 
     shape: tuple[int, ...]  # of a tp rank's part of one layer, for example [D, h, d]
-    dim: int  # dimension of the matrix that is cut, from the end
+    dim: int  # dimension of the matrix that is cut: 0, or 1 if D is its first dimension
     layers: int | None  # size of the leading dimension of stacked layers; None: not stacked
     axes: tuple[str, ...]  # axes that cut the part; () for vectors
     shards: int  # number of shares over `axes`
@@ -51,7 +51,7 @@ class WeightShare:
 
     def matrix(self, cut: int) -> tuple[int, int]:
         """Return the shape of a matrix whose dimension that is cut has size `cut`."""
-        return (self.shape[0], cut) if self.dim == -1 else (cut, self.shape[-1])
+        return (self.shape[0], cut) if self.dim else (cut, self.shape[-1])
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
         """Return the global array, the concatenation of all shares: each tp rank's part has its own padding."""
@@ -78,15 +78,15 @@ class WeightShare:
         padding[self.dim] = 0, self.width * self.shards - self.size
         padded = jnp.pad(whole.reshape(self.matrix(-1)), padding)
         start = lax.axis_index(self.axes) * self.width
-        return lax.dynamic_slice_in_dim(padded, start, self.width, axis=2 + self.dim)
+        return lax.dynamic_slice_in_dim(padded, start, self.width, axis=self.dim)
 
     def gather(self, share: jax.Array) -> jax.Array:
         """Gather the tp part of one layer's parameter from the devices' shares (inside `shard_map`)."""
         if not self.axes:
             return share
         with jax.named_scope(GATHER):
-            padded = lax.all_gather(share, self.axes, axis=2 + self.dim, tiled=True, to="invarying")
-        return lax.slice_in_dim(padded, 0, self.size, axis=2 + self.dim).reshape(self.shape)
+            padded = lax.all_gather(share, self.axes, axis=self.dim, tiled=True, to="invarying")
+        return lax.slice_in_dim(padded, 0, self.size, axis=self.dim).reshape(self.shape)
 
 
 def weight_shares(config: LlamaConfig, mesh: Mesh | AbstractMesh) -> dict:
@@ -96,10 +96,10 @@ def weight_shares(config: LlamaConfig, mesh: Mesh | AbstractMesh) -> dict:
     def share(letters: str, x: jax.ShapeDtypeStruct) -> WeightShare:
         layers = x.shape[0] if len(x.shape) > len(letters) else None
         if len(letters) == 1:
-            return WeightShare(x.shape[-1:], -1, layers, (), 1, jnp.float32)
+            return WeightShare(x.shape[-1:], 0, layers, (), 1, jnp.float32)
         part = tuple(max(1, config.sizes[i] // tp) if i in TENSOR_PARALLEL else config.sizes[i] for i in letters)
         axes, shards = (ALL, tp * rest) if "V" in letters else (REST, rest)
-        dim = -1 if letters[0] == "D" else -2
+        dim = 1 if letters[0] == "D" else 0
         return WeightShare(part, dim, layers, axes, shards, jnp.dtype(config.compute_dtype))
 
     _, shapes, letters = abstract_model(config)
