@@ -20,7 +20,7 @@ import numpy as np
 from ringformer.cli.parser import output_argument
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
-from ringformer.convert.safetensors_files import ShardWriter, TensorFolder
+from ringformer.convert.safetensors_files import TensorFolder, write_tensors
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 
@@ -58,7 +58,7 @@ def main() -> None:
         ids = {"bos_token_id": 1, "eos_token_id": 2}
         hf_config = to_hf_config(config, max_position=2048, dtype="float16", token_ids=ids)
         (theirs / "config.json").write_text(json.dumps(hf_config))
-        ShardWriter(theirs, plan, np.dtype(np.float16), 5 * 10**9).write(lambda name: rows(name, plan[name]))
+        write_tensors(theirs, plan, np.dtype(np.float16), 5 * 10**9, lambda name: rows(name, plan[name]))
         result = {
             "model": args.model,
             "parameters": config.num_params,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ringformer.convert.verify_logits import verify as verify
 
 _HOMES = {"from_hf": "import_hf", "to_hf": "export_hf", "verify": "verify_logits"}
-"""Public names, and the module of each."""
+"""Module of each public name."""
 
 __all__ = [*_HOMES]
 

@@ -1,38 +1,37 @@
 """Parameters of a checkpoint as streams: written from blocks, and opened without being read.
 
-Orbax manages the folder, its metadata and its atomicity; a `TypeHandler` here defines what a leaf of the tree is on
-disk: a zarr array with one block per chunk (`checkpoints/zarr_files.py`). `checkpoints/manager.py` reads it like any
-other.
+Orbax manages the folder, its metadata and its atomicity. The `TypeHandler` in this module stores each leaf of the tree
+as a zarr array with one block per chunk (`checkpoints/zarr_files.py`), which `checkpoints/manager.py` reads like any
+other checkpoint.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ringformer.checkpoints.array_folder import PlainFiles, Restore, Save, tree_faults, tree_hashes
 from ringformer.checkpoints.zarr_files import Leaf, Place, array_context, open_array, write_arrays
-from ringformer.convert.hf_weights import Weight, weights
+from ringformer.convert.hf_weights import ParamPath, Weight, weights
 from ringformer.files.chunks import array_metadata
 from ringformer.files.manifest import DamagedFiles, write_part
 from ringformer.models.llama_config import LlamaConfig
 
 CACHE_BYTES = 2**30
-"""Bytes of decoded chunks that are kept while a checkpoint is read: a run's chunks, unlike a converted model's, hold
-parts of several blocks."""
+"""Size of the cache of decoded chunks while a checkpoint is read: a run's chunks, unlike those of a converted model,
+hold parts of several blocks."""
 
 IndexedBlock = tuple[Place, np.ndarray]
-"""An index into the parameter, and the array at that index."""
+"""Index into a parameter, and the array at that index."""
 
 
 @dataclass
 class BlockStream:
-    """A leaf of a checkpoint that arrives in blocks, each a chunk on disk."""
+    """Leaf of a checkpoint that arrives in blocks; each block becomes a chunk on disk."""
 
     weight: Weight
     dtype: np.dtype
@@ -40,10 +39,10 @@ class BlockStream:
 
 
 class _StreamHandler(ocp.type_handlers.TypeHandler):
-    """Saves `BlockStream`s; restores `tensorstore.TensorStore`s, opened."""
+    """Handler that saves each `BlockStream`, and restores a leaf as an open `tensorstore.TensorStore`."""
 
     def typestr(self) -> str:
-        return "jax.Array"  # what others will restore it as
+        return "jax.Array"  # the type that other readers restore
 
     async def metadata(self, infos):
         raise NotImplementedError("streams are opened, not described")
@@ -62,40 +61,20 @@ class _StreamHandler(ocp.type_handlers.TypeHandler):
         return [await open_array(info, hashes, context) for info in infos]
 
 
-def save_streams(folder: Path, streams: dict[str, Any]) -> None:
-    """Write a checkpoint whose parameters are a nested dict of `BlockStream`."""
+def save_streams(folder: Path, streams: dict[ParamPath, BlockStream]) -> None:
+    """Write a checkpoint of the parameters that the streams contain, by path."""
     with ocp.Checkpointer(PlainFiles(BlockStream, _StreamHandler())) as checkpointer:
-        checkpointer.save(folder.absolute(), Save({"params": streams}))
+        checkpointer.save(folder.absolute(), Save({"params": unflatten_dict(streams)}))
 
 
-def open_streams(folder: Path, config: LlamaConfig) -> dict[tuple[str, ...], ts.TensorStore]:
-    """The stored parameters of a checkpoint, by path, not read yet: each chunk is compared as it is read.
+def open_streams(folder: Path, config: LlamaConfig) -> dict[ParamPath, ts.TensorStore]:
+    """Open the stored parameters of a checkpoint, by path. Each chunk is checked against the manifest when it is read.
 
-    Raises DamagedFiles, naming the files that are not as they were written; so does reading.
+    Raises DamagedFiles, naming the files that have changed since they were written; reading a chunk raises it too.
     """
     if faults := tree_faults(folder, lambda name: name.startswith("params."), chunks=False):
         raise DamagedFiles(f"the checkpoint is damaged: {'; '.join(faults[:3])}")
-    tree = {"params": nested({w.path: w for w in weights(config)})}
-    restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=BlockStream), tree)
+    tree = {"params": unflatten_dict({w.path: ocp.RestoreArgs(restore_type=BlockStream) for w in weights(config)})}
     with ocp.Checkpointer(PlainFiles(BlockStream, _StreamHandler())) as checkpointer:
-        restored = checkpointer.restore(
-            folder.absolute(), Restore(tree, restore_args=restore_args, partial_restore=True)
-        )
-    return {w.path: _leaf(restored["params"], w.path) for w in weights(config)}
-
-
-def nested(flat: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    """A nested dict from one whose keys are paths."""
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = value
-    return tree
-
-
-def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
+        restored = checkpointer.restore(folder.absolute(), Restore(tree, restore_args=tree, partial_restore=True))
+    return flatten_dict(restored["params"])

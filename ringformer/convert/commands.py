@@ -4,6 +4,8 @@ import argparse
 import re
 from collections.abc import Callable
 
+from ringformer.inference.options import add_config_option
+
 SIZE_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -38,7 +40,7 @@ def add_to_hf(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace],
         "--dtype",
         help="float32, bfloat16 or float16; default: that of the original Hugging Face model, else as stored",
     )
-    _add_config(parser)
+    add_config_option(parser)
     parser.add_argument("--shard_size", default="5GB", type=_bytes, help="maximum size of a file, e.g. 5GB or 500MB")
     return _to_hf
 
@@ -65,16 +67,10 @@ def add_verify(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
     )
     parser.add_argument("hf", metavar="HF", help="the folder of a Hugging Face checkpoint")
     parser.add_argument("ckpt", metavar="CKPT", help="the folder of a run or a converted model")
-    _add_config(parser)
+    add_config_option(parser)
     parser.add_argument("--length", type=int, default=512, help="number of random tokens to compare on")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random tokens")
     return _verify
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", metavar="FILE", help="the config file of the run, which is executed, if it registers the model"
-    )
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -88,7 +84,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _bytes(text: str) -> int:
-    size = re.fullmatch(r"(\d+(?:\.\d+)?) *(KB|MB|GB)?", text.upper())
+    size = re.fullmatch(r"(\d+(?:\.\d+)?) *(KB|MB|GB|)", text.upper())
     if not size:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 5GB or 500MB")
-    return int(float(size[1]) * SIZE_UNITS[size[2] or ""])
+    return int(float(size[1]) * SIZE_UNITS[size[2]])

@@ -13,6 +13,14 @@ SIZES = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
 }
+"""Field of `LlamaConfig` for each key that a config.json must have."""
+
+OPTIONAL_FIELDS = {
+    "rms_norm_eps": ("norm_eps", 1e-6),
+    "initializer_range": ("init_std", 0.02),
+    "tie_word_embeddings": ("tie_embeddings", False),
+}
+"""Field of `LlamaConfig` and transformers' default for each key."""
 
 REQUIRED_VALUES = {
     "model_type": ("llama",),
@@ -32,8 +40,15 @@ NUMBERS = (
     "original_max_position_embeddings",
 )
 
-OPTIONAL = ("rope_theta", "original_max_position_embeddings")
-"""Keys of NUMBERS for which null means absent."""
+NULLABLE = (
+    "num_key_value_heads",
+    "head_dim",
+    "rope_theta",
+    "original_max_position_embeddings",
+    "rope_scaling",
+    "rope_parameters",
+)
+"""Keys for which null means absent."""
 
 ROPE_TYPES: dict[str, Any] = {"default": "none", **{kind: kind for kind in OPTIONS if kind != "none"}}
 """Kind of a `RopeScaling` for each rope type of a config.json."""
@@ -51,31 +66,30 @@ def from_hf_config(hf: dict[str, Any]) -> LlamaConfig:
     for key, supported in REQUIRED_VALUES.items():
         if hf.get(key, supported[0]) not in supported:
             raise ValueError(f"config.json has {key}={hf[key]!r}: only {supported[0]!r} can be converted")
-    missing = [key for key in SIZES if key not in hf]
-    if missing:
+    if missing := [key for key in SIZES if key not in hf]:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
+    hf = {key: value for key, value in hf.items() if value is not None or key not in NULLABLE}
     for key in (*SIZES, "num_key_value_heads", "head_dim"):
-        if (key in SIZES or hf.get(key) is not None) and not (type(hf[key]) is int and hf[key] >= 1):
+        if key in hf and not (type(hf[key]) is int and hf[key] >= 1):
             raise ValueError(f"config.json has {key}={hf[key]!r}, must be a whole number of at least 1")
-    _check_numbers({key: hf[key] for key in NUMBERS if key in hf and not (hf[key] is None and key in OPTIONAL)})
+    _check_numbers({key: hf[key] for key in NUMBERS if key in hf})
     theta, scaling = _rope(hf)
     heads = hf["num_attention_heads"]
     return LlamaConfig(
         **{ours: hf[theirs] for theirs, ours in SIZES.items()},
-        num_kv_heads=hf.get("num_key_value_heads") or heads,
-        head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
+        num_kv_heads=hf.get("num_key_value_heads", heads),
+        head_dim=hf.get("head_dim", hf["hidden_size"] // heads),
         rope_theta=float(theta),
         rope_scaling=scaling,
-        norm_eps=hf.get("rms_norm_eps", 1e-6),
-        tie_embeddings=hf.get("tie_word_embeddings", False),
-        init_std=hf.get("initializer_range", 0.02),
+        **{ours: hf.get(theirs, default) for theirs, (ours, default) in OPTIONAL_FIELDS.items()},
     )
 
 
 def to_hf_config(config: LlamaConfig, *, max_position: int, dtype: str, token_ids: dict[str, Any]) -> dict[str, Any]:
     """Return the config.json of a model, for transformers 4 and 5.
 
-    Version 5 reads `rope_parameters`; 4 reads `rope_theta` and `rope_scaling`, which 5 also accepts. Both are written.
+    Version 5 reads `rope_parameters`. Version 4 reads `rope_theta` and `rope_scaling`, which version 5 also accepts.
+    The result has all three.
 
     Args:
       max_position: context of the model in tokens.
@@ -96,9 +110,7 @@ def to_hf_config(config: LlamaConfig, *, max_position: int, dtype: str, token_id
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "rms_norm_eps": config.norm_eps,
-        "initializer_range": config.init_std,
-        "tie_word_embeddings": config.tie_embeddings,
+        **{theirs: getattr(config, ours) for theirs, (ours, _) in OPTIONAL_FIELDS.items()},
         "max_position_embeddings": max_position,
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling,
@@ -118,29 +130,30 @@ def _check_numbers(values: dict[str, Any]) -> None:
 
 def _rope(hf: dict[str, Any]) -> tuple[float, RopeScaling]:
     """Return theta and scaling with the precedence of transformers: `rope_scaling` over `rope_parameters`, and a theta
-    inside either of them over one beside them."""
+    inside either object over the theta at the top level."""
     for key in ("rope_scaling", "rope_parameters"):
         if hf.get(key) and type(hf[key]) is not dict:
             raise ValueError(f"config.json has {key}={hf[key]!r}, must be an object")
-    parameters = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
+    named = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    parameters = {key: value for key, value in named.items() if value is not None}
     theta = parameters.pop("rope_theta", None) or hf.get("rope_theta") or 1e4
     legacy = parameters.pop("type", "default")
     kind = parameters.pop("rope_type", legacy)
     if kind not in tuple(ROPE_TYPES):
         raise ValueError(f"config.json has rope type {kind!r}: only {', '.join(ROPE_TYPES)} can be converted")
     kind = ROPE_TYPES[kind]
-    _check_numbers({"rope_theta": theta} | {key: x for key, x in parameters.items() if x is not None})
+    _check_numbers({"rope_theta": theta} | parameters)
     parameters.pop("finetuned", None)  # informational, in YaRN's own checkpoints
-    if parameters.pop("partial_rotary_factor", 1) not in (None, 1):
+    if parameters.pop("partial_rotary_factor", 1) != 1:
         raise ValueError("config.json has partial_rotary_factor other than 1: only whole heads can be rotated")
     original = parameters.pop("original_max_position_embeddings", None)
     if "original_max_position" in OPTIONS[kind]:
         default = hf.get("max_position_embeddings", 2048)
-        parameters["original_max_position"] = hf.get("original_max_position_embeddings") or original or default
-        if kind == "yarn" and parameters.get("factor") is None:
-            parameters["factor"] = default / parameters["original_max_position"]
-    unknown = sorted(set(parameters) - set(OPTIONS[kind]))
-    if unknown:
+        original = hf.get("original_max_position_embeddings") or original or default
+        parameters["original_max_position"] = original
+        if kind == "yarn":
+            parameters.setdefault("factor", default / original)
+    if unknown := sorted(parameters.keys() - OPTIONS[kind]):
         raise ValueError(f"config.json has {', '.join(unknown)}, which rope type {kind!r} does not use")
     return theta, RopeScaling(kind, **parameters)
 

@@ -11,7 +11,7 @@ from einops import rearrange
 from ringformer.models.llama_config import LlamaConfig
 
 BLOCK_BYTES = 64 * 2**20
-"""Largest block to read, transpose and write at a time, in float32; also a chunk on disk."""
+"""Maximum size of a block in float32. One block is read, transposed and written at a time, as a chunk on disk."""
 
 ParamPath = tuple[str, ...]
 
@@ -29,20 +29,12 @@ TENSORS: dict[ParamPath, tuple[str, str]] = {
     ("norm", "scale"): ("model.norm.weight", "D -> D"),
     ("head",): ("lm_head.weight", "V D -> D V"),
 }
-"""Name of each parameter's tensors, and the einops pattern from a tensor to its layer of the parameter."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows of a tensor, and their place in the parameter."""
-
-    rows: slice
-    index: tuple[slice, ...]
+"""Name of each parameter's tensors, and the einops pattern that turns a tensor into one layer of the parameter."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter, of all layers, and its tensors."""
+    """A parameter, stacked over all layers, and the tensors that it is made of."""
 
     path: ParamPath
     config: LlamaConfig
@@ -53,71 +45,65 @@ class Weight:
 
     @property
     def names(self) -> list[str]:
-        """Names of its tensors, by layer."""
+        """Names of the parameter's tensors, by layer."""
         name = TENSORS[self.path][0]
         return [name.format(i) for i in range(self.config.num_layers)] if self.stacked else [name]
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """Shape of one of its tensors."""
+        """Shape of one of the parameter's tensors."""
         axes = re.findall(r"\(.*?\)|\w", self._patterns[0])
-        return tuple(prod(self.config.sizes[letter] for letter in re.findall(r"\w", axis)) for axis in axes)
+        return tuple(prod(self._sizes(axis)) for axis in axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the parameter, [L, ...] if stacked."""
-        return (*((self.config.num_layers,) if self.stacked else ()), *self._layer_shape)
+        return (*[self.config.num_layers] * self.stacked, *self._sizes(self._patterns[1]))
 
     @property
     def chunk(self) -> tuple[int, ...]:
         """Shape on disk of the largest block."""
-        shape = list(self._layer_shape)
-        shape[self._axis] = self._step
-        return (*((1,) if self.stacked else ()), *shape)
+        shape = [*[1] * self.stacked, *self._sizes(self._patterns[1])]
+        size = shape[self._axis]
+        shape[self._axis] = min(size, max(1, BLOCK_BYTES * size // (4 * prod(shape))))
+        return tuple(shape)
 
-    def blocks(self, layer: int = 0) -> Iterator[Block]:
-        """Yield the parts of one tensor, in the order of its rows."""
-        size = self._layer_shape[self._axis]
+    def blocks(self, layer: int = 0) -> Iterator[tuple[slice, tuple[slice, ...]]]:
+        """Yield the rows of each block of one tensor, in order, and the block's index into the parameter."""
+        size, step = self.shape[self._axis], self.chunk[self._axis]
         unit = self.tensor_shape[0] // size  # rows of one head
-        for start in range(0, size, self._step):
-            stop = min(start + self._step, size)
-            index = [slice(None)] * len(self._layer_shape)
+        for start in range(0, size, step):
+            stop = min(start + step, size)
+            index = [slice(None)] * len(self.shape)
+            if self.stacked:
+                index[0] = slice(layer, layer + 1)
             index[self._axis] = slice(start, stop)
-            first = (slice(layer, layer + 1),) if self.stacked else ()
-            yield Block(slice(start * unit, stop * unit), (*first, *index))
+            yield slice(start * unit, stop * unit), tuple(index)
 
     def to_parameter(self, rows: np.ndarray) -> np.ndarray:
-        """Rearrange a block of a tensor as in the parameter (a view)."""
+        """Rearrange a block of a tensor as a block of the parameter (a view)."""
         tensor, parameter = self._patterns
-        turned = rearrange(rows, f"{tensor} -> {parameter}", **self._head_dim(tensor))
-        return turned[None] if self.stacked else turned
+        sizes = {"d": self.config.head_dim} if "d" in tensor else {}
+        return rearrange(rows, f"{tensor} -> {'1 ' * self.stacked}{parameter}", **sizes)
 
     def to_tensor(self, block: np.ndarray) -> np.ndarray:
         """Invert `to_parameter`."""
         tensor, parameter = self._patterns
-        return rearrange(block[0] if self.stacked else block, f"{parameter} -> {tensor}")
+        return rearrange(block, f"{'1 ' * self.stacked}{parameter} -> {tensor}")
 
     @property
-    def _patterns(self) -> tuple[str, str]:
-        tensor, parameter = TENSORS[self.path][1].split(" -> ")
-        return tensor, parameter
+    def _patterns(self) -> list[str]:
+        return TENSORS[self.path][1].split(" -> ")
 
-    @property
-    def _layer_shape(self) -> tuple[int, ...]:
-        return tuple(self.config.sizes[letter] for letter in self._patterns[1].split())
+    def _sizes(self, pattern: str) -> list[int]:
+        return [self.config.sizes[letter] for letter in re.findall(r"\w", pattern)]
 
     @property
     def _axis(self) -> int:
-        """The parameter's dimension that corresponds to the tensor's rows (counted in whole heads)."""
-        return self._patterns[1].split().index(re.findall(r"\w", self._patterns[0])[0])
-
-    @property
-    def _step(self) -> int:
-        size = self._layer_shape[self._axis]
-        return min(size, max(1, BLOCK_BYTES * size // (4 * prod(self._layer_shape))))
-
-    def _head_dim(self, pattern: str) -> dict[str, int]:
-        return {"d": self.config.head_dim} if "d" in pattern else {}
+        """Dimension of the parameter, from the end, that corresponds to the tensor's rows (counted in whole heads)."""
+        tensor, parameter = self._patterns
+        letters = parameter.split()
+        return letters.index(tensor.lstrip("(")[0]) - len(letters)
 
 
 def weights(config: LlamaConfig) -> list[Weight]:

@@ -2,17 +2,16 @@
 
 import dataclasses
 import json
-import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ringformer.convert.block_streams import BlockStream, IndexedBlock, nested, save_streams
+from ringformer.convert.block_streams import BlockStream, IndexedBlock, save_streams
 from ringformer.convert.hf_config import from_hf_config
 from ringformer.convert.hf_weights import Weight, weights
-from ringformer.convert.safetensors_files import CODES, DTYPES, TensorFolder, cast
+from ringformer.convert.output_folder import output_folder
+from ringformer.convert.safetensors_files import DTYPES, TensorFolder, cast, supported_dtype
 from ringformer.files.manifest import write_manifest
 from ringformer.files.run_layout import CARRIED, CHECKPOINTS, CONFIG, HF_CONFIG
 from ringformer.files.untrusted import contained, contained_files, read_object
@@ -22,9 +21,10 @@ from ringformer.models.llama_config import LlamaConfig
 def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaConfig:
     """Write the model in `path` to the folder `out`: config.json, checkpoints/0 and the tokenizer's files.
 
-    It holds only parameters, stacked [L, ...], and serves as `--config.init_from=OUT`. Needs host memory for a few
-    blocks (`hf_weights.BLOCK_BYTES`), independent of the size of the model. `out` appears complete or not at all, with
-    hashes that readers compare: those of the arrays in the arrays' folder, those of other files in `out`.
+    The checkpoint holds only parameters, stacked [L, ...], and serves as `--config.init_from=OUT`. The conversion needs
+    host memory for a few blocks (`hf_weights.BLOCK_BYTES`), independent of the size of the model. `out` appears
+    complete or not at all. Readers check its files against two manifests: one in the folder of the arrays, and one in
+    `out` for all other files.
 
     Args:
       dtype: dtype on disk, float32, bfloat16 or float16. A run trains in float32 in any case.
@@ -34,11 +34,7 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
         file lies outside `path` (`files/untrusted.py`), or `out` is not empty.
       FileNotFoundError: if `path` has no config.json or no safetensors files.
     """
-    path, out = Path(path), Path(out)
-    if dtype not in CODES:
-        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(CODES)}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is not an empty folder: choose another one, or delete it")
+    path, target = Path(path), supported_dtype(dtype)
     if not contained(path, "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
     hf = read_object(path, "config.json")
@@ -46,29 +42,20 @@ def from_hf(path: str | Path, out: str | Path, dtype: str = "float32") -> LlamaC
     config, tensors = from_hf_config(hf), TensorFolder(path)
     check_tensors(tensors, config)
 
-    target = DTYPES[CODES[dtype]]
     streams = {w.path: BlockStream(w, target, _blocks(w, tensors, target)) for w in weights(config)}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    building = out.parent / f"{out.name}.building-{uuid.uuid4().hex[:8]}"
-    try:
-        save_streams(building / CHECKPOINTS / "0" / "default", nested(streams))
+    with output_folder(Path(out), carried) as building:
+        save_streams(building / CHECKPOINTS / "0" / "default", streams)
         (building / CONFIG).write_text(json.dumps({"model": dataclasses.asdict(config)}, indent=1) + "\n")
-        for file in carried:
-            shutil.copyfile(file, building / file.name)
         (building / HF_CONFIG).write_text(json.dumps(hf, indent=1) + "\n")
         write_manifest(building, names=[CONFIG, HF_CONFIG, *(file.name for file in carried)])
-        building.rename(out)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return config
 
 
 def check_tensors(tensors: TensorFolder, config: LlamaConfig) -> None:
     """Raise ValueError naming every tensor that is missing, left over, misshapen or of an unknown dtype.
 
-    Rotary frequencies in old checkpoints are ignored: the config determines them. A tied head is ignored if it equals
-    the embedding.
+    The rotary frequencies of old checkpoints are ignored, because the config determines them. A tied head is ignored if
+    it equals the embedding.
     """
     if config.num_layers > len(tensors.shapes):  # before listing that many names
         raise ValueError(
@@ -79,11 +66,15 @@ def check_tensors(tensors: TensorFolder, config: LlamaConfig) -> None:
     if config.tie_embeddings and "lm_head.weight" in present:
         present.remove("lm_head.weight")
         _check_tied(tensors, Weight(("embed",), config))
-    faults = [f"{name} {list(expected[name])} is missing" for name in expected if name not in present]
-    faults += [f"{name} {list(tensors.shapes[name])} is left over" for name in sorted(present - expected.keys())]
-    for name in sorted(present & expected.keys()):
-        if tensors.shapes[name] != expected[name]:
-            faults.append(f"{name} is {list(tensors.shapes[name])}, must be {list(expected[name])}")
+    faults = []
+    for name in sorted(present | expected.keys()):
+        shape, needed = tensors.shapes.get(name, ()), expected.get(name, ())
+        if name not in present:
+            faults.append(f"{name} {list(needed)} is missing")
+        elif name not in expected:
+            faults.append(f"{name} {list(shape)} is left over")
+        elif shape != needed:
+            faults.append(f"{name} is {list(shape)}, must be {list(needed)}")
         elif tensors.dtypes[name] not in DTYPES:
             faults.append(f"{name} is {tensors.dtypes[name]}, must be one of {', '.join(DTYPES)}")
     if faults:
@@ -92,7 +83,7 @@ def check_tensors(tensors: TensorFolder, config: LlamaConfig) -> None:
 
 
 def _check_tied(tensors: TensorFolder, embed: Weight) -> None:
-    names, rows = (embed.names[0], "lm_head.weight"), [block.rows for block in embed.blocks()]
+    names, rows = (*embed.names, "lm_head.weight"), [rows for rows, _ in embed.blocks()]
     if len({tensors.shapes.get(name) for name in names}) == 1:
         pairs = zip(*(tensors.blocks(name, rows) for name in names), strict=True)
         if all(np.array_equal(a, b) for a, b in pairs):
@@ -106,7 +97,6 @@ def _check_tied(tensors: TensorFolder, embed: Weight) -> None:
 def _blocks(weight: Weight, tensors: TensorFolder, dtype: np.dtype) -> Iterator[IndexedBlock]:
     """Yield the parameter's blocks, layer by layer, each with its index."""
     for layer, name in enumerate(weight.names):
-        blocks = list(weight.blocks(layer))
-        rows = tensors.blocks(name, [block.rows for block in blocks])
-        for block, part in zip(blocks, rows, strict=True):
-            yield block.index, cast(weight.to_parameter(part), dtype, name)
+        rows, indices = zip(*weight.blocks(layer), strict=True)
+        for index, part in zip(indices, tensors.blocks(name, rows), strict=True):
+            yield index, cast(weight.to_parameter(part), dtype, name)

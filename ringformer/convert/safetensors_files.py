@@ -1,9 +1,9 @@
 """Read folders of safetensors files slice by slice, and write them shard by shard."""
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,26 @@ from ringformer.files.untrusted import contained, read_object
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 """Supported dtypes, by their code in a file."""
 CODES = {dtype.name: name for name, dtype in DTYPES.items()}
+INDEX = "model.safetensors.index.json"
+
+
+def supported_dtype(name: str) -> np.dtype:
+    """Return the dtype of that name. Raises ValueError, naming the supported dtypes, for any other name."""
+    if name not in CODES:
+        raise ValueError(f"unknown dtype {name!r}; known: {', '.join(CODES)}")
+    return DTYPES[CODES[name]]
 
 
 class TensorFolder:
-    """Tensors of a checkpoint in one file or, with an index, in several. No file stays mapped.
+    """Tensors of a checkpoint in one safetensors file or, with an index, in several. Files are mapped only while read.
 
     Raises ValueError for a file that is malformed or outside the folder, FileNotFoundError for one that is missing.
     """
 
     def __init__(self, folder: Path):
-        index, single = (contained(folder, name) for name in ("model.safetensors.index.json", "model.safetensors"))
+        index, single = (contained(folder, name) for name in (INDEX, "model.safetensors"))
         if index.is_file():
-            places = read_object(folder, index.name).get("weight_map")
+            places = read_object(folder, INDEX).get("weight_map")
             if not places or type(places) is not dict:
                 raise ValueError(f"{index} lacks the weight_map that names the file of each tensor: download it again")
             files = sorted({contained(folder, name) for name in places.values()})
@@ -35,33 +43,28 @@ class TensorFolder:
             files = [single]
         else:
             raise FileNotFoundError(
-                f"{folder} has neither model.safetensors nor model.safetensors.index.json: save the model with "
+                f"{folder} has neither {single.name} nor {INDEX}: save the model with "
                 "transformers' save_pretrained(..., safe_serialization=True) first"
             )
-        absent = [path.name for path in files if not path.is_file()]
-        if absent:
-            raise FileNotFoundError(f"{folder} lacks {', '.join(absent)}, which {index.name} names")
+        if absent := [path.name for path in files if not path.is_file()]:
+            raise FileNotFoundError(f"{folder} lacks {', '.join(absent)}, which {INDEX} names")
         self._file: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         for path in files:
             try:
-                self._list(path)
+                with safe_open(path, framework="numpy") as file:
+                    for key in file.keys():  # noqa: SIM118, not a dict
+                        if other := self._file.get(key):
+                            raise ValueError(f"{key} is in {other.name} and in {path.name}: remove the wrong one")
+                        tensor = file.get_slice(key)
+                        self._file[key], self.shapes[key] = path, tuple(tensor.get_shape())
+                        self.dtypes[key] = tensor.get_dtype()
             except SafetensorError as error:
                 raise ValueError(
                     f"{path} is not a complete safetensors file ({error}): download it again; if it is a Git LFS "
                     "pointer of a few lines, run git lfs pull"
                 ) from None
-
-    def _list(self, path: Path) -> None:
-        with safe_open(path, framework="numpy") as file:
-            for key in file.keys():  # noqa: SIM118, not a dict
-                tensor = file.get_slice(key)
-                if other := self._file.get(key):
-                    raise ValueError(f"{key} is in {other.name} and in {path.name}: remove the wrong one")
-                self._file[key] = path
-                self.shapes[key] = tuple(tensor.get_shape())
-                self.dtypes[key] = tensor.get_dtype()
 
     def blocks(self, name: str, rows: Iterable[slice]) -> Iterator[np.ndarray]:
         """Yield slices of rows of a tensor without loading the rest."""
@@ -71,57 +74,52 @@ class TensorFolder:
                 yield tensor[part]
 
 
-class ShardWriter:
-    """Writer of tensors, in the order of `plan`, into files of at most `shard_bytes` (or one tensor), with an index.
+def write_tensors(
+    folder: Path,
+    shapes: dict[str, tuple[int, ...]],
+    dtype: np.dtype,
+    file_bytes: int,
+    blocks: Callable[[str], Iterable[np.ndarray]],
+) -> None:
+    """Write tensors, in the order of `shapes`, to safetensors files, with an index if there are several files.
 
     Args:
-      plan: shape of each tensor by name.
+      shapes: shape of each tensor, by name.
+      file_bytes: maximum size of a file's tensors, unless a single tensor is larger.
+      blocks: function from a tensor's name to its rows, piece by piece.
     """
-
-    def __init__(self, folder: Path, plan: dict[str, tuple[int, ...]], dtype: np.dtype, shard_bytes: int):
-        self._folder, self._dtype = folder, dtype
-        sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, shape in plan.items()}
-        shards: list[dict[str, Any]] = []
-        filled = shard_bytes
-        for name, shape in plan.items():
-            if not shards or filled + sizes[name] > shard_bytes:
-                shards.append({})
-                filled = 0
-            offsets = [filled, filled + sizes[name]]
-            shards[-1][name] = {"dtype": CODES[dtype.name], "shape": list(shape), "data_offsets": offsets}
-            filled += sizes[name]
-        n = len(shards)
-        files = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" if n > 1 else "model.safetensors" for i in range(n)]
-        self._shards = dict(zip(files, shards, strict=True))
-        if n > 1:
-            index = {
-                "metadata": {"total_size": sum(sizes.values())},
-                "weight_map": {name: file for file, shard in self._shards.items() for name in shard},
-            }
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-    @contextmanager
-    def _open(self, file: str, shard: dict[str, Any]):
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+    shards: list[dict[str, Any]] = []
+    end = file_bytes
+    for name, shape in shapes.items():
+        if not shards or end + sizes[name] > file_bytes:
+            shards.append({})
+            end = 0
+        start, end = end, end + sizes[name]
+        shards[-1][name] = {"dtype": CODES[dtype.name], "shape": list(shape), "data_offsets": [start, end]}
+    n = len(shards)
+    files = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)] if n > 1 else ["model.safetensors"]
+    if n > 1:
+        index = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    for file, shard in zip(files, shards, strict=True):
         header = json.dumps({"__metadata__": {"format": "pt"}, **shard}, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)  # align the data
-        with (self._folder / file).open("wb") as stream:
+        with (folder / file).open("wb") as stream:
             stream.write(struct.pack("<Q", len(header)) + header)
-            yield stream
-
-    def write(self, blocks: Callable[[str], Iterable[np.ndarray]]) -> None:
-        """Write all tensors; `blocks(name)` yields the rows of one, piece by piece."""
-        for file, shard in self._shards.items():
-            with self._open(file, shard) as stream:
-                for name, entry in shard.items():
-                    start = stream.tell()
-                    for block in blocks(name):
-                        stream.write(np.ascontiguousarray(block, self._dtype).view(np.uint8).data)
-                    first, last = entry["data_offsets"]
-                    assert stream.tell() - start == last - first, f"{name} has {stream.tell() - start} bytes"
+            for name, entry in shard.items():
+                for block in blocks(name):
+                    stream.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
+                written = stream.tell() - 8 - len(header)
+                assert written == entry["data_offsets"][1], f"{name} ends at byte {written}, not as in the header"
 
 
 def cast(block: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """Convert a block to another dtype. Raises ValueError if it is not finite, or not finite in that dtype."""
+    """Convert a block of the tensor `name` to another dtype. Raises ValueError if a value is not finite in either
+    dtype."""
     with np.errstate(over="ignore"):
         converted = np.ascontiguousarray(block, dtype)
     if not np.isfinite(converted).all():

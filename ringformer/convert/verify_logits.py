@@ -15,18 +15,18 @@ from ringformer.inference.generator import load_model
 from ringformer.models.llama import Llama
 
 TOLERANCE = 1e-4
-"""Largest absolute difference of a logit for which two models count as the same."""
+"""Largest absolute difference between logits at which two models count as the same."""
 
 
 class Comparison(NamedTuple):
-    """Difference of two models' logits on the same tokens; its string is a table and a verdict."""
+    """Difference between two models' logits on the same tokens; `str` gives a table and a verdict."""
 
     max_difference: float
     """Largest absolute difference of a logit."""
     mean_kl: float
-    """KL(transformers | ringformer), nats per position."""
-    top: list[tuple[tuple[int, float], tuple[int, float]]]
-    """Ten likeliest tokens after the last one: (id, logit) of transformers and of ringformer."""
+    """Mean KL(transformers | ringformer), in nats per position."""
+    top: list[tuple[int, float, int, float]]
+    """Ten likeliest tokens after the last one: id and logit of transformers, id and logit of ringformer."""
     rounded: str | None = None
     """Dtype of the Hugging Face tensors, if ringformer's parameters had to be rounded to it."""
 
@@ -36,28 +36,23 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         lines = ["rank  transformers          ringformer"]
-        for rank, ((a, x), (b, y)) in enumerate(self.top, 1):
+        for rank, (a, x, b, y) in enumerate(self.top, 1):
             lines.append(f"{rank:4}  {a:7} {x:12.6f}  {b:7} {y:12.6f}{'' if a == b else '  differ'}")
         lines.append(f"largest difference of a logit {self.max_difference:.3g}, mean KL {self.mean_kl:.3g} nats")
         if self.rounded:
             lines.append(
                 f"ringformer's parameters were rounded to {self.rounded}, the dtype of the Hugging Face tensors"
             )
-        verdict = "the same model" if self.agrees else "NOT the same model"
-        sign = "<=" if self.agrees else ">"
+        verdict, sign = ("the same model", "<=") if self.agrees else ("NOT the same model", ">")
         return "\n".join([*lines, f"verdict: {verdict} ({self.max_difference:.3g} {sign} {TOLERANCE:g})"])
 
 
 def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int = 0) -> Comparison:
-    """Compare two models on `length` random tokens. They are in memory one at a time, in float32.
+    """Compare two models on `length` random tokens, in float32. Only one model is in memory at a time.
 
-    An export in bfloat16 or float16 rounds the run's parameters, so they are first rounded to the dtype in which `hf`
-    stores each. Only differences due to that rounding are tolerated.
+    An export in bfloat16 or float16 rounds the run's parameters. Each parameter is therefore first rounded to the dtype
+    in which `hf` stores it, so that this rounding counts as no difference.
     """
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        raise ValueError("verify compares with transformers: pip install 'transformers>=5' torch") from None
     if length < 1:
         raise ValueError(f"length={length} must be at least 1")
     expected, tokens = _transformers_logits(Path(hf), length, seed)
@@ -74,22 +69,26 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int 
     return compare_logits(expected, logits)._replace(rounded=rounded)
 
 
+@np.errstate(invalid="ignore")  # infinity and NaN are differences, too
 def compare_logits(expected: np.ndarray, logits: np.ndarray) -> Comparison:
     """Compare logits [T, V]. A difference that is not finite counts as infinite."""
-    difference = np.abs(expected.astype(np.float64) - logits).max()
-    p, q = (_log_softmax(x.astype(np.float64)) for x in (expected, logits))
-    top = [[(int(i), float(x[-1][i])) for i in np.argsort(-x[-1])[:10]] for x in (expected, logits)]
+    wide = [x.astype(np.float64) for x in (expected, logits)]
+    p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in wide)
+    ids = [np.argsort(-x[-1])[:10] for x in wide]
+    columns = (column.tolist() for x, i in zip(wide, ids, strict=True) for column in (i, x[-1, i]))
     return Comparison(
-        float(difference) if np.isfinite(difference) else float("inf"),
+        float(np.nan_to_num(np.abs(wide[0] - wide[1]), nan=np.inf, posinf=np.inf).max()),
         float((np.exp(p) * (p - q)).sum(-1).mean()),
-        list(zip(*top, strict=True)),
+        list(zip(*columns, strict=True)),
     )
 
 
 def _transformers_logits(path: Path, length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    import torch
-    from transformers import AutoModelForCausalLM
-
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        raise ValueError("verify compares with transformers: pip install 'transformers>=5' torch") from None
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: name the folder of a Hugging Face checkpoint")
     model = AutoModelForCausalLM.from_pretrained(
@@ -105,16 +104,11 @@ def _rounded(model: Llama, tensors: TensorFolder) -> tuple[Llama, str | None]:
     structure, params = nnx.split(model)
     flat, changed = dict(nnx.to_flat_state(params)), set()
     for weight in weights(model.config):
-        kinds = {tensors.dtypes[name] for name in weight.names if name in tensors.dtypes}
-        dtype = DTYPES[max(kinds, key=lambda kind: DTYPES[kind].itemsize)] if kinds else np.dtype(np.float32)
+        stored = [DTYPES[tensors.dtypes[name]] for name in weight.names if name in tensors.dtypes]
+        dtype = max(stored, key=lambda dtype: dtype.itemsize, default=np.dtype(np.float32))
         old = flat[weight.path]
         new = old.replace(old[...].astype(dtype).astype(jnp.float32))
         if not bool((new[...] == old[...]).all()):
             changed.add(dtype.name)
         flat[weight.path] = new
     return nnx.merge(structure, nnx.from_flat_state(flat)), ", ".join(sorted(changed)) or None
-
-
-def _log_softmax(x: np.ndarray) -> np.ndarray:
-    x = x - x.max(axis=-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))

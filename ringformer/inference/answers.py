@@ -1,9 +1,9 @@
 """The text of a row while its tokens are generated."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from ringformer.data.tokenizers.base import Tokenizer
-from ringformer.inference.run_text import ChatPrompt
+from ringformer.inference.run_text import Prompt
 from ringformer.inference.session import Session
 from ringformer.inference.text_stream import StopStrings, TextStream
 
@@ -12,41 +12,53 @@ class RowText:
     """The text of a row's tokens, without the end token, the template's text before the answer, and anything from a
     stop string on."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: ChatPrompt, ends: frozenset[int], stop: Sequence[str]):
-        self._stream, self._ends = TextStream(tokenizer, prompt.ids), ends
-        self._stops = StopStrings(stop)
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: Sequence[str]):
+        self._stream, self._ends = TextStream(tokenizer, prompt.ids), prompt.ends
+        self.stops = StopStrings(stop)
+        self.ids: list[int] = []
+        """Tokens so far, including the end token."""
         self._lead, self._begin = prompt.lead, ""
 
-    @property
-    def stopped(self) -> bool:
-        return self._stops.met
-
     def push(self, token: int) -> str:
-        return "" if token in self._ends else self._stops.push(self._without_lead(self._stream.push(token)))
+        """Return the text that can be released once `token` is known."""
+        self.ids.append(token)
+        return "" if token in self._ends else self.stops.push(self._without_lead(self._stream.push(token)))
 
     def close(self) -> str:
-        rest = self._begin + self._stream.close()
-        return self._stops.push(rest) + self._stops.close()
+        """Return the rest of the text, when there are no more tokens."""
+        return self.stops.push(self._begin + self._stream.close()) + self.stops.close()
 
     def _without_lead(self, piece: str) -> str:
-        if not self._lead:
-            return piece
-        text = self._begin + piece
-        if len(text) < len(self._lead) and self._lead.startswith(text):
-            self._begin = text
+        begin = self._begin + piece
+        if len(begin) < len(self._lead) and self._lead.startswith(begin):
+            self._begin = begin
             return ""
         lead, self._lead, self._begin = self._lead, "", ""
-        return text.removeprefix(lead)
+        return begin.removeprefix(lead)
+
+
+def row_pieces(
+    session: Session, steps: Iterator[list[int | None]], rows: Sequence[RowText]
+) -> Generator[list[str], None, None]:
+    """Yield the next text of each row after every step of a decode, and finally the rest of each text. A row ends at a
+    stop string."""
+    for step in steps:
+        pieces = ["" if token is None else row.push(token) for row, token in zip(rows, step, strict=False)]
+        for number, row in enumerate(rows):
+            if row.stops.met:
+                session.end(number)
+        yield pieces
+    yield [row.close() for row in rows]
 
 
 class Answer(Iterator[str]):
     """One row's text in pieces. To stop early, call `close` or just stop iterating."""
 
-    def __init__(self, session: Session, steps: Iterator[list[int | None]], text: RowText, prompt_tokens: int):
-        self.session = session
-        self.prompt_tokens = prompt_tokens
-        """Tokens of the prompt that were read for this answer; in a chat, only those that were not in the cache."""
-        self.ids: list[int] = []
+    def __init__(self, session: Session, prompt: Prompt, cached: int, steps: Iterator[list[int | None]], row: RowText):
+        self.session, self.prompt = session, prompt
+        self.prompt_tokens = len(prompt.ids) - cached
+        """Number of prompt tokens that were read for this answer; in a chat, only those that were not in the cache."""
+        self.ids = row.ids
         """Tokens so far, including the end token."""
         self.text = ""
         """Text of the pieces so far."""
@@ -54,32 +66,27 @@ class Answer(Iterator[str]):
         """True after an exception between two tokens; the contents of the session are then undefined."""
         self.began_anew = False
         """True if a chat had to reread its conversation from the beginning (`Chat.ask`)."""
-        self._steps, self._text, self._closed = steps, text, False
+        self._pieces = row_pieces(session, steps, [row])
+
+    @property
+    def cached(self) -> list[int]:
+        """Tokens in the session's cache: the prompt and this answer; empty if the contents are undefined."""
+        ids = self.prompt.ids + self.ids
+        return ids if not self.interrupted and self.session.lengths[0] == len(ids) else []
 
     def __next__(self) -> str:
-        while not self._closed:
+        piece = ""
+        while not piece:
             try:
-                step = next(self._steps, None)
-            except BaseException:
-                self.interrupted = self._closed = True
+                (piece,) = next(self._pieces)
+            except StopIteration:
                 raise
-            if step is None:
-                self._closed = True
-                piece = self._text.close()
-            elif (token := step[0]) is not None:
-                self.ids.append(token)
-                piece = self._text.push(token)
-                if self._text.stopped:
-                    self.close()
-            else:
-                piece = ""
+            except BaseException:
+                self.interrupted = True
+                raise
             self.text += piece
-            if piece:
-                return piece
-        raise StopIteration
+        return piece
 
     def close(self) -> None:
         """Stop asking for tokens; the session can be used again."""
-        self._closed = True
-        if hasattr(self._steps, "close"):
-            self._steps.close()
+        self._pieces.close()

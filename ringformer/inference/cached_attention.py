@@ -38,21 +38,18 @@ def attend_token(
     valid: Bool[Array, "B S"],
     ring: str,
 ) -> Float32[Array, "B K G d"]:
-    """Attend from one query per row, the same on all ranks, to the keys of all ranks' shares and to its own k and v.
+    """Attend from one token per row, the same on all ranks, to the cached keys of all ranks and to its own k and v.
 
-    One maximum and one sum are communicated, 4 B K G (d + 2) bytes regardless of the context.
+    Communicates one maximum and one sum: 4 B K G (d + 2) bytes, regardless of the context.
     """
     scale = q.shape[-1] ** -0.5
-
-    def weights(s):
-        """Return the maximum of the logits, and their exponentials relative to it."""
-        m = s.max(axis=-1)
-        return m, jnp.exp(s - _shift(m)[..., None])
 
     def dot(spec, a, b):
         return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
-    m, p = weights(jnp.where(valid[:, None, None], scale * dot("bkgd,bksd->bkgs", q, cached_k), -jnp.inf))
+    logits = jnp.where(valid[:, None, None], scale * dot("bkgd,bksd->bkgs", q, cached_k), -jnp.inf)
+    m = logits.max(axis=-1)
+    p = jnp.exp(logits - _shift(m)[..., None])
     share = jnp.concatenate([dot("bkgs,bksd->bkgd", p.astype(v.dtype), cached_v), p.sum(axis=-1)[..., None]], axis=-1)
     own = scale * jnp.einsum("bkgd,bkd->bkg", q.astype(jnp.float32), k.astype(jnp.float32))
     highest = jnp.maximum(lax.pmax(m, ring), own)  # finite: a token sees itself
@@ -72,15 +69,13 @@ def attend_cached(
 ) -> tuple[Float32[Array, "B T H d"], Float32[Array, "B H T"]]:
     """Return (o, lse) of this rank's queries to the valid keys of all ranks; `options` go to `ring_attention`."""
     k, v = (rearrange(x, "b k s d -> b s k d") for x in (cached_k, cached_v))
-    keys = jnp.where(valid, 0, 1)  # segments: the queries are of segment 0
-    options |= {"causal": False, "return_lse": True}
-    if travels == "keys":
-        ids = jnp.zeros(q.shape[:2], jnp.int32), keys
-        o, lse = ring_attention(q, k, v, axis_name=ring, segment_ids=ids, **options)
+    axis = ring if travels == "keys" else None
+    if axis is None:
+        q = lax.all_gather(q, ring, axis=1, tiled=True)
+    segments = jnp.zeros(q.shape[:2], jnp.int32), jnp.where(valid, 0, 1)  # empty slots are of another segment
+    o, lse = ring_attention(q, k, v, axis_name=axis, segment_ids=segments, causal=False, return_lse=True, **options)
+    if axis is not None:
         return o.astype(jnp.float32), lse
-    q = lax.all_gather(q, ring, axis=1, tiled=True)
-    ids = jnp.zeros(q.shape[:2], jnp.int32), keys
-    o, lse = ring_attention(q, k, v, axis_name=None, segment_ids=ids, **options)
     highest = lax.pmax(lse, ring)
     weight = jnp.exp(lse - _shift(highest)).swapaxes(1, 2)
     shares = o * weight[..., None], weight

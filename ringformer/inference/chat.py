@@ -5,9 +5,7 @@ from contextlib import suppress
 
 from ringformer.data.chats.conversations import Message
 from ringformer.inference.answers import Answer
-from ringformer.inference.run_text import ChatPrompt
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session
 from ringformer.inference.text_generator import TextGenerator
 
 
@@ -26,56 +24,31 @@ class Chat:
 
     def __init__(self, generator: TextGenerator, system: str | None = None):
         self.messages: list[Message] = [] if system is None else [Message("system", system)]
-        """Conversation so far; the next `ask` appends the last answer, as far as it was generated."""
+        """Conversation so far; the next `ask` first appends the part of the last answer that was generated."""
         self._generator = generator
-        self._session: Session | None = None
-        self._cached: list[int] = []
-        self._last: tuple[Answer, ChatPrompt] | None = None
+        self._last: Answer | None = None
 
     def ask(
         self, question: str, *, max_new_tokens: int, sampling: Sampling = Sampling(), stop: Sequence[str] = ()
     ) -> Answer:
-        """Answer a question, in pieces. The part of the previous answer that was consumed joins the conversation.
+        """Answer a question in pieces. The consumed part of the previous answer joins the conversation.
 
         Raises ValueError as `TextGenerator.stream` does; the conversation is then unchanged.
         """
-        self._settle()
-        generator, messages = self._generator, [*self.messages, Message("user", question)]
+        generator, messages, last = self._generator, [*self.messages], self._last
+        if last is not None:
+            last.close()
+            messages.append(Message("assistant", last.text.removesuffix(last.prompt.tail)))
+        messages.append(Message("user", question))
         prompt = generator.text.encode_chat(messages)
-        generator.check([prompt], max_new_tokens, sampling, stop)
-        session, cached = self._session, self._cached
-        self._session = None  # until the answer is there
+        generator.check([prompt], max_new_tokens, stop)
         answer = None
-        if session is not None and session.lengths[0] == len(cached) and prompt.ids[: len(cached)] == cached:
+        if last is not None and (cached := last.cached) and prompt.ids[: len(cached)] == cached:
+            last.interrupted = True  # its session goes on to the next answer
             with suppress(ValueError):  # turns of odd lengths may have left too few free slots at the end of the cache
-                answer = self._answer(session, prompt, len(cached), max_new_tokens, sampling, stop)
+                answer = generator.answer(last.session, prompt, len(cached), max_new_tokens, sampling, stop)
         if answer is None:
-            answer = self._answer(generator.generator.session(1), prompt, 0, max_new_tokens, sampling, stop)
-            answer.began_anew = bool(cached)
-        self.messages, self._last = messages, (answer, prompt)
+            answer = generator.answer(generator.generator.session(1), prompt, 0, max_new_tokens, sampling, stop)
+            answer.began_anew = last is not None
+        self.messages, self._last = messages, answer
         return answer
-
-    def _answer(
-        self,
-        session: Session,
-        prompt: ChatPrompt,
-        cached: int,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop: Sequence[str],
-    ) -> Answer:
-        """Answer a prompt whose first `cached` tokens the session already has."""
-        new_ids = prompt.ids[cached:]
-        session.append([new_ids])
-        ends = self._generator.text.chat_end_tokens
-        return self._generator.answer(session, prompt, len(new_ids), max_new_tokens, sampling, stop, ends)
-
-    def _settle(self) -> None:
-        """Add the consumed part of the last answer to the conversation and to the cached tokens."""
-        if self._last is None:
-            return
-        (answer, prompt), self._last = self._last, None
-        answer.close()
-        self.messages.append(Message("assistant", answer.text.removesuffix(prompt.tail)))
-        self._session = None if answer.interrupted else answer.session
-        self._cached = prompt.ids + answer.ids

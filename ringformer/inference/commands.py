@@ -3,14 +3,17 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringformer.cli.dataclass_flags import add_flags, from_flags
 from ringformer.cli.visible_text import visible
 from ringformer.inference.options import add_model_options, add_template_option, load_generator
+from ringformer.inference.sampling import Sampling
 from ringformer.processes.flags import add_distributed_flags, member_of
 
 if TYPE_CHECKING:
@@ -26,26 +29,19 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "Continue a prompt with the model of a run, or answer it with --chat. Text goes to stdout as it is generated, "
         "tokens per second to stderr. Without --prompt and --prompt_file, the prompt is read from stdin; on a "
         "terminal, prompts are read in a loop and a chat keeps its history. Ctrl-C ends an answer, Ctrl-D a "
-        "conversation. With --distributed, several processes work on the same prompt, which each must be given; "
+        "conversation. With --distributed, several processes work on the same prompt, which must be given to each; "
         "process 0 prints the answer."
     )
     add_model_options(parser, "the folder of a run, of a stage of one, or of a converted model", "run_dir")
-    parser.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat, a question")
-    parser.add_argument("--prompt_file", metavar="FILE", help="a UTF-8 file with the prompt, including its newlines")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="the text to continue; with --chat, a question")
+    source.add_argument("--prompt_file", metavar="FILE", help="a UTF-8 file with the prompt, including its newlines")
     parser.add_argument("--chat", action="store_true", help="answer using the run's chat template")
     parser.add_argument("--system", metavar="TEXT", help="the system message of a chat; default: the template's own")
     parser.add_argument("--max_new_tokens", type=int, default=256, help="the longest continuation")
-    parser.add_argument(
-        "--stop",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="end the text before this string; may be repeated",
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest token (default: 0)")
-    parser.add_argument("--top_k", type=int, help="sample from this many of the likeliest tokens")
-    parser.add_argument("--top_p", type=float, help="sample from the likeliest tokens that reach this probability")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+    stop_help = "end the text before this string; may be repeated; default: none"
+    parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help=stop_help)
+    add_flags(parser, Sampling)
     parser.add_argument(
         "--max_length",
         type=int,
@@ -60,8 +56,6 @@ def add_generate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 def _generate(args: argparse.Namespace) -> int:
     from ringformer.parallel.mesh import simulate_cpu_devices
 
-    if args.prompt is not None and args.prompt_file is not None:
-        raise ValueError("--prompt and --prompt_file: give one of them")
     if args.system is not None and not args.chat:
         raise ValueError("--system is the system message of a --chat")
     if (dp := args.mesh_dim.split(",")[0].strip()) != "1" and dp.lstrip("-").isdigit():
@@ -72,43 +66,49 @@ def _generate(args: argparse.Namespace) -> int:
     simulate_cpu_devices(args.cpu_devices)
     member = member_of(args, MEET_SECONDS)
     prompt = _prompt(args)
+    from ringformer.data.chats.conversations import Message
+    from ringformer.inference.chat import Chat
     from ringformer.inference.run_text import RunText
-    from ringformer.inference.sampling import Sampling
-    from ringformer.inference.session import check_decoding, check_room
+    from ringformer.inference.session import check_room
     from ringformer.inference.text_generator import TextGenerator
     from ringformer.inference.text_stream import check_stops
     from ringformer.runs.config_file import register_models
 
     register_models(args.config)
-    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-    check_decoding(args.max_new_tokens, sampling)
+    sampling = from_flags(args, Sampling)
     text = RunText(args.run_dir, tokenizer=args.tokenizer, template=args.template)
     check_stops(args.stop, text.tokenizer)
-    limit = _limit(args, text.context)
+    limit, tokens = _limit(args, text.context), 1
     if prompt is not None:
-        tokens = len(text.encode_chat(_messages(args, prompt)).ids if args.chat else text.encode(prompt))
-        needed = tokens + args.max_new_tokens
-        check_room(tokens, args.max_new_tokens, needed if limit is None else limit)
-        limit = needed
+        system = [] if args.system is None else [Message("system", args.system)]
+        chat = [*system, Message("user", prompt)]
+        tokens = len(text.encode_chat(chat).ids if args.chat else text.encode(prompt))
     elif limit is None:
         raise ValueError("the model does not name its context: set --max_length")
+    needed = tokens + args.max_new_tokens
+    limit = needed if limit is None else limit
+    check_room(tokens, args.max_new_tokens, limit)
     if member is not None:
         _join(member, args, prompt)
-    model = TextGenerator(load_generator(args.run_dir, args, limit), text)
+    model = TextGenerator(load_generator(args.run_dir, args, limit if prompt is None else needed), text)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # models generate text that is not UTF-8
-    ask = _asker(model, args, sampling)
-    if member is not None and member.index > 0:
-        for _ in ask(prompt):
-            pass
-        return 0
-    return _interactive(ask) if prompt is None else _print_answer(ask(prompt))
+    options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling, "stop": args.stop}
+    ask = partial(Chat(model, args.system).ask if args.chat else model.stream, **options)
+    if prompt is None:
+        return _interactive(ask)
+    answer = ask(prompt)
+    if member is None or member.index == 0:
+        return _print_answer(answer)
+    for _ in answer:  # process 0 prints it
+        pass
+    return 0
 
 
 def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) -> None:
-    """Meet the processes that were given the same arguments, before JAX has a device.
+    """Connect the processes, which must have the same arguments and prompt, before JAX has a device.
 
-    From now on, output of C++ code (Gloo, which connects CPUs) goes to stderr: stdout is reserved for the answer.
+    From then on, output of C++ code (Gloo, which connects CPUs) goes to stderr: stdout is reserved for the answer.
     """
     from ringformer.files.hashes import hash_object
     from ringformer.processes.rendezvous import ProcessesMissing, known_places, meet, start_jax
@@ -138,47 +138,25 @@ def _prompt(args: argparse.Namespace) -> str | None:
     name = args.prompt_file or "stdin"
     try:
         content = Path(name).read_bytes() if args.prompt_file else sys.stdin.buffer.read()
+        return content.decode()
     except OSError as error:
         raise ValueError(f"--prompt_file={name} cannot be read: {error.strerror}") from None
-    try:
-        return content.decode()
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{name} is not UTF-8: byte {error.object[error.start]:#04x} at {error.start:,} of {len(content):,}"
+            f"{name} is not UTF-8: byte {error.object[error.start]:#04x} at {error.start:,} of {len(error.object):,}"
         ) from None
 
 
-def _messages(args: argparse.Namespace, question: str):
-    from ringformer.data.chats.conversations import Message
-
-    system = [] if args.system is None else [Message("system", args.system)]
-    return [*system, Message("user", question)]
-
-
 def _limit(args: argparse.Namespace, context: int | None) -> int | None:
-    """Longest text in tokens; None: no limit. Raises ValueError if it is longer than the context of training."""
+    """Return the maximum length of a text in tokens, None if there is no limit. Raises ValueError if it exceeds the
+    context of training."""
     longest = None if args.allow_longer else context
-    if args.max_length is None:
-        return longest
-    if args.max_length < 2:
-        raise ValueError(f"--max_length={args.max_length} leaves no room for a prompt and a token")
-    if longest is not None and args.max_length > longest:
+    if longest is not None and (args.max_length or 0) > longest:
         raise ValueError(
             f"--max_length={args.max_length} exceeds the context of {longest:,} tokens that {args.run_dir} was "
             "trained at; --allow_longer permits it"
         )
-    return args.max_length
-
-
-def _asker(model, args: argparse.Namespace, sampling):
-    """Return a function from a prompt to its Answer."""
-    from ringformer.inference.chat import Chat
-
-    options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling, "stop": args.stop}
-    if args.chat:
-        conversation = Chat(model, args.system)
-        return lambda question: conversation.ask(question, **options)
-    return lambda prompt: model.stream(prompt, **options)
+    return longest if args.max_length is None else args.max_length
 
 
 def _interactive(ask) -> int:
@@ -201,12 +179,14 @@ def _interactive(ask) -> int:
 
 
 def _print_answer(answer) -> int:
-    """Print an answer as it is generated, and its speed; return the exit code."""
+    """Print an answer as it is generated, and its speed; return the exit code. On a terminal, control characters are
+    made visible."""
     if answer.began_anew:
         print("(reread the conversation: the cache held other tokens, or had no room left)", file=sys.stderr)
-    code = 0
+    code, shown = 0, visible if sys.stdout.isatty() else str
     try:
-        _print(answer)
+        for piece in answer:
+            print(shown(piece), end="", flush=True)
     except KeyboardInterrupt:
         code = 130
     print(flush=True)
@@ -217,10 +197,3 @@ def _print_answer(answer) -> int:
         file=sys.stderr,
     )
     return code
-
-
-def _print(pieces: Iterable[str]) -> None:
-    """Print text as it arrives; on a terminal, make control characters visible."""
-    shown = visible if sys.stdout.isatty() else str
-    for piece in pieces:
-        print(shown(piece), end="", flush=True)

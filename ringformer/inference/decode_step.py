@@ -1,4 +1,4 @@
-"""One token of each row through a LLaMA with sharded weights and cache, as one device computes it.
+"""The decode step of one device: one token of each row through a LLaMA with sharded weights and cache, and sampling.
 
 The residual stream is replicated over (tp, fsdp, sp). A layer communicates the columns of q, k and v (one all-gather
 over fsdp and sp), the maximum and sum of the attention (over sp), and the partial sums after wo and the feed-forward.
@@ -7,16 +7,21 @@ It never moves a weight or anything that grows with the context.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from ringformer.inference.cache import Cache, layer_of
 from ringformer.inference.cached_attention import attend_token
+from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import ALL, REST
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.rms_norm import rms_norm
 from ringformer.ops import rope
+
+NOT_FINITE = -1
+"""Value returned instead of a token if the largest logit of a row is not finite."""
 
 
 def decode_hidden(
@@ -26,11 +31,11 @@ def decode_hidden(
     tokens: Int32[Array, " B"],
     positions: Int32[Array, " B"],
     slots: int,
-) -> tuple[Float[Array, "B D"], Float[Array, "L B K d"], Float[Array, "L B K d"]]:
+) -> tuple[Float[Array, "B D"], Float[Array, "L B 1 K d"], Float[Array, "L B 1 K d"]]:
     """Return the normed output of the last layer, and the rotated key and the value of every layer.
 
     Args:
-      weights: the device's shares. tokens: one per row. positions: of the tokens in their rows, >= 0.
+      weights: the device's shares. tokens: one per row. positions: position of each token in its row, >= 0.
       slots: number of cache slots to read, from the first; all others are empty.
     """
     c = config
@@ -48,10 +53,10 @@ def decode_hidden(
             h = rms_norm(x, w["attention_norm"]["scale"], c.norm_eps)
             q, k, v = _projections(h, [attention[name] for name in ("wq", "wk", "wv")], sizes)
             q, k, v = (rearrange(y, "b (h d) -> b 1 h d", d=c.head_dim) for y in (q, k, v))
-            q, k, v = rope.rotate(q, rotation)[:, 0], rope.rotate(k, rotation)[:, 0], v[:, 0]
-            q = rearrange(q, "b (k g) d -> b k g d", k=k.shape[1])
-            cached_k, cached_v = (layer_of(cached, i, slots) for cached in (cache.k, cache.v))
-            o = attend_token(q, k, v, cached_k, cached_v, valid, "sp")
+            q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
+            heads = rearrange(q, "b 1 (k g) d -> b k g d", k=k.shape[2])
+            cached_k, cached_v = (layer_of(x, i, slots) for x in (cache.k, cache.v))
+            o = attend_token(heads, k[:, 0], v[:, 0], cached_k, cached_v, valid, "sp")
             x = x + _reduced(rearrange(o, "b k g d -> b (k g d)").astype(x.dtype), attention["wo"])
         with jax.named_scope("feed_forward"):
             h = rms_norm(x, w["feedforward_norm"]["scale"], c.norm_eps)
@@ -80,12 +85,11 @@ def _embed(share, tokens):
 
 
 def _projections(x, shares, sizes):
-    """Return the tp rank's columns of x times each matrix; one all-gather collects those of the devices' shares."""
+    """Return the tp rank's columns of x times each matrix; one all-gather collects the columns of the devices."""
     widths = [w.shape[-1] for w in shares]
     columns = jnp.concatenate([x @ w for w in shares], axis=-1)
     gathered = lax.all_gather(columns, REST, axis=1, to="invarying")  # [B, devices, columns]
-    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
-    parts = jnp.split(gathered, ends, axis=-1)
+    parts = jnp.split(gathered, np.cumsum(widths)[:-1], axis=-1)
     return [rearrange(y, "b n c -> b (n c)")[:, :size] for y, size in zip(parts, sizes, strict=True)]
 
 
@@ -97,5 +101,42 @@ def _reduced(x, share):
 
 
 def _sum(x, share):
-    """Sum over devices the products of their parts of x [B, rows] and of a matrix, in float32."""
+    """Multiply each device's part of x [B, rows] by its part of a matrix; sum the products over devices in float32."""
     return lax.psum(jnp.einsum("br,rD->bD", x, share, preferred_element_type=jnp.float32), ALL).astype(x.dtype)
+
+
+def sample(
+    logits: Float32[Array, "B V"],
+    keys: jax.Array,
+    temperature: Float32[Array, ""],
+    top_k: Int32[Array, ""],
+    top_p: Float32[Array, ""],
+    kind: Kind,
+) -> Int32[Array, " B"]:
+    """Draw a token of each row with the row's key, or return `NOT_FINITE`. The temperature applies first, then top-k,
+    then top-p."""
+    likeliest = logits.max(axis=-1, keepdims=True)  # NaN if any logit is
+    finite = jnp.isfinite(likeliest[:, 0])
+    if kind.greedy:
+        return jnp.where(finite, logits.argmax(axis=-1), NOT_FINITE).astype(jnp.int32)
+    below = logits - likeliest
+    logits = jnp.where(below == 0, 0.0, below / temperature)  # finite for the likeliest, however small the temperature
+    if kind.has_top_k or kind.has_top_p:
+        ranked = jnp.sort(logits, axis=-1, descending=True)
+        kept = jnp.ones(ranked.shape, bool)
+        if kind.has_top_k:
+            kept &= jnp.arange(ranked.shape[-1]) < top_k
+        if kind.has_top_p:
+            p = jax.nn.softmax(jnp.where(kept, ranked, -jnp.inf), axis=-1)
+            kept &= jnp.cumsum(p, axis=-1) - p < top_p
+            kept = kept.at[:, 0].set(True)  # even if top_p rounds to 0 in float32
+        least = jnp.where(kept, ranked, jnp.inf).min(axis=-1, keepdims=True)
+        logits = jnp.where(logits >= least, logits, -jnp.inf)
+    tokens = jax.vmap(jax.random.categorical)(keys, logits)
+    return jnp.where(finite, tokens, NOT_FINITE).astype(jnp.int32)
+
+
+def row_keys(seed: Int32[Array, ""], rows: Int32[Array, " B"], lengths: Int32[Array, " B"]) -> jax.Array:
+    """Derive a key for the next token of each row."""
+    key = jax.random.key(seed)
+    return jax.vmap(lambda row, length: jax.random.fold_in(jax.random.fold_in(key, row), length))(rows, lengths)

@@ -12,18 +12,18 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import model_of, restore_params
-from ringformer.inference.program_sizes import step_of_sizes
+from ringformer.inference.program_sizes import round_up
 from ringformer.inference.programs import TOKENS, Programs, as_global, inference_config
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session, check_decoding, check_room, check_tokens
-from ringformer.inference.weight_shares import parameter_dtypes, reshard
+from ringformer.inference.session import Session, check_room, check_tokens, padded
+from ringformer.inference.weight_shares import reshard, weight_shares
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops import layouts
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 
 LONGEST = 2**31 - 1
-"""Most tokens of a row: positions are int32."""
+"""Maximum length of a row in tokens: positions are int32."""
 
 
 class Generator:
@@ -31,11 +31,12 @@ class Generator:
 
     Args:
       params: parameters of a run's checkpoint, sharded by `weight_shardings` for this mesh; the matrices are deleted.
-      max_length: most tokens of a row, prompt and continuation together.
-      prefill_chunk: tokens of a prompt to read at a time, where the whole prompt would need too much memory; None: all.
+      max_length: maximum number of tokens of a row, prompt and continuation together.
+      prefill_chunk: number of tokens of a prompt to read at a time, if the whole prompt would need too much memory;
+        None: all of them.
 
     Raises:
-      ValueError: sizes that are not positive, or a mesh that does not fit the model.
+      ValueError: for sizes that are not positive, or a mesh that does not fit the model.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class Generator:
     ):
         check_sizes(max_length, prefill_chunk)
         self.config = inference_config(config, mesh, (prefill_chunk or max_length) // mesh.shape["sp"])
-        self.mesh, self.max_length, self.prefill_chunk = mesh, max_length, prefill_chunk
-        self._programs = Programs(self.config, mesh)
+        self.mesh, self.max_length, self._programs = mesh, max_length, Programs(self.config, mesh)
+        self._sizes = self._programs.sizes(max_length, prefill_chunk)
         self._weights = reshard(self.config, params, mesh)
 
     @classmethod
@@ -56,17 +57,16 @@ class Generator:
         max_length: int,
         prefill_chunk: int | None = None,
         compute_dtype: str | None = None,
-        devices: list | None = None,
     ) -> "Generator":
         """Load the model of a run's latest checkpoint, or a converted model.
 
         Args:
-          mesh_dim: "dp,fsdp,tp,sp"; one size may be -1 and then takes the remaining devices.
+          mesh_dim: "dp,fsdp,tp,sp". The mesh has the first devices, as many as it needs; one size may be -1 and then
+            takes the remaining devices. Several processes always use all devices.
           compute_dtype: float32 or bfloat16; None: that of the run.
-          devices: devices of the mesh; None: the first ones, as many as mesh_dim needs.
 
         Raises:
-          ValueError, FileNotFoundError: `run` holds no model or one that is not a LLaMA, or the mesh does not fit it.
+          ValueError, FileNotFoundError: if `run` holds no LLaMA, or the mesh does not fit the model.
         """
         check_sizes(max_length, prefill_chunk)
         config = model_of(run)
@@ -74,14 +74,18 @@ class Generator:
             raise ValueError(f"{run} holds a {type(config).__name__}: inference is for LLaMA models")
         if compute_dtype is not None:
             config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # the config checks it
-        mesh = make_mesh(mesh_dim, _first_devices(mesh_dim) if devices is None else devices)
+        devices, mesh_sizes = jax.devices(), mesh_dim.split(",")
+        if jax.process_count() == 1 and all(size.strip().isdigit() for size in mesh_sizes):
+            devices = devices[: math.prod(map(int, mesh_sizes))]
+        mesh = make_mesh(mesh_dim, devices)
         inference_config(config, mesh, max_length)  # refuse a mesh that does not fit before reading any weights
-        params = restore_params(run, weight_shardings(config, mesh), mesh, parameter_dtypes(config))
+        dtypes = jax.tree.map(lambda share: share.dtype, weight_shares(config, mesh))
+        params = restore_params(run, weight_shardings(config, mesh), mesh, dtypes)
         return cls(config, params, mesh, max_length=max_length, prefill_chunk=prefill_chunk)
 
     def session(self, rows: int) -> Session:
         """Start a session of `rows` empty rows, a multiple of dp."""
-        return Session(self._programs, self._weights, rows, self.max_length, self.prefill_chunk)
+        return Session(self._programs, self._weights, rows, self._sizes)
 
     def generate(
         self,
@@ -93,19 +97,14 @@ class Generator:
     ) -> list[list[int]]:
         """Return the ids that follow each prompt, including the end token if there is one.
 
-        Raises ValueError, before anything is computed, for what `Session.append` and `decode` refuse.
+        Raises ValueError, before anything is computed, if `Session.append` or `Session.decode` would.
         """
-        check_decoding(max_new_tokens, sampling)
         check_tokens(prompts, self.config.vocab_size)
         check_room(max(map(len, prompts)), max_new_tokens, self.max_length)
         session = self.session(len(prompts))
         session.append(prompts)
-        out: list[list[int]] = [[] for _ in prompts]
-        for tokens in session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=end_tokens):
-            for row, token in zip(out, tokens, strict=True):
-                if token is not None:
-                    row.append(token)
-        return out
+        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=end_tokens)
+        return [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
 
     def token_losses(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Compute -log p of every token but the first of each row, in nats, float32 [length - 1], by a forward pass.
@@ -122,17 +121,15 @@ class Generator:
 
     def _losses(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Return the losses of at most dp rows."""
-        step = step_of_sizes(self._programs.granule, self.max_length)
-        length = -(-(max(map(len, rows)) - 1) // step) * step
-        tokens = np.zeros((2, self.mesh.shape["dp"], length), np.int32)  # and targets
-        for number, row in enumerate(rows):
-            tokens[:, number, : len(row) - 1] = row[:-1], row[1:]
-        order = layouts.permutation(self.config.layout, length, self.mesh.shape["sp"])
-        positions = np.broadcast_to(order.astype(np.int32), tokens.shape[1:])
-        arrays = (as_global(x, self.mesh, TOKENS) for x in (tokens[0][:, order], positions, tokens[1][:, order]))
-        losses = np.asarray(self._programs.losses(tokens.shape[1], length)(self._weights, *arrays))
-        losses = losses[:, np.argsort(order)]
-        return [losses[number, : len(row) - 1] for number, row in enumerate(rows)]
+        dp, sizes = self.mesh.shape["dp"], self._sizes
+        length = round_up(max(map(len, rows)) - 1, sizes.step)
+        every = [*rows, *[()] * (dp - len(rows))]
+        tokens, targets = padded([row[:-1] for row in every], length), padded([row[1:] for row in every], length)
+        order = layouts.permutation(self.config.layout, length, sizes.ranks)
+        positions = np.broadcast_to(order.astype(np.int32), tokens.shape)
+        arrays = (as_global(x, self.mesh, TOKENS) for x in (tokens[:, order], positions, targets[:, order]))
+        losses = np.asarray(self._programs.losses(dp, length)(self._weights, *arrays))[:, np.argsort(order)]
+        return [loss[: len(row) - 1] for row, loss in zip(rows, losses, strict=False)]
 
 
 def load_model(run_dir: str | Path, **changes) -> Any:
@@ -150,19 +147,11 @@ def load_model(run_dir: str | Path, **changes) -> Any:
 
 
 def check_sizes(max_length: int, prefill_chunk: int | None) -> None:
-    """Raise ValueError for sizes that are too small, or too large for int32 positions."""
-    if max_length < 2:
-        raise ValueError(f"max_length={max_length} must be at least 2: a prompt and a token after it")
-    if max_length > LONGEST:
-        raise ValueError(f"max_length={max_length:,} is more than {LONGEST:,}: positions have 32 bits")
+    """Raise ValueError for a size that is too small, or a length that is too large for int32 positions."""
+    if not 2 <= max_length <= LONGEST:
+        raise ValueError(
+            f"max_length={max_length:,} must be at least 2, for a prompt and a token after it, and at most "
+            f"{LONGEST:,}, because positions have 32 bits"
+        )
     if prefill_chunk is not None and prefill_chunk < 1:
         raise ValueError(f"prefill_chunk={prefill_chunk} must be positive, or unset")
-
-
-def _first_devices(mesh_dim: str) -> list:
-    """Return as many devices as a mesh without a size of -1 takes. Several processes always use all devices."""
-    devices = jax.devices()
-    sizes = mesh_dim.split(",")
-    if jax.process_count() > 1 or not all(size.strip().isdigit() for size in sizes):
-        return devices
-    return devices[: math.prod(map(int, sizes))]

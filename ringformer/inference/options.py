@@ -8,12 +8,17 @@ if TYPE_CHECKING:
     from ringformer.inference.generator import Generator
 
 
-def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: str = "run") -> None:
-    """Add the options of the model, its mesh and its tokenizer."""
-    parser.add_argument("--run", dest=run_dest, metavar="DIR", required=True, help=run_help)
+def add_config_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the config file that registers a run's model."""
     parser.add_argument(
         "--config", metavar="FILE", help="the config file of the run, which is executed, if it registers the model"
     )
+
+
+def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: str = "run") -> None:
+    """Add the options of the model, its mesh and its tokenizer."""
+    parser.add_argument("--run", dest=run_dest, metavar="DIR", required=True, help=run_help)
+    add_config_option(parser)
     parser.add_argument(
         "--allow_longer", action="store_true", help="allow lengths beyond the context that the model was trained at"
     )
@@ -49,7 +54,7 @@ def add_template_option(parser: argparse.ArgumentParser) -> None:
 
 
 def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int) -> "Generator":
-    """Load the model in `folder` as the options say."""
+    """Load the model in `folder` with the options of the command."""
     from ringformer.inference.generator import Generator
 
     return Generator.load(

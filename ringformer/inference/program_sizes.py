@@ -1,4 +1,4 @@
-"""Sizes of the programs of a session. There are few sizes, because each needs a compiled program."""
+"""Sizes of the programs of a session. There are few sizes, because each size needs its own compiled program."""
 
 import math
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import PARTS, Layout
 
 SIZES = 64
-"""Most sizes of long chunks to compile; sizes grow in steps of 1/SIZES of the longest."""
+"""Maximum number of sizes of long chunks; sizes grow in steps of 1/SIZES of the longest."""
 SHORTEST = 256
-"""Fewest slots of a rank that a program reads: fewer would not repay the compilation."""
+"""Minimum number of slots of a rank that a program reads: reading fewer would not repay the compilation."""
 
 
 def granule(layout: Layout, tp: int, sp: int) -> int:
@@ -18,43 +18,41 @@ def granule(layout: Layout, tp: int, sp: int) -> int:
     return sp * math.lcm(PARTS[layout], tp)
 
 
-def step_of_sizes(granule: int, max_length: int) -> int:
-    """Tokens between the sizes of long chunks."""
-    return granule * max(1, max_length // SIZES // granule)
-
-
 class ProgramSizes(NamedTuple):
-    """Sizes of the programs for rows of at most `max_length` tokens on a ring of `ranks`."""
+    """Sizes of the programs for rows of at most `max_length` tokens on a ring of `ranks` devices."""
 
     ranks: int
     granule: int
     max_length: int
     prefill_chunk: int | None = None
-    """Tokens of a row to read at a time; None: all of them."""
+    """Number of tokens of a row to read at a time; None: all of them."""
 
     @property
     def most(self) -> int:
-        """Tokens of the longest chunk."""
+        """Number of tokens of the longest chunk."""
         return round_up(min(self.prefill_chunk or self.max_length, self.max_length), self.granule)
 
     @property
     def step(self) -> int:
-        return step_of_sizes(self.granule, self.max_length)
+        """Tokens between the sizes of long chunks."""
+        return self.granule * max(1, self.max_length // SIZES // self.granule)
 
     @property
     def capacity(self) -> int:
-        """Slots of a rank: its share of max_length, plus at most a 64th for the padding of chunks."""
+        """Number of slots of a rank: its share of max_length, plus at most a 64th for the padding of chunks."""
         return round_up(self.max_length, self.step) // self.ranks
 
     def read(self, top: int) -> int:
-        """Slots for a program to read if those below `top` may be in use: all of them, a half, a quarter..."""
+        """Return the number of slots that a program reads if those below `top` may be in use: all slots, half of them,
+        a quarter and so on."""
         read = self.capacity
         while read % 2 == 0 and read // 2 >= max(top, SHORTEST):
             read //= 2
         return read
 
     def chunk(self, longest: int, room: int) -> int:
-        """Tokens to pad a chunk to: its longest row has `longest`, and the cache has room for `room`."""
+        """Return the number of tokens to pad a chunk to, if its longest row has `longest` tokens and the cache has room
+        for `room`."""
         size = self.granule
         while size < longest <= self.step:
             size *= 2
@@ -63,7 +61,7 @@ class ProgramSizes(NamedTuple):
         return size if size <= room else round_up(longest, self.granule)
 
     def cached(self, config: LlamaConfig, tokens: int, top: int) -> tuple[int, Travels]:
-        """Slots of a rank that a chunk of `tokens` attends to, and the arrays that travel for it."""
+        """Return the number of a rank's slots that a chunk of `tokens` attends to, and which arrays travel for it."""
         cached = min(round_up(top, tokens // self.ranks), self.capacity)
         travels = cheaper_to_move(config, tokens, top * self.ranks) if self.ranks > 1 else "queries"
         return self.read(top) if cached and travels == "queries" else cached, travels

@@ -4,6 +4,7 @@ They run on the training mesh (dp, fsdp, tp, sp). Rows are sharded over dp, toke
 model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp). fsdp shards only weights.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
@@ -18,19 +19,19 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.data import Batch
 from ringformer.hardware import chip_of
-from ringformer.inference import cache as caches
-from ringformer.inference.cache import Cache, abstract_cache, layer_of, write_chunk, write_token
+from ringformer.inference.cache import Cache, layer_of, write_tokens
 from ringformer.inference.cached_attention import Travels, attend_cached, join
-from ringformer.inference.decode_step import decode_hidden, next_logits
-from ringformer.inference.program_sizes import granule
-from ringformer.inference.sampling import Kind, row_keys, sample
-from ringformer.inference.weight_shares import definition, make_gather, weight_shares
+from ringformer.inference.decode_step import decode_hidden, next_logits, row_keys, sample
+from ringformer.inference.program_sizes import ProgramSizes, granule
+from ringformer.inference.sampling import Kind
+from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.interface import Axes
 from ringformer.models.kernel_choice import with_kernel
+from ringformer.models.llama import Llama
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.mesh import compiler_options
-from ringformer.parallel.parameters import specs
+from ringformer.parallel.parameters import abstract_model
 
 TOKENS = P("dp", ("sp", "tp"))
 """Arrays [B, P] of a chunk, P in layout order."""
@@ -42,9 +43,6 @@ class State(NamedTuple):
     cache: Cache
     logits: Any  # float32 [B, V], of the next token of each row
     lengths: Any  # int32 [B], tokens in the cache of each row
-
-
-STATE = State(caches.SPECS, P("dp"), P("dp"))
 
 
 class Chunk(NamedTuple):
@@ -74,6 +72,16 @@ def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> Llam
     return model
 
 
+def _compiled(lower: Callable) -> Callable:
+    """Return a method that compiles the program that `lower` lowers, once for the same arguments."""
+
+    @lru_cache
+    def compiled(programs, *sizes):
+        return lower(programs, *sizes).compile(compiler_options=compiler_options(programs.mesh))
+
+    return compiled
+
+
 @dataclass(frozen=True)
 class Programs:
     """Programs of one model on one mesh, each compiled on first use."""
@@ -81,10 +89,10 @@ class Programs:
     config: LlamaConfig
     mesh: Mesh
 
-    @property
-    def granule(self) -> int:
-        """Number of which the tokens of a chunk are a multiple."""
-        return granule(self.config.layout, self.mesh.shape["tp"], self.mesh.shape["sp"])
+    def sizes(self, max_length: int, prefill_chunk: int | None = None) -> ProgramSizes:
+        """Return the sizes of a session's programs."""
+        tp, sp = self.mesh.shape["tp"], self.mesh.shape["sp"]
+        return ProgramSizes(sp, granule(self.config.layout, tp, sp), max_length, prefill_chunk)
 
     @cached_property
     def _shares(self) -> dict:
@@ -96,128 +104,107 @@ class Programs:
         return jax.tree.map(lambda s: s.abstract(self.mesh), self._shares)
 
     def state(self, rows: int, slots: int) -> State:
-        """Shapes, dtypes and shardings of a state; `slots` is per rank."""
-        return State(
-            abstract_cache(self.config, self.mesh, rows, slots),
-            self._array((rows, self.config.vocab_size), jnp.float32, STATE.logits),
-            self._array((rows,), jnp.int32, STATE.lengths),
-        )
+        """Return shapes, dtypes and shardings of a state; `slots` is per rank."""
+        c, heads, S = self.config, max(self.config.num_kv_heads, self.mesh.shape["tp"]), slots * self.mesh.shape["sp"]
+        kv_shape = c.num_layers, rows, heads, S, c.head_dim
+        kv = self._array(kv_shape, P(None, "dp", "tp", "sp", None), jnp.dtype(c.compute_dtype))
+        cache = Cache(kv, kv, self._array((rows, S), P("dp", "sp")))
+        return State(cache, self._array((rows, c.vocab_size), P("dp"), jnp.float32), self._array((rows,), P("dp")))
 
-    def _array(self, shape, dtype, spec) -> jax.ShapeDtypeStruct:
+    def _array(self, shape, spec, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
-
-    @lru_cache  # noqa: B019 - lives as long as the generator
-    def prefill(self, rows: int, slots: int, tokens: int, cached: int, travels: Travels):
-        """Compile `lower_prefill`."""
-        return self._compile(self.lower_prefill(rows, slots, tokens, cached, travels))
 
     def lower_prefill(self, rows: int, slots: int, tokens: int, cached: int, travels: Travels) -> jax.stages.Lowered:
         """Lower `prefill(weights, state, chunk) -> state`; the state is donated.
 
         Args:
-          rows, slots: of the state. tokens: P of a chunk.
-          cached: number of slots of a rank that the chunk attends to; 0: nothing precedes it.
+          rows, slots: rows of the state, and slots per rank. tokens: P of a chunk.
+          cached: number of slots of a rank that the chunk attends to; 0: nothing precedes the chunk.
           travels: whether the keys in those slots travel around the ring, or the queries of the chunk.
         """
-        chunk = Chunk(
-            *(
-                self._array(shape, jnp.int32, spec)
-                for shape, spec in zip([(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],)], CHUNK, strict=True)
-            )
-        )
-
-        def prefill(weights, state, chunk):
-            return self._prefill(weights, state, chunk, cached, travels)
-
-        run = self._per_device(prefill, (specs(self._shares), STATE, CHUNK), STATE)
-        return jax.jit(run, donate_argnums=1).lower(self.weights, self.state(rows, slots), chunk)
-
-    @lru_cache  # noqa: B019
-    def decode(self, rows: int, slots: int, read: int, kind: Kind):
-        """Compile `lower_decode`."""
-        return self._compile(self.lower_decode(rows, slots, read, kind))
+        shapes = [(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],)]
+        state, chunk = self.state(rows, slots), Chunk(*map(self._array, shapes, CHUNK))
+        prefill = partial(self._prefill, cached=cached, travels=travels)
+        return self._lower(prefill, _specs(state), self.weights, state, chunk, donate_argnums=1)
 
     def lower_decode(self, rows: int, slots: int, read: int, kind: Kind) -> jax.stages.Lowered:
         """Lower `decode(weights, state, control, numbers) -> (tokens, state)`, which draws a token of each row from the
         state's logits and appends it. The state is donated; tokens, int32 [rows], are replicated on every device.
 
         Args:
-          rows, slots: of the state. read: slots of a rank to read, from the first; all others are empty.
+          rows, slots: rows of the state, and slots per rank.
+          read: number of slots of a rank to read, from the first; all others are empty.
           control: int32 [4 + rows]: seed, top_k, rank and slot that take the token, and for each row whether it
             continues. Tokens and logits of a row that has ended do not change, and its drawn token is meaningless.
           numbers: float32 [2]: temperature, top_p.
         """
-        arguments = self._array((4 + rows,), jnp.int32, P()), self._array((2,), jnp.float32, P())
+        control, numbers = self._array((4 + rows,), P()), self._array((2,), P(), jnp.float32)
+        state, decode = self.state(rows, slots), partial(self._decode, read=read, kind=kind)
+        results = P(), _specs(state)
+        return self._lower(decode, results, self.weights, state, control, numbers, donate_argnums=1)
 
-        def decode(weights, state, control, numbers):
-            return self._decode(weights, state, control, numbers, read, kind)
-
-        run = self._per_device(decode, (specs(self._shares), STATE, P(), P()), (P(), STATE))
-        return jax.jit(run, donate_argnums=1).lower(self.weights, self.state(rows, slots), *arguments)
-
-    @lru_cache  # noqa: B019
-    def losses(self, rows: int, tokens: int):
-        """Compile `losses(weights, tokens, positions, targets) -> float32 [rows, P]`: -log p(target) of each token,
+    def lower_losses(self, rows: int, tokens: int) -> jax.stages.Lowered:
+        """Lower `losses(weights, tokens, positions, targets) -> float32 [rows, P]`: -log p(target) of each token,
         replicated on every device. All arrays are [rows, P] in layout order."""
-        arrays = [self._array((rows, tokens), jnp.int32, TOKENS)] * 3
 
         def losses(weights, tokens, positions, targets):
             batch = Batch(tokens, targets, positions, None, None, None)
-            return self._model(weights).token_losses(batch, axes=self._axes, gather=self._gather)
+            return self._model(weights).token_losses(batch, **self._sharding)
 
-        run = self._per_device(losses, (specs(self._shares), TOKENS, TOKENS, TOKENS), TOKENS)
-        whole = jax.jit(run, out_shardings=NamedSharding(self.mesh, P()))
-        return self._compile(whole.lower(self.weights, *arrays))
+        arrays = [self._array((rows, tokens), TOKENS)] * 3
+        return self._lower(losses, TOKENS, self.weights, *arrays, out_shardings=NamedSharding(self.mesh, P()))
 
-    def _per_device(self, function, in_specs, out_specs):
-        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+    prefill, decode, losses = _compiled(lower_prefill), _compiled(lower_decode), _compiled(lower_losses)
 
-    def _compile(self, lowered):
-        return lowered.compile(compiler_options=compiler_options(self.mesh))
+    def _lower(self, function, results, *arguments, **options) -> jax.stages.Lowered:
+        """Lower a function of one device's arrays. `arguments` are abstract global arrays; `results` are specs."""
+        run = jax.shard_map(function, mesh=self.mesh, in_specs=_specs(arguments), out_specs=results)
+        return jax.jit(run, **options).lower(*arguments)
+
+    def _model(self, weights) -> Llama:
+        return nnx.merge(abstract_model(self.config)[0], weights)
 
     @property
-    def _axes(self) -> Axes:
-        return Axes(sp="sp", tp="tp" if self.mesh.shape["tp"] > 1 else None)
+    def _sharding(self) -> dict[str, Any]:
+        """Arguments that tell methods of `Llama` how arrays are sharded."""
 
-    @cached_property
-    def _gather(self):
-        return make_gather(self.config, self.mesh)
+        def gather(name, weights):
+            return jax.tree.map(lambda share, x: share.gather(x), self._shares[name], weights)
 
-    def _model(self, weights):
-        return nnx.merge(definition(self.config), weights)
+        return {"axes": Axes(sp="sp", tp="tp" if self.mesh.shape["tp"] > 1 else None), "gather": gather}
 
-    def _prefill(self, weights, state: State, chunk: Chunk, cached: int, travels: Travels) -> State:
+    def _prefill(self, weights, state: State, chunk: Chunk, *, cached: int, travels: Travels) -> State:
         """Run `prefill` on one device."""
         c, cache = self.config, state.cache
-        kernel = "xla" if c.kernel == "auto" else c.kernel
-        chunks: dict[str, Any] = {"q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
+        options: dict[str, Any] = {"kernel": c.kernel, "q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
 
         def attend(layer, q, k, v):
-            ring: Any = partial(ring_attention, q, k, v, axis_name="sp", layout=c.layout, kernel=kernel, **chunks)
+            ring = partial(ring_attention, q, k, v, axis_name="sp", layout=c.layout, **options)
             if not cached:
                 return ring(), (k, v)
             ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]
+            kernel = {"kernel": "xla" if c.kernel == "cudnn" else c.kernel}
             valid = cache.positions[:, :cached] >= 0
-            before = attend_cached(
-                q, ours[0], ours[1], valid, travels, "sp", kernel="xla" if kernel == "cudnn" else kernel, **chunks
-            )
+            before = attend_cached(q, ours[0], ours[1], valid, travels, "sp", **options | kernel)
             return join(ring(return_lse=True), before).astype(q.dtype), (k, v)
 
         x, (k, v) = self._model(weights).attended(
             chunk.tokens,
             jnp.maximum(chunk.positions, 0),
-            axes=self._axes,
-            gather=self._gather,
             attend=attend,
             given=jnp.arange(c.num_layers),
+            **self._sharding,
         )
-        here = (chunk.positions == chunk.last[:, None]) & (chunk.last >= 0)[:, None]
+        ends = chunk.last >= 0
+        here = (chunk.positions == chunk.last[:, None]) & ends[:, None]
         x = lax.psum(jnp.where(here[..., None], x, 0).sum(axis=1), ("sp", "tp"))
-        logits = jnp.where((chunk.last >= 0)[:, None], next_logits(c, weights, x), state.logits)
-        lengths = jnp.where(chunk.last >= 0, chunk.last + 1, state.lengths)
-        return State(write_chunk(cache, k, v, chunk.rank_positions, chunk.slots[0]), logits, lengths)
+        return State(
+            write_tokens(cache, k, v, chunk.rank_positions, chunk.slots[0]),
+            jnp.where(ends[:, None], next_logits(c, weights, x), state.logits),
+            jnp.where(ends, chunk.last + 1, state.lengths),
+        )
 
-    def _decode(self, weights, state: State, control, numbers, read: int, kind: Kind):
+    def _decode(self, weights, state: State, control, numbers, *, read: int, kind: Kind):
         """Run `decode` on one device."""
         (cache, logits, lengths), B = state, state.lengths.shape[0]
         seed, top_k, rank, slot = control[:4]
@@ -226,11 +213,15 @@ class Programs:
         keys = row_keys(seed, first + jnp.arange(B), lengths)
         tokens = sample(logits, keys, numbers[0], top_k, numbers[1], kind)
         x, k, v = decode_hidden(self.config, weights, cache, tokens, lengths, read)
-        mine = lax.axis_index("sp") == rank
-        cache = write_token(cache, k, v, jnp.where(alive, lengths, -1), slot, mine)
+        positions, mine = jnp.where(alive, lengths, -1), lax.axis_index("sp") == rank
+        cache = write_tokens(cache, k, v, positions[:, None], slot, mine)
         logits = jnp.where(alive[:, None], next_logits(self.config, weights, x), logits)
         everyone = lax.all_gather(tokens, "dp", tiled=True, to="invarying")
         return everyone, State(cache, logits, lengths + alive)
+
+
+def _specs(arrays) -> Any:
+    return jax.tree.map(lambda x: x.sharding.spec, arrays)
 
 
 def as_global(array: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:

@@ -6,8 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
-
 from ringformer.checkpoints.saved_model import model_of
 from ringformer.data.chats.conversations import ChatFormat, Message
 from ringformer.data.chats.templates import TemplateName, load_template, template_id
@@ -19,16 +17,18 @@ from ringformer.files.untrusted import contained, contained_files, read_object
 GENERATION_CONFIG = "generation_config.json"
 
 PROBES = ("A", "I", "T", "a", "1")
-"""Beginnings of answers; the tokens of a question are those that precede any of them."""
+"""Beginnings of answers, used to find the tokens of a question: those before every one of these answers."""
 
 
-class ChatPrompt(NamedTuple):
-    """The tokens of a conversation up to an answer."""
+class Prompt(NamedTuple):
+    """Tokens of a text to continue, or of a conversation up to an answer."""
 
     ids: list[int]
-    lead: str
+    ends: frozenset[int]
+    """Tokens that end the continuation or the answer."""
+    lead: str = ""
     """Template text between `ids` and the answer: a space that shares a token with the answer, or nothing."""
-    tail: str
+    tail: str = ""
     """Template text between an answer and the token that ends its turn."""
 
 
@@ -41,56 +41,68 @@ class RunText:
       template: a chat template; None: the one that rendered the run's conversations, else the tokenizer's own.
 
     Raises:
-      FileNotFoundError: the folder does not exist, or holds no model or no tokenizer.
-      ValueError: the folder is an unconverted Hugging Face checkpoint, or the tokenizer does not fit the model.
+      FileNotFoundError: if the folder does not exist, or holds no model or no tokenizer.
+      ValueError: if the folder is an unconverted Hugging Face checkpoint, or the tokenizer does not fit the model.
     """
 
     def __init__(self, run: str | Path, *, tokenizer: str | None = None, template: TemplateName | None = None):
         self._run = Path(run)
         _check_folder(self._run)
         model: Any = model_of(self._run)
-        self._saved = read_object(self._run, CONFIG)
-        self.tokenizer = load_tokenizer(tokenizer or _tokenizer_of(self._run, self._saved))
+        saved = read_object(self._run, CONFIG)
+        self._data: dict[str, Any] = saved.get("data") or {}  # empty for a converted model
+        self.tokenizer = load_tokenizer(tokenizer or _tokenizer_of(self._run, self._data))
         check_vocabulary(self.tokenizer, model.vocab_size)
-        self.template_name = template or _template_of(self._saved, self.tokenizer)
-        self.context = _context_of(self._run, self._saved)
+        recorded: TemplateName | None = "tokenizer" if self.tokenizer.config.get("chat_template") else None
+        if self._data.get("format") in get_args(ChatFormat):
+            recorded = self._data["template"]
+        self.template_name = template or recorded
+        self.context: int | None = saved.get("seq_len") or self._read(HF_CONFIG).get("max_position_embeddings")
         """Context in tokens that the model was trained at, or that its Hugging Face config.json names; None if neither
         is available."""
 
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file of the folder, empty if there is no such file."""
+        return read_object(self._run, name) if contained(self._run, name).is_file() else {}
+
+    def prompt(self, text: str, chat: bool = False, prefix: str = "") -> Prompt:
+        """Encode a text to continue or, with `chat`, a question to answer. `prefix` is the beginning of the
+        continuation or of the answer."""
+        if chat:
+            return self.encode_chat([Message("user", text)], prefix)
+        return Prompt(self.encode(text + prefix), self.end_tokens)
+
     def encode(self, prompt: str) -> list[int]:
-        """Encode a text to continue. For a converted model, tokens begin with the beginning-of-sentence token where
+        """Encode a text to continue. For a converted model, tokens begin with the beginning-of-sentence token if
         Hugging Face adds one; for a run they do not, because its documents had none. Raises ValueError for an empty
         text."""
-        _check_not_empty(prompt)
-        with _utf8_for(self.tokenizer):
+        with _checks(prompt, self.tokenizer):
             ids = self.tokenizer.encode(prompt)
-        if self.tokenizer.begins and self.tokenizer.bos_id is not None and "data" not in self._saved:
+        if self.tokenizer.begins and self.tokenizer.bos_id is not None and not self._data:
             return [self.tokenizer.bos_id, *ids]
         return ids
 
-    def encode_chat(self, messages: Sequence[Message], prefix: str = "") -> ChatPrompt:
+    def encode_chat(self, messages: Sequence[Message], prefix: str = "") -> Prompt:
         """Encode a conversation that ends with a question, up to where the answer begins or continues after `prefix`.
 
         The conversation is rendered and tokenized with an answer, as in training, and cut before the first token that
         holds a character of the answer. If the template ends in a space, a leading space of `prefix` is dropped. Raises
         ValueError for a template that changes the beginning of an answer.
         """
-        _check_not_empty(messages[-1].content)
-        rendered = [
-            _begun(*self._render([*messages, Message("assistant", prefix + probe)]), prefix) for probe in PROBES
-        ]
-        with _utf8_for(self.tokenizer):
+        with _checks(messages[-1].content, self.tokenizer):
+            rendered = [
+                _begun(*self._render([*messages, Message("assistant", prefix + probe)]), prefix) for probe in PROBES
+            ]
             encoded = self.tokenizer.encode_chats([segments for segments, _ in rendered])
         segments, start = rendered[0]
         ((before, _),) = self.tokenizer.encode_chats([segments[:start]])
         whole = self.tokenizer.decode(before)
         behind = "".join(s.text for s in segments[start:] if s.trained and s.control is None)
-        cuts = {begin: ids for ids, trained in encoded for begin in np.flatnonzero(trained)[:1].tolist()}
-        for begin in sorted(cuts):
-            ids = cuts[begin][:begin].tolist()
+        for ids, trained in sorted(encoded, key=lambda row: int(row[1].argmax())):
+            ids = ids[: trained.argmax()].tolist()
             lead = whole.removeprefix(self.tokenizer.decode(ids))
             if not lead.strip():  # otherwise a token spans a whole phrase, including words of the question
-                return ChatPrompt(ids, lead, behind.removeprefix(PROBES[0]))
+                return Prompt(ids, self.chat_end_tokens, lead, behind.removeprefix(PROBES[0]))
         raise ValueError(f"tokenizer {self.tokenizer.name} has no token boundary where an answer begins")
 
     def _render(self, messages: Sequence[Message]) -> tuple[list[Segment], int]:
@@ -105,8 +117,7 @@ class RunText:
     @cached_property
     def end_tokens(self) -> frozenset[int]:
         """Tokens that end a text: the tokenizer's, and those in the model's generation_config.json."""
-        (*file,) = contained_files(self._run, [GENERATION_CONFIG])
-        ends = read_object(self._run, GENERATION_CONFIG).get("eos_token_id") if file else None
+        ends = self._read(GENERATION_CONFIG).get("eos_token_id")
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         if wrong := [i for i in ends if type(i) is not int or i < 0]:
             raise ValueError(f"{self._run / GENERATION_CONFIG}: eos_token_id {wrong[0]!r} is not a token id")
@@ -152,14 +163,11 @@ def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segme
     return [*segments[:start], *parts, *segments[start + 1 :]], start + 1
 
 
-def _check_not_empty(prompt: str) -> None:
+@contextmanager
+def _checks(prompt: str, tokenizer: Tokenizer) -> Iterator[None]:
+    """Raise ValueError for an empty prompt, or if encoding it fails because it is not UTF-8."""
     if not prompt:
         raise ValueError("the prompt is empty: there is nothing to continue")
-
-
-@contextmanager
-def _utf8_for(tokenizer: Tokenizer) -> Iterator[None]:
-    """Name the tokenizer in the error for a prompt that is not UTF-8."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -167,44 +175,25 @@ def _utf8_for(tokenizer: Tokenizer) -> Iterator[None]:
 
 
 def _check_folder(run: Path) -> None:
-    """Raise FileNotFoundError if `run` is not a folder, or is one of stages; the message lists the stages."""
+    """Raise FileNotFoundError if `run` is not a folder, or is a run in stages; the message then lists the stages."""
     if not run.is_dir():
         raise FileNotFoundError(f"there is no folder {run}: name the folder of a run or of a converted model")
-    stages = sorted((p for p in run.glob("stage-*-*") if (p / CONFIG).is_file()), key=_stage_number)
+    stages = [path for path in run.glob("stage-*-*") if (path / CONFIG).is_file()]
     if stages and not (run / CONFIG).is_file():
+        stages.sort(key=lambda path: path.name.split("-")[1].zfill(9))  # stage 10 after stage 9
         raise FileNotFoundError(f"{run} is a run in stages: choose one of {', '.join(map(str, stages))}")
 
 
-def _stage_number(stage: Path) -> int:
-    number = stage.name.split("-")[1]
-    return int(number) if number.isdecimal() else 0
-
-
-def _tokenizer_of(run: Path, saved: dict[str, Any]) -> str:
-    """Name the run's tokenizer for `load_tokenizer`. The initial model's tokenizer files may lie beside it."""
-    named = (saved.get("data") or {}).get("tokenizer", "")
+def _tokenizer_of(run: Path, data: dict[str, Any]) -> str:
+    """Name the run's tokenizer for `load_tokenizer`. Tokenizer files of the initial model may lie beside it."""
+    named = data.get("tokenizer", "")
     if named == "bytes":
         return named
-    files = {name: contained(run, name) for name in ("tokenizer.json", "tokenizer.model")}
     kind = Path(named).suffix if named.endswith((".json", ".model")) else ""
-    present = [path for name, path in files.items() if name.endswith(kind) and path.is_file()]
+    present = [path for path in contained_files(run, ("tokenizer.json", "tokenizer.model")) if path.name.endswith(kind)]
     if not present:
         raise FileNotFoundError(
             f"{run} holds no tokenizer: set --tokenizer to bytes, or to the path of a *.model file, a tokenizer.json, "
             "or a folder with one of them"
         )
     return str(present[0])
-
-
-def _template_of(saved: dict[str, Any], tokenizer: Tokenizer) -> TemplateName | None:
-    data = saved.get("data") or {}
-    if data.get("format") in get_args(ChatFormat):
-        return data["template"]
-    return "tokenizer" if tokenizer.config.get("chat_template") else None
-
-
-def _context_of(run: Path, saved: dict[str, Any]) -> int | None:
-    if "seq_len" in saved:
-        return saved["seq_len"]
-    (*file,) = contained_files(run, [HF_CONFIG])
-    return read_object(run, HF_CONFIG).get("max_position_embeddings") if file else None

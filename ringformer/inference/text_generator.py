@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ringformer.data.chats.conversations import Message
 from ringformer.data.chats.templates import TemplateName
 from ringformer.data.tokenizers.base import Tokenizer
-from ringformer.inference.answers import Answer, RowText
+from ringformer.inference.answers import Answer, RowText, row_pieces
 from ringformer.inference.generator import Generator
-from ringformer.inference.run_text import ChatPrompt, RunText
+from ringformer.inference.run_text import Prompt, RunText
 from ringformer.inference.sampling import Sampling
-from ringformer.inference.session import Session, check_decoding, check_room
+from ringformer.inference.session import Session, check_room
 from ringformer.inference.text_stream import check_stops
 
 
@@ -28,31 +28,14 @@ class TextGenerator:
 
     @classmethod
     def load(
-        cls,
-        run: str | Path,
-        *,
-        mesh_dim: str = "1,1,1,1",
-        max_length: int,
-        prefill_chunk: int | None = None,
-        compute_dtype: str | None = None,
-        devices=None,
-        tokenizer: str | None = None,
-        template: TemplateName | None = None,
+        cls, run: str | Path, *, tokenizer: str | None = None, template: TemplateName | None = None, **options: Any
     ) -> "TextGenerator":
         """Load the model of a run's latest checkpoint, or a converted model, with its tokenizer.
 
-        Args: those of `Generator.load`, and `tokenizer` and `template` of `RunText`.
+        Args: those of `RunText`; `options` are those of `Generator.load`, of which `max_length` is required.
         """
         text = RunText(run, tokenizer=tokenizer, template=template)  # first, because its checks are fast
-        generator = Generator.load(
-            run,
-            mesh_dim=mesh_dim,
-            max_length=max_length,
-            prefill_chunk=prefill_chunk,
-            compute_dtype=compute_dtype,
-            devices=devices,
-        )
-        return cls(generator, text)
+        return cls(Generator.load(run, **options), text)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -65,7 +48,7 @@ class TextGenerator:
 
         Raises ValueError for an empty prompt, and with `chat` for a run without a chat template.
         """
-        return self._prompt(prompt, chat, prefix).ids
+        return self.text.prompt(prompt, chat, prefix).ids
 
     def complete(
         self,
@@ -88,26 +71,18 @@ class TextGenerator:
         that fits), and for a stop string that the tokenizer cannot spell.
         """
         begins = prefixes or [""] * len(prompts)
-        asked = [self._prompt(prompt, chat, prefix) for prompt, prefix in zip(prompts, begins, strict=True)]
-        self.check(asked, max_new_tokens, sampling, stop)
+        asked = [self.text.prompt(prompt, chat, prefix) for prompt, prefix in zip(prompts, begins, strict=True)]
+        self.check(asked, max_new_tokens, stop)
         if not asked:
             return []
-        ends, rows = self._ends(chat), len(asked)
-        answers = [RowText(self.tokenizer, prompt, ends, stop) for prompt in asked]
-        texts = [""] * rows
-        idle = -rows % self.generator.mesh.shape["dp"]
-        session = self.generator.session(rows + idle)
+        idle = -len(asked) % self.generator.mesh.shape["dp"]
+        session = self.generator.session(len(asked) + idle)
         session.append([prompt.ids for prompt in asked + asked[:1] * idle])
-        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=ends)
-        for row in range(rows, rows + idle):
+        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=asked[0].ends)
+        for row in range(len(asked), len(asked) + idle):
             session.end(row)
-        for step in steps:
-            for row, token in enumerate(step[:rows]):
-                if token is not None and not answers[row].stopped:
-                    texts[row] += answers[row].push(token)
-                    if answers[row].stopped:
-                        session.end(row)
-        return [text + answer.close() for text, answer in zip(texts, answers, strict=True)]
+        pieces = row_pieces(session, steps, [RowText(self.tokenizer, prompt, stop) for prompt in asked])
+        return ["".join(of_row) for of_row in zip(*pieces, strict=True)]
 
     def stream(
         self,
@@ -119,38 +94,25 @@ class TextGenerator:
         chat: bool = False,
     ) -> Answer:
         """Continue one prompt as `complete` does, in pieces of whole characters as they are generated."""
-        asked = self._prompt(prompt, chat)
-        self.check([asked], max_new_tokens, sampling, stop)
-        session = self.generator.session(1)
-        session.append([asked.ids])
-        return self.answer(session, asked, len(asked.ids), max_new_tokens, sampling, stop, self._ends(chat))
+        asked = self.text.prompt(prompt, chat)
+        self.check([asked], max_new_tokens, stop)
+        return self.answer(self.generator.session(1), asked, 0, max_new_tokens, sampling, stop)
 
     def answer(
         self,
         session: Session,
-        prompt: ChatPrompt,
-        prompt_tokens: int,
+        prompt: Prompt,
+        cached: int,
         max_new_tokens: int,
         sampling: Sampling,
         stop: Sequence[str],
-        ends: frozenset[int],
     ) -> Answer:
-        """Continue a prompt that was appended to a session of one row; `prompt_tokens` of its tokens were new there."""
-        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=ends)
-        return Answer(session, steps, RowText(self.tokenizer, prompt, ends, stop), prompt_tokens)
+        """Continue a prompt in a session of one row, which already has the first `cached` tokens of the prompt."""
+        session.append([prompt.ids[cached:]])
+        steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=prompt.ends)
+        return Answer(session, prompt, cached, steps, RowText(self.tokenizer, prompt, stop))
 
-    def _prompt(self, prompt: str, chat: bool, prefix: str = "") -> ChatPrompt:
-        if chat:
-            return self.text.encode_chat([Message("user", prompt)], prefix)
-        return ChatPrompt(self.text.encode(prompt + prefix), "", "")
-
-    def _ends(self, chat: bool) -> frozenset[int]:
-        return self.text.chat_end_tokens if chat else self.text.end_tokens
-
-    def check(
-        self, prompts: Sequence[ChatPrompt], max_new_tokens: int, sampling: Sampling, stop: Sequence[str]
-    ) -> None:
-        """Raise ValueError for a prompt that is too long, a stop string that cannot occur, or invalid sampling."""
-        check_decoding(max_new_tokens, sampling)
-        check_stops(stop, self.tokenizer)
+    def check(self, prompts: Sequence[Prompt], max_new_tokens: int, stop: Sequence[str]) -> None:
+        """Raise ValueError for a prompt that is too long, or a stop string that cannot occur."""
         check_room(max((len(prompt.ids) for prompt in prompts), default=0), max_new_tokens, self.generator.max_length)
+        check_stops(stop, self.tokenizer)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
+from os.path import commonprefix
 
 from ringformer.data.tokenizers.base import Tokenizer
 
@@ -11,12 +11,13 @@ _UNFINISHED = re.compile("[\ufffd\udc80-\udcff]+\\Z")
 
 
 class TextStream:
-    """The text of ids that arrive one by one after others.
+    """Text of ids that arrive one by one after the ids `before`.
 
-    The pieces joined, including that of `close`, are the text that `tokenizer.decode` adds to that of `before`. A space
-    that SentencePiece would strip from the beginning of a text is therefore kept. A piece is returned once no later id
-    can change it: characters may span several tokens, and some tokenizers revise a whole run of byte tokens when one of
-    them completes no character. Ids beyond the tokenizer's vocabulary, for which a model may have rows, have no text.
+    The joined pieces, including the piece from `close`, are the text that `tokenizer.decode` adds to the text of
+    `before`. A space that SentencePiece would strip from the beginning of a text is therefore kept. A piece is returned
+    once no later id can change it: characters may span several tokens, and some tokenizers revise a whole run of byte
+    tokens when one of them completes no character. Ids beyond the tokenizer's vocabulary, for which a model may have
+    rows, have no text.
 
     Args:
       before: the preceding ids, for example those of a prompt.
@@ -24,10 +25,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
         self._tokenizer = tokenizer
-        self._context = _shortest_context(tokenizer, [i for i in before if i < tokenizer.vocab_size])
-        self._begin = len(tokenizer.decode(self._context))  # where the text of _ids begins in that of _context + _ids
-        self._ids: list[int] = []
-        self._given = self._begin
+        self._start([i for i in before if i < tokenizer.vocab_size])
         # A token that is not a character by itself: text that changes when it is appended is not final yet.
         self._broken = next((i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) == "\ufffd"), None)
 
@@ -36,28 +34,29 @@ class TextStream:
         if token >= self._tokenizer.vocab_size:
             return ""
         self._ids.append(token)
-        ids = self._context + self._ids
-        text = lasting = self._tokenizer.decode(ids)
+        text = lasting = self._tokenizer.decode(self._ids)
         if self._broken is not None:
-            lasting = _common_beginning(text, self._tokenizer.decode([*ids, self._broken]))
+            changed = self._tokenizer.decode([*self._ids, self._broken])
+            lasting = commonprefix([text, changed])  # noqa: RUF071 - of characters
         lasting = _UNFINISHED.sub("", lasting)
         piece = lasting[self._given :]
         self._given += len(piece)
-        if lasting == text:  # nothing is held back, so earlier ids are no longer needed
-            self._context, self._ids = _shortest_context(self._tokenizer, ids), []
-            self._given = self._begin = len(self._tokenizer.decode(self._context))
+        if lasting == text:  # nothing is held back, so most earlier ids are no longer needed
+            self._start(self._ids)
         return piece
 
     def close(self) -> str:
         """Return the text held back so far, including an unfinished character."""
-        rest = self._tokenizer.decode(self._context + self._ids)[self._given :]
-        self._given += len(rest)
-        return rest
+        return self._tokenizer.decode(self._ids)[self._given :]
+
+    def _start(self, ids: list[int]) -> None:
+        """Keep only the last of `ids`, enough to decode the ids that follow; all their text has been returned."""
+        self._ids = _shortest_context(self._tokenizer, ids)
+        self._given = len(self._tokenizer.decode(self._ids))
 
 
 def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """Shortest tail of `ids` found after which decoding continues as after all of them: the full text ends with its
-    text."""
+    """Return a short tail of `ids` from which decoding can continue: the text of `ids` ends with that of the tail."""
     text, count = tokenizer.decode(ids), 4
     while count < len(ids):
         tail = tokenizer.decode(ids[-count:])
@@ -67,15 +66,11 @@ def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return ids
 
 
-def _common_beginning(a: str, b: str) -> str:
-    return a[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))]
-
-
 class StopStrings:
-    """Text that arrives in pieces, cut before the stop string that is completed first; no part of one is returned.
+    """Text that arrives in pieces, cut before the stop string that is completed first.
 
-    If one character completes several stop strings, the cut is before the one that begins first. The result does not
-    depend on how the text is divided into pieces.
+    No part of a stop string is returned. If one character completes several stop strings, the cut is before the stop
+    string that begins first. The result does not depend on how the text is divided into pieces.
     """
 
     def __init__(self, stops: Sequence[str]):
@@ -92,18 +87,14 @@ class StopStrings:
         if ends := [(begin + len(stop), begin) for stop in self._stops if (begin := text.find(stop)) >= 0]:
             self.met, self._held = True, ""
             return text[: min(ends)[1]]
-        longest = min(max(map(len, self._stops), default=1) - 1, len(text))
-        held = next((n for n in range(longest, 0, -1) if self._may_begin(text[-n:])), 0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        starts = (i for i in range(len(text)) if any(stop.startswith(text[i:]) for stop in self._stops))
+        end = next(starts, len(text))
+        self._held = text[end:]
+        return text[:end]
 
     def close(self) -> str:
         """Return the text held back because a stop string could have begun there."""
-        held, self._held = self._held, ""
-        return held
-
-    def _may_begin(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self._stops)
+        return self._held
 
 
 def check_stops(stops: Sequence[str], tokenizer: Tokenizer) -> None:

@@ -1,5 +1,5 @@
-"""Sharding of the weights for decoding: every device of (tp, fsdp, sp) holds a share of each, and decoding a token
-gathers none.
+"""Sharding of the weights for decoding: every device of (tp, fsdp, sp) holds a share of each weight, and decoding a
+token gathers no weight.
 
 A matrix keeps its dimension D whole and is cut along the other one; heads and their features count as one dimension. tp
 cuts heads and feed-forward features as in training, then (fsdp, sp) cut the rest. Where tp has more ranks than there
@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -22,7 +21,7 @@ from jax.typing import DTypeLike
 
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.parallel.gather_weight import GATHER
-from ringformer.parallel.parameters import WeightSharding, abstract_model, weight_shardings
+from ringformer.parallel.parameters import TENSOR_PARALLEL, WeightSharding, abstract_model, weight_shardings
 
 ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
 """Axes that cut a weight, major first; axes that cut a tp rank's part of it."""
@@ -32,85 +31,78 @@ ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
 class WeightShare:
     """Sharding of one parameter: cuts a device's share from a tp rank's part, and gathers the part from shares."""
 
-    letters: str
     shape: tuple[int, ...]  # of a tp rank's part of one layer, for example [D, h, d]
+    dim: int  # dimension of the matrix that is cut: 0, or 1 if D is its first dimension
     layers: int | None  # size of the leading dimension of stacked layers; None: not stacked
     axes: tuple[str, ...]  # axes that cut the part; () for vectors
     shards: int  # number of shares over `axes`
-    parts: int  # number of tp parts, each with its own padding; 1 if tp is among the axes
     dtype: DTypeLike
-
-    @property
-    def dim(self) -> int:
-        """Index of the dimension that is cut, from the end."""
-        return -1 if self.letters[0] == "D" else -2
 
     @property
     def size(self) -> int:
         """Size of the cut dimension of a part, without padding."""
-        return math.prod(self.shape[1:] if self.dim == -1 else self.shape[:-1])
+        return math.prod(self.shape) // math.prod(self.matrix(1))
 
     @property
     def width(self) -> int:
         """Size of the cut dimension of a share."""
         return -(-self.size // self.shards)
 
-    @property
-    def spec(self) -> P:
-        matrix = (None, ALL) if self.dim == -1 else (ALL, None)
-        return P(*(None,) * (self.layers is not None), *(matrix if self.axes else (None,)))
+    def matrix(self, cut: int) -> tuple[int, int]:
+        """Return the shape of a matrix whose dimension that is cut has size `cut`."""
+        return (self.shape[0], cut) if self.dim else (cut, self.shape[-1])
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
-        """Global array, the concatenation of its shares."""
-        shape = list(self.shape)
-        if self.axes:
-            cut = self.width * self.shards * self.parts
-            shape = [self.shape[0], cut] if self.dim == -1 else [cut, self.shape[-1]]
+        """Return the global array, the concatenation of all shares: each tp rank's part has its own padding."""
         stacked = () if self.layers is None else (self.layers,)
+        shape = self.matrix(self.width * math.prod(mesh.shape[axis] for axis in ALL)) if self.axes else self.shape
         return jax.ShapeDtypeStruct((*stacked, *shape), self.dtype, sharding=NamedSharding(mesh, self.spec))
+
+    @property
+    def spec(self) -> P:
+        """Mesh axes of each dimension of the global array."""
+        dims: list = [None] * (2 if self.axes else 1)
+        if self.axes:
+            dims[self.dim] = ALL
+        return P(*[None] * (self.layers is not None), *dims)
 
     def cut(self, whole: jax.Array) -> jax.Array:
         """Cut this device's share from its tp part of one layer's parameter (inside `shard_map`)."""
         if not self.axes:
             return whole
-        if self.letters == "DKd" and whole.shape[1] > self.shape[1]:
+        if whole.shape != self.shape:  # more key heads than this rank reads
             head = lax.axis_index("tp") * whole.shape[1] // lax.axis_size("tp")
             whole = lax.dynamic_slice_in_dim(whole, head, 1, axis=1)
-        flat = whole.reshape((self.shape[0], -1) if self.dim == -1 else (-1, self.shape[-1]))
         padding = [(0, 0), (0, 0)]
         padding[self.dim] = 0, self.width * self.shards - self.size
+        padded = jnp.pad(whole.reshape(self.matrix(-1)), padding)
         start = lax.axis_index(self.axes) * self.width
-        return lax.dynamic_slice_in_dim(jnp.pad(flat, padding), start, self.width, axis=2 + self.dim)
+        return lax.dynamic_slice_in_dim(padded, start, self.width, axis=self.dim)
 
     def gather(self, share: jax.Array) -> jax.Array:
         """Gather the tp part of one layer's parameter from the devices' shares (inside `shard_map`)."""
         if not self.axes:
             return share
         with jax.named_scope(GATHER):
-            padded = lax.all_gather(share, self.axes, axis=2 + self.dim, tiled=True, to="invarying")
-        return lax.slice_in_dim(padded, 0, self.size, axis=2 + self.dim).reshape(self.shape)
+            padded = lax.all_gather(share, self.axes, axis=self.dim, tiled=True, to="invarying")
+        return lax.slice_in_dim(padded, 0, self.size, axis=self.dim).reshape(self.shape)
 
 
 def weight_shares(config: LlamaConfig, mesh: Mesh | AbstractMesh) -> dict:
-    """Tree of a `WeightShare` for each parameter of a `Llama`. Matrices have the compute dtype."""
-    _, shapes, letters = abstract_model(config)
-    return jax.tree.map(lambda names, x: _share(names, x.shape, config, mesh), letters, shapes)
-
-
-def _share(letters: str, shape: tuple[int, ...], config: LlamaConfig, mesh: Mesh | AbstractMesh) -> WeightShare:
-    layers = shape[0] if len(shape) > len(letters) else None
+    """Return a tree with a `WeightShare` for each parameter of a `Llama`. Matrices have the compute dtype."""
     tp, rest = mesh.shape["tp"], math.prod(mesh.shape[axis] for axis in REST)
-    if len(letters) == 1:
-        return WeightShare(letters, shape[-1:], layers, (), 1, 1, jnp.float32)
-    part = tuple(max(1, config.sizes[x] // tp) if x in "HKF" else config.sizes[x] for x in letters)
-    axes, shards, parts = (ALL, tp * rest, 1) if "V" in letters else (REST, rest, tp)
-    return WeightShare(letters, part, layers, axes, shards, parts, jnp.dtype(config.compute_dtype))
 
+    def share(letters: str, x: jax.ShapeDtypeStruct) -> WeightShare:
+        layers = x.shape[0] if len(x.shape) > len(letters) else None
+        if len(letters) == 1:
+            return WeightShare(x.shape[-1:], 0, layers, (), 1, jnp.float32)
+        part = tuple(max(1, config.sizes[i] // tp) if i in TENSOR_PARALLEL else config.sizes[i] for i in letters)
+        axes, shards = (ALL, tp * rest) if "V" in letters else (REST, rest)
+        dim = 1 if letters[0] == "D" else 0
+        return WeightShare(part, dim, layers, axes, shards, jnp.dtype(config.compute_dtype))
 
-def parameter_dtypes(config: LlamaConfig) -> dict:
-    """Tree of dtypes in which parameters are read for inference: the compute dtype, but float32 for vectors."""
-    letters = abstract_model(config)[2]
-    return jax.tree.map(lambda names: jnp.dtype(config.compute_dtype if len(names) > 1 else "float32"), letters)
+    _, shapes, letters = abstract_model(config)
+    return jax.tree.map(share, letters, shapes)
 
 
 def make_reshard(shard: WeightSharding, share: WeightShare, mesh: Mesh):
@@ -134,14 +126,3 @@ def reshard(config: LlamaConfig, params: Any, mesh: Mesh) -> Any:
         return shares
 
     return jax.tree.map(one, params, weight_shardings(config, mesh), weight_shares(config, mesh))
-
-
-def make_gather(config: LlamaConfig, mesh: Mesh):
-    """Return the `gather(name, shares)` that methods of `Llama` take."""
-    shares = weight_shares(config, mesh)
-    return lambda name, weights: jax.tree.map(lambda s, x: s.gather(x), shares[name], weights)
-
-
-def definition(config: LlamaConfig) -> nnx.GraphDef:
-    """Return the module without arrays."""
-    return abstract_model(config)[0]

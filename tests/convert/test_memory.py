@@ -9,7 +9,7 @@ import pytest
 
 from ringformer.convert.hf_config import to_hf_config
 from ringformer.convert.hf_weights import weights
-from ringformer.convert.safetensors_files import ShardWriter
+from ringformer.convert.safetensors_files import write_tensors
 from ringformer.models.llama_config import LlamaConfig
 
 CONFIG = LlamaConfig(
@@ -36,8 +36,13 @@ def theirs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("theirs")
     plan = {name: w.tensor_shape for w in weights(CONFIG) for name in w.names}
     rng = np.random.default_rng(0)
-    writer = ShardWriter(folder, plan, np.dtype(np.float16), 10**9)
-    writer.write(lambda name: [rng.standard_normal(plan[name], np.float32).astype(np.float16)])
+    write_tensors(
+        folder,
+        plan,
+        np.dtype(np.float16),
+        10**9,
+        lambda name: [rng.standard_normal(plan[name], np.float32).astype(np.float16)],
+    )
     described = to_hf_config(CONFIG, max_position=2048, dtype="float16", token_ids={"eos_token_id": 2})
     (folder / "config.json").write_text(json.dumps(described))
     return folder

@@ -7,6 +7,7 @@ import pytest
 
 from ringformer.cli import main
 from ringformer.inference.generator import Generator
+from ringformer.inference.sampling import Sampling
 from tests.data.chat_samples import sentencepiece
 from tests.inference.fake_generator import FakeGenerator
 from tests.inference.runs import converted_folder, run_folder
@@ -79,7 +80,7 @@ def test_a_prompt_is_continued(run, loaded, capsys):
     ((generator, options),) = loaded
     assert options == {"mesh_dim": "1,1,1,2", "max_length": 28, "prefill_chunk": 8, "compute_dtype": "float32"}
     assert generator.sessions[0].appended == [[list(b"The ring")]]
-    assert generator.samplings == [(0.5, None, None, 3)]
+    assert generator.samplings == [Sampling(0.5, seed=3)]
 
 
 HOSTILE = b"a\x1b[2J\x1b]0;mine\x07\x1b]52;c;eA==\x07\xc2\x9b2J\x9b2J\rb\n\tc"
@@ -178,7 +179,7 @@ def test_an_answer_that_is_read_again_is_said(run, loaded, monkeypatch, capsys):
 
 MISTAKES = [
     (["--prompt="], "the prompt is empty"),
-    (["--prompt=a", "--prompt_file=b"], "give one of them"),
+    (["--prompt=a", "--prompt_file=b"], "--prompt_file: not allowed with argument --prompt"),
     (["--prompt=a", "--system=b"], "--system is the system message of a --chat"),
     (["--prompt_file=none/there"], "--prompt_file=none/there cannot be read: No such file or directory"),
     (["--prompt_file=GARBAGE"], "is not UTF-8: byte 0x89 at 3 of 5"),
@@ -186,7 +187,7 @@ MISTAKES = [
     (["--prompt=" + "a" * 60, "--max_new_tokens=9"], "limit of 64 tokens: at most 4 new tokens fit after this prompt"),
     (["--prompt=a"], "and 256 new ones exceed the limit of 64 tokens"),
     (["--prompt=a", "--max_length=65"], "--max_length=65 exceeds the context of 64 tokens"),
-    (["--prompt=a", "--max_length=1"], "leaves no room"),
+    (["--prompt=a", "--max_length=1"], "exceed the limit of 1 tokens: the prompt alone fills it"),
     (["--prompt=a", "--max_new_tokens=0"], "max_new_tokens=0 must be at least 1"),
     (["--prompt=a", "--temperature=-1"], "temperature=-1"),
     (["--prompt=a", "--temperature=nan"], "temperature=nan"),
@@ -219,7 +220,8 @@ def test_more_tokens_than_positions_count_are_refused_before_the_weights_are_rea
     """With the real Generator, of a run without weights; the largest is not refused for its size."""
     words = ["generate", f"--run={run}", "--prompt=a", "--allow_longer"]
     assert main([*words, "--max_new_tokens=3000000000"]) == 2
-    assert "max_length=3,000,000,001 is more than 2,147,483,647: positions have 32 bits" in capsys.readouterr().err
+    assert "max_length=3,000,000,001 must be" in (err := capsys.readouterr().err)
+    assert "at most 2,147,483,647, because positions have 32 bits" in err
     assert main([*words, f"--max_new_tokens={2**31 - 2}"]) == 2
     assert "there is no checkpoint in this folder" in capsys.readouterr().err
 

@@ -1,11 +1,14 @@
 """Draws against the distribution that a plain reading of temperature, top-k and top-p gives."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.inference.sampling import Sampling, row_keys, sample
+from ringformer.inference.decode_step import row_keys, sample
+from ringformer.inference.sampling import Sampling
 from tests.inference.models import CONFIG, generator
 
 LOGITS = np.array([1.0, -1.0, 0.5, 1.9, -3.0, 2.0])
@@ -80,7 +83,7 @@ def test_a_row_draws_alone():
     first = written([row, [2, 7, 1]], sampling)
     assert written([row, [8] * 9], sampling)[0] == first[0] == written([row, row], sampling)[0]
     assert written([row, row], sampling)[1] != first[0]
-    assert written([row, row], sampling._replace(seed=6))[0] != first[0]
+    assert written([row, row], replace(sampling, seed=6))[0] != first[0]
     session = model.session(2)
     session.append([row, [2, 7, 1]])
     in_parts = [step for n in (5, 7) for step in session.decode(max_new_tokens=n, sampling=sampling)]
@@ -114,19 +117,19 @@ def test_rows_on_two_devices_draw_as_on_one():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "message"),
+    ("values", "message"),
     [
-        (Sampling(-1.0), "temperature=-1.0 must be 0"),
-        (Sampling(float("nan")), "temperature=nan"),
-        (Sampling(float("inf")), "temperature=inf"),
-        (Sampling(1e39), r"temperature=1e\+39 must be 0, .* at most 3.4e\+38, the maximum of float32"),
-        (Sampling(1.0, top_k=0), "top_k=0 must be at least 1"),
-        (Sampling(1.0, top_p=0.0), "top_p=0.0 must be above 0"),
-        (Sampling(1.0, top_p=1.5), "top_p=1.5"),
-        (Sampling(1.0, seed=-1), "seed=-1 must lie in"),
-        (Sampling(0.0, top_k=5), "set a temperature"),
+        ({"temperature": -1.0}, "temperature=-1.0 must be 0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"temperature": 1e39}, r"temperature=1e\+39 must be 0, .* at most 3.4e\+38, the maximum of float32"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k=0 must be at least 1"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p=0.0 must be above 0"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5"),
+        ({"temperature": 1.0, "seed": -1}, "seed=-1 must lie in"),
+        ({"temperature": 0.0, "top_k": 5}, "set a temperature"),
     ],
 )
-def test_nonsense(sampling, message):
+def test_nonsense(values, message):
     with pytest.raises(ValueError, match=message):
-        sampling.check()
+        Sampling(**values)

@@ -133,7 +133,7 @@ def test_a_full_row_is_full():
     transcript = Transcript(generator(CONFIG, "1,1,1,4", max_length=21).session(1))
     transcript.turn([PROMPTS[0]], new=10)
     assert transcript.error(CONFIG) <= 1e-4
-    with pytest.raises(ValueError, match="at most 0 new tokens fit"):
+    with pytest.raises(ValueError, match="the prompt alone fills it"):
         transcript.session.decode(max_new_tokens=1)
     with pytest.raises(ValueError, match="row 0 would have 22 tokens, but max_length is 21: append at most 0"):
         transcript.session.append([[1]])

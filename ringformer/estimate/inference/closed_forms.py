@@ -101,5 +101,5 @@ def _weight_bytes(model: LlamaConfig, shape: tuple[int, ...]) -> int:
 
 
 def _share_bytes(share: WeightShare) -> int:
-    size = math.prod(share.shape) if not share.axes else share.width * share.shape[0 if share.dim == -1 else -1]
+    size = math.prod(share.matrix(share.width) if share.axes else share.shape)
     return (share.layers or 1) * size * jax.numpy.dtype(share.dtype).itemsize

@@ -7,7 +7,7 @@ from ringformer.estimate.inference.workload import DECODE, FIRST_CHUNK, LOADING,
 from ringformer.estimate.programs import WITHOUT_DEVICES, LoweredProgram
 from ringformer.inference.programs import Programs, inference_config
 from ringformer.inference.sampling import Kind
-from ringformer.inference.weight_shares import make_reshard, parameter_dtypes, weight_shares
+from ringformer.inference.weight_shares import make_reshard, weight_shares
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.parallel.mesh import compiler_options, make_mesh
 from ringformer.parallel.parameters import abstract_params, weight_shardings
@@ -35,11 +35,9 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
 
 def _lower_loading(config: LlamaConfig, mesh: Mesh) -> jax.stages.Lowered:
     """Lower the conversion of the largest parameter from shards to shares while all other parameters are loaded."""
-    shardings = weight_shardings(config, mesh)
-    params = jax.tree.map(
-        lambda x, dtype: x.update(dtype=dtype), abstract_params(shardings, mesh), parameter_dtypes(config)
-    )
-    leaves = zip(*map(jax.tree.leaves, (params, shardings, weight_shares(config, mesh))), strict=True)
+    shardings, shares = weight_shardings(config, mesh), weight_shares(config, mesh)
+    params = jax.tree.map(lambda x, share: x.update(dtype=share.dtype), abstract_params(shardings, mesh), shares)
+    leaves = zip(*map(jax.tree.leaves, (params, shardings, shares)), strict=True)
     (x, shard, share), *others = sorted(leaves, key=lambda leaf: leaf[0].size, reverse=True)
     reshard = make_reshard(shard, share, mesh)
     return jax.jit(lambda x, _others: reshard(x), keep_unused=True).lower(x, [other for other, *_ in others])

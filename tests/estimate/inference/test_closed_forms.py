@@ -58,7 +58,7 @@ def test_counted_bytes_are_those_of_the_programs_arrays(mesh_dim):
     mesh, rows = make_mesh(mesh_dim, jax.devices()[:8]), 2
     workload = InferenceWorkload(config, find_target("v5e-8"), mesh_dim, 1000, rows, prefill_chunk=None)
     programs = Programs(replace(config, layout=workload.layout), mesh)
-    assert workload.sizes.granule == programs.granule
+    assert workload.sizes == programs.sizes(workload.seq_len, workload.prefill_chunk)
 
     def held(tree):
         return sum(x.sharding.shard_shape(x.shape) and x.dtype.itemsize * _size(x) for x in jax.tree.leaves(tree))
@@ -127,7 +127,7 @@ def test_the_programs_are_those_of_a_session(monkeypatch, mesh_dim, chunk):
         return lambda weights, state, chunk: state
 
     monkeypatch.setattr(Programs, "prefill", prefill)
-    session = Session(programs, None, 1, length, chunk)
+    session = Session(programs, None, 1, programs.sizes(length, chunk))
     session.append([[1] * length])
     assert len(asked) == workload.chunks
     sizes = workload.sizes
