@@ -22,6 +22,11 @@ class TextModel(Protocol):
         ...
 
 
+def content_hash(content: bytes) -> str:
+    """Hash bytes that decide an outcome, for files of cases (blake2b, 32 hexadecimal digits)."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True)
 class Case:
     """A prompt and its expected answer."""
@@ -45,9 +50,7 @@ class Case:
 
     @property
     def prompt_hash(self) -> str:
-        return hashlib.blake2b(
-            (self.prompt + self.prefix).encode("utf-8", "surrogateescape"), digest_size=16
-        ).hexdigest()
+        return content_hash((self.prompt + self.prefix).encode("utf-8", "surrogateescape"))
 
 
 class CountTokens(Protocol):
@@ -74,15 +77,9 @@ def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, gues
     """
     if (smallest := tokens(least)) > limit:
         raise ValueError(f"the shortest prompt has {smallest:,} tokens, but {limit:,} fit: ask for a longer context")
-    fits, beyond, step = least, None, 1
-    if guess is not None and guess > least:
-        if tokens(guess) <= limit:
-            fits = guess
-        else:
-            beyond = guess
-            while beyond - step > least and tokens(beyond - step) > limit:
-                beyond, step = beyond - step, 2 * step
-            fits = max(least, beyond - step)
+    fits, beyond, step = max(least, guess or least), None, 1
+    while fits > least and tokens(fits) > limit:
+        fits, beyond, step = max(least, fits - step), fits, 2 * step
     while beyond is None:
         if tokens(fits + step) <= limit:
             fits, step = fits + step, 2 * step
@@ -90,15 +87,12 @@ def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, gues
             beyond = fits + step
     while beyond - fits > 1:
         middle = (fits + beyond) // 2
-        if tokens(middle) <= limit:
-            fits = middle
-        else:
-            beyond = middle
+        fits, beyond = (middle, beyond) if tokens(middle) <= limit else (fits, middle)
     return fits
 
 
 def room_for_prompt(length: int, max_new_tokens: int) -> int:
-    """Tokens left for a prompt. Raises ValueError if there are none."""
+    """Return the tokens left for a prompt. Raises ValueError if there are none."""
     if length <= max_new_tokens:
         raise ValueError(f"a context of {length:,} tokens has no room for a prompt before {max_new_tokens} new tokens")
     return length - max_new_tokens

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,32 +54,29 @@ class Record:
     def __init__(self, numbers: Numbers, *parts: object):
         if not 0 <= numbers.smallest <= numbers.largest:
             raise ValueError(f"numbers from {numbers.smallest} to {numbers.largest}: use 0 <= smallest <= largest")
-        self._numbers = numbers
-        self._random, self._asked = seeded("lines", *parts), seeded("asked line", *parts).random()
-        self._indices = distinct_pairs(self._random)
+        rng, self._asked = seeded("lines", *parts), seeded("asked line", *parts).random()
+        self._drawn = ((index, rng.randint(*numbers)) for index in distinct_pairs(rng))
         self._lines: list[tuple[str, int]] = []
 
     def lines(self, count: int) -> list[tuple[str, int]]:
         """Return the first `count` lines as (index, number), with distinct indices."""
-        while len(self._lines) < count:
-            index = next(self._indices)
-            self._lines.append((index, self._random.randint(*self._numbers)))
+        self._lines += islice(self._drawn, max(0, count - len(self._lines)))
         return self._lines[:count]
 
     def prompt(self, count: int) -> str:
         """Format the prompt of `count` lines, which ends in a space."""
         lines = self.lines(count)
-        return record_text(lines) + FOOTER.format(index=lines[self.position(count)][0])
+        return record_text(lines) + FOOTER.format(index=lines[self._position(count)][0])
 
-    def position(self, count: int) -> int:
-        """Position, from 0, of the line asked for among `count`."""
+    def _position(self, count: int) -> int:
         return int(self._asked * count)
 
     def case(self, length: int | None, index: int, count: int) -> Case:
-        position = self.position(count)
-        number = self.lines(count)[position][1]
+        """Return the case of `count` lines, with the position of the line asked for, from 0, among its labels."""
+        position = self._position(count)
         labels = {"num_lines": count, "position": position}
-        return Case(length, index, self.prompt(count), (str(number),), MAX_NEW_TOKENS, labels)
+        number = str(self.lines(count)[position][1])
+        return Case(length, index, self.prompt(count), (number,), MAX_NEW_TOKENS, labels)
 
 
 def cases_of_length(length: int, count: int, seed: int, numbers: Numbers, tokens: CountTokens) -> Iterator[Case]:

@@ -4,7 +4,7 @@ import argparse
 import fcntl
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,14 +13,15 @@ from ringformer.inference.options import add_model_options as add_inference_opti
 from ringformer.inference.options import add_template_option, load_generator
 
 if TYPE_CHECKING:
+    from ringformer.evals.case_file import CaseFile, CheckRow
     from ringformer.inference.run_text import RunText
     from ringformer.inference.text_generator import TextGenerator
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the model, of batches and of the output folder."""
+def add_model_options(parser: argparse.ArgumentParser, *, lengths_required: bool = True) -> None:
+    """Add the options of the model, of batches, of the output folder and of the contexts in tokens."""
     add_inference_options(
         parser,
         "the folder of a run, of a stage of one, of a converted model, or of a Hugging Face checkpoint, which is "
@@ -33,14 +34,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "evals/NAME in the run's folder",
     )
     parser.add_argument("--batch_size", type=int, default=1, help="cases of one length to evaluate at a time")
-
-
-def add_lengths(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the option of the contexts in tokens."""
     parser.add_argument(
         "--lengths",
         type=parse_lengths,
-        required=required,
+        required=lengths_required,
         metavar="TOKENS,...",
         help="contexts in tokens, for prompt and answer together, e.g. 4096,8192 or 4K,8K",
     )
@@ -54,15 +51,34 @@ def add_case_options(parser: argparse.ArgumentParser, num_cases: int | None, eac
     add_template_option(parser)
 
 
-def parse_lengths(text: str) -> list[int]:
-    """Parse numbers of tokens like 4096 or 4K, separated by commas; return them sorted, without duplicates."""
-    lengths = set()
-    for part in text.split(","):
-        number = re.fullmatch(r"(\d+)([KM]?)", part.strip().upper())
-        if not number:
-            raise argparse.ArgumentTypeError(f"{part!r} is not a number of tokens like 4096 or 4K")
-        lengths.add(int(number[1]) * UNITS[number[2]])
-    return sorted(lengths)
+def number_list(parse: Callable[[str], Any], name: str) -> Callable[[str], list]:
+    """Return the `type` of an option of numbers separated by commas, which are sorted, without duplicates.
+
+    Args:
+      parse: function that parses one number, or raises ValueError.
+      name: name of a number in error messages.
+    """
+
+    def parse_list(text: str) -> list:
+        values = set()
+        for part in text.split(","):
+            try:
+                values.add(parse(part))
+            except ValueError:
+                raise argparse.ArgumentTypeError(f"{part!r} is not a {name}") from None
+        return sorted(values)
+
+    return parse_list
+
+
+def _tokens(text: str) -> int:
+    number = re.fullmatch(r"(\d+)([KM]?)", text.strip().upper())
+    if not number:
+        raise ValueError(text)
+    return int(number[1]) * UNITS[number[2]]
+
+
+parse_lengths = number_list(_tokens, "number of tokens like 4096 or 4K")
 
 
 class Opened(NamedTuple):
@@ -73,6 +89,13 @@ class Opened(NamedTuple):
     args: argparse.Namespace
     identity: dict[str, Any]
     """Result of `model_folder.identity` when the model was opened."""
+    lengths: list[int]
+    """Contexts to evaluate, in tokens: those of `--lengths`, or the model's own."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run and its step, for titles."""
+        return f"{Path(self.args.run).resolve().name}, step {self.identity['step'] or 0}"
 
     def load(self, max_length: int) -> "TextGenerator":
         """Load the model for prompts and answers of up to `max_length` tokens in total.
@@ -86,13 +109,32 @@ class Opened(NamedTuple):
             raise ValueError(f"{self.args.run} wrote a checkpoint while it was being read: start again")
         return TextGenerator(generator, self.text)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of the model and of the options that decide an outcome."""
+    @contextmanager
+    def cases(self, name: str, settings: dict[str, Any], check: "CheckRow") -> Iterator["CaseFile"]:
+        """Open the file of the cases of an evaluation, in the locked folder of its outputs.
+
+        Args:
+          name: lines, needle, ruler or perplexity.
+          settings: settings that decide an outcome, besides those of the model.
+          check: function that checks a row read from the file.
+        """
         from ringformer.checkpoints.saved_model import model_of
+        from ringformer.evals.case_file import CaseFile
 
         dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
-        return self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": dtype}
+        settings = self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": dtype} | settings
+        with out_folder(self.args, name) as folder:
+            yield CaseFile(folder / "cases.jsonl", name, settings, check)
+
+
+def write_outputs(file: "CaseFile", title: str, table: str, draw: Callable[..., None], *data: Any) -> None:
+    """Print the table of an evaluation, and write it and the figure that `draw` makes of `data` beside the cases."""
+    folder, figure = file.path.parent, f"{file.evaluation}.png"
+    text = f"{title}\n{table}\n"
+    (folder / "table.txt").write_text(text, encoding="utf-8")
+    print(text, end="")
+    draw(*data, title, path=folder / figure)
+    say(f"{folder}: cases.jsonl, table.txt, {figure}")
 
 
 @contextmanager
@@ -101,7 +143,7 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
     from ringformer.parallel.mesh import simulate_cpu_devices
     from ringformer.plotting import check_matplotlib
 
-    for name in ("batch_size", "num_cases"):
+    for name in ("batch_size", "num_cases", "documents"):
         if (value := getattr(args, name, None)) is not None and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     check_matplotlib()
@@ -115,7 +157,23 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
         raise ValueError(f"{args.run} is a Hugging Face checkpoint, which is never written to: set --out")
     with model_folder(args.run, say) as folder:
         text = RunText(folder, tokenizer=args.tokenizer, template=getattr(args, "template", None))
-        yield Opened(text, folder, args, identity(args.run))
+        yield Opened(text, folder, args, identity(args.run), _checked_lengths(args, text.context))
+
+
+def _checked_lengths(args: argparse.Namespace, context: int | None) -> list[int]:
+    """Return the contexts to evaluate. Raises ValueError for a length below 2 or beyond the context that the model was
+    configured for."""
+    lengths = args.lengths or ([context] if context else [])
+    if not lengths:
+        raise ValueError(f"{args.run} does not name its context: set --lengths")
+    if lengths[0] < 2:
+        raise ValueError(f"--lengths: a context of {lengths[0]} tokens is too short, it needs at least 2")
+    if context is not None and lengths[-1] > context and not args.allow_longer:
+        raise ValueError(
+            f"--lengths: {lengths[-1]:,} tokens are more than the {context:,} that the model was configured for: "
+            "set --allow_longer to see where it breaks"
+        )
+    return lengths
 
 
 @contextmanager
@@ -135,4 +193,5 @@ def out_folder(args: argparse.Namespace, name: str) -> Iterator[Path]:
 
 
 def say(line: str) -> None:
+    """Print a line of progress to stderr."""
     print(line, file=sys.stderr, flush=True)

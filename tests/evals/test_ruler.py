@@ -40,7 +40,7 @@ def data(tmp_path_factory):
 
 
 def made(length, task, count, data, seed=0):
-    return list(ruler.cases_of_length(length, [task], count, seed, tokens, data))
+    return list(ruler.cases_of_length(length, task, count, seed, tokens, data))
 
 
 @pytest.mark.parametrize("row", PROMPTS, ids=lambda row: f"{row['task']}-{row['length']}-{row['index']}")
@@ -275,7 +275,7 @@ def test_the_content_of_each_file_is_a_setting(tmp_path):
     second = Data(essays=str(tmp_path / "a.txt")).settings()
     assert first["essays"] != second["essays"] and {**first, "essays": 0} == {**second, "essays": 0}
     assert set(Data().settings().values()) == {None}
-    assert Data(essays=str(tmp_path / "a.txt")).essays == ("One.", "Three.")
+    assert Data(essays=str(tmp_path / "a.txt")).essays == ["One.", "Three."]
 
 
 def test_a_sentence_ends_behind_its_stop():

@@ -492,7 +492,7 @@ MUTATIONS = [
     Mutation(
         "answers without the template",
         "evals/runner.py",
-        "new_tokens, chat=answering.chat, ",
+        "new_tokens, chat=self.chat, ",
         "new_tokens, ",
         WITH_CHAT,
     ),
@@ -548,8 +548,8 @@ MUTATIONS = [
     Mutation(
         "perplexity as a mean over documents",
         "evals/perplexity.py",
-        'sum(row["last_nats"] for row in of_length), tokens,',
-        'sum(row["last_nats"] / row["last_tokens"] for row in of_length) * tokens / len(of_length), tokens,',
+        '(row["length"], row["last_nats"], row["last_tokens"])',
+        '(row["length"], row["last_nats"] / row["last_tokens"], 1)',
         PERPLEXITY,
     ),
     Mutation(
@@ -562,7 +562,7 @@ MUTATIONS = [
     Mutation(
         "losses of untrained tokens count",
         "evals/perplexity.py",
-        "np.where(stretch.counted[1:], losses.astype(np.float64), 0.0)",
+        "np.where(counted, losses.astype(np.float64), 0.0)",
         "losses.astype(np.float64)",
         PERPLEXITY,
     ),
