@@ -2,20 +2,15 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringformer.evals.cases import content_hash
-from ringformer.evals.options import (
-    add_case_options,
-    add_model_options,
-    number_list,
-    opened,
-    say,
-    write_outputs,
-)
+from ringformer.evals.options import EvaluationOptions, add_options, opened, parse_numbers, say, write_outputs
+from ringformer.inference.options import add_template_option
 
 if TYPE_CHECKING:
     from ringformer.evals.case_file import Row
@@ -27,33 +22,101 @@ CASES = 50
 """Cases of a length or a task; LongEval's number."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(EvaluationOptions):
+    """Options of an evaluation whose cases are prompts."""
+
+    seed: int = 0
+    """Seed of the cases (default: 0)."""
+    chat: bool = False
+    """Format prompts with the model's chat template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinesOptions(PromptOptions):
+    """Options of `ringformer eval lines`."""
+
+    lengths: str | None = None
+    """Contexts in tokens, for prompt and answer together, e.g. 4096,8192 or 4K,8K."""
+    num_lines: str | None = None
+    """Instead of --lengths: these numbers of lines, separated by commas, regardless of their tokens."""
+    cases: str | None = None
+    """Instead of --lengths: a file with LongEval's rows (JSONL), used unchanged."""
+    min_value: int = 1
+    """The smallest number in a line."""
+    max_value: int = 50_000
+    """The largest number in a line; outputs label any other range as not LongEval's."""
+    num_cases: int | None = None
+    """Cases of each length; default: 50, or all of a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleOptions(PromptOptions):
+    """Options of `ringformer eval needle`."""
+
+    depths: str = "0,10,20,30,40,50,60,70,80,90,100"
+    """Depths of the first needle asked for, in percent; default: 0 to 100 in steps of 10."""
+    needles: int = 1
+    """Number of needles hidden, including those asked for."""
+    asked: int = 1
+    """Number of needles asked for."""
+    haystack: str | None = None
+    """File with a UTF-8 text, repeated if it is too short; default: a neutral built-in text, repeated."""
+    num_cases: int = 3
+    """Cases of each length and depth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulerOptions(PromptOptions):
+    """Options of `ringformer eval ruler`."""
+
+    tasks: str | None = None
+    """Names of the tasks to run, separated by commas; default: all whose data are given."""
+    essays: str | None = None
+    """For niah_single_2 and _3, niah_multikey_1, niah_multivalue and niah_multiquery: the file of the original's essays,
+    PaulGrahamEssays.json, or a text file."""
+    squad: str | None = None
+    """For qa_1: the file dev-v2.0.json of SQuAD."""
+    hotpotqa: str | None = None
+    """For qa_2: the file hotpot_dev_distractor_v1.json."""
+    words: str | None = None
+    """Folder of adjectivelist.txt, nounlist.txt and verblist.txt from the package wonderwords, the original's words;
+    default: ringformer's own words."""
+    num_cases: int = CASES
+    """Cases of each length and task; the original has 500."""
+
+
 def add_lines(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval lines`."""
-    from ringformer.evals.lines import Numbers
-
     parser.description = (
         "LongEval's line retrieval: give the number in one line among many. An answer is correct if its last number "
         "is the line's. Reports accuracy by context, as in the paper's Figure 3."
     )
-    add_model_options(parser, lengths_required=False)
-    parser.add_argument(
-        "--num_lines",
-        type=number_list(int, "whole number"),
-        metavar="LINES,...",
-        help="instead of --lengths: this many lines, regardless of their tokens",
+    return _add_options(parser, LinesOptions, _lines)
+
+
+def add_needle(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval needle`."""
+    parser.description = (
+        "Needle in a haystack: sentences with a magic number each, hidden in a long text. Reports the share of the "
+        "requested numbers that the answer has, by context and depth, as a heat map."
     )
-    parser.add_argument(
-        "--cases", metavar="FILE", help="instead of --lengths: the rows of one of LongEval's JSONL files, unchanged"
+    return _add_options(parser, NeedleOptions, _needle)
+
+
+def add_ruler(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval ruler`."""
+    parser.description = (
+        "The tasks of RULER with its prompts and its metric: the share of the references that occur in the answer, "
+        "times 100. Six of the thirteen tasks need no other data; the rest need the files named below."
     )
-    parser.add_argument("--min_value", type=int, default=Numbers().smallest, help="the smallest number in a line")
-    parser.add_argument(
-        "--max_value",
-        type=int,
-        default=Numbers().largest,
-        help="the largest number in a line; outputs label any other range as not LongEval's",
-    )
-    add_case_options(parser, None, f"length; default: {CASES}, or all of a file")
-    return _lines
+    return _add_options(parser, RulerOptions, _ruler)
+
+
+def _add_options(parser: argparse.ArgumentParser, options: type[PromptOptions], run: Run) -> Run:
+    add_options(parser, options)
+    add_template_option(parser)
+    return run
 
 
 def _lines(args: argparse.Namespace) -> None:
@@ -63,6 +126,7 @@ def _lines(args: argparse.Namespace) -> None:
     from ringformer.evals.tables import lines_table
 
     numbers = lines.Numbers(args.min_value, args.max_value)
+    sizes = parse_numbers(args.num_lines, int, "whole number") if args.num_lines else []
     if args.num_lines and args.cases:
         raise ValueError("--num_lines and --cases: give one of them")
     if not (args.num_lines or args.cases or args.lengths):
@@ -83,7 +147,7 @@ def _lines(args: argparse.Namespace) -> None:
         count = args.num_cases or CASES
         if not (args.num_lines or args.cases):
             return (list(lines.cases_of_length(n, count, args.seed, numbers, answering.tokens)) for n in lengths)
-        cases = [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in args.num_lines or ()]
+        cases = [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in sizes]
         for size in sorted({case.labels["num_lines"] for case in official}):
             cases.append([case for case in official if case.labels["num_lines"] == size][: args.num_cases])
         check_fit(chain.from_iterable(cases), answering)
@@ -93,46 +157,18 @@ def _lines(args: argparse.Namespace) -> None:
     _evaluate(args, "lines", title, settings, groups, lines.score, lines_table, draw_accuracy)
 
 
-def add_needle(parser: argparse.ArgumentParser) -> Run:
-    """Add the arguments of `ringformer eval needle`."""
-    parser.description = (
-        "Needle in a haystack: sentences with a magic number each, hidden in a long text. Reports the share of the "
-        "requested numbers that the answer has, by context and depth, as a heat map."
-    )
-    add_model_options(parser)
-    parser.add_argument(
-        "--depths",
-        type=number_list(float, "number"),
-        default=[10.0 * i for i in range(11)],
-        metavar="PERCENT,...",
-        help="depths of the first needle asked for; default: 0 to 100 in steps of 10",
-    )
-    parser.add_argument("--needles", type=int, default=1, help="number of needles hidden, including those asked for")
-    parser.add_argument("--asked", type=int, default=1, help="number of needles asked for")
-    parser.add_argument(
-        "--haystack",
-        metavar="FILE",
-        help="a UTF-8 text, repeated if it is too short; default: a neutral built-in text, repeated",
-    )
-    add_case_options(parser, 3, "length and depth")
-    return _needle
-
-
 def _needle(args: argparse.Namespace) -> None:
     from ringformer.evals import needle
     from ringformer.evals.figures import draw_heat_map
     from ringformer.evals.tables import cross_table
 
     haystack, needles = needle.Haystack.load(args.haystack), needle.Needles(args.needles, args.asked)
-    needle.check(needles, args.depths)
+    depths = parse_numbers(args.depths, float, "number")
+    needle.check(needles, depths)
 
     def groups(answering: "Answering", lengths: Sequence[int]) -> Iterable[list["Case"]]:
-        for length in lengths:
-            yield list(
-                needle.cases_of_length(
-                    length, args.depths, args.num_cases, args.seed, needles, haystack, answering.tokens
-                )
-            )
+        cases = partial(needle.cases_of_length, needles=needles, haystack=haystack, tokens=answering.tokens)
+        return (list(cases(length, depths, args.num_cases, args.seed)) for length in lengths)
 
     settings = {
         "haystack": haystack.name,
@@ -143,28 +179,6 @@ def _needle(args: argparse.Namespace) -> None:
     subject = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
     title, table = f"{subject} in a haystack ({haystack.name})", partial(cross_table, field="depth", label="{:g}%")
     _evaluate(args, "needle", title, settings, groups, needle.score, table, draw_heat_map)
-
-
-def add_ruler(parser: argparse.ArgumentParser) -> Run:
-    """Add the arguments of `ringformer eval ruler`."""
-    parser.description = (
-        "The tasks of RULER with its prompts and its metric: the share of the references that occur in the answer, "
-        "times 100. Six of the thirteen tasks need no other data; the rest need the files named below."
-    )
-    add_model_options(parser)
-    parser.add_argument("--tasks", metavar="NAME,...", help="tasks to run; default: all whose data are given")
-    essays = "for niah_single_2 and _3, niah_multikey_1, niah_multivalue and niah_multiquery: the original's essays, "
-    parser.add_argument("--essays", metavar="FILE", help=f"{essays}PaulGrahamEssays.json, or a text file")
-    parser.add_argument("--squad", metavar="FILE", help="for qa_1: SQuAD's dev-v2.0.json")
-    parser.add_argument("--hotpotqa", metavar="FILE", help="for qa_2: hotpot_dev_distractor_v1.json")
-    parser.add_argument(
-        "--words",
-        metavar="DIR",
-        help="the folder of adjectivelist.txt, nounlist.txt and verblist.txt from the package wonderwords, the "
-        "original's words; default: ringformer's own words",
-    )
-    add_case_options(parser, CASES, "length and task; the original has 500")
-    return _ruler
 
 
 def _ruler(args: argparse.Namespace) -> None:

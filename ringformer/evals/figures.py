@@ -9,7 +9,7 @@ import numpy as np
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
 from ringformer.evals.tables import contexts, grouped, mean, mean_tokens, wilson
-from ringformer.plotting import INK, RULE, drawn
+from ringformer.plotting import INK, RULE, drawn, label
 
 COLOR = "#3b75af"
 TASK_COLORS = ("#3b75af", "#c2570c", "#2c8a57", "#a06cc0", "#8c6d31", "#6e7781", "#b5446e")
@@ -31,8 +31,7 @@ def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
     errors = np.maximum((accuracy - low, high - accuracy), 0)
     axes.errorbar(tokens, accuracy, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)
     for x, y in zip(tokens, accuracy, strict=True):
-        place = (5, 5 if y < 0.9 else -13)
-        axes.annotate(f"{y:.0%}", (x, y), place, textcoords="offset points", fontsize=9, color=COLOR)
+        label(axes, f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), va="baseline", color=COLOR)
     _context_axis(axes, tokens)
     _percent_axis(axes)
     axes.set(xlabel="tokens of the prompt", ylabel="accuracy, 95% interval", title=title)

@@ -6,11 +6,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringformer.inference.options import add_model_options as add_inference_options
-from ringformer.inference.options import add_template_option, load_generator
+from ringformer.cli.dataclass_flags import add_flags
+from ringformer.inference.options import add_model_options, load_generator
 
 if TYPE_CHECKING:
     from ringformer.evals.case_file import CaseFile, CheckRow
@@ -20,65 +21,51 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, lengths_required: bool = True) -> None:
-    """Add the options of the model, of batches, of the output folder and of the contexts in tokens."""
-    add_inference_options(
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Options of every evaluation, besides those of the model."""
+
+    lengths: str
+    """Contexts in tokens, for prompt and answer together, e.g. 4096,8192 or 4K,8K."""
+    out: str | None = None
+    """Folder of cases.jsonl, table.txt and the PNG; cases already in it are not evaluated again; default: evals/NAME in
+    the run's folder."""
+    batch_size: int = 1
+    """Cases of one length to evaluate at a time."""
+
+
+def add_options(parser: argparse.ArgumentParser, options: type[EvaluationOptions]) -> None:
+    """Add the options of the model and those of an evaluation."""
+    add_model_options(
         parser,
         "the folder of a run, of a stage of one, of a converted model, or of a Hugging Face checkpoint, which is "
         "converted temporarily",
     )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="the folder of cases.jsonl, table.txt and the PNG; cases already in it are not evaluated again; default: "
-        "evals/NAME in the run's folder",
-    )
-    parser.add_argument("--batch_size", type=int, default=1, help="cases of one length to evaluate at a time")
-    parser.add_argument(
-        "--lengths",
-        type=parse_lengths,
-        required=lengths_required,
-        metavar="TOKENS,...",
-        help="contexts in tokens, for prompt and answer together, e.g. 4096,8192 or 4K,8K",
-    )
+    add_flags(parser, options)
 
 
-def add_case_options(parser: argparse.ArgumentParser, num_cases: int | None, each: str) -> None:
-    """Add the options of the cases and of the format of prompts."""
-    parser.add_argument("--num_cases", type=int, default=num_cases, help=f"cases of each {each}")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the cases (default: 0)")
-    parser.add_argument("--chat", action="store_true", help="format prompts with the model's chat template")
-    add_template_option(parser)
+def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list:
+    """Parse numbers separated by commas with `parse`; return them sorted, without duplicates. Raises ValueError with
+    the `name` of such a number."""
+    numbers = set()
+    for part in text.split(","):
+        try:
+            numbers.add(parse(part))
+        except ValueError:
+            raise ValueError(f"{part!r} is not a {name}") from None
+    return sorted(numbers)
 
 
-def number_list(parse: Callable[[str], Any], name: str) -> Callable[[str], list]:
-    """Return the `type` of an option of numbers separated by commas, which are sorted, without duplicates.
-
-    Args:
-      parse: function that parses one number, or raises ValueError.
-      name: name of a number in error messages.
-    """
-
-    def parse_list(text: str) -> list:
-        values = set()
-        for part in text.split(","):
-            try:
-                values.add(parse(part))
-            except ValueError:
-                raise argparse.ArgumentTypeError(f"{part!r} is not a {name}") from None
-        return sorted(values)
-
-    return parse_list
+def parse_lengths(text: str) -> list[int]:
+    """Parse numbers of tokens like 4096 or 4K, separated by commas; return them sorted, without duplicates."""
+    return parse_numbers(text, _parse_tokens, "number of tokens like 4096 or 4K")
 
 
-def _tokens(text: str) -> int:
+def _parse_tokens(text: str) -> int:
     number = re.fullmatch(r"(\d+)([KM]?)", text.strip().upper())
     if not number:
         raise ValueError(text)
     return int(number[1]) * UNITS[number[2]]
-
-
-parse_lengths = number_list(_tokens, "number of tokens like 4096 or 4K")
 
 
 class Opened(NamedTuple):
@@ -163,7 +150,7 @@ def opened(args: argparse.Namespace) -> Iterator[Opened]:
 def _checked_lengths(args: argparse.Namespace, context: int | None) -> list[int]:
     """Return the contexts to evaluate. Raises ValueError for a length below 2 or beyond the context that the model was
     configured for."""
-    lengths = args.lengths or ([context] if context else [])
+    lengths = parse_lengths(args.lengths) if args.lengths else [context] if context else []
     if not lengths:
         raise ValueError(f"{args.run} does not name its context: set --lengths")
     if lengths[0] < 2:

@@ -1,9 +1,22 @@
 """`ringformer eval perplexity`."""
 
 import argparse
+from dataclasses import dataclass
 
 from ringformer.evals.commands import Run
-from ringformer.evals.options import add_model_options, opened, say, write_outputs
+from ringformer.evals.options import EvaluationOptions, add_options, opened, say, write_outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityOptions(EvaluationOptions):
+    """Options of `ringformer eval perplexity`."""
+
+    store: str
+    """Token store, or a folder of stores, whose eval/ is preferred."""
+    documents: int = 32
+    """Number of documents, each at least as long as the longest context."""
+    last: int | None = None
+    """Number of last tokens to compare; default: half of the shortest context."""
 
 
 def add_perplexity(parser: argparse.ArgumentParser) -> Run:
@@ -12,17 +25,7 @@ def add_perplexity(parser: argparse.ArgumentParser) -> Run:
         "The loss on the documents of a token store: of the same last tokens given more and more of their document as "
         "context, and at the longest context by position, in powers of two. In nats per token and in bits per byte."
     )
-    add_model_options(parser)
-    parser.add_argument("--store", required=True, help="a token store, or a folder of stores, whose eval/ is preferred")
-    parser.add_argument(
-        "--documents", type=int, default=32, help="number of documents, each at least as long as the longest context"
-    )
-    parser.add_argument(
-        "--last",
-        type=int,
-        metavar="TOKENS",
-        help="number of last tokens to compare; default: half of the shortest context",
-    )
+    add_options(parser, PerplexityOptions)
     return _perplexity
 
 
@@ -33,24 +36,18 @@ def _perplexity(args: argparse.Namespace) -> None:
     from ringformer.evals.tables import perplexity_tables
 
     store = open_one(args.store, ("eval", "train"))
-    last = min(args.lengths) // 2 if args.last is None else args.last
     with opened(args) as model:
         if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
             raise ValueError(
                 f"{store.path} was made with tokenizer {store.meta['tokenizer']}, but the model has {name}"
             )
-        perplexity.check(store, args.lengths, last)
-        settings = {
-            "store": store.meta["fingerprint"],
-            "documents": args.documents,
-            "last": last,
-            "ends_at": max(args.lengths),
-        }
+        lengths, longest = model.lengths, max(model.lengths)
+        last = min(lengths) // 2 if args.last is None else args.last
+        perplexity.check(store, lengths, last)
+        settings = {"store": store.meta["fingerprint"], "documents": args.documents, "last": last, "ends_at": longest}
         with model.cases("perplexity", settings, perplexity.check_row) as file:
-            token_losses = model.load(max(args.lengths)).generator.token_losses
-            perplexity.measure_store(
-                token_losses, store, args.lengths, args.documents, last, args.batch_size, file, say
-            )
+            token_losses = model.load(longest).generator.token_losses
+            perplexity.measure_store(token_losses, store, lengths, args.documents, last, args.batch_size, file, say)
             store.check.wait(say)
             bytes_per_token = store.meta["utf8_bytes"] / store.meta["trained_tokens"]
             rows = list(file.rows.values())

@@ -4,14 +4,13 @@ from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import GiB
 from ringformer.paper.mfu_figure import Bar, Shares
-from ringformer.paper.tables_text import PRECISIONS, SOURCES, TABLE_4, TABLE_4_EXECUTABLES, seconds_by
+from ringformer.paper.tables_text import SOURCES, seconds_by
 from ringformer.paper.training_mfu import (
     BLOCKWISE,
     PAPER_MFU,
     RING,
     RUNS,
     SHORTER,
-    VARIANTS,
     Cell,
     Measured,
     Utilisation,
@@ -24,17 +23,20 @@ KERNELS = {"xla": "XLA", "pallas": "Pallas", "cudnn": "cuDNN"}
 DTYPES = {"float32": "float32", "bfloat16": "bf16"}
 
 
-def table4(results: dict) -> str:
-    """Return the section of the page."""
-    lines = [TABLE_4]
-    for dtype in dict.fromkeys(variant.compute_dtype for variant in VARIANTS):
-        lines.append(PRECISIONS[dtype])
-        lines += [_row(cell, results.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
-    lines.append(TABLE_4_EXECUTABLES)
-    for cell in cells():
-        runs = results.get(cell.name, {})
-        lines += [_executable(cell, run, runs[run], _used(cell, runs, causal=True)) for run in RUNS if run in runs]
-    return "\n".join(lines) + "\n"
+def rows(results: dict[str, dict], dtype: str) -> list[str]:
+    """Return the rows of the table for one dtype of the computation."""
+    return [_row(cell, results.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
+
+
+def executables(results: dict[str, dict]) -> list[str]:
+    """Return a row for each run: memory, settings, seconds and the peak's utilisation."""
+    return [
+        _executable(cell, run, runs[run], _used(cell, runs, causal=True))
+        for cell in cells()
+        for runs in (results.get(cell.name, {}),)
+        for run in RUNS
+        if run in runs
+    ]
 
 
 def bars(results: dict) -> list[Bar]:
