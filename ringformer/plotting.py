@@ -59,8 +59,9 @@ def drawn(draw: Callable) -> Callable:
 
 
 def label(axes, text: str, point: tuple[float, float], offset: tuple[float, float] = (0, 0), **style: Any) -> None:
-    """Write a text at a point of the data, moved by an offset in points."""
-    axes.annotate(text, point, offset, textcoords="offset points", **{"fontsize": 9, "va": "center"} | style)
+    """Write a text at a point of the data, moved by an offset in points; the point may lie outside the axes."""
+    style = {"fontsize": 9, "va": "center", "annotation_clip": False} | style
+    axes.annotate(text, point, offset, textcoords="offset points", **style)
 
 
 def log_tokens(axes, low: float, high: float, ticks: Sequence[int] | None = None, pad: float = 1.7) -> None:

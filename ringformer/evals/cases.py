@@ -1,25 +1,11 @@
-"""Shared parts of evaluations: cases, the model's interface, seeded random numbers, the search for the prompt size."""
+"""Shared parts of evaluations: cases, seeded random numbers, the search for the prompt size."""
 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-
-class TextModel(Protocol):
-    """Model that answers prompts; `ringformer.inference.text_generator.TextGenerator` is one."""
-
-    def encode(self, prompt: str, *, chat: bool = False, prefix: str = "") -> list[int]:
-        """Encode a prompt and `prefix`, the beginning of its answer; with `chat`, in the model's chat template."""
-        ...
-
-    def complete(
-        self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False, prefixes: Sequence[str] = ()
-    ) -> list[str]:
-        """Return the text that follows each prompt and its prefix; empty `prefixes`: no prefixes."""
-        ...
+from typing import Any
 
 
 def content_hash(content: bytes) -> str:
@@ -53,10 +39,9 @@ class Case:
         return content_hash((self.prompt + self.prefix).encode("utf-8", "surrogateescape"))
 
 
-class CountTokens(Protocol):
-    """Function that counts the tokens that the model is given for a prompt and the beginning of its answer."""
-
-    def __call__(self, prompt: str, prefix: str = "") -> int: ...
+CountTokens = Callable[..., int]
+"""Function that counts the tokens that the model is given for a prompt and, as an optional second argument, the
+beginning of its answer."""
 
 
 def seeded(*parts: object) -> random.Random:

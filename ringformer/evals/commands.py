@@ -1,25 +1,28 @@
-"""`ringformer eval lines | needle | ruler`."""
+"""`ringformer eval lines | needle | ruler | perplexity`."""
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from ringformer.evals.cases import content_hash
-from ringformer.evals.options import EvaluationOptions, add_options, opened, parse_numbers, say, write_outputs
-from ringformer.inference.options import add_template_option
-
-if TYPE_CHECKING:
-    from ringformer.evals.case_file import Row
-    from ringformer.evals.cases import Case
-    from ringformer.evals.runner import Answering, Score
+from ringformer.cli.dataclass_flags import add_flags
+from ringformer.inference.options import add_model_options, add_template_option
 
 Run = Callable[[argparse.Namespace], None]
 CASES = 50
-"""Cases of a length or a task; LongEval's number."""
+"""Cases of each length or task; LongEval's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Options of every evaluation, besides those of the model."""
+
+    lengths: str | None
+    """Contexts in tokens, for prompt and answer together, e.g. 4096,8192 or 4K,8K."""
+    out: str | None = None
+    """Folder of cases.jsonl, table.txt and the PNG; cases already in it are not evaluated again; default: evals/NAME in
+    the run's folder."""
+    batch_size: int = 1
+    """Cases of one length to evaluate at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,8 @@ class PromptOptions(EvaluationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LinesOptions(PromptOptions):
-    """Options of `ringformer eval lines`."""
+    """LongEval's line retrieval: give the number in one line among many. An answer is correct if its last number is the
+    line's. Reports accuracy by context, as in the paper's Figure 3."""
 
     lengths: str | None = None
     """Contexts in tokens, for prompt and answer together, e.g. 4096,8192 or 4K,8K."""
@@ -52,7 +56,8 @@ class LinesOptions(PromptOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class NeedleOptions(PromptOptions):
-    """Options of `ringformer eval needle`."""
+    """Needle in a haystack: sentences with a magic number each, hidden in a long text. Reports the share of the
+    requested numbers that the answer has, by context and depth, as a heat map."""
 
     depths: str = "0,10,20,30,40,50,60,70,80,90,100"
     """Depths of the first needle asked for, in percent; default: 0 to 100 in steps of 10."""
@@ -68,13 +73,14 @@ class NeedleOptions(PromptOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RulerOptions(PromptOptions):
-    """Options of `ringformer eval ruler`."""
+    """The tasks of RULER with its prompts and its metric: the share of the references that occur in the answer, times
+    100. Six of the thirteen tasks need no other data; the rest need the files named below."""
 
     tasks: str | None = None
     """Names of the tasks to run, separated by commas; default: all whose data are given."""
     essays: str | None = None
-    """For niah_single_2 and _3, niah_multikey_1, niah_multivalue and niah_multiquery: the file of the original's essays,
-    PaulGrahamEssays.json, or a text file."""
+    """For niah_single_2 and _3, niah_multikey_1, niah_multivalue and niah_multiquery: the file of the original's
+    essays, PaulGrahamEssays.json, or a text file."""
     squad: str | None = None
     """For qa_1: the file dev-v2.0.json of SQuAD."""
     hotpotqa: str | None = None
@@ -86,147 +92,54 @@ class RulerOptions(PromptOptions):
     """Cases of each length and task; the original has 500."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PerplexityOptions(EvaluationOptions):
+    """The loss on the documents of a token store: of the same last tokens given more and more of their document as
+    context, and at the longest context by position, in powers of two. In nats per token and in bits per byte."""
+
+    store: str
+    """Token store, or a folder of stores, whose eval/ is preferred."""
+    documents: int = 32
+    """Number of documents, each at least as long as the longest context."""
+    last: int | None = None
+    """Number of last tokens to compare; default: half of the shortest context."""
+
+
 def add_lines(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval lines`."""
-    parser.description = (
-        "LongEval's line retrieval: give the number in one line among many. An answer is correct if its last number "
-        "is the line's. Reports accuracy by context, as in the paper's Figure 3."
-    )
-    return _add_options(parser, LinesOptions, _lines)
+    return _add(parser, LinesOptions, "evaluate_lines")
 
 
 def add_needle(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval needle`."""
-    parser.description = (
-        "Needle in a haystack: sentences with a magic number each, hidden in a long text. Reports the share of the "
-        "requested numbers that the answer has, by context and depth, as a heat map."
-    )
-    return _add_options(parser, NeedleOptions, _needle)
+    return _add(parser, NeedleOptions, "evaluate_needle")
 
 
 def add_ruler(parser: argparse.ArgumentParser) -> Run:
     """Add the arguments of `ringformer eval ruler`."""
-    parser.description = (
-        "The tasks of RULER with its prompts and its metric: the share of the references that occur in the answer, "
-        "times 100. Six of the thirteen tasks need no other data; the rest need the files named below."
+    return _add(parser, RulerOptions, "evaluate_ruler")
+
+
+def add_perplexity(parser: argparse.ArgumentParser) -> Run:
+    """Add the arguments of `ringformer eval perplexity`."""
+    return _add(parser, PerplexityOptions, "evaluate_perplexity")
+
+
+def _add(parser: argparse.ArgumentParser, options: type[EvaluationOptions], function: str) -> Run:
+    """Add the options of an evaluation, which its class describes; return its function in `evaluate.py`."""
+    parser.description = options.__doc__
+    add_model_options(
+        parser,
+        "the folder of a run, of a stage of one, of a converted model, or of a Hugging Face checkpoint, which is "
+        "converted temporarily",
     )
-    return _add_options(parser, RulerOptions, _ruler)
+    add_flags(parser, options)
+    if issubclass(options, PromptOptions):
+        add_template_option(parser)
 
+    def run(args: argparse.Namespace) -> None:
+        from ringformer.evals import evaluate
 
-def _add_options(parser: argparse.ArgumentParser, options: type[PromptOptions], run: Run) -> Run:
-    add_options(parser, options)
-    add_template_option(parser)
+        getattr(evaluate, function)(args)
+
     return run
-
-
-def _lines(args: argparse.Namespace) -> None:
-    from ringformer.evals import lines
-    from ringformer.evals.figures import draw_accuracy
-    from ringformer.evals.runner import check_fit
-    from ringformer.evals.tables import lines_table
-
-    numbers = lines.Numbers(args.min_value, args.max_value)
-    sizes = parse_numbers(args.num_lines, int, "whole number") if args.num_lines else []
-    if args.num_lines and args.cases:
-        raise ValueError("--num_lines and --cases: give one of them")
-    if not (args.num_lines or args.cases or args.lengths):
-        raise ValueError("no contexts given: set --lengths, --num_lines or --cases")
-    if args.cases and numbers != lines.Numbers():
-        raise ValueError("--min_value and --max_value do not apply to --cases, whose rows have their own numbers")
-    official = lines.read_official(args.cases) if args.cases else []
-    settings = {"form": numbers.form, "contexts": "--num_lines" if args.num_lines else "--lengths"}
-    if args.cases:
-        content = Path(args.cases).read_bytes()
-        settings = {
-            "form": f"rows of {Path(args.cases).name}",
-            "contexts": "--cases",
-            "cases_hash": content_hash(content),
-        }
-
-    def groups(answering: "Answering", lengths: Sequence[int]) -> Iterable[list["Case"]]:
-        count = args.num_cases or CASES
-        if not (args.num_lines or args.cases):
-            return (list(lines.cases_of_length(n, count, args.seed, numbers, answering.tokens)) for n in lengths)
-        cases = [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in sizes]
-        for size in sorted({case.labels["num_lines"] for case in official}):
-            cases.append([case for case in official if case.labels["num_lines"] == size][: args.num_cases])
-        check_fit(chain.from_iterable(cases), answering)
-        return cases
-
-    title = f"line retrieval ({settings['form']})"
-    _evaluate(args, "lines", title, settings, groups, lines.score, lines_table, draw_accuracy)
-
-
-def _needle(args: argparse.Namespace) -> None:
-    from ringformer.evals import needle
-    from ringformer.evals.figures import draw_heat_map
-    from ringformer.evals.tables import cross_table
-
-    haystack, needles = needle.Haystack.load(args.haystack), needle.Needles(args.needles, args.asked)
-    depths = parse_numbers(args.depths, float, "number")
-    needle.check(needles, depths)
-
-    def groups(answering: "Answering", lengths: Sequence[int]) -> Iterable[list["Case"]]:
-        cases = partial(needle.cases_of_length, needles=needles, haystack=haystack, tokens=answering.tokens)
-        return (list(cases(length, depths, args.num_cases, args.seed)) for length in lengths)
-
-    settings = {
-        "haystack": haystack.name,
-        "haystack_hash": content_hash("".join(haystack.pieces).encode()),
-        "needles": args.needles,
-        "asked": args.asked,
-    }
-    subject = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
-    title, table = f"{subject} in a haystack ({haystack.name})", partial(cross_table, field="depth", label="{:g}%")
-    _evaluate(args, "needle", title, settings, groups, needle.score, table, draw_heat_map)
-
-
-def _ruler(args: argparse.Namespace) -> None:
-    from ringformer.evals import ruler
-    from ringformer.evals.figures import draw_tasks
-    from ringformer.evals.ruler_data import Data
-    from ringformer.evals.tables import cross_table
-
-    data = Data(args.words, args.essays, args.squad, args.hotpotqa)
-    tasks = ruler.choose(args.tasks.split(",") if args.tasks else None, data)
-
-    def cases(answering: "Answering", lengths: Sequence[int], count: int) -> Iterable[list["Case"]]:
-        for length in lengths:
-            for task in tasks:
-                yield list(ruler.cases_of_length(length, task, count, args.seed, answering.tokens, data))
-
-    def groups(answering: "Answering", lengths: Sequence[int]) -> Iterable[list["Case"]]:
-        list(cases(answering, lengths, 1))  # fail first if a task does not fit at some length, not only the shortest
-        return cases(answering, lengths, args.num_cases)
-
-    table = partial(cross_table, field="task")
-    _evaluate(args, "ruler", "tasks of RULER", data.settings(), groups, ruler.score, table, draw_tasks)
-
-
-def _evaluate(
-    args: argparse.Namespace,
-    name: str,
-    title: str,
-    settings: dict[str, Any],
-    groups: "Callable[[Answering, Sequence[int]], Iterable[list[Case]]]",
-    score: "Score",
-    table: "Callable[[Sequence[Row]], str]",
-    draw: Callable[..., None],
-) -> None:
-    """Run an evaluation whose cases are prompts.
-
-    Args:
-      settings: settings that decide an outcome, besides the model, the format of the prompts and the seed.
-      groups: function from the answering model and the lengths to the cases, grouped by length.
-    """
-    from ringformer.evals.runner import Answering, answer_cases, row_checker
-
-    with opened(args) as model:
-        settings = model.text.settings(chat=args.chat) | {"seed": args.seed} | settings
-        with model.cases(name, settings, row_checker(score)) as file:
-            longest = max(model.lengths)
-            answering = Answering(model.load(longest), longest, args.batch_size, args.chat)
-            answer_cases(groups(answering, model.lengths), answering, score, file, say)
-            rows = list(file.rows.values())
-            title = f"{title}: {model.name}{', chat' if args.chat else ''}"
-            write_outputs(file, title, table(rows), draw, rows)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
 from ringformer.evals.words import distinct_pairs
@@ -114,17 +114,17 @@ def read_official(path: str | Path) -> list[Case]:
         if not line.strip():
             continue
         try:
-            row: dict[str, Any] = json.loads(line)
-            prompt, expected, lines = row["prompt"], row["expected_number"], row["num_lines"]
-            position = row["random_idx"][1]
-            if not (isinstance(prompt, str) and prompt and type(expected) is type(lines) is type(position) is int):
+            row = json.loads(line)
+            fields = row["prompt"], row["expected_number"], row["num_lines"], row["random_idx"][1]
+            if tuple(map(type, fields)) != (str, int, int, int) or not row["prompt"]:
                 raise TypeError
-        except (ValueError, TypeError, KeyError, IndexError):
+        except (ValueError, TypeError, LookupError):
             raise ValueError(
                 f"{path}:{number} is not a row of LongEval, a JSON object with prompt, expected_number, num_lines and "
                 "random_idx"
             ) from None
-        labels = {"num_lines": lines, "position": position}
+        prompt, expected, count, position = fields
+        labels = {"num_lines": count, "position": position}
         cases.append(Case(None, len(cases), prompt, (str(expected),), MAX_NEW_TOKENS, labels))
     if not cases:
         raise ValueError(f"{path} has no rows")

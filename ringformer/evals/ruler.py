@@ -246,11 +246,11 @@ def choose(names: Sequence[str] | None, data: Data) -> list[str]:
     """Return the tasks to run; None: all tasks whose data are given. Raises ValueError for an unknown task, or for a
     task that needs a file that was not given."""
     if names is None:
-        return [name for name, task in TASKS.items() if task.needs is None or data.paths[task.needs]]
+        return [name for name, task in TASKS.items() if task.needs is None or data.settings[task.needs]]
     for name in names:
         if name not in TASKS:
             raise ValueError(f"unknown task {name!r}; known: {', '.join(TASKS)}")
-        if (needs := TASKS[name].needs) and not data.paths[needs]:
+        if (needs := TASKS[name].needs) and not data.settings[needs]:
             raise ValueError(f"{name} needs data that ringformer does not contain: set --{needs}=FILE")
     return list(names)
 

@@ -6,7 +6,6 @@ ringformer contains none of it, only words of its own.
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +44,9 @@ class Questions(NamedTuple):
 
     questions: Sequence[Question]
     documents: Sequence[str]
+
+
+NO_QUESTIONS = Questions([], [])
 
 
 def own_words() -> Words:
@@ -120,46 +122,40 @@ def _read_questions(path: str | Path, read: Callable[[Any, list[Question]], Iter
     return Questions(questions, documents)
 
 
-class Data:
-    """Data of the tasks; each file is read when it is first needed.
+class Data(NamedTuple):
+    """Data of the tasks; empty where no file was given."""
+
+    words: Words
+    essays: Sequence[str]
+    squad: Questions
+    hotpotqa: Questions
+    settings: dict[str, str | None]
+    """Hash of the content of each file or folder by its option, None if it was not given; for the settings in a file of
+    cases."""
+
+
+def read_data(
+    words: str | None = None, essays: str | None = None, squad: str | None = None, hotpotqa: str | None = None
+) -> Data:
+    """Read the data of the tasks.
 
     Args:
       words: the folder of `WORD_LISTS`; None: ringformer's own words.
       essays, squad, hotpotqa: files; None where no task needs it.
     """
-
-    def __init__(
-        self,
-        words: str | None = None,
-        essays: str | None = None,
-        squad: str | None = None,
-        hotpotqa: str | None = None,
-    ):
-        self.paths: dict[str, Any] = {"words": words, "essays": essays, "squad": squad, "hotpotqa": hotpotqa}
-
-    @cached_property
-    def words(self) -> Words:
-        return read_words(self.paths["words"]) if self.paths["words"] else own_words()
-
-    @cached_property
-    def essays(self) -> list[str]:
-        return read_essays(self.paths["essays"])
-
-    @cached_property
-    def squad(self) -> Questions:
-        return read_squad(self.paths["squad"])
-
-    @cached_property
-    def hotpotqa(self) -> Questions:
-        return read_hotpotqa(self.paths["hotpotqa"])
-
-    def settings(self) -> dict[str, str | None]:
-        """Hash the content of each file, for the settings in a file of cases."""
-        hashes: dict[str, str | None] = {}
-        for name, path in self.paths.items():
-            files = [Path(path) / each for each in WORD_LISTS] if path and name == "words" else [path]
-            hashes[name] = content_hash(b"".join(map(_bytes, files))) if path else None
-        return hashes
+    paths = {"words": words, "essays": essays, "squad": squad, "hotpotqa": hotpotqa}
+    hashes: dict[str, str | None] = dict.fromkeys(paths)
+    for name, path in paths.items():
+        if path:
+            files = [Path(path) / each for each in WORD_LISTS] if name == "words" else [path]
+            hashes[name] = content_hash(b"".join(map(_bytes, files)))
+    return Data(
+        read_words(words) if words else own_words(),
+        read_essays(essays) if essays else [],
+        read_squad(squad) if squad else NO_QUESTIONS,
+        read_hotpotqa(hotpotqa) if hotpotqa else NO_QUESTIONS,
+        hashes,
+    )
 
 
 def _bytes(path: str | Path) -> bytes:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ringformer.evals.case_file import CaseFile, CheckRow, Row
-from ringformer.evals.cases import Case, TextModel
+from ringformer.evals.cases import Case
+from ringformer.inference.text_generator import TextGenerator
 
 
 class Answering(NamedTuple):
     """Model and options that answer cases."""
 
-    model: TextModel
+    model: TextGenerator
     capacity: int
     """Most tokens of the model, prompt and answer together."""
     batch_size: int

@@ -12,7 +12,14 @@ from ringformer.estimate.targets import MissingCompiler, Target, compiled_by, fi
 from ringformer.files.atomic import write_whole
 
 NUMBER = int | float
-TRIED = {"seq_len": int, "fits": bool, "head_groups": int, "remat_group": int, "compiled_by": str, "date": str}
+TRIED: dict[str, Any] = {
+    "seq_len": int,
+    "fits": bool,
+    "head_groups": int,
+    "remat_group": int,
+    "compiled_by": str,
+    "date": str,
+}
 """Fields of every attempt, with their types."""
 FITTING = {"peak_bytes": NUMBER, "host_bytes": NUMBER, "step_seconds_model": NUMBER, "seconds_source": str}
 FITTING |= dict.fromkeys(("hidden_permute_bytes", "exposed_permute_bytes", "exposed_in_ring_loops_bytes"), NUMBER)
@@ -33,7 +40,7 @@ def read_runs(path: Path) -> dict[str, dict[str, dict]]:
     return _read_cells(path, dict, "an object of runs", RUN)
 
 
-def _read_cells(path: Path, kind: type, description: str, more: Mapping[str, Any]) -> dict[str, Any]:
+def _read_cells(path: Path, kind: Any, description: str, more: dict[str, Any]) -> dict[str, Any]:
     cells = entries(path, "cells")
     for name, tried in cells.items():
         if not isinstance(tried, kind):

@@ -23,7 +23,7 @@ class Contexts(NamedTuple):
     hardware: str
     model: str
     paper: int
-    ours: tuple[int | None, int | None, int | None]
+    ours: tuple[int | None, ...]
     """In the order of `REGIMES`; None if unknown."""
     days: tuple[float, ...] = (0.0, 0.0, 0.0)
     """Modelled days of one step at these contexts."""

@@ -50,12 +50,12 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
         axes.spines["left"].set_visible(False)
     both[0].axvspan(*paper, color="#f0d9a8", alpha=0.6, linewidth=0, zorder=0)
     label(both[0], "paper", (sum(paper) / 2, -0.75), ha="center", fontsize=8.5, color=FAINT)
-    names = [row.configuration for row in rows]
-    labels = ["" if before == name else name for before, name in zip(["", *names], names, strict=False)]
+    shown = [row.configuration for row in rows]
+    labels = ["" if before == name else name for before, name in zip(["", *shown], shown, strict=False)]
     both[0].set_yticks(range(len(rows)), labels, color=INK, fontsize=9)
     both[0].set_ylim(len(rows) - 0.4, -1.2)
     for i, (variant, color) in enumerate(COLORS.items()):
-        label(both[1], variant, (0.26 * i, -0.75), ha="left", fontsize=7.8, color=color, annotation_clip=False)
+        label(both[1], variant, (0.26 * i, -0.75), ha="left", fontsize=7.8, color=color)
     figure.supxlabel(
         "model FLOPs utilisation, modelled   (open: blockwise, line: what it lets expect, filled: ring)", fontsize=9.5
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.search.longest_context import brief_json
@@ -196,11 +197,12 @@ def utilisation(model: LlamaConfig, baseline: Mapping[int, Measured], *, causal:
     with the context could also separate attention from the rest; but other changes with the shapes are not small
     compared to the growth of a short context's attention, and the schedule already attributes the seconds.
     """
-    flops = [_flops(model, seq_len, causal) for seq_len in baseline]
-    seconds = [sum(f) / m.mfu for f, m in zip(flops, baseline.values(), strict=True)]
-    attention = sum(s * m.attention for s, m in zip(seconds, baseline.values(), strict=True))
-    products = sum(seconds) - attention
-    return Utilisation(sum(f for f, _ in flops) / products, sum(f for _, f in flops) / attention)
+    flops = np.array([_flops(model, seq_len, causal) for seq_len in baseline])
+    mfu, share_of_attention = np.transpose(list(baseline.values()))
+    seconds = flops.sum(axis=1) / mfu
+    attention = seconds @ share_of_attention
+    products, pairs = flops.sum(axis=0)
+    return Utilisation(products / (seconds.sum() - attention), pairs / attention)
 
 
 def expected_mfu(model: LlamaConfig, seq_len: int, used: Utilisation, *, causal: bool) -> float:

@@ -477,7 +477,7 @@ MUTATIONS = [
     # Evaluations.
     Mutation(
         "--chat is not passed to who answers",
-        "evals/commands.py",
+        "evals/evaluate.py",
         "args.batch_size, args.chat)",
         "args.batch_size, False)",
         WITH_CHAT,
@@ -498,14 +498,14 @@ MUTATIONS = [
     ),
     Mutation(
         "the file does not say whether it was a chat",
-        "evals/commands.py",
+        "evals/evaluate.py",
         "settings(chat=args.chat)",
         "settings(chat=False)",
         WITH_CHAT,
     ),
     Mutation(
         "--template is not passed on",
-        "evals/options.py",
+        "evals/opened.py",
         'template=getattr(args, "template", None)',
         "template=None",
         WITH_CHAT,
@@ -568,7 +568,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bits per byte over untrained tokens",
-        "evals/perplexity_command.py",
+        "evals/evaluate.py",
         '/ store.meta["trained_tokens"]',
         '/ store.meta["tokens"]',
         "evals/test_commands.py::test_bits_per_byte_are_of_the_bytes_that_are_trained_on",

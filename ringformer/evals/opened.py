@@ -1,4 +1,4 @@
-"""Options that evaluations share, and the model and output folder that they name."""
+"""The model to evaluate before its weights are loaded, its contexts, and the folder of an evaluation's outputs."""
 
 import argparse
 import fcntl
@@ -6,42 +6,20 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ringformer.cli.dataclass_flags import add_flags
-from ringformer.inference.options import add_model_options, load_generator
-
-if TYPE_CHECKING:
-    from ringformer.evals.case_file import CaseFile, CheckRow
-    from ringformer.inference.run_text import RunText
-    from ringformer.inference.text_generator import TextGenerator
+from ringformer.checkpoints.saved_model import model_of
+from ringformer.evals.case_file import CaseFile, CheckRow
+from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
+from ringformer.inference.options import load_generator
+from ringformer.inference.run_text import RunText
+from ringformer.inference.text_generator import TextGenerator
+from ringformer.parallel.mesh import simulate_cpu_devices
+from ringformer.plotting import check_matplotlib
+from ringformer.runs.config_file import register_models
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """Options of every evaluation, besides those of the model."""
-
-    lengths: str
-    """Contexts in tokens, for prompt and answer together, e.g. 4096,8192 or 4K,8K."""
-    out: str | None = None
-    """Folder of cases.jsonl, table.txt and the PNG; cases already in it are not evaluated again; default: evals/NAME in
-    the run's folder."""
-    batch_size: int = 1
-    """Cases of one length to evaluate at a time."""
-
-
-def add_options(parser: argparse.ArgumentParser, options: type[EvaluationOptions]) -> None:
-    """Add the options of the model and those of an evaluation."""
-    add_model_options(
-        parser,
-        "the folder of a run, of a stage of one, of a converted model, or of a Hugging Face checkpoint, which is "
-        "converted temporarily",
-    )
-    add_flags(parser, options)
 
 
 def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list:
@@ -71,7 +49,7 @@ def _parse_tokens(text: str) -> int:
 class Opened(NamedTuple):
     """Model of an evaluation, before its weights are loaded."""
 
-    text: "RunText"
+    text: RunText
     folder: Path
     args: argparse.Namespace
     identity: dict[str, Any]
@@ -84,20 +62,17 @@ class Opened(NamedTuple):
         """Name of the run and its step, for titles."""
         return f"{Path(self.args.run).resolve().name}, step {self.identity['step'] or 0}"
 
-    def load(self, max_length: int) -> "TextGenerator":
+    def load(self, max_length: int) -> TextGenerator:
         """Load the model for prompts and answers of up to `max_length` tokens in total.
 
         Raises ValueError if a checkpoint was written since the model was opened: it may be the one that was loaded."""
-        from ringformer.evals.model_folder import identity
-        from ringformer.inference.text_generator import TextGenerator
-
         generator = load_generator(self.folder, self.args, max_length)
         if identity(self.args.run) != self.identity:
             raise ValueError(f"{self.args.run} wrote a checkpoint while it was being read: start again")
         return TextGenerator(generator, self.text)
 
     @contextmanager
-    def cases(self, name: str, settings: dict[str, Any], check: "CheckRow") -> Iterator["CaseFile"]:
+    def cases(self, name: str, settings: dict[str, Any], check: CheckRow) -> Iterator[CaseFile]:
         """Open the file of the cases of an evaluation, in the locked folder of its outputs.
 
         Args:
@@ -105,16 +80,13 @@ class Opened(NamedTuple):
           settings: settings that decide an outcome, besides those of the model.
           check: function that checks a row read from the file.
         """
-        from ringformer.checkpoints.saved_model import model_of
-        from ringformer.evals.case_file import CaseFile
-
         dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
         settings = self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": dtype} | settings
         with out_folder(self.args, name) as folder:
             yield CaseFile(folder / "cases.jsonl", name, settings, check)
 
 
-def write_outputs(file: "CaseFile", title: str, table: str, draw: Callable[..., None], *data: Any) -> None:
+def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., None], *data: Any) -> None:
     """Print the table of an evaluation, and write it and the figure that `draw` makes of `data` beside the cases."""
     folder, figure = file.path.parent, f"{file.evaluation}.png"
     text = f"{title}\n{table}\n"
@@ -127,18 +99,11 @@ def write_outputs(file: "CaseFile", title: str, table: str, draw: Callable[..., 
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[Opened]:
     """Open the model that `--run` names. Raises ValueError for invalid options, before anything is computed."""
-    from ringformer.parallel.mesh import simulate_cpu_devices
-    from ringformer.plotting import check_matplotlib
-
     for name in ("batch_size", "num_cases", "documents"):
         if (value := getattr(args, name, None)) is not None and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     check_matplotlib()
     simulate_cpu_devices(args.cpu_devices)
-    from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
-    from ringformer.inference.run_text import RunText
-    from ringformer.runs.config_file import register_models
-
     register_models(args.config)
     if is_hugging_face(args.run) and not args.out:
         raise ValueError(f"{args.run} is a Hugging Face checkpoint, which is never written to: set --out")
