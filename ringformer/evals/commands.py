@@ -12,7 +12,7 @@ CASES = 50
 """Cases of each length or task; LongEval's number."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class EvaluationOptions:
     """Options of every evaluation, besides those of the model."""
 
@@ -25,7 +25,7 @@ class EvaluationOptions:
     """Cases of one length to evaluate at a time."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PromptOptions(EvaluationOptions):
     """Options of an evaluation whose cases are prompts."""
 
@@ -35,7 +35,7 @@ class PromptOptions(EvaluationOptions):
     """Format prompts with the model's chat template."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class LinesOptions(PromptOptions):
     """LongEval's line retrieval: give the number in one line among many. An answer is correct if its last number is the
     line's. Reports accuracy by context, as in the paper's Figure 3."""
@@ -54,10 +54,10 @@ class LinesOptions(PromptOptions):
     """Cases of each length; default: 50, or all of a file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class NeedleOptions(PromptOptions):
-    """Needle in a haystack: sentences with a magic number each, hidden in a long text. Reports the share of the
-    requested numbers that the answer has, by context and depth, as a heat map."""
+    """Needle in a haystack: sentences, each with a magic number, are hidden in a long text. Reports the share of the
+    requested numbers that appear in the answer, by context and depth, as a heat map."""
 
     depths: str = "0,10,20,30,40,50,60,70,80,90,100"
     """Depths of the first needle asked for, in percent; default: 0 to 100 in steps of 10."""
@@ -71,7 +71,7 @@ class NeedleOptions(PromptOptions):
     """Cases of each length and depth."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RulerOptions(PromptOptions):
     """The tasks of RULER with its prompts and its metric: the share of the references that occur in the answer, times
     100. Six of the thirteen tasks need no other data; the rest need the files named below."""
@@ -92,10 +92,10 @@ class RulerOptions(PromptOptions):
     """Cases of each length and task; the original has 500."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PerplexityOptions(EvaluationOptions):
-    """The loss on the documents of a token store: of the same last tokens given more and more of their document as
-    context, and at the longest context by position, in powers of two. In nats per token and in bits per byte."""
+    """Loss on the documents of a token store: of the same last tokens with longer and longer contexts, and at the
+    longest context by position, in powers of two. Reports nats per token and bits per byte."""
 
     store: str
     """Token store, or a folder of stores, whose eval/ is preferred."""

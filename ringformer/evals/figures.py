@@ -8,7 +8,7 @@ import numpy as np
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
-from ringformer.evals.tables import contexts, grouped, mean, mean_tokens, wilson
+from ringformer.evals.tables import contexts, grouped, mean, mean_scores, mean_tokens, wilson
 from ringformer.plotting import INK, RULE, drawn, label
 
 COLOR = "#3b75af"
@@ -42,10 +42,7 @@ def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
 def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
     """Plot the score of needles over context and depth; cells that were not evaluated are empty."""
     lengths, depths = grouped(rows, "length"), grouped(rows, "depth")
-    cells = np.full((len(depths), len(lengths)), np.nan)
-    for i, of_depth in enumerate(depths.values()):
-        for length, group in grouped(of_depth, "length").items():
-            cells[i, list(lengths).index(length)] = mean(group)
+    cells = np.array([mean_scores(group, lengths) for group in depths.values()])
     size = (max(4.6, 0.75 * len(lengths) + 2.4), max(2.6, 0.42 * len(depths) + 1.6))
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     image = axes.imshow(cells, vmin=0, vmax=1, cmap="viridis", aspect="auto")
@@ -68,8 +65,8 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
     figure, axes = plt.subplots(figsize=(7.8, 3.8), layout="constrained")
     looks = product(TASK_LINES, TASK_COLORS)
     for (task, group), (line, color) in zip(grouped(rows, "task").items(), looks, strict=False):
-        by_length = grouped(group, "length")
-        axes.plot(list(by_length), list(map(mean, by_length.values())), line, color=color, label=task, **CURVE)
+        lengths = list(grouped(group, "length"))
+        axes.plot(lengths, mean_scores(group, lengths), line, color=color, label=task, **CURVE)
     _context_axis(axes, list(grouped(rows, "length")))
     _percent_axis(axes)
     axes.set(xlabel="tokens of the context", ylabel="recall of the references", title=title)
@@ -81,7 +78,7 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
 def draw_losses(plt, by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], title: str) -> Any:
     """Plot the loss of the same last tokens over their context, and at the longest context by position."""
     figure, both = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
-    names = ("tokens of the context, the same last ones predicted", "tokens before the predicted one")
+    names = ("tokens in the context (the same last tokens predicted)", "tokens before the predicted token")
     for axes, losses, name in zip(both, (by_context, by_position), names, strict=True):
         if losses:
             axes.plot(list(losses), [loss.nats for loss in losses.values()], "o-", color=COLOR, **CURVE)

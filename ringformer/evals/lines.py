@@ -20,7 +20,7 @@ LINE = "line {index}: REGISTER_CONTENT is <{number}>\n"
 FOOTER = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
 MAX_NEW_TOKENS = 100
 MOST_DIGITS = 1000
-"""Most digits of a number in an answer: Python does not parse longer integers."""
+"""Numbers with this many digits count as wrong answers, because Python refuses to parse much longer integers."""
 
 LARGEST = 50_000
 """The largest number of the official form."""

@@ -1,4 +1,4 @@
-"""The model to evaluate: of a run, converted, or a Hugging Face checkpoint that is converted temporarily."""
+"""The model to evaluate: that of a run, a converted model, or a Hugging Face checkpoint, converted temporarily."""
 
 import tempfile
 from collections.abc import Callable, Iterator

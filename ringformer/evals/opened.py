@@ -23,8 +23,8 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
 def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list:
-    """Parse numbers separated by commas with `parse`; return them sorted, without duplicates. Raises ValueError with
-    the `name` of such a number."""
+    """Parse numbers separated by commas with `parse`; return them sorted, without duplicates. Raises ValueError for a
+    part that `parse` refuses; `name` describes a valid number."""
     numbers = set()
     for part in text.split(","):
         try:

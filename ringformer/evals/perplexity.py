@@ -1,4 +1,4 @@
-"""Perplexity of a store's documents, by the position of a token and by the length of the context of the same tokens.
+"""Perplexity of a store's documents, by position, and of the same tokens with contexts of several lengths.
 
 A row is a stretch of one document, so it contains no context from other documents.
 """

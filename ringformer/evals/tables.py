@@ -1,7 +1,7 @@
 """Text tables that summarize evaluations."""
 
-from collections.abc import Mapping, Sequence
-from math import sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from math import nan, sqrt
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
@@ -50,15 +50,20 @@ def lines_table(rows: Sequence[Row]) -> str:
     return "\n".join(text)
 
 
+def mean_scores(rows: Sequence[Row], lengths: Iterable[int]) -> list[float]:
+    """Return the mean score of the rows of each length; NaN for a length without rows."""
+    by_length = grouped(rows, "length")
+    return [mean(by_length[length]) if length in by_length else nan for length in lengths]
+
+
 def cross_table(rows: Sequence[Row], field: str, label: str = "{}") -> str:
     """Tabulate mean scores times 100, with a row for each value of a field and a column for each context."""
     lengths = grouped(rows, "length")
     text = [f"{field:>16}" + "".join(f"{length:>11,}" for length in lengths)]
-    lines = {label.format(value): group for value, group in grouped(rows, field).items()}
-    for name, group in (lines | {"mean": rows}).items():
-        cells = grouped(group, "length")
-        scores = [f"{100 * mean(cells[length]):.1f}" if length in cells else "-" for length in lengths]
-        text.append(f"{name:>16}" + "".join(f"{score:>11}" for score in scores))
+    groups = {label.format(value): group for value, group in grouped(rows, field).items()} | {"mean": rows}
+    for name, group in groups.items():
+        scores = "".join(f"{100 * score:>11.1f}" for score in mean_scores(group, lengths))
+        text.append(f"{name:>16}{scores.replace('nan', '  -')}")
     return "\n".join(text)
 
 
@@ -66,11 +71,11 @@ def perplexity_tables(by_context: Mapping[int, Loss], by_position: Mapping[int, 
     """Tabulate losses by context, and by position at the longest context."""
     columns = f"{'tokens':>12} {'nats':>8} {'bits/byte':>10} {'perplexity':>11}"
     text = [
-        f"the same last {last:,} tokens of each document, with so many tokens in all:",
+        f"the same last {last:,} tokens of each document, by tokens in the context:",
         f"{'context':>22} {columns}",
         *_lines(by_context),
         "",
-        "at the longest context, tokens with so many before them, and up to twice as many:",
+        "at the longest context, tokens from each position up to twice that position:",
         f"{'from position':>22} {columns}",
         *_lines(by_position),
     ]

@@ -23,10 +23,6 @@ LENGTHS = {"vanilla": (512, 1024, 2048)} | dict.fromkeys(ATTENTION[1:], (8192, 1
 """Tokens on a device; the table gives the first length of the linear kinds and the last of vanilla."""
 
 
-FIELDS = "local_tokens", "paper_bytes", "forward_bytes", "backward_bytes"
-"""Fields of the table's entry for a kind of attention."""
-
-
 def local_length(kind: str) -> int:
     """Return the tokens on a device for which the table gives the bytes."""
     return LENGTHS[kind][-1 if kind == "vanilla" else 0]
@@ -93,6 +89,7 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
 def read(path: Path) -> dict[str, dict]:
     """Read the bytes of each attention kind; empty if there is no file. Raises ValueError for a damaged file."""
     kinds = entries(path, "kinds")
+    wanted = dict.fromkeys(("local_tokens", "paper_bytes", "forward_bytes", "backward_bytes"), NUMBER)
     for kind, entry in kinds.items():
-        check_fields(path, kind, entry, dict.fromkeys(FIELDS, NUMBER))
+        check_fields(path, kind, entry, wanted)
     return kinds

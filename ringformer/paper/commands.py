@@ -11,7 +11,7 @@ from pathlib import Path
 from ringformer.cli.dataclass_flags import add_flags
 
 
-@dataclass(frozen=True)
+@dataclass
 class TablesOptions:
     """Options of `ringformer tables`."""
 

@@ -54,8 +54,8 @@ class Row(TableRow):
     sequences: int
     """m: the number of sequences that the ring trains at once (n/m is the ratio of the table's ring and blockwise
     columns)."""
-    paper: tuple[int, int, int, int] | None = None
-    """None for a row that is not in the paper."""
+    paper: tuple[int, ...] = ()
+    """Contexts that the paper prints; empty for a row that it does not have."""
 
 
 ROWS = (
@@ -138,9 +138,7 @@ class Cell(NamedTuple):
 
     @property
     def paper(self) -> int:
-        """Tokens that the paper prints for this cell; raises ValueError for a row that is not in the paper."""
-        if self.row.paper is None:
-            raise ValueError(f"the paper has no row {self.row.name}")
+        """Tokens that the paper prints for this cell, whose row must be in the paper."""
         return K * self.row.paper[ATTENTION.index(self.attention)]
 
     @property
@@ -155,7 +153,7 @@ class Cell(NamedTuple):
 def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
     """Return every cell: rings with the paper's number of sequences, then with one; the baselines; the scaling; the
     rings with kernels."""
-    scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if row.paper is None]
+    scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if not row.paper]
     papers = [row for row in rows if row.paper]
     rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in papers]
     single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in papers if row.sequences > 1]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ringformer.plotting import FAINT, INK, RULE, drawn, label
 
 COLORS = {"float32, XLA": "#3b75af", "bf16, XLA": "#c2570c", "bf16, Pallas": "#2c8a57", "bf16, cuDNN": "#7a5195"}
@@ -57,19 +59,17 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
     for i, (variant, color) in enumerate(COLORS.items()):
         label(both[1], variant, (0.26 * i, -0.75), ha="left", fontsize=7.8, color=color)
     figure.supxlabel(
-        "model FLOPs utilisation, modelled   (open: blockwise, line: what it lets expect, filled: ring)", fontsize=9.5
+        "model FLOPs utilisation, modelled   (open: blockwise, line: expected ring, filled: ring)", fontsize=9.5
     )
     return figure
 
 
 def _row(axes, y: int, shares: Shares, color: str) -> None:
-    if shares.blockwise is not None:
-        axes.plot(shares.blockwise, y, "o", markersize=7, color="white", markeredgecolor=color, markeredgewidth=1.5)
-    if shares.expected is not None:
-        axes.plot([shares.expected] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2)
-    if shares.ring is not None:
-        axes.plot(shares.ring, y, "o", markersize=7, color=color, zorder=3)
-        ours = [share for share in (shares.ring, shares.expected) if share is not None]
-        right = shares.blockwise is None or shares.ring > shares.blockwise  # the side without another mark
-        place, shift, side = (max(ours), 7, "left") if right else (min(ours), -7, "right")
-        label(axes, f"{shares.ring:.0%}", (place, y), (shift, 0), ha=side, fontsize=8, color=color)
+    blockwise, expected, ring = np.array(shares, float)  # None becomes NaN, which is not drawn
+    axes.plot(blockwise, y, "o", markersize=7, color="white", markeredgecolor=color, markeredgewidth=1.5)
+    axes.plot([expected] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2)
+    axes.plot(ring, y, "o", markersize=7, color=color, zorder=3)
+    if not np.isnan(ring):
+        ours, left = [ring, expected], ring <= blockwise  # the number stands on the side without the baseline's dot
+        place, shift, side = (np.nanmin(ours), -7, "right") if left else (np.nanmax(ours), 7, "left")
+        label(axes, f"{ring:.0%}", (place, y), (shift, 0), ha=side, fontsize=8, color=color)

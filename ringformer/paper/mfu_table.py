@@ -41,20 +41,12 @@ def executables(results: dict[str, dict]) -> list[str]:
 
 def bars(results: dict) -> list[Bar]:
     """Return the rows of the figure: every cell with results."""
-    rows = []
-    for cell in cells():
-        if runs := results.get(cell.name):
-            c, (dtype, kernel) = cell.configuration, cell.variant
-            contexts = f"{c.blockwise}K → {c.ring:,}K"
-            rows.append(
-                Bar(
-                    f"{c.target}  {_size(cell)}  {contexts}",
-                    f"{DTYPES[dtype]}, {KERNELS[kernel]}",
-                    shares(cell, runs, causal=False),
-                    shares(cell, runs, causal=True),
-                )
-            )
-    return rows
+    of_cells = []
+    for cell in (cell for cell in cells() if cell.name in results):
+        c, (dtype, kernel) = cell.configuration, cell.variant
+        both = [shares(cell, results[cell.name], causal=causal) for causal in (False, True)]
+        of_cells.append(Bar(f"{c.target}  {c.size}  {c.contexts}", f"{DTYPES[dtype]}, {KERNELS[kernel]}", *both))
+    return of_cells
 
 
 def shares(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Shares:
@@ -96,10 +88,7 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
             if run in runs and not runs[run]["fits"]:
                 columns[column] = "does not fit"
     columns.insert(3, "{:.0%} to {:.0%}".format(*PAPER_MFU))
-    return (
-        f"| {c.target} | {_size(cell)} | {KERNELS[cell.variant.kernel]} | {c.blockwise}K → {c.ring:,}K | "
-        f"{' | '.join(columns)} |"
-    )
+    return f"| {c.target} | {c.size} | {KERNELS[cell.variant.kernel]} | {c.contexts} | {' | '.join(columns)} |"
 
 
 def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
@@ -115,7 +104,3 @@ def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
         f"{a['peak_bytes'] / GiB:.2f} of {hbm / GiB:.2f} | {a['head_groups']} | {a['remat_group']} | {time} | "
         f"{fitted} | {a['compiled_by']}, {a['date']} |"
     )
-
-
-def _size(cell: Cell) -> str:
-    return cell.configuration.model.removeprefix("llama_").upper()

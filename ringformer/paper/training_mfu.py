@@ -50,6 +50,11 @@ class Configuration(TableRow):
     step_tokens: int
     tp: int = 1
 
+    @property
+    def contexts(self) -> str:
+        """Both contexts as printed."""
+        return f"{self.blockwise}K → {self.ring:,}K"
+
 
 CONFIGURATIONS = (
     Configuration("8xA100-80", "llama_7b", 32, 256, 2 * K * K),

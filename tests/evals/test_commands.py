@@ -84,7 +84,7 @@ def test_lines_by_context(run, answered_by, capsys):
 
 def test_another_range_of_numbers_is_called_so_everywhere(run, answered_by, capsys, tmp_path, monkeypatch):
     titles = []
-    monkeypatch.setattr("ringformer.evals.figures.draw_accuracy", lambda rows, title, path: titles.append(title))
+    monkeypatch.setattr("ringformer.evals.evaluate.draw_accuracy", lambda rows, title, path: titles.append(title))
     answered_by(knows_lines)
     options = ["--num_lines=5,9", "--num_cases=2", "--max_value=99"]
     assert evaluate("lines", run, *options, f"--out={tmp_path}/o") == 0
