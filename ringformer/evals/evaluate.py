@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,8 @@ def evaluate_ruler(args: argparse.Namespace) -> None:
     tasks = ruler.choose(args.tasks.split(",") if args.tasks else None, data)
 
     def cases(answering: Answering, lengths: Sequence[int], count: int) -> Iterable[list[Case]]:
-        for length in lengths:
-            for task in tasks:
-                yield list(ruler.cases_of_length(length, task, count, args.seed, answering.tokens, data))
+        for length, task in product(lengths, tasks):
+            yield list(ruler.cases_of_length(length, task, count, args.seed, answering.tokens, data))
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
         list(cases(answering, lengths, 1))  # fail first if a task does not fit at some length, not only the shortest
@@ -128,7 +127,6 @@ def _evaluate(
       settings: settings that decide an outcome, besides the model, the format of the prompts and the seed.
       groups: function from the answering model and the lengths to the cases, grouped by length.
     """
-
     with opened(args) as model:
         settings = model.text.settings(chat=args.chat) | {"seed": args.seed} | settings
         with model.cases(name, settings, row_checker(score)) as file:

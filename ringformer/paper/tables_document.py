@@ -216,7 +216,7 @@ def contexts(attempts: max_context.Results) -> list[Contexts]:
     for row in ROWS:
         rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES]
         best = [longest(attempts[ring.name]) for ring in rings]
-        ours = tuple(attempt and attempt["seq_len"] for attempt in best)
+        ours = tuple(attempt["seq_len"] if attempt else None for attempt in best)
         days = tuple(attempt["step_seconds_model"] / DAY if attempt else 0.0 for attempt in best)
         rows.append(Contexts(row.target, row.size, rings[0].paper, ours, days))
     return rows
