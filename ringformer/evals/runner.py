@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ringformer.evals.case_file import CaseFile, CheckRow, Row
 from ringformer.evals.cases import Case
+from ringformer.evals.tables import mean
 from ringformer.inference.text_generator import TextGenerator
 
 
@@ -71,8 +72,8 @@ def _answer_group(group: Sequence[Case], answering: Answering, score: Score, fil
         if case.key in file.rows:
             file.check(row_of(case, file.rows[case.key]["answer"]))
     file.measure(missing, answering.batch_size, lambda batch: map(row_of, batch, answering.answers(batch)))
-    mean = sum(file.rows[case.key]["score"] for case in group) / max(1, len(group))
-    return f"{describe(group)}: {len(group)} cases, {len(missing)} of them new, score {mean:.1%}"
+    score_of_group = mean([file.rows[case.key] for case in group])
+    return f"{describe(group)}: {len(group)} cases, {len(missing)} of them new, score {score_of_group:.1%}"
 
 
 def describe(group: Sequence[Case]) -> str:

@@ -81,23 +81,21 @@ point of this series is the last row of `ROWS` with m=1."""
 class Regime(NamedTuple):
     """Dtype of the computation, and the memory that holds layer inputs."""
 
-    name: str
     compute_dtype: str
-    offload: bool
+    offload: bool = False
+
+    @property
+    def name(self) -> str:
+        return "offload" if self.offload else self.compute_dtype
 
     def wanted_multiple(self, row: Row) -> int:
         """Return the desired multiple of the paper's ring column."""
-        regime = "offload" if self.offload else self.compute_dtype
         if row.target == "32xA100-80":
-            return {"float32": 1, "bfloat16": 1, "offload": 2}[regime]
-        return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[regime]
+            return 2 if self.offload else 1
+        return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[self.name]
 
 
-REGIMES = (
-    Regime("float32", "float32", False),
-    Regime("bfloat16", "bfloat16", False),
-    Regime("offload", "bfloat16", True),
-)
+REGIMES = (Regime("float32"), Regime("bfloat16"), Regime("bfloat16", offload=True))
 """The regime "float32" is the paper's: float32 arrays, whose matrix products are bf16 passes on TPU. The baselines are
 searched in this regime."""
 
@@ -124,8 +122,7 @@ class Cell(NamedTuple):
     def workload(self, seq_len: int) -> Workload:
         """Return the workload of a sequence length, with the fastest memory settings."""
         n, m = self.row.devices, self.sequences
-        _, dtype, offload = self.regime
-        options = dict(compute_dtype=dtype, offload=offload, fetch_ahead=not offload, kernel=self.kernel)
+        options = self.regime._asdict() | dict(fetch_ahead=not self.regime.offload, kernel=self.kernel)
         model = LlamaConfig(**preset(self.row.model) | options | {"attention": self.attention})
         mesh_dim, batch_size = (f"1,{m},1,{n // m}", m) if self.attention == "ring" else (f"1,{n},1,1", n)
         workload = Workload(model, find_target(self.target), mesh_dim, seq_len, batch_size, name=self.row.model)

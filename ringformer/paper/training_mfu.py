@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.report import fields
 from ringformer.estimate.search.longest_context import brief_json
 from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
@@ -170,12 +171,8 @@ def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[
         workload, settings, lambda e: e.fits and e.fits_host, lambda w: log(f"  {estimate_command(w)}")
     )
     estimate = with_machine_code(workload, estimate, lambda line: log(f"  {line}"))
-    return brief_json(workload, estimate) | {
-        "batch_size": workload.batch_size,
-        "accumulate": workload.accumulate,
-        "mesh_dim": workload.mesh_dim,
-        "fits": estimate.fits and estimate.fits_host,
-    }
+    shape = fields(workload, "batch_size", "accumulate", "mesh_dim")
+    return brief_json(workload, estimate) | shape | {"fits": estimate.fits and estimate.fits_host}
 
 
 class Measured(NamedTuple):
