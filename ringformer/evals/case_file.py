@@ -42,9 +42,9 @@ def read_cases(path: Path, evaluation: str, check: CheckRow) -> tuple[dict[str, 
         try:
             row = json.loads(line)
             check(row)
-            found = {field: type(value) for field, value in row.items()}
-            fields = fields or found
-            if found != fields or not isinstance(row["prompt_hash"], str):
+            kinds = {field: type(value) for field, value in row.items()}
+            fields = fields or kinds
+            if kinds != fields or not isinstance(row["prompt_hash"], str):
                 raise TypeError
         except (ValueError, TypeError, KeyError):
             raise ValueError(f"{path}:{number} is not a case: {line[:60]!r}; delete the line") from None

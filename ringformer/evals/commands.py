@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringformer.cli.dataclass_flags import add_flags
+from ringformer.evals.lines import CASES
 from ringformer.inference.options import add_model_options, add_template_option
 
 Run = Callable[[argparse.Namespace], None]
-CASES = 50
-"""Cases of each length or task; LongEval's number."""
 
 
 @dataclass(kw_only=True)

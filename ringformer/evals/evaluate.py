@@ -11,7 +11,6 @@ from ringformer.data.stores.folder import open_one
 from ringformer.evals import lines, needle, perplexity, ruler
 from ringformer.evals.case_file import Row
 from ringformer.evals.cases import Case, content_hash
-from ringformer.evals.commands import CASES
 from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_losses, draw_tasks
 from ringformer.evals.opened import opened, parse_numbers, say, write_outputs
 from ringformer.evals.ruler_data import read_data
@@ -37,7 +36,7 @@ def evaluate_lines(args: argparse.Namespace) -> None:
         settings = {"form": form, "contexts": "--cases", "cases_hash": content_hash(content)}
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
-        count = args.num_cases or CASES
+        count = args.num_cases or lines.CASES
         if not (args.num_lines or args.cases):
             return (list(lines.cases_of_length(n, count, args.seed, numbers, answering.tokens)) for n in lengths)
         cases = [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in sizes]

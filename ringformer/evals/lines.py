@@ -22,6 +22,8 @@ MAX_NEW_TOKENS = 100
 MOST_DIGITS = 1000
 """Numbers with this many digits count as wrong answers, because Python refuses to parse much longer integers."""
 
+CASES = 50
+"""LongEval's number of cases."""
 LARGEST = 50_000
 """The largest number of the official form."""
 
