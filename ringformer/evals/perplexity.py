@@ -15,7 +15,7 @@ from ringformer.evals.case_file import CaseFile, Row
 from ringformer.evals.cases import content_hash
 
 ROUNDING = 1e-3
-"""Tolerance, in nats, for sums of the same losses in another order."""
+"""Tolerance, in nats, for sums of the same losses in a different order."""
 
 
 TokenLosses = Callable[[Sequence[Sequence[int]]], Sequence[np.ndarray]]
@@ -65,7 +65,7 @@ def check(store: TokenStore, lengths: Sequence[int], last: int) -> None:
 
 
 def stretches(store: TokenStore, documents: Sequence[int], length: int, longest: int) -> Iterator[Stretch]:
-    """Yield from each document the `length` tokens that end at its token `longest`, the same end for every length."""
+    """Yield the `length` tokens of each document that end at its token `longest`, so that all lengths end there."""
     for document in documents:
         end = int(store.offsets[document]) + longest
         tokens = np.asarray(store.tokens[end - length : end]).astype(np.int64)

@@ -51,7 +51,7 @@ class Setting(NamedTuple):
     """Random numbers drawn once for all cases."""
 
     def step(self, long: int, short: int = 5) -> int:
-        """Return the value for long or for short contexts."""
+        """Return `long` for a context of at least `LONG` tokens, otherwise `short`."""
         return long if self.length >= LONG else short
 
 

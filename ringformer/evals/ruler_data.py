@@ -36,7 +36,7 @@ class Question(NamedTuple):
     documents: Sequence[str]
     """Documents with the answer."""
     related: Sequence[str]
-    """Documents to show beside them before any others."""
+    """Documents to show together with these, before any others."""
 
 
 class Questions(NamedTuple):

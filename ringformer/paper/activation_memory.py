@@ -20,7 +20,7 @@ from ringformer.paper.attempts import NUMBER, check_fields, entries, stamp, writ
 
 TARGET, DEVICES, LAYERS = "v5e-8", 8, 2
 LENGTHS = {"vanilla": (512, 1024, 2048)} | dict.fromkeys(ATTENTION[1:], (8192, 16384))
-"""Tokens on a device; the table gives the first length of the linear kinds and the last of vanilla."""
+"""Tokens per device to compile for; the table shows the first length of the linear kinds and the last one of vanilla."""
 
 
 def local_length(kind: str) -> int:
@@ -44,8 +44,8 @@ def paper(kind: str, model: LlamaConfig, c: int) -> int:
 
 
 def grows_by(kind: str, temporaries: list[int]) -> float:
-    """Bytes at `local_length(kind)` of the part that grows with the length, linearly and for vanilla also with its
-    square."""
+    """Return the bytes, at `local_length(kind)`, of the part that grows with the length: linearly, and for vanilla also
+    quadratically."""
     *slopes, _ = np.polyfit(LENGTHS[kind], temporaries, len(temporaries) - 1)
     return float(np.polyval([*slopes, 0.0], local_length(kind)))
 
