@@ -20,7 +20,7 @@ from ringformer.paper.attempts import NUMBER, check_fields, entries, stamp, writ
 
 TARGET, DEVICES, LAYERS = "v5e-8", 8, 2
 LENGTHS = {"vanilla": (512, 1024, 2048)} | dict.fromkeys(ATTENTION[1:], (8192, 16384))
-"""Tokens per device to compile for; the table shows the first length of the linear kinds and the last one of vanilla."""
+"""Tokens per device to compile for; the table shows the first length of the linear kinds and the last of vanilla."""
 
 
 def local_length(kind: str) -> int:
