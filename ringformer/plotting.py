@@ -58,6 +58,12 @@ def drawn(draw: Callable) -> Callable:
     return write
 
 
+def label(axes, text: str, point: tuple[float, float], offset: tuple[float, float] = (0, 0), **style: Any) -> None:
+    """Write a text at a point of the data, moved by an offset in points; the point may lie outside the axes."""
+    style = {"fontsize": 9, "va": "center", "annotation_clip": False} | style
+    axes.annotate(text, point, offset, textcoords="offset points", **style)
+
+
 def log_tokens(axes, low: float, high: float, ticks: Sequence[int] | None = None, pad: float = 1.7) -> None:
     """Make a log axis of tokens from low to high, labelled 4K, 1M, ..."""
     axes.set_xscale("log", base=2)

@@ -4,14 +4,18 @@ The first line names the evaluation and its settings. Cases with other settings 
 """
 
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from ringformer.files.atomic import append_line, write_whole
 
 Row = dict[str, Any]
 CheckRow = Callable[[Row], None]
 """Raises ValueError, KeyError or TypeError for a row that the evaluation did not write."""
+HEAD = '{"evaluation": '
+"""Beginning of every file of cases."""
 
 
 def read_cases(path: Path, evaluation: str, check: CheckRow) -> tuple[dict[str, Any] | None, dict[str, Row]]:
@@ -22,29 +26,26 @@ def read_cases(path: Path, evaluation: str, check: CheckRow) -> tuple[dict[str, 
         ignored: the evaluation was killed while writing it.
       FileNotFoundError: if the file does not exist.
     """
-    lines = path.read_bytes().decode("utf-8", "replace").split("\n")
-    kept = lines[:-1]  # the rest is a truncated line, or empty
-    if not kept:
-        if not '{"evaluation": '.startswith(lines[0][:15]):  # not a truncated first line
-            raise ValueError(f"{path} was not written by an evaluation: choose another --out")
+    *lines, truncated = path.read_bytes().decode("utf-8", "replace").split("\n")
+    if not lines and HEAD.startswith(truncated[: len(HEAD)]):
         return None, {}
     try:
-        head = json.loads(kept[0])
+        head = json.loads(lines[0])
         name, settings = head["evaluation"], dict(head["settings"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, LookupError):
         raise ValueError(f"{path} was not written by an evaluation: choose another --out") from None
-    if kept[1:] and name != evaluation:
+    if lines[1:] and name != evaluation:
         raise ValueError(f"{path} holds cases of {name}, not of {evaluation}: choose another --out")
     rows: dict[str, Row] = {}
-    for number, line in enumerate(kept[1:], 2):
+    fields: dict[str, type] = {}
+    for number, line in enumerate(lines[1:], 2):
         try:
             row = json.loads(line)
-            if not isinstance(row["key"], str) or not isinstance(row["prompt_hash"], str):
-                raise TypeError
-            first = next(iter(rows.values()), row)
-            if {name: type(x) for name, x in row.items()} != {name: type(x) for name, x in first.items()}:
-                raise TypeError
             check(row)
+            kinds = {field: type(value) for field, value in row.items()}
+            fields = fields or kinds
+            if kinds != fields or not isinstance(row["prompt_hash"], str):
+                raise TypeError
         except (ValueError, TypeError, KeyError):
             raise ValueError(f"{path}:{number} is not a case: {line[:60]!r}; delete the line") from None
         if row["key"] in rows:
@@ -60,47 +61,50 @@ class CaseFile:
       path: the file; its folder is created.
       evaluation: lines, needle, ruler or perplexity.
       settings: settings that decide an outcome, besides the case itself.
-      check: checks a row read from the file.
+      check: function that checks a row read from the file.
 
     Raises:
       ValueError: if the file holds cases with other settings, or if `read_cases` refuses it.
     """
 
     def __init__(self, path: Path, evaluation: str, settings: dict[str, Any], check: CheckRow):
-        self.path = path
+        self.path, self.evaluation = path, evaluation
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = json.loads(json.dumps({"evaluation": evaluation, "settings": settings}))
         old, self.rows = read_cases(path, evaluation, check) if path.exists() else (None, {})
-        if self.rows:
-            self._check_settings(old or {}, head["settings"])
-        part = path.with_suffix(".part")  # a crash while writing it leaves the old file intact
-        part.write_text("".join(json.dumps(row) + "\n" for row in (head, *self.rows.values())), encoding="utf-8")
-        part.replace(path)
+        old, new = old or {}, json.loads(json.dumps(settings))
+        changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        if self.rows and changed:
+            changes = "; ".join(f"{name} is {old.get(name)!r}, not {new.get(name)!r}" for name in changed)
+            raise ValueError(f"{path} holds cases with other settings: {changes}; choose another --out")
+        head = {"evaluation": evaluation, "settings": settings}
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in (head, *self.rows.values())))
 
-    def _check_settings(self, old: dict[str, Any], new: dict[str, Any]) -> None:
-        if changed := sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k)):
-            changes = "; ".join(f"{k} is {old.get(k)!r}, not {new.get(k)!r}" for k in changed)
-            raise ValueError(f"{self.path} holds cases with other settings: {changes}; choose another --out")
-
-    def done(self, key: str, prompt_hash: str) -> bool:
-        """Return True if the file has the case. Raises ValueError if the file has it with a different prompt."""
-        row = self.rows.get(key)
-        if row is not None and row["prompt_hash"] != prompt_hash:
-            raise ValueError(
-                f"{self.path} holds the case {key} with another prompt: the text, the tokenizer or ringformer's words "
-                "have changed; choose another --out"
-            )
-        return row is not None
+    def missing(self, cases: Sequence[Any]) -> list[Any]:
+        """Return the cases that the file does not have, judging by each case's `key`. Raises ValueError for a case that
+        the file has with a different `prompt_hash`."""
+        for case in cases:
+            if case.key in self.rows and self.rows[case.key]["prompt_hash"] != case.prompt_hash:
+                raise ValueError(
+                    f"{self.path} holds the case {case.key} with another prompt: the text, the tokenizer or "
+                    "ringformer's words have changed; choose another --out"
+                )
+        return [case for case in cases if case.key not in self.rows]
 
     def check(self, row: Row) -> None:
-        """Raise ValueError if the file's row with this key differs: somebody edited it."""
+        """Raise ValueError if the file's row with this key differs, because somebody edited it."""
         if self.rows[row["key"]] != json.loads(json.dumps(row)):
             raise ValueError(f"{self.path}: the case {row['key']} was edited: delete its line to evaluate it again")
 
-    def add(self, row: Row) -> None:
-        """Write a case and sync it to disk; its fields include `key` and `prompt_hash`."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.rows[row["key"]] = row
+    def measure(self, cases: Sequence[Any], batch_size: int, rows_of: Callable[[list[Any]], Iterable[Row]]) -> None:
+        """Compute the rows of cases batch by batch, and write each row to disk.
+
+        Args:
+          rows_of: function from a batch to the row of each of its cases. A short batch is padded with copies of its
+            last case, so that all batches have the same shape.
+        """
+        for first in range(0, len(cases), batch_size):
+            batch = cases[first : first + batch_size]
+            padded = [*batch, *[batch[-1]] * (batch_size - len(batch))]
+            for row in islice(rows_of(padded), len(batch)):
+                append_line(self.path, json.dumps(row))
+                self.rows[row["key"]] = row

@@ -1,25 +1,16 @@
-"""Shared parts of evaluations: cases, the model's interface, seeded random numbers, the search for the prompt size."""
+"""Shared parts of evaluations: cases, seeded random numbers, the search for the prompt size."""
 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 
-class TextModel(Protocol):
-    """Model that answers prompts; `ringformer.inference.text_generator.TextGenerator` is one."""
-
-    def encode(self, prompt: str, *, chat: bool = False, prefix: str = "") -> list[int]:
-        """Encode a prompt and `prefix`, the beginning of its answer; with `chat`, in the model's chat template."""
-        ...
-
-    def complete(
-        self, prompts: Sequence[str], *, max_new_tokens: int, chat: bool = False, prefixes: Sequence[str] = ()
-    ) -> list[str]:
-        """Return the text that follows each prompt and its prefix; empty `prefixes`: no prefixes."""
-        ...
+def content_hash(content: bytes) -> str:
+    """Hash bytes that decide an outcome, for files of cases (blake2b, 32 hexadecimal digits)."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -45,15 +36,12 @@ class Case:
 
     @property
     def prompt_hash(self) -> str:
-        return hashlib.blake2b(
-            (self.prompt + self.prefix).encode("utf-8", "surrogateescape"), digest_size=16
-        ).hexdigest()
+        return content_hash((self.prompt + self.prefix).encode("utf-8", "surrogateescape"))
 
 
-class CountTokens(Protocol):
-    """Function that counts the tokens that the model is given for a prompt and the beginning of its answer."""
-
-    def __call__(self, prompt: str, prefix: str = "") -> int: ...
+CountTokens = Callable[..., int]
+"""Function that counts the tokens that the model is given for a prompt and, as an optional second argument, the
+beginning of its answer."""
 
 
 def seeded(*parts: object) -> random.Random:
@@ -74,15 +62,9 @@ def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, gues
     """
     if (smallest := tokens(least)) > limit:
         raise ValueError(f"the shortest prompt has {smallest:,} tokens, but {limit:,} fit: ask for a longer context")
-    fits, beyond, step = least, None, 1
-    if guess is not None and guess > least:
-        if tokens(guess) <= limit:
-            fits = guess
-        else:
-            beyond = guess
-            while beyond - step > least and tokens(beyond - step) > limit:
-                beyond, step = beyond - step, 2 * step
-            fits = max(least, beyond - step)
+    fits, beyond, step = max(least, guess or least), None, 1
+    while fits > least and tokens(fits) > limit:
+        fits, beyond, step = max(least, fits - step), fits, 2 * step
     while beyond is None:
         if tokens(fits + step) <= limit:
             fits, step = fits + step, 2 * step
@@ -90,15 +72,12 @@ def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, gues
             beyond = fits + step
     while beyond - fits > 1:
         middle = (fits + beyond) // 2
-        if tokens(middle) <= limit:
-            fits = middle
-        else:
-            beyond = middle
+        fits, beyond = (middle, beyond) if tokens(middle) <= limit else (fits, middle)
     return fits
 
 
 def room_for_prompt(length: int, max_new_tokens: int) -> int:
-    """Tokens left for a prompt. Raises ValueError if there are none."""
+    """Return the tokens left for a prompt. Raises ValueError if there are none."""
     if length <= max_new_tokens:
         raise ValueError(f"a context of {length:,} tokens has no room for a prompt before {max_new_tokens} new tokens")
     return length - max_new_tokens

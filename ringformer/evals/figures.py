@@ -8,40 +8,30 @@ import numpy as np
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
-from ringformer.evals.tables import contexts, grouped, mean, mean_tokens, wilson
-from ringformer.plotting import FAINT, INK, RULE, drawn
+from ringformer.evals.tables import contexts, grouped, mean, mean_scores, mean_tokens, wilson
+from ringformer.plotting import INK, RULE, drawn, label
 
 COLOR = "#3b75af"
 TASK_COLORS = ("#3b75af", "#c2570c", "#2c8a57", "#a06cc0", "#8c6d31", "#6e7781", "#b5446e")
 TASK_LINES = ("o-", "s--")
 """Line styles; the second is for tasks beyond the number of colors, which then repeat."""
+PERCENT = "{x:.0%}"
+"""Format of shares on an axis."""
+CURVE: Any = {"linewidth": 2, "markersize": 5, "clip_on": False, "zorder": 3}
+"""Style of every curve."""
 
 
 @drawn
 def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
     """Plot accuracy of line retrieval over prompt tokens, as the paper's Figure 3, with Wilson's 95% intervals."""
     groups = list(contexts(rows).values())
-    tokens, accuracy = [mean_tokens(group) for group in groups], [mean(group) for group in groups]
-    intervals = [wilson(share, len(group)) for share, group in zip(accuracy, groups, strict=True)]
-    errors = np.array([(y - low, high - y) for y, (low, high) in zip(accuracy, intervals, strict=True)]).T
+    tokens, accuracy = np.array([mean_tokens(group) for group in groups]), np.array([mean(group) for group in groups])
+    low, high = np.transpose([wilson(mean(group), len(group)) for group in groups])
     figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
-    axes.errorbar(
-        tokens,
-        accuracy,
-        errors.clip(0),
-        color=COLOR,
-        linewidth=2,
-        marker="o",
-        markersize=6,
-        elinewidth=1,
-        capsize=2,
-        clip_on=False,
-        zorder=3,
-    )
+    errors = np.maximum((accuracy - low, high - accuracy), 0)
+    axes.errorbar(tokens, accuracy, errors, color=COLOR, marker="o", elinewidth=1, capsize=2, **CURVE)
     for x, y in zip(tokens, accuracy, strict=True):
-        axes.annotate(
-            f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), textcoords="offset points", fontsize=9, color=COLOR
-        )
+        label(axes, f"{y:.0%}", (x, y), (5, 5 if y < 0.9 else -13), va="baseline", color=COLOR)
     _context_axis(axes, tokens)
     _percent_axis(axes)
     axes.set(xlabel="tokens of the prompt", ylabel="accuracy, 95% interval", title=title)
@@ -51,26 +41,20 @@ def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
 @drawn
 def draw_heat_map(plt, rows: Sequence[Row], title: str) -> Any:
     """Plot the score of needles over context and depth; cells that were not evaluated are empty."""
-    lengths, depths = list(grouped(rows, "length")), list(grouped(rows, "depth"))
-    cells = np.full((len(depths), len(lengths)), np.nan)
-    for i, depth in enumerate(depths):
-        for j, length in enumerate(lengths):
-            if group := [row for row in rows if row["length"] == length and row["depth"] == depth]:
-                cells[i, j] = mean(group)
+    lengths, depths = grouped(rows, "length"), grouped(rows, "depth")
+    cells = np.array([mean_scores(group, lengths) for group in depths.values()])
     size = (max(4.6, 0.75 * len(lengths) + 2.4), max(2.6, 0.42 * len(depths) + 1.6))
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     image = axes.imshow(cells, vmin=0, vmax=1, cmap="viridis", aspect="auto")
     for i, j in np.argwhere(~np.isnan(cells)):
         color = INK if cells[i, j] > 0.6 else "white"
         axes.text(j, i, f"{100 * cells[i, j]:.0f}", ha="center", va="center", fontsize=9, color=color)
-    axes.set_xticks(range(len(lengths)), [_tokens(length) for length in lengths])
+    axes.set_xticks(range(len(lengths)), map(_tokens, lengths))
     axes.set_yticks(range(len(depths)), [f"{depth:g}%" for depth in depths])
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.set(xlabel="tokens of the context", ylabel="depth of the needle", title=title)
-    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.5, 1], pad=0.02, shrink=0.9)
-    bar.ax.set_yticklabels(["0%", "50%", "100%"])
+    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.5, 1], pad=0.02, shrink=0.9, format=PERCENT)
     bar.outline.set_visible(False)
     return figure
 
@@ -81,18 +65,8 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
     figure, axes = plt.subplots(figsize=(7.8, 3.8), layout="constrained")
     looks = product(TASK_LINES, TASK_COLORS)
     for (task, group), (line, color) in zip(grouped(rows, "task").items(), looks, strict=False):
-        by_length = grouped(group, "length")
-        axes.plot(
-            list(by_length),
-            [mean(cases) for cases in by_length.values()],
-            line,
-            color=color,
-            linewidth=2,
-            markersize=5,
-            label=task,
-            clip_on=False,
-            zorder=3,
-        )
+        lengths = list(grouped(group, "length"))
+        axes.plot(lengths, mean_scores(group, lengths), line, color=color, label=task, **CURVE)
     _context_axis(axes, list(grouped(rows, "length")))
     _percent_axis(axes)
     axes.set(xlabel="tokens of the context", ylabel="recall of the references", title=title)
@@ -104,22 +78,15 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
 def draw_losses(plt, by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], title: str) -> Any:
     """Plot the loss of the same last tokens over their context, and at the longest context by position."""
     figure, both = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
-    names = ("tokens of the context, the same last ones predicted", "tokens before the predicted one")
+    names = ("tokens in the context (the same last tokens predicted)", "tokens before the predicted token")
     for axes, losses, name in zip(both, (by_context, by_position), names, strict=True):
         if losses:
-            axes.plot(
-                list(losses),
-                [loss.nats for loss in losses.values()],
-                color=COLOR,
-                linewidth=2,
-                marker="o",
-                markersize=5,
-            )
+            axes.plot(list(losses), [loss.nats for loss in losses.values()], "o-", color=COLOR, **CURVE)
             _context_axis(axes, list(losses))
         axes.grid(axis="y", color=RULE, linewidth=0.6)
         axes.tick_params(length=0)
         axes.set_xlabel(name, fontsize=9)
-    both[0].set_ylabel("nats a token")
+    both[0].set_ylabel("nats per token")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure
 
@@ -132,19 +99,19 @@ def _tokens(count: float) -> str:
     return f"{count:.0f}"
 
 
-def _context_axis(axes, tokens: Sequence[float]) -> None:
+def _context_axis(axes, tokens: Sequence[float] | np.ndarray) -> None:
     """Set up a log axis of tokens with a tick at most every factor of two."""
     low, high = min(tokens), max(tokens)
-    ticks = [2**i for i in range(int(np.floor(np.log2(low))), int(np.ceil(np.log2(high))) + 1)]
-    ticks = ticks[:: max(1, -(-len(ticks) // 9))]
+    ticks = 2 ** np.arange(np.floor(np.log2(low)), np.ceil(np.log2(high)) + 1)
+    ticks = ticks[:: -(-len(ticks) // 9)]
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [_tokens(tick) for tick in ticks])
+    axes.set_xticks(ticks, map(_tokens, ticks))
     axes.set_xlim(low / 1.25, high * 1.25)
     axes.minorticks_off()
 
 
 def _percent_axis(axes) -> None:
-    axes.set_ylim(0, 1)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"], color=FAINT)
+    axes.set(ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1])
+    axes.yaxis.set_major_formatter(PERCENT)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.tick_params(length=0)

@@ -3,8 +3,9 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
 from ringformer.evals.words import distinct_pairs
@@ -19,8 +20,10 @@ LINE = "line {index}: REGISTER_CONTENT is <{number}>\n"
 FOOTER = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
 MAX_NEW_TOKENS = 100
 MOST_DIGITS = 1000
-"""Most digits of a number in an answer: Python does not parse longer integers."""
+"""Numbers with this many digits count as wrong answers, because Python refuses to parse much longer integers."""
 
+CASES = 50
+"""LongEval's number of cases."""
 LARGEST = 50_000
 """The largest number of the official form."""
 
@@ -53,32 +56,29 @@ class Record:
     def __init__(self, numbers: Numbers, *parts: object):
         if not 0 <= numbers.smallest <= numbers.largest:
             raise ValueError(f"numbers from {numbers.smallest} to {numbers.largest}: use 0 <= smallest <= largest")
-        self._numbers = numbers
-        self._random, self._asked = seeded("lines", *parts), seeded("asked line", *parts).random()
-        self._indices = distinct_pairs(self._random)
+        rng, self._asked = seeded("lines", *parts), seeded("asked line", *parts).random()
+        self._drawn = ((index, rng.randint(*numbers)) for index in distinct_pairs(rng))
         self._lines: list[tuple[str, int]] = []
 
     def lines(self, count: int) -> list[tuple[str, int]]:
         """Return the first `count` lines as (index, number), with distinct indices."""
-        while len(self._lines) < count:
-            index = next(self._indices)
-            self._lines.append((index, self._random.randint(*self._numbers)))
+        self._lines += islice(self._drawn, max(0, count - len(self._lines)))
         return self._lines[:count]
 
     def prompt(self, count: int) -> str:
         """Format the prompt of `count` lines, which ends in a space."""
         lines = self.lines(count)
-        return record_text(lines) + FOOTER.format(index=lines[self.position(count)][0])
+        return record_text(lines) + FOOTER.format(index=lines[self._position(count)][0])
 
-    def position(self, count: int) -> int:
-        """Position, from 0, of the line asked for among `count`."""
+    def _position(self, count: int) -> int:
         return int(self._asked * count)
 
     def case(self, length: int | None, index: int, count: int) -> Case:
-        position = self.position(count)
-        number = self.lines(count)[position][1]
+        """Return the case of `count` lines, with the position of the line asked for, from 0, among its labels."""
+        position = self._position(count)
         labels = {"num_lines": count, "position": position}
-        return Case(length, index, self.prompt(count), (str(number),), MAX_NEW_TOKENS, labels)
+        number = str(self.lines(count)[position][1])
+        return Case(length, index, self.prompt(count), (number,), MAX_NEW_TOKENS, labels)
 
 
 def cases_of_length(length: int, count: int, seed: int, numbers: Numbers, tokens: CountTokens) -> Iterator[Case]:
@@ -116,17 +116,17 @@ def read_official(path: str | Path) -> list[Case]:
         if not line.strip():
             continue
         try:
-            row: dict[str, Any] = json.loads(line)
-            prompt, expected, lines = row["prompt"], row["expected_number"], row["num_lines"]
-            position = row["random_idx"][1]
-            if not (isinstance(prompt, str) and prompt and type(expected) is type(lines) is type(position) is int):
+            row = json.loads(line)
+            fields = row["prompt"], row["expected_number"], row["num_lines"], row["random_idx"][1]
+            if tuple(map(type, fields)) != (str, int, int, int) or not row["prompt"]:
                 raise TypeError
-        except (ValueError, TypeError, KeyError, IndexError):
+        except (ValueError, TypeError, LookupError):
             raise ValueError(
                 f"{path}:{number} is not a row of LongEval, a JSON object with prompt, expected_number, num_lines and "
                 "random_idx"
             ) from None
-        labels = {"num_lines": lines, "position": position}
+        prompt, expected, count, position = fields
+        labels = {"num_lines": count, "position": position}
         cases.append(Case(None, len(cases), prompt, (str(expected),), MAX_NEW_TOKENS, labels))
     if not cases:
         raise ValueError(f"{path} has no rows")

@@ -1,7 +1,7 @@
-"""The model to evaluate: of a run, converted, or a Hugging Face checkpoint that is converted temporarily."""
+"""The model to evaluate: that of a run, a converted model, or a Hugging Face checkpoint, converted temporarily."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from ringformer.files.hashes import hash_file, hash_object
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.files.untrusted import read_object
 
-STORED = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+STORED = ("float32", "bfloat16", "float16")
 """Hugging Face dtypes that a conversion keeps; it turns others into float32."""
 
 
@@ -34,7 +34,8 @@ def model_folder(run: str | Path, say: Callable[[str], None]) -> Iterator[Path]:
         return
     config = read_object(run, "config.json")
     with tempfile.TemporaryDirectory(prefix="ringformer-eval-") as folder:
-        dtype = STORED.get(str(config.get("dtype") or config.get("torch_dtype")), "float32")
+        stored = config.get("dtype") or config.get("torch_dtype")
+        dtype = stored if stored in STORED else "float32"
         say(f"{run} is a Hugging Face checkpoint: converted in {dtype} to {folder}, which is deleted at the end")
         from_hf(run, Path(folder) / "model", dtype)
         yield Path(folder) / "model"
@@ -50,14 +51,3 @@ def identity(run: str | Path) -> dict[str, Any]:
         weights = sorted(folder.glob("*.safetensors"))
         digest = hash_object({path.name: hash_file(path) for path in (folder / "config.json", *weights)})
     return {"run": str(folder), "step": step, "checkpoint": digest}
-
-
-def check_lengths(lengths: Sequence[int], context: int | None, *, allow_longer: bool) -> None:
-    """Raise ValueError for lengths below 2 or beyond the context that the model was configured for."""
-    if wrong := [length for length in lengths if length < 2]:
-        raise ValueError(f"--lengths: a context of {wrong[0]} tokens is too short, it needs at least 2")
-    if context is not None and max(lengths) > context and not allow_longer:
-        raise ValueError(
-            f"--lengths: {max(lengths):,} tokens are more than the {context:,} that the model was configured for: "
-            "set --allow_longer to see where it breaks"
-        )

@@ -4,6 +4,7 @@ some of the numbers."""
 import random
 import re
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,16 +83,14 @@ def place(stops: Sequence[int], length: int, depth: float) -> int:
 
 def prompt(text: str, needles: Sequence[tuple[str, int, float]], asked: Sequence[str]) -> str:
     """Build a prompt from a text, the needles (city, number, depth in percent) to hide, and the cities asked for."""
-    stops, parts, end = full_stops(text), [], len(text)
-    placed = sorted(((place(stops, len(text), depth), i) for i, (_, _, depth) in enumerate(needles)), reverse=True)
-    for position, i in placed:
+    stops = full_stops(text)
+    placed = [(place(stops, len(text), depth), i) for i, (_, _, depth) in enumerate(needles)]
+    for position, i in sorted(placed, reverse=True):
         city, number, _ = needles[i]
-        parts += [text[position:end], NEEDLE.format(city=city, number=number)]
-        end = position
-    parts.append(text[:end])
+        text = text[:position] + NEEDLE.format(city=city, number=number) + text[position:]
     *others, last = asked
     question = MANY.format(cities=f"{', '.join(others)} and {last}") if others else ONE.format(city=last)
-    return INTRODUCTION + "".join(reversed(parts)) + "\n\n" + question + ANSWER
+    return f"{INTRODUCTION}{text}\n\n{question}{ANSWER}"
 
 
 def check(needles: Needles, depths: Sequence[float]) -> None:
@@ -119,23 +118,22 @@ def cases_of_length(
     """
     new_tokens = MAX_NEW_TOKENS_A_NEEDLE * needles.asked
     limit, guess = room_for_prompt(length, new_tokens), None
-    for depth in depths:
-        for index in range(count):
-            rng = seeded("needle", seed, length, depth, index)
-            hidden = _draw(rng, needles.hidden, depth, haystack)
-            asked = [city for city, _, _ in hidden[: needles.asked]]
-            rng.shuffle(asked)
+    for depth, index in product(depths, range(count)):
+        rng = seeded("needle", seed, length, depth, index)
+        hidden = _draw(rng, needles.hidden, depth, haystack)
+        asked = [city for city, _, _ in hidden[: needles.asked]]
+        rng.shuffle(asked)
 
-            def prompt_of(words: int, hidden=hidden, asked=asked) -> str:
-                return prompt(haystack.text(words), hidden, asked)
+        def prompt_of(words: int, hidden=hidden, asked=asked) -> str:
+            return prompt(haystack.text(words), hidden, asked)
 
-            def prompt_tokens(words: int, prompt_of=prompt_of) -> int:
-                return tokens(prompt_of(words))
+        def prompt_tokens(words: int, prompt_of=prompt_of) -> int:
+            return tokens(prompt_of(words))
 
-            guess = largest_that_fits(prompt_tokens, limit, 1, guess)
-            expected = tuple(str(number) for city in asked for named, number, _ in hidden if named == city)
-            labels = {"depth": depth, "needles": needles.hidden, "asked": needles.asked}
-            yield Case(length, index, prompt_of(guess), expected, new_tokens, labels)
+        guess = largest_that_fits(prompt_tokens, limit, 1, guess)
+        numbers = {city: str(number) for city, number, _ in hidden}
+        labels = {"depth": depth, "needles": needles.hidden, "asked": needles.asked}
+        yield Case(length, index, prompt_of(guess), tuple(numbers[city] for city in asked), new_tokens, labels)
 
 
 def _draw(rng: random.Random, count: int, depth: float, haystack: Haystack) -> list[tuple[str, int, float]]:

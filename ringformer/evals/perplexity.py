@@ -1,29 +1,26 @@
-"""Perplexity of a store's documents, by the position of a token and by the length of the context of the same tokens.
+"""Perplexity of a store's documents, by position, and of the same tokens with contexts of several lengths.
 
 A row is a stretch of one document, so it contains no context from other documents.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.evals.case_file import CaseFile, Row
+from ringformer.evals.cases import content_hash
 
 ROUNDING = 1e-3
-"""Tolerance, in nats, for sums of the same losses in another order."""
+"""Tolerance, in nats, for sums of the same losses in a different order."""
 
 
-class LossModel(Protocol):
-    """Model that computes losses of tokens; `ringformer.inference.generator.Generator` is one."""
-
-    def token_losses(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Compute -log p in nats of every token but the first, float [len(row) - 1] for each row."""
-        ...
+TokenLosses = Callable[[Sequence[Sequence[int]]], Sequence[np.ndarray]]
+"""Computes -log p in nats of every token but the first, float [len(row) - 1] for each row of tokens, as
+`ringformer.inference.generator.Generator.token_losses` does."""
 
 
 class Stretch(NamedTuple):
@@ -41,8 +38,8 @@ class Stretch(NamedTuple):
         return json.dumps([self.length, self.document])
 
     @property
-    def tokens_hash(self) -> str:
-        return hashlib.blake2b(self.tokens.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    def prompt_hash(self) -> str:
+        return content_hash(self.tokens.astype("<i8").tobytes())
 
 
 def choose_documents(store: TokenStore, longest: int, count: int) -> list[int]:
@@ -68,7 +65,7 @@ def check(store: TokenStore, lengths: Sequence[int], last: int) -> None:
 
 
 def stretches(store: TokenStore, documents: Sequence[int], length: int, longest: int) -> Iterator[Stretch]:
-    """Yield from each document the `length` tokens that end at its token `longest`, the same end for every length."""
+    """Yield the `length` tokens of each document that end at its token `longest`, so that all lengths end there."""
     for document in documents:
         end = int(store.offsets[document]) + longest
         tokens = np.asarray(store.tokens[end - length : end]).astype(np.int64)
@@ -85,16 +82,14 @@ def measure(stretch: Stretch, losses: np.ndarray, last: int) -> Row:
     Raises:
       FloatingPointError: for a loss that is not finite.
     """
-    if losses.shape != (stretch.length - 1,):
-        raise ValueError(f"{losses.shape[0]} losses for the {stretch.length - 1} predicted tokens")
     if not np.isfinite(losses).all():
         raise FloatingPointError(f"document {stretch.document}: a loss is not finite at {stretch.length:,} tokens")
-    nats = np.where(stretch.counted[1:], losses.astype(np.float64), 0.0)
     counted = stretch.counted[1:]
+    nats = np.where(counted, losses.astype(np.float64), 0.0)
     bins = np.log2(np.arange(1, stretch.length)).astype(int)  # of the token at position i
     return {
         "key": stretch.key,
-        "prompt_hash": stretch.tokens_hash,
+        "prompt_hash": stretch.prompt_hash,
         "length": stretch.length,
         "document": stretch.document,
         "last_nats": float(nats[-last:].sum()),
@@ -116,33 +111,30 @@ def check_row(row: Row) -> None:
 
 
 def measure_store(
-    model: LossModel,
+    token_losses: TokenLosses,
     store: TokenStore,
     lengths: Sequence[int],
-    *,
     documents: int,
     last: int,
     batch_size: int,
     file: CaseFile,
     say: Callable[[str], None],
-) -> list[Row]:
-    """Return the rows of every document and length, measuring only those that are not yet in the file."""
+) -> None:
+    """Measure every document at every length, except those that the file has already."""
     longest = max(lengths)
-    chosen, rows = choose_documents(store, longest, documents), []
+    chosen = choose_documents(store, longest, documents)
     if len(chosen) < documents:
         say(f"{len(chosen)} documents of the store have {longest:,} tokens, not {documents}")
+
+    def rows_of(batch: Sequence[Stretch]) -> Iterator[Row]:
+        losses = token_losses([stretch.tokens.tolist() for stretch in batch])
+        return (measure(stretch, np.asarray(loss), last) for stretch, loss in zip(batch, losses, strict=True))
+
     for length in sorted(lengths):
         group = list(stretches(store, chosen, length, longest))
-        pending = [stretch for stretch in group if not file.done(stretch.key, stretch.tokens_hash)]
-        for first in range(0, len(pending), batch_size):
-            batch = pending[first : first + batch_size]
-            filled = [*batch, *[batch[-1]] * (batch_size - len(batch))]  # every batch has the same shape
-            losses = model.token_losses([stretch.tokens.tolist() for stretch in filled])
-            for stretch, loss in zip(batch, losses, strict=False):
-                file.add(measure(stretch, np.asarray(loss), last))
-        rows += [file.rows[stretch.key] for stretch in group]
-        say(f"{length:,} tokens: {len(group)} documents, {len(pending)} of them new")
-    return rows
+        missing = file.missing(group)
+        file.measure(missing, batch_size, rows_of)
+        say(f"{length:,} tokens: {len(group)} documents, {len(missing)} of them new")
 
 
 class Loss(NamedTuple):
@@ -158,26 +150,23 @@ class Loss(NamedTuple):
         return math.exp(min(self.nats, 700.0))
 
 
-def _mean(nats: float, tokens: int, bytes_per_token: float) -> Loss:
-    return Loss(nats / tokens, tokens, nats / tokens / math.log(2) / bytes_per_token)
-
-
 def by_context(rows: Sequence[Row], bytes_per_token: float) -> dict[int, Loss]:
-    """Loss of the same last tokens by length of context, without lengths that have no counted token."""
-    losses = {}
-    for length in sorted({row["length"] for row in rows}):
-        of_length = [row for row in rows if row["length"] == length]
-        if tokens := sum(row["last_tokens"] for row in of_length):
-            losses[length] = _mean(sum(row["last_nats"] for row in of_length), tokens, bytes_per_token)
-    return losses
+    """Return the loss of the same last tokens by length of context, without lengths that have no counted token."""
+    return _mean_losses([(row["length"], row["last_nats"], row["last_tokens"]) for row in rows], bytes_per_token)
 
 
 def by_position(rows: Sequence[Row], bytes_per_token: float) -> dict[int, Loss]:
-    """Loss at the longest context of tokens at positions k to 2k - 1, by k, a power of two."""
+    """Return the loss at the longest context of tokens at positions k to 2k - 1, by k, a power of two."""
     longest = max(row["length"] for row in rows)
-    of_longest = [row for row in rows if row["length"] == longest]
+    bins = [enumerate(zip(row["bin_nats"], row["bin_tokens"], strict=True)) for row in rows if row["length"] == longest]
+    return _mean_losses([(2**k, *sums) for of_row in bins for k, sums in of_row], bytes_per_token)
+
+
+def _mean_losses(sums: Sequence[tuple[int, float, int]], bytes_per_token: float) -> dict[int, Loss]:
+    """Add sums of nats and tokens (key, nats, tokens) by key, and divide them; keys without tokens are left out."""
     losses = {}
-    for k in range(len(of_longest[0]["bin_nats"])):
-        if tokens := sum(row["bin_tokens"][k] for row in of_longest):
-            losses[2**k] = _mean(sum(row["bin_nats"][k] for row in of_longest), tokens, bytes_per_token)
+    for key in sorted({key for key, _, _ in sums}):
+        nats = sum(nats for other, nats, _ in sums if other == key)
+        if tokens := sum(tokens for other, _, tokens in sums if other == key):
+            losses[key] = Loss(nats / tokens, tokens, nats / tokens / math.log(2) / bytes_per_token)
     return losses

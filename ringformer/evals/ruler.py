@@ -10,11 +10,13 @@ import random
 import string
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle, islice
 from typing import NamedTuple
 
 from ringformer.evals import ruler_prompts as prompts
 from ringformer.evals.cases import Case, CountTokens, largest_that_fits, room_for_prompt, seeded
-from ringformer.evals.ruler_data import Data, Questions, sentences
+from ringformer.evals.ruler_data import Data, sentences
 from ringformer.evals.ruler_prompts import Prompt
 from ringformer.evals.words import distinct_pairs
 
@@ -31,8 +33,10 @@ ZIPF = 2.0
 
 
 class Built(NamedTuple):
+    """A prompt and the references of its answer."""
+
     prompt: Prompt
-    expected: tuple[str, ...]
+    expected: Sequence[str]
 
 
 class Setting(NamedTuple):
@@ -46,12 +50,17 @@ class Setting(NamedTuple):
     rng: random.Random
     """Random numbers drawn once for all cases."""
 
+    def step(self, long: int, short: int = 5) -> int:
+        """Return `long` for a context of at least `LONG` tokens, otherwise `short`."""
+        return long if self.length >= LONG else short
+
 
 class Plan(NamedTuple):
     """Recipe for the cases of a task at one length."""
 
     build: Callable[[random.Random, int, int], Built]
-    """Function that builds a case from its number and a number of parts: sentences, words or documents."""
+    """Function that builds a case from its random numbers, its number and a number of parts: sentences, words or
+    documents."""
     least: int
     """Fewest parts that make a prompt."""
     step: int
@@ -69,29 +78,23 @@ class Task(NamedTuple):
     """Flag of the external data that the task needs."""
 
 
-def _distinct(draw: Callable[[random.Random], str]) -> Callable[[random.Random], Iterator[str]]:
-    """Turn `draw` into a stream of distinct values."""
-
-    def stream(rng: random.Random) -> Iterator[str]:
-        seen: set[str] = set()
-        while True:
-            if (drawn := draw(rng)) not in seen:
-                seen.add(drawn)
-                yield drawn
-
-    return stream
+def _distinct(draw: Callable[[], object]) -> Iterator[str]:
+    """Yield distinct values of `draw`, as text."""
+    seen: set[str] = set()
+    while True:
+        if (drawn := str(draw())) not in seen:
+            seen.add(drawn)
+            yield drawn
 
 
-def _letters(alphabet: str, count: int) -> Callable[[random.Random], Iterator[str]]:
-    return _distinct(lambda rng: "".join(rng.choices(alphabet, k=count)))
+def _letters(rng: random.Random, alphabet: str, count: int) -> Iterator[str]:
+    return _distinct(lambda: "".join(rng.choices(alphabet, k=count)))
 
 
-_numbers = _distinct(lambda rng: str(rng.randrange(10**6, 10**7)))
-_uuids = _distinct(lambda rng: str(uuid.UUID(int=rng.getrandbits(128), version=4)))
-
-
-def _step(length: int, long: int, short: int = 5) -> int:
-    return long if length >= LONG else short
+def _values(rng: random.Random, kind: str) -> Iterator[str]:
+    if kind == "uuid":
+        return _distinct(lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
+    return _distinct(lambda: rng.randrange(10**6, 10**7))
 
 
 def _niah(
@@ -105,17 +108,14 @@ def _niah(
     """
 
     def plan(setting: Setting) -> Plan:
-        words = setting.data.words
-
         def build(rng: random.Random, _index: int, parts: int) -> Built:
-            draw_key = _uuids(rng) if key == "uuid" else distinct_pairs(rng, words.adjectives, words.nouns)
-            draw_value = (_uuids if kind == "uuid" else _numbers)(rng)
-            needles = {next(draw_key): [next(draw_value) for _ in range(values)] for _ in range(keys)}
+            draw_key = _values(rng, key) if key == "uuid" else distinct_pairs(rng, *setting.data.words.keys)
+            draw_value = _values(rng, kind)
+            needles = {next(draw_key): list(islice(draw_value, values)) for _ in range(keys)}
             hidden = [prompts.needle(kind, name, value) for name in needles for value in needles[name]]
             rng.shuffle(hidden)
             if haystack == "essays":
-                essays = setting.data.essays
-                text = " ".join((essays * -(-parts // len(essays)))[:parts])
+                text = " ".join(islice(cycle(setting.data.essays), parts))
                 context = prompts.among_sentences(sentences(text), hidden, rng.sample(DEPTHS, len(hidden)))
             else:
                 lines = [prompts.NOISE] * parts
@@ -123,10 +123,10 @@ def _niah(
                     lines = [prompts.needle(kind, next(draw_key), next(draw_value)) for _ in range(parts)]
                 context = prompts.among_lines(lines, hidden, rng.sample(range(parts), len(hidden)))
             names = rng.sample(list(needles), asked)
-            answers = tuple(value for name in names for value in needles[name])
+            answers = [value for name in names for value in needles[name]]
             return Built(prompts.asking(kind, context, names, len(answers)), answers)
 
-        step = 500 if haystack == "essays" else _step(setting.length, 25)
+        step = 500 if haystack == "essays" else setting.step(25)
         return Plan(build, step, step)
 
     return plan
@@ -137,13 +137,11 @@ def _tracking(setting: Setting) -> Plan:
     places in every case."""
 
     def chain(rng: random.Random, letters: int, value: int, noises: int, places: Sequence[int]) -> Built:
-        draw = _letters(string.ascii_uppercase, letters)(rng)
-        names = tuple(next(draw) for _ in range(HOPS + 1))
+        names = list(islice(_letters(rng, string.ascii_uppercase, letters), HOPS + 1))
         return Built(prompts.chain(names, value, noises, places), names)
 
     def example_tokens(noises: int) -> int:
-        built = chain(random.Random(0), 3, 12345, noises, range(HOPS + 1))
-        return setting.tokens(*built.prompt)
+        return setting.tokens(*chain(random.Random(0), 3, 12345, noises, range(HOPS + 1)).prompt)
 
     example_noises = EXAMPLE_NOISES
     if example_tokens(EXAMPLE_NOISES) <= EXAMPLE_TOKENS:
@@ -156,7 +154,7 @@ def _tracking(setting: Setting) -> Plan:
         asked = chain(rng, 5, rng.randrange(10_000, 99_999), noises, places)
         return Built(prompts.chain_behind_example(example.prompt, example.expected, asked.prompt), asked.expected)
 
-    step = _step(setting.length, 10)
+    step = setting.step(10)
     return Plan(build, step, step)
 
 
@@ -175,11 +173,10 @@ def _common(setting: Setting) -> Plan:
         if count <= len(words.listed):
             chosen = rng.sample(words.listed, count)
         else:
-            pairs = distinct_pairs(rng, words.adjectives_of_pairs, words.nouns_of_pairs)
-            chosen = [next(pairs) for _ in range(count)]
-        lists = (repeated(rng, example, example_repeats), repeated(rng, chosen, repeats))
+            chosen = list(islice(distinct_pairs(rng, *words.pairs), count))
+        lists = repeated(rng, example, example_repeats), repeated(rng, chosen, repeats)
         prompt = prompts.list_behind_example(lists[0], example[:COMMON_WORDS], lists[1])
-        return Built(prompt, tuple(chosen[:COMMON_WORDS]))
+        return Built(prompt, chosen[:COMMON_WORDS])
 
     return Plan(build, COMMON_WORDS + 1, 10)
 
@@ -190,40 +187,40 @@ def _frequent(setting: Setting) -> Plan:
     step = max(1, setting.room // 32)
 
     def build(rng: random.Random, _index: int, count: int) -> Built:
-        draw = _letters(string.ascii_lowercase, 6)(rng)
-        vocabulary = ["...", *(next(draw) for _ in range(max(setting.room // 50, 5) - 1))]
-        counts = (int(count * rank**-ZIPF / zeta) for rank in range(1, len(vocabulary) + 1))
-        text = [word for word, often in zip(vocabulary, counts, strict=True) for _ in range(often)]
+        coded = islice(_letters(rng, string.ascii_lowercase, 6), max(setting.room // 50, 5) - 1)
+        vocabulary = ["...", *coded]
+        text = [word for rank, word in enumerate(vocabulary, 1) for _ in range(int(count * rank**-ZIPF / zeta))]
         rng.shuffle(text)
-        return Built(prompts.coded_text(text), tuple(vocabulary[1:4]))
+        return Built(prompts.coded_text(text), vocabulary[1:4])
 
     first, fewest = setting.room // 6, 75  # from 75 on, the fourth word is more frequent than the fifth
     return Plan(build, fewest + (first - fewest) % step, step, unit=step)
 
 
-def _answering(source: Callable[[Data], Questions]) -> Callable[[Setting], Plan]:
-    """Plan a question about documents among other documents; the case's number is the question's."""
+def _answering(name: str, setting: Setting) -> Plan:
+    """Plan a question about documents among other documents; the case's number is the question's.
 
-    def plan(setting: Setting) -> Plan:
-        asked, texts = source(setting.data)
+    Args:
+      name: squad or hotpotqa.
+    """
+    questions, texts = getattr(setting.data, name)
 
-        def build(rng: random.Random, index: int, count: int) -> Built:
-            if index >= len(asked):
-                raise ValueError(f"there are {len(asked):,} questions: ask for as many --num_cases or fewer")
-            question, answers, own, related = asked[index]
-            if count >= len(texts):
-                shown = [i % len(texts) for i in range(count)]
-            elif count > len(own) + len(related):
-                others = sorted({*range(len(texts))} - {*own, *related})
-                shown = [*own, *related, *rng.sample(others, count - len(own) - len(related))]
-            else:
-                shown = [*own, *rng.sample(related, max(0, count - len(own)))]
-            rng.shuffle(shown)
-            return Built(prompts.documents([texts[i] for i in shown], question), answers)
+    def build(rng: random.Random, index: int, count: int) -> Built:
+        if index >= len(questions):
+            raise ValueError(f"there are {len(questions):,} questions: ask for as many --num_cases or fewer")
+        question, answers, own, related = questions[index]
+        if count >= len(texts):
+            shown = list(islice(cycle(texts), count))
+        elif count > len(own) + len(related):
+            first = {*own, *related}
+            others = [text for text in texts if text not in first]
+            shown = [*own, *related, *rng.sample(others, count - len(own) - len(related))]
+        else:
+            shown = [*own, *rng.sample(related, max(0, count - len(own)))]
+        rng.shuffle(shown)
+        return Built(prompts.documents(shown, question), answers)
 
-        return Plan(build, 10, 10)
-
-    return plan
+    return Plan(build, 10, 10)
 
 
 TASKS = {
@@ -238,8 +235,8 @@ TASKS = {
     "vt": Task(_tracking, 30),
     "cwe": Task(_common, 120),
     "fwe": Task(_frequent, 50),
-    "qa_1": Task(_answering(lambda data: data.squad), 32, "squad"),
-    "qa_2": Task(_answering(lambda data: data.hotpotqa), 32, "hotpotqa"),
+    "qa_1": Task(partial(_answering, "squad"), 32, "squad"),
+    "qa_2": Task(partial(_answering, "hotpotqa"), 32, "hotpotqa"),
 }
 ANY_REFERENCE = ("qa_1", "qa_2")
 """Tasks for which one reference in the answer is enough."""
@@ -249,46 +246,41 @@ def choose(names: Sequence[str] | None, data: Data) -> list[str]:
     """Return the tasks to run; None: all tasks whose data are given. Raises ValueError for an unknown task, or for a
     task that needs a file that was not given."""
     if names is None:
-        return [name for name, task in TASKS.items() if task.needs is None or data.paths[task.needs]]
+        return [name for name, task in TASKS.items() if task.needs is None or data.settings[task.needs]]
     for name in names:
         if name not in TASKS:
             raise ValueError(f"unknown task {name!r}; known: {', '.join(TASKS)}")
-        if (needs := TASKS[name].needs) and not data.paths[needs]:
+        if (needs := TASKS[name].needs) and not data.settings[needs]:
             raise ValueError(f"{name} needs data that ringformer does not contain: set --{needs}=FILE")
     return list(names)
 
 
-def cases_of_length(
-    length: int, names: Sequence[str], count: int, seed: int, tokens: CountTokens, data: Data
-) -> Iterator[Case]:
-    """Yield `count` cases of each task whose prompt and answer have at most `length` tokens. The number of parts is the
+def cases_of_length(length: int, name: str, count: int, seed: int, tokens: CountTokens, data: Data) -> Iterator[Case]:
+    """Yield `count` cases of a task whose prompt and answer have at most `length` tokens. The number of parts is the
     largest that fits a common sample, reduced in steps for cases that turn out longer. Raises ValueError for a task
     whose shortest prompt does not fit."""
-    for name in names:
-        task = TASKS[name]
-        room = room_for_prompt(length, task.max_new_tokens)
-        plan = task.plan(Setting(length, room, tokens, data, seeded("ruler", name, seed, length)))
+    task = TASKS[name]
+    room = room_for_prompt(length, task.max_new_tokens)
+    build, least, step, unit = task.plan(Setting(length, room, tokens, data, seeded("ruler", name, seed, length)))
 
-        def built(drawn: object, index: int, parts: int, name=name, plan=plan) -> Built:
-            return plan.build(seeded("ruler", name, seed, length, drawn), index, parts)
+    def built(drawn: object, index: int, parts: int) -> tuple[Built, int]:
+        case = build(seeded("ruler", name, seed, length, drawn), index, parts)
+        return case, tokens(*case.prompt)
 
-        def size(units: int, built=built, plan=plan) -> int:
-            return tokens(*built("size", 0, plan.least + units * plan.unit).prompt)
-
-        too_short = f"{name} in {length:,} tokens: "
-        try:
-            most = plan.least + largest_that_fits(size, room, 0) * plan.unit
-        except ValueError as error:
-            raise ValueError(f"{too_short}{error}, or choose other --tasks") from None
-        for index in range(count):
-            parts = most
-            while tokens(*(case := built(index, index, parts)).prompt) > room:
-                if parts == plan.least:
-                    shortest = f"the shortest prompt of case {index} does not fit"
-                    raise ValueError(f"{too_short}{shortest}: ask for a longer context, or choose other --tasks")
-                parts = max(plan.least, parts - plan.step)
-            (question, prefix), most_new = case.prompt, task.max_new_tokens
-            yield Case(length, index, question, case.expected, most_new, {"task": name}, prefix)
+    too_short = f"{name} in {length:,} tokens: "
+    try:
+        units = largest_that_fits(lambda units: built("size", 0, least + units * unit)[1], room, 0)
+    except ValueError as error:
+        raise ValueError(f"{too_short}{error}, or choose other --tasks") from None
+    for index in range(count):
+        parts = least + units * unit
+        while (case := built(index, index, parts))[1] > room:
+            if parts == least:
+                shortest = f"the shortest prompt of case {index} does not fit"
+                raise ValueError(f"{too_short}{shortest}: ask for a longer context, or choose other --tasks")
+            parts = max(least, parts - step)
+        (question, prefix), expected = case[0]
+        yield Case(length, index, question, tuple(expected), task.max_new_tokens, {"task": name}, prefix)
 
 
 def score(case: Case, answer: str) -> float:

@@ -3,14 +3,13 @@
 ringformer contains none of it, only words of its own.
 """
 
-import hashlib
 import json
 import re
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringformer.evals.cases import content_hash
 from ringformer.evals.words import ADJECTIVES, NOUNS
 
 WORD_LISTS = ("adjectivelist.txt", "nounlist.txt", "verblist.txt")
@@ -20,59 +19,61 @@ WORD_LISTS = ("adjectivelist.txt", "nounlist.txt", "verblist.txt")
 class Words(NamedTuple):
     """Words for keys, ADJECTIVE-NOUN, and for the lists of `cwe`."""
 
-    adjectives: tuple[str, ...]
-    nouns: tuple[str, ...]
-    listed: tuple[str, ...]
-    """Distinct words for lists."""
-    adjectives_of_pairs: tuple[str, ...]
-    nouns_of_pairs: tuple[str, ...]
-    """Parts of the pairs that replace `listed` for lists that need more words."""
+    keys: tuple[Sequence[str], Sequence[str]]
+    """Adjectives and nouns of keys."""
+    listed: Sequence[str]
+    """Distinct words for lists, sorted."""
+    pairs: tuple[Sequence[str], Sequence[str]]
+    """Adjectives and nouns of the pairs that replace `listed` for lists that need more words."""
 
 
 class Question(NamedTuple):
     """A question about documents."""
 
     text: str
-    answers: tuple[str, ...]
+    answers: Sequence[str]
     """Accepted answers; any one is correct."""
-    documents: tuple[int, ...]
+    documents: Sequence[str]
     """Documents with the answer."""
-    related: tuple[int, ...]
-    """Documents to show beside them before any others."""
+    related: Sequence[str]
+    """Documents to show together with these, before any others."""
 
 
 class Questions(NamedTuple):
     """Questions about documents, which are distinct and sorted."""
 
-    questions: tuple[Question, ...]
-    documents: tuple[str, ...]
+    questions: Sequence[Question]
+    documents: Sequence[str]
+
+
+NO_QUESTIONS = Questions([], [])
 
 
 def own_words() -> Words:
     """Return ringformer's words. No word of `listed` or of the pairs is part of another, so a match in an answer is
     unambiguous: able-arm does not occur in stable-army."""
-    words = [*ADJECTIVES, *(set(NOUNS) - set(ADJECTIVES))]
-    listed = tuple(sorted(word for word in words if not any(word in other for other in words if other != word)))
-    singles = frozenset(listed)
-    adjectives, nouns = (tuple(word for word in own if word in singles) for own in (ADJECTIVES, NOUNS))
-    return Words(ADJECTIVES, NOUNS, listed, adjectives, nouns)
+    words = {*ADJECTIVES, *NOUNS}
+    separate = {word for word in words if not any(word in other for other in words if other != word)}
+    adjectives, nouns = ([word for word in own if word in separate] for own in (ADJECTIVES, NOUNS))
+    return Words((ADJECTIVES, NOUNS), sorted(separate), (adjectives, nouns))
 
 
 def read_words(folder: str | Path) -> Words:
     """Read the words of `WORD_LISTS` in a folder, one per line, as the original does."""
     adjectives, nouns, verbs = (
-        tuple(dict.fromkeys(line.strip() for line in _text(Path(folder) / name).splitlines() if line.strip()))
+        list(dict.fromkeys(line.strip() for line in _text(Path(folder) / name).splitlines() if line.strip()))
         for name in WORD_LISTS
     )
-    return Words(adjectives, nouns, tuple(sorted({*adjectives, *nouns, *verbs})), adjectives, nouns)
+    return Words((adjectives, nouns), sorted({*adjectives, *nouns, *verbs}), (adjectives, nouns))
 
 
-def read_essays(path: str | Path) -> tuple[str, ...]:
+def read_essays(path: str | Path) -> list[str]:
     """Read the words of a text file, or of a JSON object's "text" as in the original's PaulGrahamEssays.json."""
-    text = _text(path)
     if Path(path).suffix == ".json":
-        text = _checked(path, text, lambda essays: essays["text"], 'an object with a "text"')
-    if not (words := tuple(text.split())):
+        words = _parse(path, lambda essays: essays["text"].split(), 'an object with a "text"')
+    else:
+        words = _text(path).split()
+    if not words:
         raise ValueError(f"{path} has no words")
     return words
 
@@ -86,91 +87,75 @@ def sentences(text: str) -> list[str]:
 def read_squad(path: str | Path) -> Questions:
     """Read the answerable questions of SQuAD 2.0, dev-v2.0.json."""
 
-    def read(squad: dict[str, Any]) -> Questions:
-        articles = [article["paragraphs"] for article in squad["data"]]
-        documents = _sorted(paragraph["context"] for paragraphs in articles for paragraph in paragraphs)
-        number = {text: i for i, text in enumerate(documents)}
-        questions = []
-        for paragraphs in articles:
-            beside = [number[paragraph["context"]] for paragraph in paragraphs]
-            for own, paragraph in zip(beside, paragraphs, strict=True):
-                related = tuple(i for i in beside if i != own)
-                questions += [
-                    Question(asked["question"], tuple(answer["text"] for answer in asked["answers"]), (own,), related)
-                    for asked in paragraph["qas"]
-                    if not asked["is_impossible"]
-                ]
-        return Questions(tuple(questions), documents)
+    def read(squad: dict[str, Any], questions: list[Question]) -> Iterator[str]:
+        for article in squad["data"]:
+            texts = [paragraph["context"] for paragraph in article["paragraphs"]]
+            yield from texts
+            for text, paragraph in zip(texts, article["paragraphs"], strict=True):
+                related = [other for other in texts if other != text]
+                for asked in paragraph["qas"]:
+                    if not asked["is_impossible"]:
+                        answers = [answer["text"] for answer in asked["answers"]]
+                        questions.append(Question(asked["question"], answers, [text], related))
 
-    return _checked(path, _text(path), read, "SQuAD 2.0, as dev-v2.0.json")
+    return _read_questions(path, read, "SQuAD 2.0, as dev-v2.0.json")
 
 
 def read_hotpotqa(path: str | Path) -> Questions:
     """Read the questions of HotpotQA, hotpot_dev_distractor_v1.json."""
 
-    def read(rows: list[dict[str, Any]]) -> Questions:
-        texts = [[f"{title}\n{''.join(lines)}" for title, lines in row["context"]] for row in rows]
-        documents = _sorted(text for own in texts for text in own)
-        number = {text: i for i, text in enumerate(documents)}
-        questions = [
-            Question(row["question"], (row["answer"],), tuple(number[text] for text in own), ())
-            for row, own in zip(rows, texts, strict=True)
-        ]
-        return Questions(tuple(questions), documents)
+    def read(rows: list[dict[str, Any]], questions: list[Question]) -> Iterator[str]:
+        for row in rows:
+            texts = [f"{title}\n{''.join(lines)}" for title, lines in row["context"]]
+            yield from texts
+            questions.append(Question(row["question"], [row["answer"]], texts, []))
 
-    return _checked(path, _text(path), read, "HotpotQA, as hotpot_dev_distractor_v1.json")
+    return _read_questions(path, read, "HotpotQA, as hotpot_dev_distractor_v1.json")
 
 
-class Data:
-    """Data of the tasks; each file is read when it is first needed.
+def _read_questions(path: str | Path, read: Callable[[Any, list[Question]], Iterator[str]], name: str) -> Questions:
+    """Read JSON with `read`, which yields the documents and appends the questions to a list."""
+    questions: list[Question] = []
+    documents = _parse(path, lambda content: sorted(set(read(content, questions))), name)
+    if not (questions and all(question.answers for question in questions)):
+        raise ValueError(f"{path} is not {name}: it has no questions, or one without an answer")
+    return Questions(questions, documents)
+
+
+class Data(NamedTuple):
+    """Data of the tasks; empty where no file was given."""
+
+    words: Words
+    essays: Sequence[str]
+    squad: Questions
+    hotpotqa: Questions
+    settings: dict[str, str | None]
+    """Hash of the content of each file or folder by its option, None if it was not given; for the settings in a file of
+    cases."""
+
+
+def read_data(
+    words: str | None = None, essays: str | None = None, squad: str | None = None, hotpotqa: str | None = None
+) -> Data:
+    """Read the data of the tasks.
 
     Args:
       words: the folder of `WORD_LISTS`; None: ringformer's own words.
       essays, squad, hotpotqa: files; None where no task needs it.
     """
-
-    def __init__(
-        self,
-        words: str | None = None,
-        essays: str | None = None,
-        squad: str | None = None,
-        hotpotqa: str | None = None,
-    ):
-        self.paths = {"words": words, "essays": essays, "squad": squad, "hotpotqa": hotpotqa}
-
-    @cached_property
-    def words(self) -> Words:
-        return read_words(self.paths["words"]) if self.paths["words"] else own_words()
-
-    @cached_property
-    def essays(self) -> tuple[str, ...]:
-        return read_essays(self._named("essays"))
-
-    @cached_property
-    def squad(self) -> Questions:
-        return read_squad(self._named("squad"))
-
-    @cached_property
-    def hotpotqa(self) -> Questions:
-        return read_hotpotqa(self._named("hotpotqa"))
-
-    def _named(self, name: str) -> str:
-        if (path := self.paths[name]) is None:
-            raise ValueError(f"--{name} is not given")
-        return path
-
-    def settings(self) -> dict[str, str | None]:
-        """Hash the content of each file, for the settings in a file of cases."""
-        hashes: dict[str, str | None] = {}
-        for name, path in self.paths.items():
-            files = [Path(path) / each for each in WORD_LISTS] if path and name == "words" else [path] if path else []
-            content = b"".join(_bytes(file) for file in files)
-            hashes[name] = hashlib.blake2b(content, digest_size=16).hexdigest() if files else None
-        return hashes
-
-
-def _sorted(texts) -> tuple[str, ...]:
-    return tuple(sorted(set(texts)))
+    paths = {"words": words, "essays": essays, "squad": squad, "hotpotqa": hotpotqa}
+    hashes: dict[str, str | None] = dict.fromkeys(paths)
+    for name, path in paths.items():
+        if path:
+            files = [Path(path) / each for each in WORD_LISTS] if name == "words" else [path]
+            hashes[name] = content_hash(b"".join(map(_bytes, files)))
+    return Data(
+        read_words(words) if words else own_words(),
+        read_essays(essays) if essays else [],
+        read_squad(squad) if squad else NO_QUESTIONS,
+        read_hotpotqa(hotpotqa) if hotpotqa else NO_QUESTIONS,
+        hashes,
+    )
 
 
 def _bytes(path: str | Path) -> bytes:
@@ -187,12 +172,10 @@ def _text(path: str | Path) -> str:
         raise ValueError(f"{path} is not UTF-8: {error}") from None
 
 
-def _checked(path: str | Path, text: str, read: Callable[[Any], Any], name: str) -> Any:
-    """Parse JSON with `read`. Raises ValueError, naming the expected format, if the text has a different format."""
+def _parse(path: str | Path, read: Callable[[Any], Any], name: str) -> Any:
+    """Read a file of JSON with `read`. Raises ValueError, which names the expected format, for a different format."""
+    text = _text(path)
     try:
-        data = read(json.loads(text))
+        return read(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not {name}: {error!r}") from None
-    if isinstance(data, Questions) and not (data.questions and all(each.answers for each in data.questions)):
-        raise ValueError(f"{path} is not {name}: it has no questions, or one without an answer")
-    return data

@@ -79,10 +79,8 @@ def among_lines(lines: Sequence[str], hidden: Sequence[str], places: Sequence[in
 def among_sentences(sentences: Sequence[str], hidden: Sequence[str], depths: Sequence[int]) -> str:
     """Insert hidden sentences, in their order, at increasing `depths`, which are percentages of the sentences."""
     ends = [int(len(sentences) * (depth / 100)) for depth in sorted(depths)]
-    parts = []
-    for begin, end, sentence in zip([0, *ends[:-1]], ends, hidden, strict=True):
-        parts += [" ".join(sentences[begin:end]), sentence]
-    return " ".join([*parts, " ".join(sentences[ends[-1] :])])
+    *parts, last = (" ".join(sentences[begin:end]) for begin, end in pairwise([0, *ends, len(sentences)]))
+    return " ".join([*map("{} {}".format, parts, hidden), last])
 
 
 def asking(kind: str, context: str, keys: Sequence[str], values: int) -> Prompt:

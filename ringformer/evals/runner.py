@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ringformer.evals.case_file import CaseFile, CheckRow, Row
-from ringformer.evals.cases import Case, TextModel
+from ringformer.evals.cases import Case
+from ringformer.evals.tables import mean
+from ringformer.inference.text_generator import TextGenerator
 
 
 class Answering(NamedTuple):
     """Model and options that answer cases."""
 
-    model: TextModel
+    model: TextGenerator
     capacity: int
     """Most tokens of the model, prompt and answer together."""
     batch_size: int
@@ -21,6 +23,12 @@ class Answering(NamedTuple):
     def tokens(self, prompt: str, prefix: str = "") -> int:
         """Count the tokens that the model is given for a prompt and the beginning of its answer."""
         return len(self.model.encode(prompt, chat=self.chat, prefix=prefix))
+
+    def answers(self, batch: Sequence[Case]) -> list[str]:
+        """Return the model's answer to each case of a batch."""
+        new_tokens = max(case.max_new_tokens for case in batch)
+        prompts, prefixes = [case.prompt for case in batch], [case.prefix for case in batch]
+        return self.model.complete(prompts, max_new_tokens=new_tokens, chat=self.chat, prefixes=prefixes)
 
 
 Score = Callable[[Case, str], float]
@@ -41,18 +49,31 @@ def answer_cases(
       ValueError: for a prompt that does not fit, and for a row of the file that does not match its answer.
     """
     for group in groups:
-        prompt_tokens = check_fit(group, answering)
-        pending = [case for case in group if not file.done(case.key, case.prompt_hash)]
-        for case in group:
-            if row := file.rows.get(case.key):
-                answer = str(row.get("answer"))
-                file.check(_row(case, answer, score(case, answer), prompt_tokens[case.key]))
-        for first in range(0, len(pending), answering.batch_size):
-            batch = pending[first : first + answering.batch_size]
-            for case, answer in zip(batch, _answers(batch, answering), strict=True):
-                file.add(_row(case, answer, score(case, answer), prompt_tokens[case.key]))
-        mean = sum(file.rows[case.key]["score"] for case in group) / max(1, len(group))
-        say(f"{describe(group)}: {len(group)} cases, {len(pending)} of them new, score {mean:.1%}")
+        say(_answer_group(group, answering, score, file))
+
+
+def _answer_group(group: Sequence[Case], answering: Answering, score: Score, file: CaseFile) -> str:
+    prompt_tokens, missing = check_fit(group, answering), file.missing(group)
+
+    def row_of(case: Case, answer: str) -> Row:
+        return {
+            "key": case.key,
+            "prompt_hash": case.prompt_hash,
+            "length": case.length,
+            "index": case.index,
+            **case.labels,
+            "prompt_tokens": prompt_tokens[case.key],
+            "expected": list(case.expected),
+            "answer": answer,
+            "score": score(case, answer),
+        }
+
+    for case in group:
+        if case.key in file.rows:
+            file.check(row_of(case, file.rows[case.key]["answer"]))
+    file.measure(missing, answering.batch_size, lambda batch: map(row_of, batch, answering.answers(batch)))
+    score_of_group = mean([file.rows[case.key] for case in group])
+    return f"{describe(group)}: {len(group)} cases, {len(missing)} of them new, score {score_of_group:.1%}"
 
 
 def describe(group: Sequence[Case]) -> str:
@@ -62,12 +83,12 @@ def describe(group: Sequence[Case]) -> str:
     return f"{case.labels['task']}, {size}" if "task" in case.labels else size
 
 
-def check_fit(cases: Sequence[Case], answering: Answering) -> dict[str, int]:
+def check_fit(cases: Iterable[Case], answering: Answering) -> dict[str, int]:
     """Count the prompt tokens of each case, by key. Raises ValueError for a case that leaves no room for its answer."""
     prompt_tokens = {}
     for case in cases:
         tokens = prompt_tokens[case.key] = answering.tokens(case.prompt, case.prefix)
-        room = answering.capacity if case.length is None else min(case.length, answering.capacity)
+        room = min(case.length or answering.capacity, answering.capacity)
         if tokens + case.max_new_tokens > room:
             raise ValueError(
                 f"case {case.index} of {describe([case])} has {tokens:,} tokens and may generate "
@@ -76,42 +97,19 @@ def check_fit(cases: Sequence[Case], answering: Answering) -> dict[str, int]:
     return prompt_tokens
 
 
-def _answers(batch: Sequence[Case], answering: Answering) -> list[str]:
-    """Answer each case of a batch; a short batch is padded, so that all have the same shape."""
-    filled = [*batch, *[batch[-1]] * (answering.batch_size - len(batch))]
-    new_tokens = max(case.max_new_tokens for case in batch)
-    prompts, prefixes = [case.prompt for case in filled], [case.prefix for case in filled]
-    answers = answering.model.complete(prompts, max_new_tokens=new_tokens, chat=answering.chat, prefixes=prefixes)
-    return answers[: len(batch)]
+FIELDS = frozenset(("key", "prompt_hash", "length", "index", "prompt_tokens", "expected", "answer", "score"))
+"""Fields of a row, besides the labels of its case."""
 
 
 def row_checker(score: Score) -> CheckRow:
     """Return a function that refuses rows whose key does not match their fields, or whose score is not the answer's."""
 
     def check(row: Row) -> None:
-        labels = {name: value for name, value in row.items() if name not in FIELDS}
         expected = tuple(map(str, row["expected"]))
+        labels = {name: value for name, value in row.items() if name not in FIELDS}
         case = Case(row["length"], row["index"], "", expected, 0, labels)
         whole = row.keys() >= FIELDS and expected and row["key"] == case.key
         if not whole or row["score"] != score(case, row["answer"]):
             raise ValueError("not written by an evaluation")
 
     return check
-
-
-FIELDS = frozenset(("key", "prompt_hash", "length", "index", "prompt_tokens", "expected", "answer", "score"))
-"""Fields of a row, besides the labels of its case."""
-
-
-def _row(case: Case, answer: str, score: float, prompt_tokens: int) -> Row:
-    return {
-        "key": case.key,
-        "prompt_hash": case.prompt_hash,
-        "length": case.length,
-        "index": case.index,
-        **case.labels,
-        "prompt_tokens": prompt_tokens,
-        "expected": list(case.expected),
-        "answer": answer,
-        "score": score,
-    }

@@ -1,7 +1,7 @@
 """Text tables that summarize evaluations."""
 
-from collections.abc import Mapping, Sequence
-from math import sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from math import nan, sqrt
 
 from ringformer.evals.case_file import Row
 from ringformer.evals.perplexity import Loss
@@ -37,14 +37,11 @@ def contexts(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 def lines_table(rows: Sequence[Row]) -> str:
     """Tabulate accuracy by context, with its 95% interval."""
-    by_lines = rows[0]["length"] is None
-    text = [
-        f"{'lines' if by_lines else 'context':>10} {'prompt tokens':>14} {'lines':>13} {'cases':>6} {'accuracy':>9} "
-        f"{'95% interval':>13}"
-    ]
+    unit = "lines" if rows[0]["length"] is None else "context"
+    text = [f"{unit:>10}  prompt tokens         lines  cases  accuracy  95% interval"]
     for context, group in contexts(rows).items():
-        fewest, most = (pick(row["num_lines"] for row in group) for pick in (min, max))
-        lines = f"{fewest:,}" if fewest == most else f"{fewest:,}-{most:,}"
+        counts = [row["num_lines"] for row in group]
+        lines = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,}-{max(counts):,}"
         low, high = wilson(mean(group), len(group))
         text.append(
             f"{context:>10,} {mean_tokens(group):>14,.0f} {lines:>13} {len(group):>6} {mean(group):>9.1%} "
@@ -53,15 +50,20 @@ def lines_table(rows: Sequence[Row]) -> str:
     return "\n".join(text)
 
 
-def cross_table(rows: Sequence[Row], field: str, corner: str, label: str = "{}") -> str:
+def mean_scores(rows: Sequence[Row], lengths: Iterable[int]) -> list[float]:
+    """Return the mean score of the rows of each length; NaN for a length without rows."""
+    by_length = grouped(rows, "length")
+    return [mean(by_length[length]) if length in by_length else nan for length in lengths]
+
+
+def cross_table(rows: Sequence[Row], field: str, label: str = "{}") -> str:
     """Tabulate mean scores times 100, with a row for each value of a field and a column for each context."""
     lengths = grouped(rows, "length")
-    text = [f"{corner:>16}" + "".join(f"{length:>11,}" for length in lengths)]
-    for value, group in grouped(rows, field).items():
-        cells = [[row for row in group if row["length"] == length] for length in lengths]
-        scores = "".join(f"{100 * mean(cell):>11.1f}" if cell else f"{'-':>11}" for cell in cells)
-        text.append(f"{label.format(value):>16}{scores}")
-    text.append(f"{'mean':>16}" + "".join(f"{100 * mean(group):>11.1f}" for group in lengths.values()))
+    text = [f"{field:>16}" + "".join(f"{length:>11,}" for length in lengths)]
+    groups = {label.format(value): group for value, group in grouped(rows, field).items()} | {"mean": rows}
+    for name, group in groups.items():
+        scores = "".join(f"{100 * score:>11.1f}" for score in mean_scores(group, lengths))
+        text.append(f"{name:>16}{scores.replace('nan', '  -')}")
     return "\n".join(text)
 
 
@@ -69,15 +71,19 @@ def perplexity_tables(by_context: Mapping[int, Loss], by_position: Mapping[int, 
     """Tabulate losses by context, and by position at the longest context."""
     columns = f"{'tokens':>12} {'nats':>8} {'bits/byte':>10} {'perplexity':>11}"
     text = [
-        f"the same last {last:,} tokens of each document, with so many tokens in all:",
+        f"the same last {last:,} tokens of each document, by tokens in the context:",
         f"{'context':>22} {columns}",
+        *_lines(by_context),
+        "",
+        "at the longest context, tokens from each position up to twice that position:",
+        f"{'from position':>22} {columns}",
+        *_lines(by_position),
     ]
-    text += [f"{length:>22,} {_losses(loss)}" for length, loss in by_context.items()]
-    text += ["", "at the longest context, tokens with so many before them, and up to twice as many:"]
-    text.append(f"{'from position':>22} {columns}")
-    text += [f"{k:>22,} {_losses(loss)}" for k, loss in by_position.items()]
     return "\n".join(text)
 
 
-def _losses(loss: Loss) -> str:
-    return f"{loss.tokens:>12,} {loss.nats:>8.4f} {loss.bits_per_byte:>10.4f} {loss.perplexity:>11,.2f}"
+def _lines(losses: Mapping[int, Loss]) -> list[str]:
+    return [
+        f"{key:>22,} {loss.tokens:>12,} {loss.nats:>8.4f} {loss.bits_per_byte:>10.4f} {loss.perplexity:>11,.2f}"
+        for key, loss in losses.items()
+    ]

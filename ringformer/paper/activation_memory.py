@@ -5,28 +5,22 @@ temporaries, minus the layer inputs kept for the backward pass, is what the laye
 and their gradients do not grow with the length and drop out.
 """
 
-import json
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.programs import EVALUATION, TRAIN_STEP
-from ringformer.estimate.targets import compiled_by, find_target
+from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.paper.attempts import NUMBER, check_fields, entries
+from ringformer.paper.attempts import NUMBER, check_fields, entries, stamp, write_results
 
 TARGET, DEVICES, LAYERS = "v5e-8", 8, 2
 LENGTHS = {"vanilla": (512, 1024, 2048)} | dict.fromkeys(ATTENTION[1:], (8192, 16384))
-"""Tokens on a device; the table gives the first length of the linear kinds and the last of vanilla."""
-
-
-FIELDS = "local_tokens", "paper_bytes", "forward_bytes", "backward_bytes"
-"""Fields of the table's entry for a kind of attention."""
+"""Tokens per device to compile for; the table shows the first length of the linear kinds and the last of vanilla."""
 
 
 def local_length(kind: str) -> int:
@@ -50,27 +44,27 @@ def paper(kind: str, model: LlamaConfig, c: int) -> int:
 
 
 def grows_by(kind: str, temporaries: list[int]) -> float:
-    """Bytes at `local_length(kind)` of the part that grows with the length, linearly and for vanilla also with its
-    square."""
-    lengths = np.array(LENGTHS[kind], float)
-    slopes = np.polyfit(lengths, temporaries, len(lengths) - 1)[:-1]
+    """Return the bytes, at `local_length(kind)`, of the part that grows with the length: linearly, and for vanilla also
+    quadratically."""
+    *slopes, _ = np.polyfit(LENGTHS[kind], temporaries, len(temporaries) - 1)
     return float(np.polyval([*slopes, 0.0], local_length(kind)))
 
 
 def fill(path: Path, log: Callable[[str], None]) -> None:
-    """Compile the kinds that are missing in `path`, which is written after each."""
+    """Compile the kinds of attention that `path` lacks; the file is written after each kind."""
     kinds, target = read(path), find_target(TARGET)
-    for kind in ATTENTION:
-        if kind in kinds:
-            continue
+    for kind in (kind for kind in ATTENTION if kind not in kinds):
         model = LlamaConfig(**preset("llama_7b") | {"num_layers": LAYERS, "attention": kind})
-        forward, train = [], []
+        temporaries: dict[str, list[int]] = {EVALUATION: [], TRAIN_STEP: []}
         for c in LENGTHS[kind]:
             log(f"[table 1] {kind}, {c:,} tokens per device")
             mesh, seq_len, batch = ("1,1,1,-1", c * DEVICES, 1) if kind == "ring" else ("1,-1,1,1", c, DEVICES)
-            workload = Workload(model, target, mesh, seq_len, batch)
-            forward.append(_temporaries(workload, EVALUATION))
-            train.append(_temporaries(workload, TRAIN_STEP))
+            for program, sizes in temporaries.items():
+                size = compile_apart(Workload(model, target, mesh, seq_len, batch), program).temp_bytes
+                if size is None:
+                    raise ValueError(f"the compiler of {TARGET} does not report the memory of the {program}")
+                sizes.append(size)
+        forward, train = temporaries.values()
         c = local_length(kind)
         kinds[kind] = {
             "local_tokens": c,
@@ -80,29 +74,22 @@ def fill(path: Path, log: Callable[[str], None]) -> None:
             "lengths": LENGTHS[kind],
             "forward_temp_bytes": forward,
             "train_temp_bytes": train,
-            "compiled_by": compiled_by(target),
-            "date": date.today().isoformat(),
+            **stamp(target),
         }
-        content = {
-            "what": "compiled: activations of a layer of 7B, paper's Table 1",
-            "target": TARGET,
-            "layers": LAYERS,
-            "command": "ringformer tables --only=table1",
-            "kinds": kinds,
-        }
-        path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _temporaries(workload: Workload, program: str) -> int:
-    size = compile_apart(workload, program).temp_bytes
-    if size is None:
-        raise ValueError(f"the compiler of {TARGET} does not report the memory of the {program}")
-    return size
+        write_results(
+            path,
+            what="compiled: activations of a layer of 7B, paper's Table 1",
+            target=TARGET,
+            layers=LAYERS,
+            command="ringformer tables --only=table1",
+            kinds=kinds,
+        )
 
 
 def read(path: Path) -> dict[str, dict]:
     """Read the bytes of each attention kind; empty if there is no file. Raises ValueError for a damaged file."""
     kinds = entries(path, "kinds")
+    wanted = dict.fromkeys(("local_tokens", "paper_bytes", "forward_bytes", "backward_bytes"), NUMBER)
     for kind, entry in kinds.items():
-        check_fields(path, kind, entry, dict.fromkeys(FIELDS, NUMBER))
+        check_fields(path, kind, entry, wanted)
     return kinds

@@ -2,12 +2,14 @@
 
 import datetime
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ringformer.estimate.targets import MissingCompiler, Target, compiled_by, find_target
+from ringformer.files.atomic import write_whole
 
 NUMBER = int | float
 TRIED: dict[str, Any] = {
@@ -19,43 +21,34 @@ TRIED: dict[str, Any] = {
     "date": str,
 }
 """Fields of every attempt, with their types."""
-FITTING = dict.fromkeys(
-    (
-        "peak_bytes",
-        "host_bytes",
-        "step_seconds_model",
-        "hidden_permute_bytes",
-        "exposed_permute_bytes",
-        "exposed_in_ring_loops_bytes",
-    ),
-    NUMBER,
-)
+FITTING = {"peak_bytes": NUMBER, "host_bytes": NUMBER, "step_seconds_model": NUMBER, "seconds_source": str}
+FITTING |= dict.fromkeys(("hidden_permute_bytes", "exposed_permute_bytes", "exposed_in_ring_loops_bytes"), NUMBER)
 """Additional fields of an attempt that fits."""
 RUN = {"peak_bytes": NUMBER, "mesh_dim": str, "batch_size": int, "accumulate": int, "seconds_by_purpose": dict | None}
 RUN |= dict.fromkeys(("step_seconds_model", "mfu_palm_model", "mfu_causal_model"), NUMBER | None)
 """Additional fields of a run of Table 4, whether it fits or not."""
 
 
-def read(path: Path) -> dict[str, list[dict]]:
-    """Read the attempts of each cell of Table 3 by its name; empty if there is no file. Like every reader in this
-    module, it raises ValueError for a damaged file."""
-    cells = entries(path, "cells")
-    for name, tried in cells.items():
-        if not isinstance(tried, list):
-            raise damaged(path, f"{name} is not a list of attempts")
-        for i, attempt in enumerate(tried):
-            _check_attempt(path, f"attempt {i} of {name}", attempt, {})
-    return cells
+def read(path: Path) -> defaultdict[str, list[dict]]:
+    """Read the attempts of each cell of Table 3 by its name; a cell that the file lacks has none. Like every reader in
+    this module, it raises ValueError for a damaged file."""
+    return defaultdict(list, _read_cells(path, list, "a list of attempts", {}))
 
 
 def read_runs(path: Path) -> dict[str, dict[str, dict]]:
     """Read the runs of each cell of Table 4 by its name; empty if there is no file."""
+    return _read_cells(path, dict, "an object of runs", RUN)
+
+
+def _read_cells(path: Path, kind: Any, description: str, more: dict[str, Any]) -> dict[str, Any]:
     cells = entries(path, "cells")
-    for name, runs in cells.items():
-        if not isinstance(runs, dict):
-            raise damaged(path, f"{name} is not an object of runs")
-        for run, attempt in runs.items():
-            _check_attempt(path, f"{run} of {name}", attempt, RUN)
+    for name, tried in cells.items():
+        if not isinstance(tried, kind):
+            raise damaged(path, f"{name} is not {description}")
+        named = tried if kind is dict else {f"attempt {i}": attempt for i, attempt in enumerate(tried)}
+        for which, attempt in named.items():
+            check_fields(path, f"{which} of {name}", attempt, TRIED | more)
+            check_fields(path, f"{which} of {name}", attempt, FITTING if attempt["fits"] else {})
     return cells
 
 
@@ -75,16 +68,8 @@ def check_fields(path: Path, where: str, entry: Any, wanted: Mapping[str, Any]) 
     if not isinstance(entry, dict):
         raise damaged(path, f"{where} is not an object")
     for name, kind in wanted.items():
-        if name not in entry:
-            raise damaged(path, f"{where} has no {name!r}")
-        if not isinstance(entry[name], kind):
-            raise damaged(path, f"{where} has another type of {name!r}")
-
-
-def _check_attempt(path: Path, where: str, attempt: Any, more: dict[str, Any]) -> None:
-    check_fields(path, where, attempt, TRIED | more)
-    if attempt["fits"]:
-        check_fields(path, where, attempt, FITTING | {"seconds_source": str})
+        if not isinstance(entry.get(name, ...), kind):
+            raise damaged(path, f"{where} has {'another type of' if name in entry else 'no'} {name!r}")
 
 
 def damaged(path: Path, why: str) -> ValueError:
@@ -92,14 +77,11 @@ def damaged(path: Path, why: str) -> ValueError:
     return ValueError(f"{path} is not a file of these results: {why}; delete it, or restore it: git checkout {path}")
 
 
-def write_cells(path: Path, about: str, command: str, results: Mapping[str, Any]) -> None:
-    """Write the cells for `read`, with a description and the command that fills them. The file is replaced as a
-    whole."""
-    content = {"what": about, "command": command, "cells": dict(sorted(results.items()))}
+def write_results(path: Path, **content: Any) -> None:
+    """Write a file of results, replacing it as a whole: `what` it holds, the `command` that fills it, and its
+    entries."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def stamp(target: Target) -> dict[str, str]:
@@ -107,20 +89,22 @@ def stamp(target: Target) -> dict[str, str]:
     return {"date": datetime.date.today().isoformat(), "compiled_by": compiled_by(target)}
 
 
-def installed(targets: Iterable[str], log: Callable[[str], None]) -> set[str]:
-    """Return the names of the targets whose compiler is installed; log for each of the others what to install."""
-    missing = {name: find_target(name).missing_compiler for name in dict.fromkeys(targets)}
+def compilable(cells: list[Any], log: Callable[[str], None]) -> list[Any]:
+    """Return the cells for whose `target` the compiler is installed; log for each of the other targets what to
+    install."""
+    missing = {cell.target: find_target(cell.target).missing_compiler for cell in cells}
     for name, why in missing.items():
         if why:
             log(f"{name} is left out: {why}")
-    return {name for name, why in missing.items() if not why}
+    return [cell for cell in cells if not missing[cell.target]]
 
 
 def other_compilers(attempts: Iterable[tuple[str, dict]]) -> list[str]:
-    """Return a line for each target with attempts by another compiler than the installed one, from pairs of both."""
-    compilers: dict[str, set[str]] = {}
+    """Compare the compilers of attempts, given as (target, attempt), with the installed ones. Return a line for each
+    target that was compiled by another one."""
+    compilers = defaultdict(set)
     for name, attempt in attempts:
-        compilers.setdefault(name, set()).add(attempt["compiled_by"])
+        compilers[name].add(attempt["compiled_by"])
     lines = []
     for name, before in compilers.items():
         with suppress(MissingCompiler):

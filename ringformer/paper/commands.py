@@ -4,33 +4,42 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from ringformer.cli.dataclass_flags import add_flags
+
+
+@dataclass
+class TablesOptions:
+    """Options of `ringformer tables`."""
+
+    row: str | None = None
+    """One row, e.g. v5e-256/7b; default: all."""
+    again: bool = False
+    """With --row: compile the row again and print it beside the file's numbers; changes no file."""
+    out: str = "results/max_context.json"
+    """File of the attempts."""
+    docs: str | None = None
+    """Write tables.md and its figures to this folder."""
+    passes: int | None = None
+    """Stop after this many lengths per cell; 0 only writes --docs."""
+    only: str = ""
+    """Only cells whose name contains this, e.g. ring/bfloat16 (Table 3), table4, table4/v4-1024; or table1."""
+    whole_runs: bool = False
+    """Compile every program of a run at the longest contexts."""
+    generate_code: bool = False
+    """Compile every program of a run at the longest contexts to machine code; this takes minutes each on TPU."""
 
 
 def add_tables(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
-    """Arguments of `ringformer tables`."""
+    """Add the arguments of `ringformer tables`."""
     parser.description = (
         "Search the contexts of the paper's Table 3 with the actual compilers, and compile the programs of Tables 1 "
         "and 4. All of it takes hours; every attempt is saved, and a second call resumes."
     )
-    parser.add_argument("--row", help="one row, e.g. v5e-256/7b; default: all")
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="with --row: compile the row again and print it beside the file's numbers; changes no file",
-    )
-    parser.add_argument("--out", default="results/max_context.json", help="file of the attempts")
-    parser.add_argument("--docs", metavar="DIR", help="write tables.md and its figures to this folder")
-    parser.add_argument("--passes", type=int, help="stop after this many lengths per cell; 0 only writes --docs")
-    parser.add_argument(
-        "--only",
-        default="",
-        help="only cells whose name contains this, e.g. ring/bfloat16 (Table 3), table4, table4/v4-1024; or table1",
-    )
-    parser.add_argument(
-        "--whole_runs", action="store_true", help="compile every program of a run at the longest contexts"
-    )
-    parser.add_argument("--generate_code", action="store_true", help="the same, to machine code; minutes each on TPU")
+    add_flags(parser, TablesOptions)
     return _tables
 
 
@@ -46,7 +55,8 @@ def _tables(args: argparse.Namespace) -> None:
     if not rows:
         raise ValueError(f"--row={args.row} is not a row; rows: {', '.join(row.name for row in every_row)}")
     whole = not (args.row or args.only or args.passes == 0)
-    searched = [cell for cell in max_context.cells(rows) if args.only in cell.name]
+    cells = max_context.cells(rows)
+    searched = [cell for cell in cells if args.only in cell.name]
     named = whole or args.only.startswith(training_mfu.TABLE)
     compared = [cell for cell in training_mfu.cells() if named and args.only in cell.name]
     if Path(args.out).is_dir():
@@ -54,32 +64,29 @@ def _tables(args: argparse.Namespace) -> None:
     if args.docs is not None and (not args.docs or Path(args.docs).is_file()):
         raise ValueError(f"--docs={args.docs} is not a folder; give one, or leave --docs out")
     if not (searched or compared or args.only == "table1"):
-        names = [cells[0].name for cells in (max_context.cells(rows), training_mfu.cells())]
-        raise ValueError(f"--only={args.only} is in no cell's name; names look like {' or '.join(names)}, or table1")
+        names = f"{cells[0].name} or {training_mfu.cells()[0].name}"
+        raise ValueError(f"--only={args.only} is in no cell's name; names look like {names}, or table1")
     if args.passes is not None and args.passes < 0:
         raise ValueError(f"--passes={args.passes} must be at least 0")
     if args.passes == 0 and not args.docs:
         raise ValueError("--passes=0 only writes the page: give --docs=DIR")
-
     if args.again and (not args.row or args.docs is not None or args.whole_runs or args.generate_code):
         raise ValueError("--again needs --row=NAME, and can be combined only with --only, --passes and --out")
 
-    def log(line: str) -> None:
-        print(line, flush=True)
-
+    log = partial(print, flush=True)
     files = Results.beside(Path(args.out))
     activation_memory.read(files.activations)  # a damaged file fails before the others take hours
     if args.again:
         with tempfile.TemporaryDirectory() as folder:
             anew = Path(folder) / "max_context.json"
             max_context.fill(anew, searched, log, args.passes)
-            columns = (files.contexts.name, read(files.contexts)), ("again", read(anew))
-            print(*max_context.beside_paper(searched, *columns), sep="\n")
+            columns = {files.contexts.name: read(files.contexts), "again": read(anew)}
+        print(*max_context.beside_paper(searched, columns), sep="\n")
         return
     if changed := max_context.renew_counted(files.contexts):
         log(f"{changed} attempts have new seconds by the current closed form")
     contexts, runs = read(files.contexts), read_runs(files.mfu)
-    made = [(cell.row.target, a) for cell in searched for a in contexts.get(cell.name, [])]
+    made = [(cell.target, a) for cell in searched for a in contexts[cell.name]]
     made += [(cell.target, a) for cell in compared for a in runs.get(cell.name, {}).values()]
     for line in other_compilers(made):
         print(line, file=sys.stderr)
@@ -91,7 +98,8 @@ def _tables(args: argparse.Namespace) -> None:
         max_context.judge_maxima(files.contexts, searched, log, args.generate_code)
     max_context.fill(files.contexts, searched, log, args.passes)
     pages = [] if args.docs is None else write_tables(files, Path(args.docs))
-    filled = [path for path, cells in ((files.contexts, searched), (files.mfu, compared)) if cells]
     if args.row:
-        print(*max_context.beside_paper(searched, (files.contexts.name, read(files.contexts))), sep="\n")
+        columns = {files.contexts.name: read(files.contexts)}
+        print(*max_context.beside_paper(searched, columns), sep="\n")
+    filled = [path for path, cells in ((files.contexts, searched), (files.mfu, compared)) if cells]
     print(*filled or [files.activations], *pages, sep=", ")

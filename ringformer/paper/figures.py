@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringformer.plotting import FAINT, INK, RULE, drawn, log_tokens
+from ringformer.plotting import FAINT, INK, RULE, drawn, label, log_tokens
 
 RANK_COLORS = ("#3b75af", "#e1872f", "#4f9a5b", "#a06cc0")
 REGIMES = {"float32": "#3b75af", "bf16": "#c2570c", "bf16 + offload": "#2c8a57"}
@@ -23,7 +23,7 @@ class Contexts(NamedTuple):
     hardware: str
     model: str
     paper: int
-    ours: tuple[int | None, int | None, int | None]
+    ours: tuple[int | None, ...]
     """In the order of `REGIMES`; None if unknown."""
     days: tuple[float, ...] = (0.0, 0.0, 0.0)
     """Modelled days of one step at these contexts."""
@@ -33,59 +33,33 @@ class Contexts(NamedTuple):
 def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
     """Draw Table 3 as dots on a log axis: the paper's context, ours, and our multiples of the paper's."""
     figure, axes = plt.subplots(figsize=(8.6, 0.42 * len(rows) + 1.4), layout="constrained")
+    longest = [max(row.paper, *(length or 0 for length in row.ours)) for row in rows]
     for y, row in enumerate(rows):
-        ours = [x for x in row.ours if x]
-        axes.plot([row.paper, max([row.paper, *ours])], [y, y], color=RULE, linewidth=2, zorder=1)
+        axes.plot([row.paper, longest[y]], [y, y], color=RULE, linewidth=2, zorder=1)
         size = 15 if row.paper in row.ours else 7  # if both are equal, the paper's dot is a ring around ours
         axes.plot(row.paper, y, "o", markersize=size, color="white", markeredgecolor=FAINT, markeredgewidth=1.5)
-        for i, (length, color) in enumerate(zip(row.ours, REGIMES.values(), strict=True)):
+        for i, (length, color, days) in enumerate(zip(row.ours, REGIMES.values(), row.days, strict=True)):
             if not length:
                 continue
-            # If two regimes share a context, one is a ring around the other's dot.
-            axes.plot(length, y, "o", markersize=11 - 4 * row.ours[:i].count(length), color=color, zorder=3)
-            if length not in row.ours[i + 1 :]:
-                axes.annotate(
-                    f"{length / row.paper:g}×",
-                    (length, y),
-                    (8, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=9,
-                    color=color,
-                    fontweight="bold",
-                )
-            if row.days[i] > 1:
-                side = "right" if length in row.ours[i + 1 :] else "left" if length in row.ours[:i] else "center"
-                axes.annotate(
-                    f"{row.days[i]:.1f} days",
-                    (length, y),
-                    ({"right": -3, "left": 3}.get(side, 0), -13),
-                    textcoords="offset points",
-                    ha=side,
-                    fontsize=7,
-                    color=color,
-                )
-    top = rows[0]
-    axes.annotate("paper", (top.paper, 0), (0, 11), textcoords="offset points", ha="center", fontsize=9, color=FAINT)
-    for i, (length, name) in enumerate(zip(top.ours, REGIMES, strict=True)):
-        if length:
-            line, last = top.ours[i + 1 :].count(length), i == len(REGIMES) - 1
-            axes.annotate(
-                name,
-                (length, 0),
-                (-6 if last else 0, 11 + 12 * line),
-                textcoords="offset points",
-                ha="left" if last else "center",
-                fontsize=9,
-                color=REGIMES[name],
-            )
-    hardware = [row.hardware for row in rows]
-    for y in range(1, len(rows)):
-        if hardware[y] != hardware[y - 1]:
+            # If two regimes share a context, one is a ring around the other's dot, and only the last is labelled.
+            before, after = row.ours[:i].count(length), row.ours[i + 1 :].count(length)
+            axes.plot(length, y, "o", markersize=11 - 4 * before, color=color, zorder=3)
+            if not after:
+                label(axes, f"{length / row.paper:g}×", (length, y), (8, 0), color=color, fontweight="bold")
+            if days > 1:
+                side, shift = ("right", -3) if after else ("left", 3) if before else ("center", 0)
+                style = {"ha": side, "va": "baseline", "fontsize": 7, "color": color}
+                label(axes, f"{days:.1f} days", (length, y), (shift, -13), **style)
+            if y == 0:
+                last = i == len(REGIMES) - 1
+                style = {"ha": "left" if last else "center", "va": "baseline", "color": color}
+                label(axes, [*REGIMES][i], (length, 0), (-6 if last else 0, 11 + 12 * after), **style)
+        if y and row.hardware != rows[y - 1].hardware:
             axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
+    label(axes, "paper", (rows[0].paper, 0), (0, 11), ha="center", va="baseline", color=FAINT)
     axes.set_yticks(range(len(rows)), [f"{row.hardware}   {row.model:>3}" for row in rows], color=INK)
     axes.set_ylim(len(rows) - 0.4, -1.3)
-    log_tokens(axes, min(row.paper for row in rows), max(max(row.paper, *(x or 0 for x in row.ours)) for row in rows))
+    log_tokens(axes, min(row.paper for row in rows), max(longest))
     axes.set_xlabel(
         "tokens of the longest context that trains (compiled; × the paper's; like for like is float32)\n"
         "days: of one modelled step, where it takes more than one"
@@ -100,21 +74,13 @@ def draw_training_cost(plt) -> Any:
     """Draw Figure 5: FLOPs of a pass over the same tokens at a longer context, relative to a context of 4096."""
     figure, axes = plt.subplots(figsize=(7.4, 4), layout="constrained")
     lengths = [4096 * 2**i for i in range(12)]
-    models = (("7B", 4096), ("13B", 5120), ("33B", 6656), ("65B", 8192), ("175B", 12288), ("1T", 36864))
-    label = math.inf
-    for (name, width), color in zip(models, plt.get_cmap("viridis")(np.linspace(0, 0.8, len(models))), strict=True):
-        ratios = [flops_ratio(width, length) for length in lengths]
-        label = min(ratios[-1], 0.75 * label)  # below the previous label
+    widths = {"7B": 4096, "13B": 5120, "33B": 6656, "65B": 8192, "175B": 12288, "1T": 36864}
+    height = math.inf
+    for name, color in zip(widths, plt.get_cmap("viridis")(np.linspace(0, 0.8, len(widths))), strict=True):
+        ratios = [flops_ratio(widths[name], length) for length in lengths]
+        height = min(ratios[-1], 0.75 * height)  # below the previous label
         axes.plot(lengths, ratios, color=color, linewidth=2)
-        axes.annotate(
-            f"{name}: {ratios[-1]:.0f}×",
-            (lengths[-1], label),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            color=color,
-            fontsize=9.5,
-        )
+        label(axes, f"{name}: {ratios[-1]:.0f}×", (lengths[-1], height), (6, 0), color=color, fontsize=9.5)
     log_tokens(axes, lengths[0], lengths[-1], pad=1.06)
     axes.set_yscale("log")
     axes.set_yticks([1, 10, 100], ["1×", "10×", "100×"])
@@ -148,15 +114,8 @@ def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple
             covers = [row[f"{name}_cover_over_link"] for row in mine]
             axes.plot(lengths, [x / smallest[target, name] for x in lengths], color=color, alpha=0.35)
             axes.plot([row["local"] for row in mine], covers, "o", color=color, markersize=6)
-            axes.annotate(
-                target.split(":")[0],
-                (lengths[-1], covers[-1]),
-                (9, 0),
-                textcoords="offset points",
-                va="center",
-                color=color,
-                fontweight="bold",
-            )
+            name_of_chip, end = target.split(":")[0], (lengths[-1], covers[-1])
+            label(axes, name_of_chip, end, (9, 0), fontsize=10, color=color, fontweight="bold")
         axes.text(lengths[0] * 0.85, 4.9, "hop hidden", fontsize=9, color=FAINT, va="top")
         axes.text(lengths[-1] * 1.3, 0.28, "hop exposed", fontsize=9, color="#a33a2a", ha="right", va="bottom")
         log_tokens(axes, lengths[0], lengths[-1], ticks=lengths, pad=1.35)

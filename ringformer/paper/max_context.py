@@ -4,9 +4,12 @@ Cells are searched breadth first: the search tries one length of each cell in tu
 at once. An interrupted search resumes where it stopped, and the file always holds everything known so far.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import CLOSED_FORM
 from ringformer.estimate.compiler.dump import CompilerFailure
@@ -18,26 +21,41 @@ from ringformer.estimate.workload import MemorySettings, Workload, estimate_comm
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.paper.attempts import installed, read, stamp, write_cells
+from ringformer.paper.attempts import compilable, read, stamp, write_results
 
 K = 1024
+Results = defaultdict[str, list[dict]]
+"""Attempts of each cell by its name."""
 
 
-class Row(NamedTuple):
-    """One row of the paper's Table 3. Contexts are in K tokens, in the order of `ATTENTION`."""
+@dataclass(frozen=True)
+class TableRow:
+    """Row of one of the paper's tables: a model on its hardware."""
 
     target: str
     model: str
+
+    @property
+    def size(self) -> str:
+        """Size of the model as printed, e.g. 7B."""
+        return self.model.removeprefix("llama_").upper()
+
+    @property
+    def name(self) -> str:
+        """First part of the names of its cells."""
+        return f"{self.target}/{self.size}".lower()
+
+
+@dataclass(frozen=True)
+class Row(TableRow):
+    """One row of the paper's Table 3. Contexts are in K tokens, in the order of `ATTENTION`."""
+
     devices: int
     sequences: int
     """m: the number of sequences that the ring trains at once (n/m is the ratio of the table's ring and blockwise
     columns)."""
-    paper: tuple[int, int, int, int] | None = None
-    """None for a row that is not in the paper."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.target.lower()}/{self.model.removeprefix('llama_')}"
+    paper: tuple[int, ...] = ()
+    """Contexts that the paper prints; empty for a row that it does not have."""
 
 
 ROWS = (
@@ -61,33 +79,25 @@ point of this series is the last row of `ROWS` with m=1."""
 
 
 class Regime(NamedTuple):
-    """Dtype and kernel of the computation, and the memory that holds layer inputs."""
+    """Dtype of the computation, and the memory that holds layer inputs."""
 
-    name: str
     compute_dtype: str
-    offload: bool
-    kernel: str = "xla"
+    offload: bool = False
+
+    @property
+    def name(self) -> str:
+        return "offload" if self.offload else self.compute_dtype
 
     def wanted_multiple(self, row: Row) -> int:
         """Return the desired multiple of the paper's ring column."""
-        regime = "offload" if self.offload else self.compute_dtype
         if row.target == "32xA100-80":
-            return {"float32": 1, "bfloat16": 1, "offload": 2}[regime]
-        return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[regime]
+            return 2 if self.offload else 1
+        return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[self.name]
 
 
-REGIMES = (
-    Regime("float32", "float32", False),
-    Regime("bfloat16", "bfloat16", False),
-    Regime("offload", "bfloat16", True),
-)
+REGIMES = (Regime("float32"), Regime("bfloat16"), Regime("bfloat16", offload=True))
 """The regime "float32" is the paper's: float32 arrays, whose matrix products are bf16 passes on TPU. The baselines are
 searched in this regime."""
-KERNEL_REGIMES = (
-    Regime("bfloat16+kernel", "bfloat16", False, "auto"),
-    Regime("offload+kernel", "bfloat16", True, "auto"),
-)
-"""The bfloat16 and offload regimes with the chip's kernel, if it has one (`models/kernel_choice.py`)."""
 
 
 class Cell(NamedTuple):
@@ -97,38 +107,35 @@ class Cell(NamedTuple):
     attention: str
     regime: Regime
     sequences: int
+    kernel: str = "xla"
+    """Code of attention's blocks: xla, or auto for the chip's kernel (`models/kernel_choice.py`)."""
 
     @property
     def name(self) -> str:
-        return f"{self.row.name}/{self.attention}/{self.regime.name}/m={self.sequences}"
+        kernel = "" if self.kernel == "xla" else "+kernel"
+        return f"{self.row.name}/{self.attention}/{self.regime.name}{kernel}/m={self.sequences}"
+
+    @property
+    def target(self) -> str:
+        return self.row.target
 
     def workload(self, seq_len: int) -> Workload:
         """Return the workload of a sequence length, with the fastest memory settings."""
         n, m = self.row.devices, self.sequences
-        ring = self.attention == "ring"
-        _, dtype, offload, kernel = self.regime
-        options = dict(attention=self.attention, compute_dtype=dtype, offload=offload, kernel=kernel)
-        model = LlamaConfig(**preset(self.row.model) | options | {"fetch_ahead": not offload})
-        mesh_dim, batch_size = (f"1,{m},1,{n // m}", m) if ring else (f"1,{n},1,1", n)
-        target = find_target(self.row.target)
-        workload = Workload(model, target, mesh_dim, seq_len, batch_size=batch_size, name=self.row.model)
+        options = self.regime._asdict() | dict(fetch_ahead=not self.regime.offload, kernel=self.kernel)
+        model = LlamaConfig(**preset(self.row.model) | options | {"attention": self.attention})
+        mesh_dim, batch_size = (f"1,{m},1,{n // m}", m) if self.attention == "ring" else (f"1,{n},1,1", n)
+        workload = Workload(model, find_target(self.target), mesh_dim, seq_len, batch_size, name=self.row.model)
         return workload.with_kernel()[0]
-
-    @property
-    def has_kernel(self) -> bool:
-        """True if its chips have a kernel other than XLA's code."""
-        return cast(LlamaConfig, self._replace(regime=KERNEL_REGIMES[0]).workload(1024 * K).model).kernel != "xla"
 
     @property
     def with_xla(self) -> "Cell":
         """The cell of the same run without a kernel."""
-        return self._replace(regime=REGIMES[2 if self.regime.offload else 1]) if self.regime.kernel != "xla" else self
+        return self._replace(kernel="xla")
 
     @property
     def paper(self) -> int:
-        """Tokens that the paper prints for this cell; raises ValueError for a row that is not in the paper."""
-        if self.row.paper is None:
-            raise ValueError(f"the paper has no row {self.row.name}")
+        """Tokens that the paper prints for this cell, whose row must be in the paper."""
         return K * self.row.paper[ATTENTION.index(self.attention)]
 
     @property
@@ -143,17 +150,14 @@ class Cell(NamedTuple):
 def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
     """Return every cell: rings with the paper's number of sequences, then with one; the baselines; the scaling; the
     rings with kernels."""
-    scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if row.paper is None]
+    scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if not row.paper]
     papers = [row for row in rows if row.paper]
     rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in papers]
     single = [Cell(row, "ring", regime, 1) for regime in REGIMES[::-1] for row in papers if row.sequences > 1]
     baselines = [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[2::-1] for row in papers]
-    kernels = [
-        cell._replace(regime=regime)
-        for regime in KERNEL_REGIMES
-        for cell in rings + single
-        if cell.regime == REGIMES[1] and cell.has_kernel
-    ]
+    plain = [cell for cell in rings + single if cell.regime == REGIMES[1]]
+    kernels = [cell._replace(regime=regime, kernel="auto") for regime in REGIMES[1:] for cell in plain]
+    kernels = [cell for cell in kernels if cell.workload(1024 * K).model.kernel != "xla"]
     return rings + single + baselines + scaling + kernels
 
 
@@ -164,43 +168,43 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
     Cells whose compiler is not installed are left out. The search also ends if a pass learns nothing because the
     compiler breaks down on everything that is left.
     """
-    wanted = _compilable(wanted, log)
-    done, learned = 0, True
-    while learned and (passes is None or done < passes):
-        learned = False
-        results = read(path)
-        pending = [(c, n) for c in wanted if (n := next_length(results.get(c.name, []), _first_length(c, results)))]
-        pending.sort(key=lambda item: len(results.get(item[0].name, [])))  # cells with the fewest attempts first
-        if not pending:
-            return
-        for i, (cell, seq_len) in enumerate(pending):
-            log(f"[{i + 1}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
-            workload = cell.workload(seq_len)
-            if failure := known_failure(workload):  # this is an answer: it cannot be compiled
-                log(f"  does not fit: {failure}")
-                refused = {"seq_len": seq_len, "command": estimate_command(workload)} | vars(workload.settings)
-                write(path, cell, refused | {"fits": False, "reasons_against": [failure]})
+    wanted = compilable(wanted, log)
+    for _ in count() if passes is None else range(passes):
+        results, learned = read(path), False
+        pending = [(c, n) for c in wanted if (n := next_length(results[c.name], _first_length(c, results)))]
+        pending.sort(key=lambda item: len(results[item[0].name]))  # cells with the fewest attempts first
+        for i, (cell, seq_len) in enumerate(pending, 1):
+            log(f"[{i}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
+            if answer := _attempt(cell.workload(seq_len), log):
+                write(path, cell, answer)
                 learned = True
-                continue
-            try:
-                answer = attempt(workload, log)
-            except CompilerFailure as error:  # not an answer; it is tried again
-                log(f"  the compiler broke down: {error}")
-                continue
-            host = "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of a host's memory,"
-            log(
-                f"  {'fits' if answer['fits'] else 'does not fit'}:{host} {answer['peak_bytes'] / GiB:.2f} of "
-                f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s"
-            )
-            write(path, cell, answer)
-            learned = True
-        done += 1
+        if not learned:
+            return
 
 
-def _first_length(cell: Cell, results: dict[str, list[dict]]) -> int:
+def _attempt(workload: Workload, log: Callable[[str], None]) -> dict | None:
+    """Return the answer for a workload; None if the compiler broke down, so that it is tried again."""
+    if failure := known_failure(workload):  # an answer: it cannot be compiled
+        log(f"  does not fit: {failure}")
+        refused = {"seq_len": workload.seq_len, "command": estimate_command(workload)} | vars(workload.settings)
+        return refused | {"fits": False, "reasons_against": [failure]}
+    try:
+        answer = attempt(workload, log)
+    except CompilerFailure as error:
+        log(f"  the compiler broke down: {error}")
+        return None
+    host = "" if answer["fits_host"] else f" {answer['host_bytes'] / GiB:.0f} GiB of a host's memory,"
+    log(
+        f"  {'fits' if answer['fits'] else 'does not fit'}:{host} {answer['peak_bytes'] / GiB:.2f} of "
+        f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s"
+    )
+    return answer
+
+
+def _first_length(cell: Cell, results: Results) -> int:
     """Return the first length of a search; with a kernel, the longest that fits without it."""
-    without = longest(results.get(cell.with_xla.name, []))
-    return without["seq_len"] if cell.regime.kernel != "xla" and without else cell.first_length
+    without = longest(results[cell.with_xla.name])
+    return without["seq_len"] if cell.kernel != "xla" and without else cell.first_length
 
 
 def longest(attempts: list[dict]) -> dict | None:
@@ -208,30 +212,28 @@ def longest(attempts: list[dict]) -> dict | None:
     return max((a for a in attempts if a["fits"]), key=lambda a: a["seq_len"], default=None)
 
 
-def beside_paper(wanted: list[Cell], *titled: tuple[str, dict[str, list[dict]]]) -> list[str]:
-    """Return the lines of a table: the longest context of each cell in tokens, in the paper and in each titled set of
-    attempts."""
-    columns = {"cell": [cell.name for cell in wanted]}
-    columns["paper"] = [f"{cell.paper:,}" if cell.row.paper else "-" for cell in wanted]
-    columns |= {title: [_longest(cell, results) for cell in wanted] for title, results in titled}
-    aligned = [_aligned(title, texts) for title, texts in columns.items()]
-    compiled = {a["compiled_by"] for _, results in titled for cell in wanted for a in results.get(cell.name, [])}
+def beside_paper(wanted: list[Cell], columns: dict[str, Results]) -> list[str]:
+    """Return the lines of a table: the longest context of each cell in tokens, in the paper and in each column of
+    attempts, by its title."""
+    rows = [("cell", "paper", *columns)]
+    for cell in wanted:
+        paper = f"{cell.paper:,}" if cell.row.paper else "-"
+        rows.append((cell.name, paper, *(_longest_text(cell, results) for results in columns.values())))
+    width = max(len(name) for name, *_ in rows)
+    lines = [f"{name:<{width}}" + "".join(f"  {text:>18}" for text in texts) for name, *texts in rows]
+    compiled = {a["compiled_by"] for results in columns.values() for cell in wanted for a in results[cell.name]}
     about = f"longest context in tokens whose train step fits; compilers: {'; '.join(sorted(compiled)) or 'none yet'}"
-    return [*("  ".join(line) for line in zip(*aligned, strict=True)), about]
+    return [*lines, about]
 
 
-def _aligned(title: str, texts: list[str]) -> list[str]:
-    width = max(map(len, [title, *texts]))
-    return [text.ljust(width) if title == "cell" else text.rjust(width) for text in [title, *texts]]
-
-
-def _longest(cell: Cell, results: dict[str, list[dict]]) -> str:
+def _longest_text(cell: Cell, results: Results) -> str:
     """Format the longest context that fits; the text shows whether the search is complete."""
-    attempts = results.get(cell.name, [])
+    attempts = results[cell.name]
     best = longest(attempts)
-    if next_length(attempts, _first_length(cell, results)) is None:
-        return f"{best['seq_len']:,}" if best else "none"
-    return f"at least {best['seq_len']:,}" if best else "not known"
+    complete = next_length(attempts, _first_length(cell, results)) is None
+    if best is None:
+        return "none" if complete else "not known"
+    return f"{'' if complete else 'at least '}{best['seq_len']:,}"
 
 
 def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], generate_code: bool) -> None:
@@ -240,9 +242,9 @@ def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], gen
     Runs that were already compiled that far are skipped. If a program of a run fails, the run counts as one that does
     not fit, and `fill` continues from there.
     """
-    pending = [(c, a) for c in _compilable(wanted, log) if (a := _unjudged(read(path).get(c.name, []), generate_code))]
-    for i, (cell, before) in enumerate(pending):
-        log(f"[{i + 1}/{len(pending)}] {cell.name} at {before['seq_len']:,} tokens: every program of the run")
+    pending = [(c, a) for c in compilable(wanted, log) if (a := _unjudged(read(path)[c.name], generate_code))]
+    for i, (cell, before) in enumerate(pending, 1):
+        log(f"[{i}/{len(pending)}] {cell.name} at {before['seq_len']:,} tokens: every program of the run")
         try:
             answer = attempt(cell.workload(before["seq_len"]), log, whole_run=True, generate_code=generate_code)
         except CompilerFailure as error:  # the run was scheduled before, so it does not compile
@@ -252,11 +254,18 @@ def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], gen
         write(path, cell, answer)
 
 
+def _unjudged(attempts: list[dict], generate_code: bool) -> dict | None:
+    """Return the attempt at the longest context that fits, unless its run was already compiled that far."""
+    best = longest(attempts)
+    judged = best and len(best.get("programs", ())) > 1 and (best["generated_code"] or not generate_code)
+    return None if judged else best
+
+
 def renew_counted(path: Path) -> int:
     """Update the seconds of every attempt that uses the closed form; return the number of attempts that changed."""
     results, changed = read(path), 0
-    for cell in cells():
-        for a in results.get(cell.name, []):
+    for cell in (cell for cell in cells() if cell.name in results):
+        for a in results[cell.name]:
             if (a.get("seconds_source") or "").startswith(CLOSED_FORM):
                 settings = MemorySettings(a["head_groups"], a["remat_group"], a.get("q_chunk"), a.get("k_chunk"))
                 renewed = time_json(computation_time(cell.workload(a["seq_len"]).with_settings(settings)))
@@ -267,28 +276,15 @@ def renew_counted(path: Path) -> int:
     return changed
 
 
-def _unjudged(attempts: list[dict], generate_code: bool) -> dict | None:
-    """Return the attempt at the longest context that fits, unless its run was already compiled that far."""
-    best = longest(attempts)
-    judged = best and len(best.get("programs", ())) > 1 and (best["generated_code"] or not generate_code)
-    return None if judged else best
-
-
-def _compilable(wanted: list[Cell], log: Callable[[str], None]) -> list[Cell]:
-    """Return the cells whose compiler is installed."""
-    there = installed((cell.row.target for cell in wanted), log)
-    return [cell for cell in wanted if cell.row.target in there]
-
-
 def write(path: Path, cell: Cell, answer: dict) -> None:
     """Add today's attempt at a cell to the file; it replaces an older attempt at the same length. The file is read
     again first, so that two searches can share it."""
     results = read(path)
-    results[cell.name] = [a for a in results.get(cell.name, []) if a["seq_len"] != answer["seq_len"]]
-    results[cell.name].append(answer | stamp(find_target(cell.row.target)))
+    others = [a for a in results[cell.name] if a["seq_len"] != answer["seq_len"]]
+    results[cell.name] = [*others, answer | stamp(find_target(cell.target))]
     _write(path, results)
 
 
-def _write(path: Path, results: dict[str, list[dict]]) -> None:
+def _write(path: Path, results: Results) -> None:
     about = "compiled: whole train steps of `ringformer train`, one attempt per length; bytes of one device"
-    write_cells(path, about, "ringformer tables", results)
+    write_results(path, what=about, command="ringformer tables", cells=dict(sorted(results.items())))

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ringformer.plotting import FAINT, INK, RULE, drawn
+import numpy as np
+
+from ringformer.plotting import FAINT, INK, RULE, drawn, label
 
 COLORS = {"float32, XLA": "#3b75af", "bf16, XLA": "#c2570c", "bf16, Pallas": "#2c8a57", "bf16, cuDNN": "#7a5195"}
 """Colours of the variants by name."""
@@ -43,45 +45,31 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
             if y and row.configuration != rows[y - 1].configuration:
                 axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
         axes.set_title(name, fontsize=9.5)
-        axes.set(xlim=(0, 1), xticks=[0, 0.25, 0.5, 0.75, 1])
-        axes.set_xticklabels(["0", "25%", "50%", "75%", "100%"], fontsize=8.5)
+        axes.set_xlim(0, 1)
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"], fontsize=8.5)
         axes.grid(axis="x", color=RULE, linewidth=0.6)
         axes.tick_params(length=0)
         axes.spines["left"].set_visible(False)
     both[0].axvspan(*paper, color="#f0d9a8", alpha=0.6, linewidth=0, zorder=0)
-    both[0].annotate("paper", (sum(paper) / 2, -0.75), ha="center", va="center", fontsize=8.5, color=FAINT)
-    labels = [
-        row.configuration if y == 0 or row.configuration != rows[y - 1].configuration else ""
-        for y, row in enumerate(rows)
-    ]
+    label(both[0], "paper", (sum(paper) / 2, -0.75), ha="center", fontsize=8.5, color=FAINT)
+    shown = [row.configuration for row in rows]
+    labels = ["" if before == name else name for before, name in zip(["", *shown], shown, strict=False)]
     both[0].set_yticks(range(len(rows)), labels, color=INK, fontsize=9)
     both[0].set_ylim(len(rows) - 0.4, -1.2)
     for i, (variant, color) in enumerate(COLORS.items()):
-        both[1].annotate(
-            variant, (0.26 * i, -0.75), ha="left", va="center", fontsize=7.8, color=color, annotation_clip=False
-        )
+        label(both[1], variant, (0.26 * i, -0.75), ha="left", fontsize=7.8, color=color)
     figure.supxlabel(
-        "model FLOPs utilisation, modelled   (open: blockwise, line: what it lets expect, filled: ring)", fontsize=9.5
+        "model FLOPs utilisation, modelled   (open: blockwise, line: expected ring, filled: ring)", fontsize=9.5
     )
     return figure
 
 
 def _row(axes, y: int, shares: Shares, color: str) -> None:
-    if shares.blockwise is not None:
-        axes.plot(shares.blockwise, y, "o", markersize=7, color="white", markeredgecolor=color, markeredgewidth=1.5)
-    if shares.expected is not None:
-        axes.plot([shares.expected] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2)
-    if shares.ring is not None:
-        axes.plot(shares.ring, y, "o", markersize=7, color=color, zorder=3)
-        ours = [share for share in (shares.ring, shares.expected) if share is not None]
-        right = shares.blockwise is None or shares.ring > shares.blockwise  # the side without another mark
-        axes.annotate(
-            f"{shares.ring:.0%}",
-            (max(ours) if right else min(ours), y),
-            (7 if right else -7, 0),
-            textcoords="offset points",
-            va="center",
-            ha="left" if right else "right",
-            fontsize=8,
-            color=color,
-        )
+    blockwise, expected, ring = np.array(shares, float)  # None becomes NaN, which is not drawn
+    axes.plot(blockwise, y, "o", markersize=7, color="white", markeredgecolor=color, markeredgewidth=1.5)
+    axes.plot([expected] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2)
+    axes.plot(ring, y, "o", markersize=7, color=color, zorder=3)
+    if not np.isnan(ring):
+        ours, left = [ring, expected], ring <= blockwise  # the number stands on the side without the baseline's dot
+        place, shift, side = (np.nanmin(ours), -7, "right") if left else (np.nanmax(ours), 7, "left")
+        label(axes, f"{ring:.0%}", (place, y), (shift, 0), ha=side, fontsize=8, color=color)

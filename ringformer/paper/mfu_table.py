@@ -4,14 +4,13 @@ from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import GiB
 from ringformer.paper.mfu_figure import Bar, Shares
-from ringformer.paper.tables_text import PRECISIONS, SOURCES, TABLE_4, TABLE_4_EXECUTABLES, seconds_by
+from ringformer.paper.tables_text import SOURCES, seconds_by
 from ringformer.paper.training_mfu import (
     BLOCKWISE,
     PAPER_MFU,
     RING,
     RUNS,
     SHORTER,
-    VARIANTS,
     Cell,
     Measured,
     Utilisation,
@@ -24,35 +23,30 @@ KERNELS = {"xla": "XLA", "pallas": "Pallas", "cudnn": "cuDNN"}
 DTYPES = {"float32": "float32", "bfloat16": "bf16"}
 
 
-def table4(results: dict) -> str:
-    """Return the section of the page."""
-    lines = [TABLE_4]
-    for dtype in dict.fromkeys(variant.compute_dtype for variant in VARIANTS):
-        lines.append(PRECISIONS[dtype])
-        lines += [_row(cell, results.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
-    lines.append(TABLE_4_EXECUTABLES)
-    for cell in cells():
-        runs = results.get(cell.name, {})
-        lines += [_executable(cell, run, runs[run], _used(cell, runs, causal=True)) for run in RUNS if run in runs]
-    return "\n".join(lines) + "\n"
+def rows(results: dict[str, dict], dtype: str) -> list[str]:
+    """Return the rows of the table for one dtype of the computation."""
+    return [_row(cell, results.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
+
+
+def executables(results: dict[str, dict]) -> list[str]:
+    """Return a row for each run: memory, settings, seconds and the peak's utilisation."""
+    return [
+        _executable(cell, run, runs[run], _used(cell, runs, causal=True))
+        for cell in cells()
+        for runs in (results.get(cell.name, {}),)
+        for run in RUNS
+        if run in runs
+    ]
 
 
 def bars(results: dict) -> list[Bar]:
     """Return the rows of the figure: every cell with results."""
-    rows = []
-    for cell in cells():
-        if runs := results.get(cell.name):
-            c, (dtype, kernel) = cell.configuration, cell.variant
-            contexts = f"{c.blockwise}K → {c.ring:,}K"
-            rows.append(
-                Bar(
-                    f"{c.target}  {_size(cell)}  {contexts}",
-                    f"{DTYPES[dtype]}, {KERNELS[kernel]}",
-                    shares(cell, runs, causal=False),
-                    shares(cell, runs, causal=True),
-                )
-            )
-    return rows
+    of_cells = []
+    for cell in (cell for cell in cells() if cell.name in results):
+        c, (dtype, kernel) = cell.configuration, cell.variant
+        both = [shares(cell, results[cell.name], causal=causal) for causal in (False, True)]
+        of_cells.append(Bar(f"{c.target}  {c.size}  {c.contexts}", f"{DTYPES[dtype]}, {KERNELS[kernel]}", *both))
+    return of_cells
 
 
 def shares(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Shares:
@@ -94,10 +88,7 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
             if run in runs and not runs[run]["fits"]:
                 columns[column] = "does not fit"
     columns.insert(3, "{:.0%} to {:.0%}".format(*PAPER_MFU))
-    return (
-        f"| {c.target} | {_size(cell)} | {KERNELS[cell.variant.kernel]} | {c.blockwise}K → {c.ring:,}K | "
-        f"{' | '.join(columns)} |"
-    )
+    return f"| {c.target} | {c.size} | {KERNELS[cell.variant.kernel]} | {c.contexts} | {' | '.join(columns)} |"
 
 
 def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
@@ -113,7 +104,3 @@ def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
         f"{a['peak_bytes'] / GiB:.2f} of {hbm / GiB:.2f} | {a['head_groups']} | {a['remat_group']} | {time} | "
         f"{fitted} | {a['compiled_by']}, {a['date']} |"
     )
-
-
-def _size(cell: Cell) -> str:
-    return cell.configuration.model.removeprefix("llama_").upper()

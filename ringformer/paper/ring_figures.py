@@ -4,6 +4,7 @@ The layouts are computed by `ringformer.ops.layouts`.
 """
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from ringformer.ops.layouts import VISIBLE, Layout, permutation
 from ringformer.paper.figures import RANK_COLORS, draw_training_cost
-from ringformer.plotting import FAINT, INK, RULE, drawn
+from ringformer.plotting import FAINT, INK, RULE, drawn, label
 
 
 @drawn
@@ -21,58 +22,31 @@ def draw_ring(plt, n: int = 4) -> Any:
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.5), width_ratios=(1, 1.35), layout="constrained")
     angles = [math.pi / 2 - 2 * math.pi * rank / n for rank in range(n)]
     places = [(math.cos(a), math.sin(a)) for a in angles]
+    arrow = {"arrowstyle": "-|>", "color": FAINT, "linewidth": 1.6, "shrinkA": 44, "shrinkB": 44}
+    arrow |= {"connectionstyle": "arc3,rad=-0.28", "mutation_scale": 14}
     for rank, (x, y) in enumerate(places):
-        _box(plt, left, x - 0.36, y - 0.25, 0.72, 0.5, "white", RANK_COLORS[rank])
-        left.text(x, y + 0.11, f"device {rank}", ha="center", va="center", fontsize=8.5, fontweight="bold")
-        _box(plt, left, x - 0.3, y - 0.18, 0.24, 0.17, "white", RANK_COLORS[rank])
-        left.text(x - 0.18, y - 0.1, f"q{rank}", ha="center", va="center", fontsize=8)
-        _box(plt, left, x - 0.01, y - 0.18, 0.31, 0.17, RANK_COLORS[rank], RANK_COLORS[rank])
-        left.text(x + 0.145, y - 0.1, f"k{rank} v{rank}", ha="center", va="center", fontsize=8, color="white")
-        after = places[(rank + 1) % n]
-        left.annotate(
-            "",
-            after,
-            (x, y),
-            arrowprops=dict(
-                arrowstyle="-|>",
-                color=FAINT,
-                linewidth=1.6,
-                shrinkA=44,
-                shrinkB=44,
-                connectionstyle="arc3,rad=-0.28",
-                mutation_scale=14,
-            ),
-        )
-    left.text(0, 0, "keys and values\ntravel", ha="center", va="center", fontsize=9, color=FAINT)
+        color = RANK_COLORS[rank]
+        _box(left, (x, y), (0.72, 0.5), "", "white", color)
+        label(left, f"device {rank}", (x, y + 0.11), ha="center", fontsize=8.5, fontweight="bold")
+        _box(left, (x - 0.18, y - 0.095), (0.24, 0.17), f"q{rank}", "white", color, fontsize=8)
+        _box(left, (x + 0.145, y - 0.095), (0.31, 0.17), f"k{rank} v{rank}", color, color, fontsize=8, color="white")
+        left.annotate("", places[(rank + 1) % n], (x, y), arrowprops=arrow)
+    label(left, "keys and values\ntravel", (0, 0), ha="center", color=FAINT)
     left.set(xlim=(-1.45, 1.45), ylim=(-1.35, 1.35), aspect="equal")
     left.axis("off")
-    for step in range(n):
-        right.text(step + 0.5, -0.18, f"step {step}" + (" (own)" if step == 0 else ""), ha="center", fontsize=9)
-        for rank in range(n):
-            owner = (rank - step) % n
-            _box(plt, right, step + 0.1, rank + 0.12, 0.7, 0.66, RANK_COLORS[owner], RANK_COLORS[owner])
-            right.text(step + 0.45, rank + 0.45, f"k{owner} v{owner}", ha="center", va="center", color="white")
-            if step < n - 1:
-                end = (rank + 1) % n
-                color = RULE if end < rank else RANK_COLORS[owner]
-                right.annotate(
-                    "",
-                    (step + 1.09, end + 0.45),
-                    (step + 0.81, rank + 0.45),
-                    zorder=0,
-                    arrowprops=dict(arrowstyle="-", color=color, linewidth=1.4),
-                )
-    for rank in range(n):
-        right.text(-0.05, rank + 0.45, f"device {rank}\nwith q{rank}", ha="right", va="center", fontsize=8.5)
-    right.text(
-        n / 2,
-        n + 0.18,
-        f"{n - 1} hops, each under the block computed meanwhile; then every q has met every k",
-        ha="center",
-        va="top",
-        fontsize=8.5,
-        color=FAINT,
-    )
+    for rank, step in product(range(n), range(n)):
+        owner, after = (rank - step) % n, (rank + 1) % n
+        color = RANK_COLORS[owner]
+        block = f"k{owner} v{owner}"
+        _box(right, (step + 0.45, rank + 0.45), (0.7, 0.66), block, color, color, fontsize=10, color="white")
+        if step < n - 1:
+            hop = (step + 0.81, step + 1.09), (rank + 0.45, after + 0.45)
+            right.plot(*hop, color=RULE if after < rank else color, linewidth=1.4, zorder=0)
+    for i in range(n):
+        label(right, f"step {i}{'' if i else ' (own)'}", (i + 0.5, -0.18), ha="center", va="baseline")
+        label(right, f"device {i}\nwith q{i}", (-0.05, i + 0.45), ha="right", fontsize=8.5)
+    caption = f"{n - 1} hops, each under the block computed meanwhile; then every q has met every k"
+    label(right, caption, (n / 2, n + 0.18), ha="center", va="top", fontsize=8.5, color=FAINT)
     right.set(xlim=(-0.75, n), ylim=(n + 0.4, -0.4))
     right.axis("off")
     return figure
@@ -92,50 +66,31 @@ def draw_layouts(plt, n: int = 4, local: int = 8) -> Any:
     figure, grid = plt.subplots(3, len(VISIBLE), figsize=(8.6, 4.5), height_ratios=(0.2, 3, 0.95), layout="constrained")
     for (strip, masks, bars), layout in zip(grid.T, VISIBLE, strict=True):
         tokens = permutation(layout, n * local, n).reshape(n, local)
-        holder = np.empty(n * local, int)
-        for rank in range(n):
-            holder[tokens[rank]] = rank
-        for rank in range(n):
-            for first, last in _runs(holder == rank):
-                strip.fill_between((first, last), 0, 1, color=RANK_COLORS[rank], linewidth=0.3)
+        for rank, mine in enumerate(tokens):
+            strip.bar(mine, 1, width=1, align="edge", color=RANK_COLORS[rank])
         strip.set(xlim=(0, n * local), ylim=(0, 1), title=layout)
         strip.axis("off")
-        for rank in range(n):
-            for step in range(n):
-                seen = tokens[rank][:, None] >= tokens[(rank - step) % n]
-                x, y = step * 1.12, rank * 1.12
-                masks.add_patch(plt.Rectangle((x, y), 1, 1, facecolor="#f3f5f7", edgecolor=RULE, linewidth=0.8))
-                first = local - seen.sum(axis=0)  # a key is seen by the last queries, by all, or by none
-                edges = x + np.arange(local + 1) / local
-                masks.fill_between(
-                    edges,
-                    y + np.append(first, first[-1]) / local,
-                    y + 1,
-                    step="post",
-                    color=RANK_COLORS[rank],
-                    linewidth=0,
-                )
-        side = n * 1.12
-        masks.set(
-            xlim=(-0.02, side),
-            ylim=(side, -0.02),
-            aspect="equal",
-            xticks=[1.12 * i + 0.5 for i in range(n)],
-            yticks=[1.12 * i + 0.5 for i in range(n)],
-        )
-        masks.set_xticklabels([f"step {i}" for i in range(n)], fontsize=8)
-        masks.set_yticklabels([f"rank {i}" for i in range(n)], fontsize=8)
+        for rank, step in product(range(n), range(n)):
+            seen = tokens[rank][:, None] >= tokens[(rank - step) % n]
+            x, y = step * 1.12, rank * 1.12
+            masks.add_patch(plt.Rectangle((x, y), 1, 1, facecolor="#f3f5f7", edgecolor=RULE, linewidth=0.8))
+            hidden = 1 - seen.mean(axis=0)  # a key is seen by the last queries, by all, or by none
+            edges = x + np.arange(local + 1) / local
+            masks.stairs(y + hidden, edges, baseline=y + 1, fill=True, color=RANK_COLORS[rank])
+        side, middles = n * 1.12, [1.12 * i + 0.5 for i in range(n)]
+        masks.set(xlim=(-0.02, side), ylim=(side, -0.02), aspect="equal")
+        masks.set_xticks(middles, [f"step {i}" for i in range(n)], fontsize=8)
+        masks.set_yticks(middles, [f"rank {i}" for i in range(n)], fontsize=8)
         masks.tick_params(length=0, pad=2)
-        for spine in (*masks.spines.values(), *bars.spines.values()):
-            spine.set_visible(False)
         work = causal_work(layout, n)
-        bars.bar(range(n), work, color=RANK_COLORS[:n], width=0.72)
-        for rank, share in enumerate(work):
-            bars.text(rank, share + 0.06, f"{share:.2f}", ha="center", fontsize=8.5, color=INK)
-        bars.set(ylim=(0, 2.1), xticks=range(n), yticks=[])
-        bars.set_xticklabels([f"rank {i}" for i in range(n)], fontsize=8)
+        patches = bars.bar(range(n), work, color=RANK_COLORS[:n], width=0.72)
+        bars.bar_label(patches, fmt="{:.2f}", padding=2, fontsize=8.5, color=INK)
+        bars.set(ylim=(0, 2.1), yticks=[])
+        bars.set_xticks(range(n), [f"rank {i}" for i in range(n)], fontsize=8)
         bars.tick_params(length=0, pad=1)
-    grid[0, 0].text(-1.2, 0.5, "tokens", ha="right", va="center", fontsize=8.5, color=FAINT)
+        for axes in (masks, bars):
+            axes.spines[:].set_visible(False)
+    label(grid[0, 0], "tokens", (-1.2, 0.5), ha="right", fontsize=8.5, color=FAINT)
     grid[1, 0].set_ylabel("queries × visiting keys", fontsize=8.5, color=FAINT)
     grid[2, 0].set_ylabel("causal work\n(mean 1)", fontsize=8.5, color=FAINT)
     return figure
@@ -148,24 +103,12 @@ def write_drawings(folder: Path | str) -> None:
         draw(path=Path(folder) / f"{name}.svg")
 
 
-def _runs(row: np.ndarray) -> list[tuple[int, int]]:
-    """Return the half-open index ranges in which a row is True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], row.astype(int), [0]])))
-    return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
-
-
-def _box(plt, axes, x, y, width, height, face, edge) -> None:
+def _box(axes, center, size, text: str, face: str, edge: str, **style: Any) -> None:
+    """Draw a box with rounded corners and a text in its middle."""
     from matplotlib.patches import FancyBboxPatch
 
-    axes.add_patch(
-        FancyBboxPatch(
-            (x, y),
-            width,
-            height,
-            boxstyle="round,pad=0,rounding_size=0.05",
-            facecolor=face,
-            edgecolor=edge,
-            linewidth=1.5,
-            zorder=2,
-        )
-    )
+    (x, y), (width, height) = center, size
+    shape: Any = {"boxstyle": "round,pad=0,rounding_size=0.05", "linewidth": 1.5, "zorder": 2}
+    corner = (x - width / 2, y - height / 2)
+    axes.add_patch(FancyBboxPatch(corner, width, height, facecolor=face, edgecolor=edge, **shape))
+    label(axes, text, center, ha="center", **style)

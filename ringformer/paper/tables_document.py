@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import smallest_local_length
 from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS, counted_longest_within, longest_within
@@ -11,30 +11,15 @@ from ringformer.estimate.targets import find_target
 from ringformer.hardware import CHIPS, GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.paper import activation_memory
+from ringformer.paper import activation_memory, max_context, mfu_table
 from ringformer.paper.attempts import read, read_runs
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
-from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, cells, longest
+from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, longest
 from ringformer.paper.mfu_figure import draw_training_mfu
-from ringformer.paper.mfu_table import bars, table4
-from ringformer.paper.tables_text import (
-    BASELINES,
-    BLOCKWISE,
-    DAY,
-    EXECUTABLES,
-    FIGURES,
-    FORMULAS,
-    HEAD,
-    KERNELS,
-    PROVENANCE,
-    SCALED,
-    TABLE_1,
-    TABLE_2,
-    TABLE_3,
-    TABLE_3_LEGEND,
-    seconds_by,
-)
+from ringformer.paper.tables_text import BLOCKWISE, FORMULAS, PAGE, seconds_by
 from ringformer.paper.training_mfu import PAPER_MFU
+
+DAY = 86400
 
 
 class Results(NamedTuple):
@@ -55,40 +40,52 @@ class Results(NamedTuple):
 
 def write_tables(results: Results, folder: Path) -> list[str]:
     """Write `folder`/tables.md and its figures to `folder`/figures; return the names of the files."""
-    attempts, trained = read(results.contexts), read_runs(results.mfu)
-    pictures = folder / "figures"
-    pictures.mkdir(parents=True, exist_ok=True)
-    draw_longest_contexts(contexts(attempts), path=pictures / "longest_contexts.svg")
-    draw_training_cost(path=pictures / "training_cost.svg")
-    draw_training_mfu(bars(trained), PAPER_MFU, path=pictures / "training_mfu.svg")
-    sections = [
-        HEAD,
-        table3(attempts),
-        kernels(attempts),
-        baselines(attempts),
-        details(attempts),
-        scaling(attempts),
-        table4(trained),
-        table1(activation_memory.read(results.activations)),
-        table2(),
-        FIGURES,
-        provenance(attempts),
-    ]
-    (folder / "tables.md").write_text("\n".join(sections).replace("\n\n\n", "\n\n"))
-    names = ("longest_contexts", "training_cost", "training_mfu")
-    return [f"{folder}/tables.md", *(f"figures/{name}.svg" for name in names)]
+    attempts, runs = read(results.contexts), read_runs(results.mfu)
+    text = page(attempts, runs, activation_memory.read(results.activations))
+    names = [f"figures/{name}.svg" for name in ("longest_contexts", "training_cost", "training_mfu")]
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    draw_longest_contexts(contexts(attempts), path=folder / names[0])
+    draw_training_cost(path=folder / names[1])
+    draw_training_mfu(mfu_table.bars(runs), PAPER_MFU, path=folder / names[2])
+    (folder / "tables.md").write_text(text)
+    return [f"{folder}/tables.md", *names]
 
 
-def provenance(attempts: dict) -> str:
-    """Return the section on what the numbers are, the sources of the seconds, and the compilers."""
-    tried = [a for cell in attempts.values() for a in cell]
-    compilers = sorted({a["compiled_by"] for a in tried})
-    seconds = sorted({re.sub(r"^\d+%", "a part", a["seconds_source"]) for a in tried if a["fits"]})
-    return PROVENANCE.format(seconds=_bullets(seconds), compilers=_bullets(compilers))
+def page(attempts: max_context.Results, runs: dict[str, dict], activations: dict[str, dict]) -> str:
+    """Return the text of tables.md, from the contents of the three files of results."""
+    v4 = efficiency("v4")
+    tried = [attempt for cell in attempts.values() for attempt in cell]
+    sources = {re.sub(r"^\d+%", "a part", attempt["seconds_source"]) for attempt in tried if attempt["fits"]}
+    kernels = [cell for cell in max_context.cells() if cell.kernel != "xla"]
+    shorter = [cell.name for cell in kernels if 0 < _reached(attempts, cell) < _reached(attempts, cell.with_xla)]
+    fields = {
+        "paper_m": [_ring_row(row, row.sequences, attempts) for row in ROWS],
+        "single": [_ring_row(row, 1, attempts) for row in ROWS if row.sequences > 1],
+        "hours": [f"{MAX_STEP_SECONDS / 3600:g}"],
+        "seconds": [f"{MAX_STEP_SECONDS:,.0f}"],
+        "counted": [f"{USUAL} (v4: {v4.pairs:.0%} and {v4.products:.0%})"],
+        "kernels": [_kernel_row(cell, attempts) for cell in kernels],
+        "shorter_kernels": [f"Shorter with the kernel: {', '.join(shorter) or 'none'}."],
+        "baselines": [_baseline_row(row, attempts) for row in ROWS],
+        "shorter_baselines": _shorter_baselines(attempts),
+        "executables": [_executable(name, cell) for name, cell in attempts.items() if "/ring/" in name],
+        "scaling": [_scaling_row(row, attempts) for row in (*SCALING, ROWS[-1])],
+        "mfu_float32": mfu_table.rows(runs, "float32"),
+        "mfu_bfloat16": mfu_table.rows(runs, "bfloat16"),
+        "mfu_executables": mfu_table.executables(runs),
+        "target": [activation_memory.TARGET],
+        "activations": [_activations_row(kind, activations[kind]) for kind in ATTENTION if kind in activations],
+        "hidden": _smallest_local_lengths(),
+        "sources": [f"- {source}" for source in sorted(sources)],
+        "compilers": [f"- {compiler}" for compiler in sorted({attempt["compiled_by"] for attempt in tried})],
+    }
+    return PAGE.format(**{name: "\n".join(filter(None, lines)) for name, lines in fields.items()})
 
 
-def _bullets(items: list[str]) -> str:
-    return "\n".join(f"- {item}" for item in items)
+def _reached(attempts: max_context.Results, cell: Cell) -> int:
+    """Return the longest context of a cell that fits; 0 if none is known."""
+    best = longest(attempts[cell.name])
+    return best["seq_len"] if best else 0
 
 
 def _longest_text(attempts: list[dict], paper: int | None = None) -> str:
@@ -111,8 +108,7 @@ def _fits_text(attempts: list[dict], paper: int) -> str:
     if best is None:
         return text
     seconds = best["step_seconds_model"]
-    took = f"**⚠ {seconds / DAY:.1f} days**" if seconds > DAY else f"{seconds:,.0f} s"
-    return f"{text} {took}"
+    return f"{text} **⚠ {seconds / DAY:.1f} days**" if seconds > DAY else f"{text} {seconds:,.0f} s"
 
 
 def _within_text(cell: Cell, attempts: list[dict]) -> str:
@@ -127,155 +123,100 @@ def _within_text(cell: Cell, attempts: list[dict]) -> str:
     return f"~ {_length(counted, cell.paper)}" if counted else ""
 
 
-def table3(attempts: dict) -> str:
-    """Return the ring's longest contexts in three regimes, with the paper's number of sequences and with one."""
-    hours = MAX_STEP_SECONDS / 3600
-    v4 = efficiency("v4")
-    counted = f"{USUAL} (v4: {v4.pairs:.0%} and {v4.products:.0%})"
-    text = TABLE_3
-    single = [row for row in ROWS if row.sequences > 1]
-    for title, rows, sequences in (("m as in the paper", ROWS, None), ("m = 1", single, 1)):
-        names = [f"{name}: fits | {hours:g} h per step" for name in ("float32", "bf16", "bf16 + offload")]
-        lines = [f"| hardware | model | n/m | paper | {' | '.join(names)} |", "|---" * 10 + "|"]
-        for row in rows:
-            cells = [Cell(row, "ring", regime, sequences or row.sequences) for regime in REGIMES]
-            columns = []
-            for cell in cells:
-                tried = attempts.get(cell.name, [])
-                columns += [_fits_text(tried, cell.paper), _within_text(cell, tried)]
-            head = f"| {row.target} | {_size(row)} | {row.devices}/{cells[0].sequences} | {cells[0].paper // K:,}K | "
-            lines.append(head + " | ".join(columns) + " |")
-        text += f"\n### {title}\n\n" + "\n".join(lines) + "\n"
-        if sequences:
-            text += "\nThe other rows have m = 1 in the paper, too.\n"
-    return text + TABLE_3_LEGEND.format(hours=hours, seconds=MAX_STEP_SECONDS, counted=counted)
+def _ring_row(row: Row, sequences: int, attempts: max_context.Results) -> str:
+    """Return the ring's longest contexts in three regimes."""
+    cells = [Cell(row, "ring", regime, sequences) for regime in REGIMES]
+    tried = {cell: attempts[cell.name] for cell in cells}
+    columns = [f"{_fits_text(of_cell, cell.paper)} | {_within_text(cell, of_cell)}" for cell, of_cell in tried.items()]
+    paper = f"{cells[0].paper // K:,}K"
+    return f"| {row.target} | {row.size} | {row.devices}/{sequences} | {paper} | {' | '.join(columns)} |"
 
 
-def kernels(attempts: dict) -> str:
-    """Return the longest contexts with kernels and with XLA's blocks, and name the cells where the kernel's is
-    shorter."""
-    head = "| hardware | model | n/m | kernel | regime | XLA's blocks | the kernel |"
-    lines, shorter = [head, "|---" * 7 + "|"], []
-    for cell in (cell for cell in cells() if cell.regime.kernel != "xla"):
-        tried, plain = (attempts.get(c.name, []) for c in (cell, cell.with_xla))
-        best, without = longest(tried), longest(plain)
-        if best and without and best["seq_len"] < without["seq_len"]:
-            shorter.append(cell.name)
-        row, regime = cell.row, "bf16 + offload" if cell.regime.offload else "bf16"
-        kernel = cast(LlamaConfig, cell.workload(cell.paper).model).kernel
-        head = f"| {row.target} | {_size(row)} | {row.devices}/{cell.sequences} | {kernel} | {regime} | "
-        lines.append(head + f"{_fits_text(plain, cell.paper)} | {_fits_text(tried, cell.paper)} |")
-    note = f"Shorter with the kernel: {', '.join(shorter)}." if shorter else "None is shorter with the kernel."
-    return "\n".join([KERNELS, *lines]) + f"\n\n{note}\n"
+def _kernel_row(cell: Cell, attempts: max_context.Results) -> str:
+    """Return the longest contexts with XLA's blocks and with a kernel."""
+    row, regime = cell.row, "bf16 + offload" if cell.regime.offload else "bf16"
+    kernel = cell.workload(cell.paper).model.kernel
+    plain, tried = (_fits_text(attempts[name], cell.paper) for name in (cell.with_xla.name, cell.name))
+    return f"| {row.target} | {row.size} | {row.devices}/{cell.sequences} | {kernel} | {regime} | {plain} | {tried} |"
 
 
-def baselines(attempts: dict) -> str:
-    """Return the longest contexts without a ring beside the paper's, and name the cells that fall short of the
-    paper."""
-    lines = [BASELINES, "| hardware | model | vanilla | memory efficient | blockwise |", "|---|---|---|---|---|"]
-    shorter = []
-    for row in ROWS:
-        columns = []
-        for kind in ATTENTION[:3]:
-            cell = Cell(row, kind, REGIMES[0], row.devices)
-            tried = attempts.get(cell.name, [])
-            columns.append(f"{_longest_text(tried)} ({cell.paper // K}K)")
-            best = longest(tried)
-            if best and best["seq_len"] < cell.paper:
-                shorter.append(
-                    f"{kind.replace('_', ' ')} of {row.target} {_size(row)} ({best['seq_len'] // K}K of "
-                    f"{cell.paper // K}K)"
-                )
-        lines.append(f"| {row.target} | {_size(row)} | " + " | ".join(columns) + " |")
-    note = f"Shorter than the paper's: {', '.join(shorter)}.\n{BLOCKWISE}" if shorter else ""
-    return "\n".join(lines) + f"\n\n{note}\n"
+def _baseline_cells(row: Row) -> list[Cell]:
+    return [Cell(row, kind, REGIMES[0], row.devices) for kind in ATTENTION[:3]]
 
 
-def details(attempts: dict) -> str:
-    """Return one row for each longest ring: memory, settings, and the bytes that its schedule exposes."""
-    rows = [
-        EXECUTABLES,
-        "| cell | tokens | peak GiB | of | host GiB | head groups | remat group | exposed in loops | exposed | hop | "
-        "modelled s/step | by | judged | compiled by |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+def _baseline_row(row: Row, attempts: max_context.Results) -> str:
+    """Return the longest contexts without a ring beside the paper's."""
+    columns = [f"{_longest_text(attempts[cell.name])} ({cell.paper // K}K)" for cell in _baseline_cells(row)]
+    return f"| {row.target} | {row.size} | {' | '.join(columns)} |"
+
+
+def _shorter_baselines(attempts: max_context.Results) -> list[str]:
+    """Name the baselines that fall short of the paper, and the reason."""
+    shorter = [
+        f"{cell.attention.replace('_', ' ')} of {row.target} {row.size} ({reached // K}K of {cell.paper // K}K)"
+        for row in ROWS
+        for cell in _baseline_cells(row)
+        if 0 < (reached := _reached(attempts, cell)) < cell.paper
     ]
-    for name, tried in attempts.items():
-        best = longest(tried)
-        if best is None or "/ring/" not in name:
-            continue
-        ring = best["hidden_permute_bytes"] + best["exposed_permute_bytes"]
-        chip = find_target(name.partition("/")[0]).chip
-        rows.append(
-            f"| {name} | {best['seq_len']:,} | {best['peak_bytes'] / GiB:.2f} | {chip.hbm_bytes / GiB:.2f} | "
-            f"{best['host_bytes'] / GiB:.1f} | {best['head_groups']} | {best['remat_group']} | "
-            f"{best['exposed_in_ring_loops_bytes'] / max(ring, 1):.2%} | "
-            f"{best['exposed_permute_bytes'] / max(ring, 1):.2%} | {best['max_link_hops'] or '-'} | "
-            f"{best['step_seconds_model']:,.0f} | {seconds_by(best)} | {_judged(best)} | "
-            f"{best['compiled_by']}, {best['date']} |"
-        )
-    return "\n".join(rows) + "\n"
+    return [f"Shorter than the paper's: {', '.join(shorter)}.", BLOCKWISE] if shorter else []
 
 
-def _judged(attempt: dict) -> str:
-    """Describe which programs of a run an attempt compiled, and how far; the oldest attempts compiled one program
-    only."""
-    programs = len(attempt["programs"]) if "programs" in attempt else 1
-    far = "machine code" if attempt["generated_code"] else "schedule"
-    return f"{'the train step' if programs == 1 else f'all {programs} programs'}, {far}"
+def _executable(name: str, tried: list[dict]) -> str:
+    """Return the memory and the settings of a cell's longest ring, and the bytes that its schedule exposes; empty if
+    none fits."""
+    best = longest(tried)
+    if best is None:
+        return ""
+    ring = max(best["hidden_permute_bytes"] + best["exposed_permute_bytes"], 1)
+    chip = find_target(name.partition("/")[0]).chip
+    programs = len(best.get("programs", [1]))  # the oldest attempts compiled one program only
+    judged = "the train step" if programs == 1 else f"all {programs} programs"
+    return (
+        f"| {name} | {best['seq_len']:,} | {best['peak_bytes'] / GiB:.2f} | {chip.hbm_bytes / GiB:.2f} | "
+        f"{best['host_bytes'] / GiB:.1f} | {best['head_groups']} | {best['remat_group']} | "
+        f"{best['exposed_in_ring_loops_bytes'] / ring:.2%} | {best['exposed_permute_bytes'] / ring:.2%} | "
+        f"{best['max_link_hops'] or '-'} | {best['step_seconds_model']:,.0f} | {seconds_by(best)} | "
+        f"{judged}, {'machine code' if best['generated_code'] else 'schedule'} | "
+        f"{best['compiled_by']}, {best['date']} |"
+    )
 
 
-def scaling(attempts: dict) -> str:
-    """Return the longest contexts by number of chips."""
-    rows = [SCALED]
-    for row in (*SCALING, ROWS[-1]):
-        tried = attempts.get(Cell(row, "ring", REGIMES[1], 1).name, [])
-        if best := longest(tried):
-            local, peak = best["seq_len"] // row.devices, best["peak_bytes"] / GiB
-            seconds = best["step_seconds_model"]
-            rows.append(f"| {row.devices} | {_longest_text(tried)} | {local:,} | {peak:.2f} | {seconds:,.0f} |")
-        else:
-            rows.append(f"| {row.devices} | - | - | - | - |")
-    return "\n".join(rows) + "\n"
+def _scaling_row(row: Row, attempts: max_context.Results) -> str:
+    """Return the longest context for a number of chips."""
+    tried = attempts[Cell(row, "ring", REGIMES[1], 1).name]
+    best = longest(tried)
+    if best is None:
+        return f"| {row.devices} | - | - | - | - |"
+    return (
+        f"| {row.devices} | {_longest_text(tried)} | {best['seq_len'] // row.devices:,} | "
+        f"{best['peak_bytes'] / GiB:.2f} | {best['step_seconds_model']:,.0f} |"
+    )
 
 
-def table1(held: dict[str, dict]) -> str:
+def _activations_row(kind: str, held: dict) -> str:
     """Return the activations of a layer by the paper's closed form, and the growth of compiled programs."""
-    rows = [TABLE_1.format(target=activation_memory.TARGET)]
-    for kind in ATTENTION:
-        if kind in held:
-            h = held[kind]
-            sizes = " | ".join(f"{h[k] / 2**20:,.0f}" for k in ("paper_bytes", "forward_bytes", "backward_bytes"))
-            rows.append(f"| {kind.replace('_', ' ')} | {h['local_tokens']:,} | {FORMULAS[kind]} | {sizes} |")
-    return "\n".join(rows) + "\n"
+    sizes = " | ".join(f"{held[f'{part}_bytes'] / 2**20:,.0f}" for part in ("paper", "forward", "backward"))
+    return f"| {kind.replace('_', ' ')} | {held['local_tokens']:,} | {FORMULAS[kind]} | {sizes} |"
 
 
-def table2() -> str:
-    """Return the smallest local lengths that hide the ring."""
-    model = LlamaConfig(**preset("llama_7b"))
-    gqa = LlamaConfig(**preset("llama3_8b"))
-    rows = [
-        TABLE_2,
-        "| device | F/B | 7B forward | 7B backward | LLaMA-3 8B (K/H = 1/4) forward | backward |",
-        "|---|---|---|---|---|---|",
-    ]
+def _smallest_local_lengths() -> list[str]:
+    """Return the smallest local lengths that hide the ring, for each chip."""
+    seven, grouped = (LlamaConfig(**preset(name)) for name in ("llama_7b", "llama3_8b"))
+    rows = []
     for chip in CHIPS.values():
-        lengths = [smallest_local_length(m, chip, backward=b) for m in (model, gqa) for b in (False, True)]
-        plain = smallest_local_length(model, chip, causal=False)
-        rows.append(f"| {chip.name} | {plain:,.0f} | " + " | ".join(f"{x:,.0f}" for x in lengths) + " |")
-    return "\n".join(rows) + "\n"
+        lengths = [smallest_local_length(seven, chip, causal=False)]
+        lengths += [smallest_local_length(m, chip, backward=b) for m in (seven, grouped) for b in (False, True)]
+        rows.append(f"| {chip.name} | " + " | ".join(f"{length:,.0f}" for length in lengths) + " |")
+    return rows
 
 
-def contexts(attempts: dict) -> list[Contexts]:
+def contexts(attempts: max_context.Results) -> list[Contexts]:
     """Return the ring columns of Table 3 with the paper's number of sequences, for the figure."""
-    columns = []
+    rows = []
     for row in ROWS:
         rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES]
-        best = [longest(attempts.get(ring.name, [])) for ring in rings]
-        float32, bfloat16, offload = (attempt["seq_len"] if attempt else None for attempt in best)
+        best = [longest(attempts[ring.name]) for ring in rings]
+        ours = tuple(attempt["seq_len"] if attempt else None for attempt in best)
         days = tuple(attempt["step_seconds_model"] / DAY if attempt else 0.0 for attempt in best)
-        columns.append(Contexts(row.target, _size(row), rings[0].paper, (float32, bfloat16, offload), days))
-    return columns
-
-
-def _size(row: Row) -> str:
-    return row.model.removeprefix("llama_").upper()
+        rows.append(Contexts(row.target, row.size, rings[0].paper, ours, days))
+    return rows

@@ -7,12 +7,16 @@ estimator chooses for the ring; only the ring differs. MFU is modelled from the 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from ringformer.estimate.compiler.dump import CompilerFailure
+from ringformer.estimate.report import fields
 from ringformer.estimate.search.longest_context import brief_json
 from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
@@ -24,8 +28,8 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.kernels.block_kernels import Kernel, check_kernel
 from ringformer.ops.work_list import default_chunk
-from ringformer.paper.attempts import installed, read_runs, stamp, write_cells
-from ringformer.paper.max_context import K
+from ringformer.paper.attempts import compilable, read_runs, stamp, write_results
+from ringformer.paper.max_context import K, TableRow
 
 TABLE = "table4"
 """First part of the names of its cells."""
@@ -38,19 +42,19 @@ RUNS = (RING, BLOCKWISE, SHORTER)
 """Runs of a cell. The second baseline has twice as many sequences of half the length."""
 
 
-class Configuration(NamedTuple):
+@dataclass(frozen=True)
+class Configuration(TableRow):
     """A row of the paper's table; contexts are in K tokens."""
 
-    target: str
-    model: str
     blockwise: int
     ring: int
     step_tokens: int
     tp: int = 1
 
     @property
-    def name(self) -> str:
-        return f"{self.target.lower()}/{self.model.removeprefix('llama_')}"
+    def contexts(self) -> str:
+        """Both contexts as printed."""
+        return f"{self.blockwise}K → {self.ring:,}K"
 
 
 CONFIGURATIONS = (
@@ -134,35 +138,30 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
     Cells whose compiler is not installed are left out. If the compiler breaks down on a run, this is logged, and the
     run is tried again next time.
     """
-    there = installed((cell.target for cell in wanted), log)
-    for cell in (cell for cell in wanted if cell.target in there):
-        for run in RUNS:
-            done = read_runs(path).get(cell.name, {})
-            if run in done:
-                continue
-            workload = cell.workload(run)
-            if run == RING:
-                settings = likely_settings(workload)
-            elif RING in done:
-                settings = [MemorySettings(**{name: done[RING][name] for name in vars(workload.settings)})]
-            else:
-                continue
-            log(f"[table 4] {cell.name}, {run}: {workload.seq_len:,} tokens")
-            try:
-                answer = _attempt(workload, settings, log)
-            except CompilerFailure as error:
-                log(f"  the compiler broke down: {error}")
-                continue
-            mfu = answer["mfu_palm_model"]
-            log(f"  {'fits' if answer['fits'] else 'does not fit'}" + (f", MFU {mfu:.1%}" if mfu else ""))
-            results = read_runs(path)
-            results[cell.name] = results.get(cell.name, {}) | {run: answer | stamp(workload.target)}
-            write_cells(
-                path,
-                "compiled: train steps of the paper's Table 4; modelled: their seconds and MFU",
-                f"ringformer tables --only={TABLE}",
-                results,
-            )
+    for cell, run in product(compilable(wanted, log), RUNS):
+        done = read_runs(path).get(cell.name, {})
+        if run in done:
+            continue
+        workload = cell.workload(run)
+        if run == RING:
+            settings = likely_settings(workload)
+        elif RING in done:
+            settings = [MemorySettings(**{name: done[RING][name] for name in vars(workload.settings)})]
+        else:
+            continue
+        log(f"[table 4] {cell.name}, {run}: {workload.seq_len:,} tokens")
+        try:
+            answer = _attempt(workload, settings, log)
+        except CompilerFailure as error:
+            log(f"  the compiler broke down: {error}")
+            continue
+        mfu = answer["mfu_palm_model"]
+        log(f"  {'fits' if answer['fits'] else 'does not fit'}" + (f", MFU {mfu:.1%}" if mfu else ""))
+        results = read_runs(path)
+        results[cell.name] = results.get(cell.name, {}) | {run: answer | stamp(workload.target)}
+        about = "compiled: train steps of the paper's Table 4; modelled: their seconds and MFU"
+        command = f"ringformer tables --only={TABLE}"
+        write_results(path, what=about, command=command, cells=dict(sorted(results.items())))
 
 
 def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[str], None]) -> dict:
@@ -172,9 +171,8 @@ def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[
         workload, settings, lambda e: e.fits and e.fits_host, lambda w: log(f"  {estimate_command(w)}")
     )
     estimate = with_machine_code(workload, estimate, lambda line: log(f"  {line}"))
-    shape = {"batch_size": workload.batch_size, "accumulate": workload.accumulate, "mesh_dim": workload.mesh_dim}
-    answer = brief_json(workload, estimate) | shape
-    return answer | {"fits": estimate.fits and estimate.fits_host}
+    shape = fields(workload, "batch_size", "accumulate", "mesh_dim")
+    return brief_json(workload, estimate) | shape | {"fits": estimate.fits and estimate.fits_host}
 
 
 class Measured(NamedTuple):
@@ -201,11 +199,12 @@ def utilisation(model: LlamaConfig, baseline: Mapping[int, Measured], *, causal:
     with the context could also separate attention from the rest; but other changes with the shapes are not small
     compared to the growth of a short context's attention, and the schedule already attributes the seconds.
     """
-    flops = [_flops(model, seq_len, causal) for seq_len in baseline]
-    seconds = [sum(f) / m.mfu for f, m in zip(flops, baseline.values(), strict=True)]
-    attention = sum(s * m.attention for s, m in zip(seconds, baseline.values(), strict=True))
-    products = sum(seconds) - attention
-    return Utilisation(sum(f for f, _ in flops) / products, sum(f for _, f in flops) / attention)
+    flops = np.array([_flops(model, seq_len, causal) for seq_len in baseline])
+    mfu, share_of_attention = np.transpose(list(baseline.values()))
+    seconds = flops.sum(axis=1) / mfu
+    attention = seconds @ share_of_attention
+    products, pairs = flops.sum(axis=0)
+    return Utilisation(products / (seconds.sum() - attention), pairs / attention)
 
 
 def expected_mfu(model: LlamaConfig, seq_len: int, used: Utilisation, *, causal: bool) -> float:

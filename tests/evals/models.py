@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 
 class Scripted:
-    """A TextModel of UTF-8 bytes whose answer to a prompt is a function of it; remembers what it was asked, and whether
-    that was a chat."""
+    """A TextGenerator of UTF-8 bytes whose answer to a prompt is a function of it; remembers what it was asked, and
+    whether that was a chat."""
 
     def __init__(self, answer: Callable[[str], str]):
         self.answer = answer

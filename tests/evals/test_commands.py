@@ -16,7 +16,7 @@ from ringformer.data.stores.prepare import build_stores, open_or_build
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.evals import lines, model_folder
-from ringformer.evals.options import Opened, parse_lengths
+from ringformer.evals.opened import Opened, parse_lengths
 from ringformer.inference.generator import Generator
 from tests.convert.models import load, save_model
 from tests.data.chat_samples import UNMARKED_JINJA, llama3
@@ -84,7 +84,7 @@ def test_lines_by_context(run, answered_by, capsys):
 
 def test_another_range_of_numbers_is_called_so_everywhere(run, answered_by, capsys, tmp_path, monkeypatch):
     titles = []
-    monkeypatch.setattr("ringformer.evals.figures.draw_accuracy", lambda rows, title, path: titles.append(title))
+    monkeypatch.setattr("ringformer.evals.evaluate.draw_accuracy", lambda rows, title, path: titles.append(title))
     answered_by(knows_lines)
     options = ["--num_lines=5,9", "--num_cases=2", "--max_value=99"]
     assert evaluate("lines", run, *options, f"--out={tmp_path}/o") == 0
@@ -301,7 +301,7 @@ def test_one_process_at_a_time_writes_to_a_folder(run, answered_by, capsys, tmp_
     options = ["--num_lines=5", "--num_cases=1", f"--out={tmp_path / 'out'}"]
     program = f"""
 from argparse import Namespace
-from ringformer.evals.options import out_folder
+from ringformer.evals.opened import out_folder
 with out_folder(Namespace(out={str(tmp_path / "out")!r}), "lines"):
     print(flush=True)
     input()

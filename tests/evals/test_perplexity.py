@@ -43,7 +43,7 @@ class Known:
 def evaluate(path, model, store, lengths=(8, 16, 40), documents=9, last=6, batch_size=2):
     file = CaseFile(path, "perplexity", {}, perplexity.check_row)
     perplexity.measure_store(
-        model, store, lengths, documents=documents, last=last, batch_size=batch_size, file=file, say=str
+        model.token_losses, store, lengths, documents=documents, last=last, batch_size=batch_size, file=file, say=str
     )
     return list(file.rows.values())
 

@@ -14,7 +14,7 @@ import pytest
 
 from ringformer.evals import ruler, ruler_prompts
 from ringformer.evals.cases import Case
-from ringformer.evals.ruler_data import Data, own_words, sentences
+from ringformer.evals.ruler_data import own_words, read_data, sentences
 from tests.evals.ruler_facts import NEEDLE, context_of, facts, parts, solve
 
 OFFICIAL = json.loads(Path(__file__).with_name("ruler_prompts.json").read_text())
@@ -36,11 +36,11 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ruler")
     for name, content in OFFICIAL["data"].items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return Data(None, *(str(folder / f"{name}.json") for name in ("essays", "squad", "hotpotqa")))
+    return read_data(None, *(str(folder / f"{name}.json") for name in ("essays", "squad", "hotpotqa")))
 
 
 def made(length, task, count, data, seed=0):
-    return list(ruler.cases_of_length(length, [task], count, seed, tokens, data))
+    return list(ruler.cases_of_length(length, task, count, seed, tokens, data))
 
 
 @pytest.mark.parametrize("row", PROMPTS, ids=lambda row: f"{row['task']}-{row['length']}-{row['index']}")
@@ -150,7 +150,7 @@ def test_with_the_original_s_words_a_list_has_as_many(tmp_path, data):
     words = {word for row in rows for word in re.findall(r"\d+\. (.+?)(?= \d+\. |\n|$)", row["input"])}
     for name in ("adjectivelist.txt", "nounlist.txt", "verblist.txt"):
         (tmp_path / name).write_text("\n".join(sorted(words)) + "\n")
-    theirs = Data(str(tmp_path))
+    theirs = read_data(str(tmp_path))
     assert set(theirs.words.listed) == words
     for length in (1024, 4096):
         official = OFFICIAL["parts"][str(length)]["cwe"]
@@ -232,13 +232,14 @@ def test_the_metric_by_hand(task, expected, answer, share):
 
 def test_tasks_are_those_whose_data_are_named(data):
     alone = ["niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe"]
-    assert ruler.choose(None, Data()) == alone and ruler.choose(None, data) == list(OFFICIAL["parts"]["4096"])
+    assert ruler.choose(None, read_data()) == alone and ruler.choose(None, data) == list(OFFICIAL["parts"]["4096"])
     assert len(ruler.choose(None, data)) == 13
-    assert ruler.choose(None, Data(squad="x")) == [*alone, "qa_1"]
+    squad = data._replace(settings=dict.fromkeys(data.settings) | {"squad": "a hash"})
+    assert ruler.choose(None, squad) == [*alone, "qa_1"]
     with pytest.raises(ValueError, match="unknown task 'qa_3'; known: niah_single_1"):
         ruler.choose(["vt", "qa_3"], data)
     with pytest.raises(ValueError, match=r"niah_multivalue needs data .*: set --essays=FILE"):
-        ruler.choose(["vt", "niah_multivalue"], Data(squad="x"))
+        ruler.choose(["vt", "niah_multivalue"], squad)
 
 
 def test_what_does_not_fit_is_refused(data):
@@ -263,19 +264,19 @@ def test_a_file_of_another_form_is_refused(name, content, said, tmp_path):
     path = tmp_path / "it.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=rf"it\.json {said}|it\.json .*{said}"):
-        getattr(Data(**{name: str(path)}), name)
+        read_data(**{name: str(path)})
     with pytest.raises(ValueError, match=r"none\.json cannot be read"):
-        Data(**{name: str(tmp_path / "none.json")}).settings()
+        read_data(**{name: str(tmp_path / "none.json")})
 
 
 def test_the_content_of_each_file_is_a_setting(tmp_path):
     (tmp_path / "a.txt").write_text("One. Two.")
-    first = Data(essays=str(tmp_path / "a.txt")).settings()
+    first = read_data(essays=str(tmp_path / "a.txt")).settings
     (tmp_path / "a.txt").write_text("One. Three.")
-    second = Data(essays=str(tmp_path / "a.txt")).settings()
+    second = read_data(essays=str(tmp_path / "a.txt")).settings
     assert first["essays"] != second["essays"] and {**first, "essays": 0} == {**second, "essays": 0}
-    assert set(Data().settings().values()) == {None}
-    assert Data(essays=str(tmp_path / "a.txt")).essays == ("One.", "Three.")
+    assert set(read_data().settings.values()) == {None}
+    assert read_data(essays=str(tmp_path / "a.txt")).essays == ["One.", "Three."]
 
 
 def test_a_sentence_ends_behind_its_stop():

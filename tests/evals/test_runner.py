@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,7 +137,7 @@ def test_a_case_with_another_prompt_is_another_case(tmp_path):
     file = evaluate(Scripted(knows_lines), path, count=1)
     (key, *_) = file.rows
     with pytest.raises(ValueError, match="with another prompt"):
-        file.done(key, "0" * 32)
+        file.missing([SimpleNamespace(key=key, prompt_hash="0" * 32)])
 
 
 @pytest.mark.parametrize("content", ["mine", "mine\n", "{}\n", '{"a": 1}\n{"b": 2}\n', '{"evaluation": 3}\n'])
@@ -260,7 +261,7 @@ def test_a_model_that_sees_the_end_alone_has_this_heat_map(tmp_path):
         for n in (2000, 4000, 8000)
     ]
     answer_cases(found, Answering(model, 8000, 4, chat=False), needle.score, file, str)
-    table = cross_table(list(file.rows.values()), "depth", "depth", "{:g}%")
+    table = cross_table(list(file.rows.values()), "depth", "{:g}%")
     cells = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in table.splitlines()[1:]}
     assert list(cells) == ["0%", "25%", "50%", "75%", "100%", "mean"]
     assert cells["0%"] == [0, 0, 0] and cells["100%"] == [100, 100, 100]

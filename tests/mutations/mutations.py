@@ -486,7 +486,7 @@ MUTATIONS = [
     # Evaluations.
     Mutation(
         "--chat is not passed to who answers",
-        "evals/commands.py",
+        "evals/evaluate.py",
         "args.batch_size, args.chat)",
         "args.batch_size, False)",
         WITH_CHAT,
@@ -501,20 +501,20 @@ MUTATIONS = [
     Mutation(
         "answers without the template",
         "evals/runner.py",
-        "new_tokens, chat=answering.chat, ",
+        "new_tokens, chat=self.chat, ",
         "new_tokens, ",
         WITH_CHAT,
     ),
     Mutation(
         "the file does not say whether it was a chat",
-        "evals/commands.py",
+        "evals/evaluate.py",
         "settings(chat=args.chat)",
         "settings(chat=False)",
         WITH_CHAT,
     ),
     Mutation(
         "--template is not passed on",
-        "evals/options.py",
+        "evals/opened.py",
         'template=getattr(args, "template", None)',
         "template=None",
         WITH_CHAT,
@@ -557,8 +557,8 @@ MUTATIONS = [
     Mutation(
         "perplexity as a mean over documents",
         "evals/perplexity.py",
-        'sum(row["last_nats"] for row in of_length), tokens,',
-        'sum(row["last_nats"] / row["last_tokens"] for row in of_length) * tokens / len(of_length), tokens,',
+        '(row["length"], row["last_nats"], row["last_tokens"])',
+        '(row["length"], row["last_nats"] / row["last_tokens"], 1)',
         PERPLEXITY,
     ),
     Mutation(
@@ -571,13 +571,13 @@ MUTATIONS = [
     Mutation(
         "losses of untrained tokens count",
         "evals/perplexity.py",
-        "np.where(stretch.counted[1:], losses.astype(np.float64), 0.0)",
+        "np.where(counted, losses.astype(np.float64), 0.0)",
         "losses.astype(np.float64)",
         PERPLEXITY,
     ),
     Mutation(
         "bits per byte over untrained tokens",
-        "evals/perplexity_command.py",
+        "evals/evaluate.py",
         '/ store.meta["trained_tokens"]',
         '/ store.meta["tokens"]',
         "evals/test_commands.py::test_bits_per_byte_are_of_the_bytes_that_are_trained_on",

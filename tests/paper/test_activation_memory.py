@@ -7,7 +7,7 @@ import pytest
 
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import preset
-from ringformer.paper import activation_memory
+from ringformer.paper import activation_memory, attempts
 from ringformer.paper.activation_memory import LENGTHS, grows_by, local_length, paper
 
 MODEL = LlamaConfig(**preset("llama_7b"))
@@ -36,7 +36,7 @@ def test_fill_goes_on_where_it_was(tmp_path, monkeypatch):
         return SimpleNamespace(temp_bytes=2**30 + 10**5 * workload.local_tokens)
 
     monkeypatch.setattr(activation_memory, "compile_apart", compile_apart)
-    monkeypatch.setattr(activation_memory, "compiled_by", lambda target: "a formula")
+    monkeypatch.setattr(attempts, "compiled_by", lambda target: "a formula")
     path = tmp_path / "held.json"
     activation_memory.fill(path, lambda line: None)
     found = activation_memory.read(path)

@@ -78,7 +78,7 @@ def test_again_compiles_anew_and_changes_no_file(tmp_path, monkeypatch, capsys):
         return answer | {"hbm_bytes": 1, "host_bytes": 0, "compile_seconds": 0.0} | vars(workload.settings)
 
     monkeypatch.setattr(max_context, "attempt", attempt)
-    monkeypatch.setattr(max_context, "installed", lambda targets, log: set(targets))
+    monkeypatch.setattr(max_context, "compilable", lambda cells, log: cells)
     monkeypatch.setattr(max_context, "stamp", lambda target: {"date": "today", "compiled_by": "a stand-in"})
     for _ in range(2):
         asked.clear()

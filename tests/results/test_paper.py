@@ -46,7 +46,7 @@ def test_the_longest_of_a_row_is_judged_with_every_program_of_the_run_to_machine
 def test_contexts_with_kernels_beside_those_without():
     """As long, but for 3B on v5e without offload, shorter, and 13B on 32xA100, longer; every program of
     each run was compiled to machine code and fits; what takes the time is counted on at the kernels' rate."""
-    kernels = [cell for cell in cells() if cell.regime.kernel != "xla"]
+    kernels = [cell for cell in cells() if cell.kernel != "xla"]
     longer, shorter = set(), set()
     for cell in kernels:
         best, plain = longest(ATTEMPTS[cell.name]), longest(ATTEMPTS[cell.with_xla.name])
@@ -71,7 +71,7 @@ def test_the_closed_form_is_as_near_as_the_page_says():
     of = {cell.name: cell for cell in cells()}
     shares = {"3b": [], "others": []}
     for name, attempts in ATTEMPTS.items():
-        if of[name].regime.kernel != "xla":
+        if of[name].kernel != "xla":
             continue
         for a in attempts:
             if not a.get("seconds_source", CLOSED_FORM).startswith(CLOSED_FORM):

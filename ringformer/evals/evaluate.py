@@ -1,0 +1,137 @@
+"""The four evaluations: the settings and cases of each, and its outputs."""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+from ringformer.data.stores.folder import open_one
+from ringformer.evals import lines, needle, perplexity, ruler
+from ringformer.evals.case_file import Row
+from ringformer.evals.cases import Case, content_hash
+from ringformer.evals.figures import draw_accuracy, draw_heat_map, draw_losses, draw_tasks
+from ringformer.evals.opened import opened, parse_numbers, say, write_outputs
+from ringformer.evals.ruler_data import read_data
+from ringformer.evals.runner import Answering, Score, answer_cases, check_fit, row_checker
+from ringformer.evals.tables import cross_table, lines_table, perplexity_tables
+
+
+def evaluate_lines(args: argparse.Namespace) -> None:
+    """Run `ringformer eval lines`."""
+    numbers = lines.Numbers(args.min_value, args.max_value)
+    sizes = parse_numbers(args.num_lines, int, "whole number") if args.num_lines else []
+    if args.num_lines and args.cases:
+        raise ValueError("--num_lines and --cases: give one of them")
+    if not (args.num_lines or args.cases or args.lengths):
+        raise ValueError("no contexts given: set --lengths, --num_lines or --cases")
+    if args.cases and numbers != lines.Numbers():
+        raise ValueError("--min_value and --max_value do not apply to --cases, whose rows have their own numbers")
+    official = lines.read_official(args.cases) if args.cases else []
+    settings = {"form": numbers.form, "contexts": "--num_lines" if args.num_lines else "--lengths"}
+    if args.cases:
+        content = Path(args.cases).read_bytes()
+        form = f"rows of {Path(args.cases).name}"
+        settings = {"form": form, "contexts": "--cases", "cases_hash": content_hash(content)}
+
+    def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
+        count = args.num_cases or lines.CASES
+        if not (args.num_lines or args.cases):
+            return (list(lines.cases_of_length(n, count, args.seed, numbers, answering.tokens)) for n in lengths)
+        cases = [list(lines.cases_of_lines(n, count, args.seed, numbers)) for n in sizes]
+        for size in sorted({case.labels["num_lines"] for case in official}):
+            cases.append([case for case in official if case.labels["num_lines"] == size][: args.num_cases])
+        check_fit(chain.from_iterable(cases), answering)
+        return cases
+
+    title = f"line retrieval ({settings['form']})"
+    _evaluate(args, "lines", title, settings, groups, lines.score, lines_table, draw_accuracy)
+
+
+def evaluate_needle(args: argparse.Namespace) -> None:
+    """Run `ringformer eval needle`."""
+    haystack, needles = needle.Haystack.load(args.haystack), needle.Needles(args.needles, args.asked)
+    depths = parse_numbers(args.depths, float, "number")
+    needle.check(needles, depths)
+
+    def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
+        cases = partial(needle.cases_of_length, needles=needles, haystack=haystack, tokens=answering.tokens)
+        return (list(cases(length, depths, args.num_cases, args.seed)) for length in lengths)
+
+    settings = {
+        "haystack": haystack.name,
+        "haystack_hash": content_hash("".join(haystack.pieces).encode()),
+        "needles": args.needles,
+        "asked": args.asked,
+    }
+    subject = "needle" if args.needles == 1 else f"{args.asked} of {args.needles} needles"
+    title, table = f"{subject} in a haystack ({haystack.name})", partial(cross_table, field="depth", label="{:g}%")
+    _evaluate(args, "needle", title, settings, groups, needle.score, table, draw_heat_map)
+
+
+def evaluate_ruler(args: argparse.Namespace) -> None:
+    """Run `ringformer eval ruler`."""
+    data = read_data(args.words, args.essays, args.squad, args.hotpotqa)
+    tasks = ruler.choose(args.tasks.split(",") if args.tasks else None, data)
+
+    def cases(answering: Answering, lengths: Sequence[int], count: int) -> Iterable[list[Case]]:
+        for length, task in product(lengths, tasks):
+            yield list(ruler.cases_of_length(length, task, count, args.seed, answering.tokens, data))
+
+    def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
+        list(cases(answering, lengths, 1))  # fail first if a task does not fit at some length, not only the shortest
+        return cases(answering, lengths, args.num_cases)
+
+    table = partial(cross_table, field="task")
+    _evaluate(args, "ruler", "tasks of RULER", data.settings, groups, ruler.score, table, draw_tasks)
+
+
+def evaluate_perplexity(args: argparse.Namespace) -> None:
+    """Run `ringformer eval perplexity`."""
+    store = open_one(args.store, ("eval", "train"))
+    with opened(args) as model:
+        if store.meta["tokenizer"] != (name := model.text.tokenizer.name):
+            raise ValueError(
+                f"{store.path} was made with tokenizer {store.meta['tokenizer']}, but the model has {name}"
+            )
+        lengths, longest = model.lengths, max(model.lengths)
+        last = min(lengths) // 2 if args.last is None else args.last
+        perplexity.check(store, lengths, last)
+        settings = {"store": store.meta["fingerprint"], "documents": args.documents, "last": last, "ends_at": longest}
+        with model.cases("perplexity", settings, perplexity.check_row) as file:
+            token_losses = model.load(longest).generator.token_losses
+            perplexity.measure_store(token_losses, store, lengths, args.documents, last, args.batch_size, file, say)
+            store.check.wait(say)
+            bytes_per_token = store.meta["utf8_bytes"] / store.meta["trained_tokens"]
+            rows = list(file.rows.values())
+            losses = perplexity.by_context(rows, bytes_per_token), perplexity.by_position(rows, bytes_per_token)
+            title = f"perplexity: {model.name}, on {store.path}"
+            write_outputs(file, title, perplexity_tables(*losses, last), draw_losses, *losses)
+
+
+def _evaluate(
+    args: argparse.Namespace,
+    name: str,
+    title: str,
+    settings: dict[str, Any],
+    groups: Callable[[Answering, Sequence[int]], Iterable[list[Case]]],
+    score: Score,
+    table: Callable[[Sequence[Row]], str],
+    draw: Callable[..., None],
+) -> None:
+    """Run an evaluation whose cases are prompts.
+
+    Args:
+      settings: settings that decide an outcome, besides the model, the format of the prompts and the seed.
+      groups: function from the answering model and the lengths to the cases, grouped by length.
+    """
+    with opened(args) as model:
+        settings = model.text.settings(chat=args.chat) | {"seed": args.seed} | settings
+        with model.cases(name, settings, row_checker(score)) as file:
+            longest = max(model.lengths)
+            answering = Answering(model.load(longest), longest, args.batch_size, args.chat)
+            answer_cases(groups(answering, model.lengths), answering, score, file, say)
+            rows = list(file.rows.values())
+            title = f"{title}: {model.name}{', chat' if args.chat else ''}"
+            write_outputs(file, title, table(rows), draw, rows)

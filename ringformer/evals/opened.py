@@ -1,0 +1,149 @@
+"""The model to evaluate before its weights are loaded, its contexts, and the folder of an evaluation's outputs."""
+
+import argparse
+import fcntl
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringformer.checkpoints.saved_model import model_of
+from ringformer.evals.case_file import CaseFile, CheckRow
+from ringformer.evals.model_folder import identity, is_hugging_face, model_folder
+from ringformer.inference.options import load_generator
+from ringformer.inference.run_text import RunText
+from ringformer.inference.text_generator import TextGenerator
+from ringformer.parallel.mesh import simulate_cpu_devices
+from ringformer.plotting import check_matplotlib
+from ringformer.runs.config_file import register_models
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20}
+
+
+def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list:
+    """Parse numbers separated by commas with `parse`; return them sorted, without duplicates. Raises ValueError for a
+    part that `parse` refuses; `name` describes a valid number."""
+    numbers = set()
+    for part in text.split(","):
+        try:
+            numbers.add(parse(part))
+        except ValueError:
+            raise ValueError(f"{part!r} is not a {name}") from None
+    return sorted(numbers)
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Parse numbers of tokens like 4096 or 4K, separated by commas; return them sorted, without duplicates."""
+    return parse_numbers(text, _parse_tokens, "number of tokens like 4096 or 4K")
+
+
+def _parse_tokens(text: str) -> int:
+    number = re.fullmatch(r"(\d+)([KM]?)", text.strip().upper())
+    if not number:
+        raise ValueError(text)
+    return int(number[1]) * UNITS[number[2]]
+
+
+class Opened(NamedTuple):
+    """Model of an evaluation, before its weights are loaded."""
+
+    text: RunText
+    folder: Path
+    args: argparse.Namespace
+    identity: dict[str, Any]
+    """Result of `model_folder.identity` when the model was opened."""
+    lengths: list[int]
+    """Contexts to evaluate, in tokens: those of `--lengths`, or the model's own."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run and its step, for titles."""
+        return f"{Path(self.args.run).resolve().name}, step {self.identity['step'] or 0}"
+
+    def load(self, max_length: int) -> TextGenerator:
+        """Load the model for prompts and answers of up to `max_length` tokens in total.
+
+        Raises ValueError if a checkpoint was written since the model was opened: it may be the one that was loaded."""
+        generator = load_generator(self.folder, self.args, max_length)
+        if identity(self.args.run) != self.identity:
+            raise ValueError(f"{self.args.run} wrote a checkpoint while it was being read: start again")
+        return TextGenerator(generator, self.text)
+
+    @contextmanager
+    def cases(self, name: str, settings: dict[str, Any], check: CheckRow) -> Iterator[CaseFile]:
+        """Open the file of the cases of an evaluation, in the locked folder of its outputs.
+
+        Args:
+          name: lines, needle, ruler or perplexity.
+          settings: settings that decide an outcome, besides those of the model.
+          check: function that checks a row read from the file.
+        """
+        dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype
+        settings = self.identity | {"tokenizer": self.text.tokenizer.name, "compute_dtype": dtype} | settings
+        with out_folder(self.args, name) as folder:
+            yield CaseFile(folder / "cases.jsonl", name, settings, check)
+
+
+def write_outputs(file: CaseFile, title: str, table: str, draw: Callable[..., None], *data: Any) -> None:
+    """Print the table of an evaluation, and write it and the figure that `draw` makes of `data` beside the cases."""
+    folder, figure = file.path.parent, f"{file.evaluation}.png"
+    text = f"{title}\n{table}\n"
+    (folder / "table.txt").write_text(text, encoding="utf-8")
+    print(text, end="")
+    draw(*data, title, path=folder / figure)
+    say(f"{folder}: cases.jsonl, table.txt, {figure}")
+
+
+@contextmanager
+def opened(args: argparse.Namespace) -> Iterator[Opened]:
+    """Open the model that `--run` names. Raises ValueError for invalid options, before anything is computed."""
+    for name in ("batch_size", "num_cases", "documents"):
+        if (value := getattr(args, name, None)) is not None and value < 1:
+            raise ValueError(f"--{name}={value} must be at least 1")
+    check_matplotlib()
+    simulate_cpu_devices(args.cpu_devices)
+    register_models(args.config)
+    if is_hugging_face(args.run) and not args.out:
+        raise ValueError(f"{args.run} is a Hugging Face checkpoint, which is never written to: set --out")
+    with model_folder(args.run, say) as folder:
+        text = RunText(folder, tokenizer=args.tokenizer, template=getattr(args, "template", None))
+        yield Opened(text, folder, args, identity(args.run), _checked_lengths(args, text.context))
+
+
+def _checked_lengths(args: argparse.Namespace, context: int | None) -> list[int]:
+    """Return the contexts to evaluate. Raises ValueError for a length below 2 or beyond the context that the model was
+    configured for."""
+    lengths = parse_lengths(args.lengths) if args.lengths else [context] if context else []
+    if not lengths:
+        raise ValueError(f"{args.run} does not name its context: set --lengths")
+    if lengths[0] < 2:
+        raise ValueError(f"--lengths: a context of {lengths[0]} tokens is too short, it needs at least 2")
+    if context is not None and lengths[-1] > context and not args.allow_longer:
+        raise ValueError(
+            f"--lengths: {lengths[-1]:,} tokens are more than the {context:,} that the model was configured for: "
+            "set --allow_longer to see where it breaks"
+        )
+    return lengths
+
+
+@contextmanager
+def out_folder(args: argparse.Namespace, name: str) -> Iterator[Path]:
+    """Create and lock the folder of the outputs. Raises ValueError if another process writes to it."""
+    folder = Path(args.out) if args.out else Path(args.run) / "evals" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"--out={folder}: the path, or part of it, is a file: choose another") from None
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # which one depends on the system
+            raise ValueError(f"another evaluation writes to {folder}: wait for it, or choose another --out") from None
+        yield folder
+
+
+def say(line: str) -> None:
+    """Print a line of progress to stderr."""
+    print(line, file=sys.stderr, flush=True)
