@@ -19,7 +19,6 @@ class DocumentStream(StoreSequences):
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
         super().__init__(store, seq_len, seed, options)
-        self.has_segments = self.packed_attention == "document"
         self._lengths = np.diff(store.offsets)[self.documents]
         tokens = int(self._lengths.sum())
         if tokens < seq_len + 1:
@@ -46,7 +45,7 @@ class DocumentStream(StoreSequences):
         same = np.ones(high - low, bool)
         same[ends[:-1] - 1 - first] = False
         mask, positions, segment_ids = same, np.arange(low, high, dtype=np.int32), None
-        if self.has_segments:
+        if self.packed_attention == "document":
             document_starts = (np.maximum(starts, start) - start).astype(np.int32)
             positions -= np.repeat(document_starts, lengths)[:-1]
             segment_ids = np.repeat(np.arange(i, j + 1, dtype=np.int32), lengths)[:-1]

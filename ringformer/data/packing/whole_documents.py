@@ -27,8 +27,6 @@ class WholeDocuments(StoreSequences):
     Sequences [k*batch_size, (k+1)*batch_size) are one batch, of nearly equal attention work.
     """
 
-    has_segments = True
-
     def __init__(
         self,
         store: TokenStore,
@@ -101,10 +99,6 @@ class WholeDocuments(StoreSequences):
         by_bin, ends, order = self._epoch(epoch)
         bin_ = order[index - self._first[epoch]]
         return by_bin[ends[bin_] : ends[bin_ + 1]]
-
-    def lengths(self, index: int) -> np.ndarray:
-        """Return the number of tokens of each piece in sequence `index`, int64."""
-        return self._lengths[self.pieces(index)]
 
     def _begin(self, epoch: int) -> int:
         """Return the first sequence of an epoch."""
