@@ -46,9 +46,9 @@ class Cleaning:
       ValueError: for an unknown rule.
     """
 
-    def __init__(self, conversations: Iterable[Conversation], rules: Iterable[str]):
+    def __init__(self, conversations: Iterable[Conversation], rules: str):
         self._conversations = conversations
-        self._rules = check_rules(rules)
+        self._rules = parse_rules(rules)
         self.counts: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Conversation]:
@@ -116,12 +116,7 @@ class Cleaning:
 
 def parse_rules(text: str) -> frozenset[str]:
     """Parse rules such as "html,duplicate". Raises ValueError for an unknown one."""
-    return check_rules(rule.strip() for rule in text.split(",") if rule.strip())
-
-
-def check_rules(rules: Iterable[str]) -> frozenset[str]:
-    """Return the rules as a set. Raises ValueError for an unknown one."""
-    rules = frozenset(rules)
+    rules = frozenset(rule.strip() for rule in text.split(",") if rule.strip())
     unknown = sorted(rules - set(RULES))
     if unknown:
         raise ValueError(f"unknown cleaning rule {unknown[0]!r}; known: {', '.join(RULES)}")

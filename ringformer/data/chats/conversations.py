@@ -50,17 +50,13 @@ def read_chats(source: str, chat_format: ChatFormat, *, split: str, malformed: M
     """
     if chat_format not in FORMATS:
         raise ValueError(f"unknown chat format {chat_format!r}; known: {', '.join(FORMATS)}")
-    return _conversations(source, FORMATS[chat_format], split, malformed)
-
-
-def _conversations(source: str, keys: tuple[str, str, str], split: str, malformed: Malformed) -> Iterator[Conversation]:
-    for row in read_rows(source, split=split, malformed=malformed):
+    for record, name in read_rows(source, split=split, malformed=malformed):
         try:
-            messages = _messages(row.record, *keys)
+            messages = _messages(record, *FORMATS[chat_format])
         except ValueError as error:
-            malformed(f"{row.name}: {error}")
+            malformed(f"{name}: {error}")
             continue
-        yield Conversation(messages, row.name)
+        yield Conversation(messages, name)
 
 
 def _messages(record: dict[str, Any], turns_key: str, role_key: str, text_key: str) -> tuple[Message, ...]:

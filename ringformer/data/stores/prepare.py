@@ -179,7 +179,7 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEnc
     malformed = Malformed(skip=options.skip_malformed)
     chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
     template = load_template(options.template, tokenizer, chat_date=options.chat_date)
-    cleaning = Cleaning(chats, parse_rules(options.clean))
+    cleaning = Cleaning(chats, options.clean)
     return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed, options.max_document_bytes)
 
 
