@@ -54,13 +54,11 @@ class Cleaning:
     def __iter__(self) -> Iterator[Conversation]:
         seen: set[bytes] = set()
         for conversation in self._conversations:
-            messages = self._turns(conversation.messages)
             try:
-                messages = [self._markdown(message) for message in messages]
+                messages = [self._markdown(message) for message in self._turns(conversation.messages)]
+                reason = self._reason(messages, seen)
             except RecursionError:
-                self.counts["conversations dropped: an answer of HTML nested too deeply"] += 1
-                continue
-            reason = "no question with an answer" if not messages else self._reason(messages, seen)
+                reason = "an answer of HTML nested too deeply"
             if reason:
                 self.counts[f"conversations dropped: {reason}"] += 1
             else:
@@ -95,7 +93,9 @@ class Cleaning:
         return message._replace(content=content)
 
     def _reason(self, messages: list[Message], seen: set[bytes]) -> str | None:
-        """Return the first rule that drops the conversation, or None."""
+        """Return the reason to drop the conversation: no messages, or the first rule that drops it; None to keep it."""
+        if not messages:
+            return "no question with an answer"
         text = "\n".join(message.content for message in messages)
         answers = [message.content for message in messages if message.role == "assistant"]
         if "unprintable" in self._rules and _unprintable(text) > 0.01:

@@ -61,13 +61,13 @@ def _fill(lengths: np.ndarray, capacity: int, balanced: float) -> np.ndarray:
     """Assign the pieces of one pool, longest first, to bins; `balanced`: the share of tokens assigned by work."""
     ends = np.cumsum(lengths)
     dealt = int(np.searchsorted(ends, balanced * ends[-1]))
-    bins, rooms, late = [0] * len(lengths), list[int](), list(range(dealt))
+    bins, rooms, late = [0] * len(lengths), list[int](), list[int]()
     used = -(-int(ends[-1]) // capacity) if dealt else 0
     if dealt:
         # The remaining pieces will fill the room in a bin: their work is predicted as `rate` per token.
         rest = lengths[dealt:].astype(np.float64)
         rate = (rest**2).sum() / rest.sum()
-        lightest, late = [(rate * capacity, b, capacity) for b in range(used)], []
+        lightest = [(rate * capacity, b, capacity) for b in range(used)]
         for i, length in enumerate(lengths[:dealt].tolist()):
             work, b, room = lightest[0]
             if length <= room:

@@ -126,8 +126,8 @@ class Mixture:
 
     @property
     def masked(self) -> bool:
-        """True if every part has tokens that are not trained on."""
-        return all(part.masked for part in self.parts)
+        """True if every part's store has tokens that are not trained on, as in chats."""
+        return all(part.store.mask is not None for part in self.parts)
 
     @property
     def bytes_per_token(self) -> float:

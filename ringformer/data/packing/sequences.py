@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringformer.data.packing.options import PackingOptions
-from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.data.stores.token_store import TokenStore
 
 MOST_RUNS = 64
@@ -86,11 +85,6 @@ class StoreSequences(ABC):
         return self.store.meta["utf8_bytes"] / self.store.meta["trained_tokens"]
 
     @property
-    def masked(self) -> bool:
-        """True if some of the store's tokens are not trained on, as in chats."""
-        return self.store.mask is not None
-
-    @property
     @abstractmethod
     def fullest(self) -> int:
         """Tokens of text, not padding, in the fullest sequence of the first epoch."""
@@ -135,6 +129,9 @@ class StoreSequences(ABC):
         bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
         return np.random.Generator(bits.jumped(stream))
 
-    def _join(self, array: CheckedArray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        self.bytes_read += int((ends - begins).sum()) * array.itemsize
-        return array.join(begins, ends)
+    def _text(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read the tokens at the places [begins[i], ends[i]) of the store, int32, and their mask from it, bool."""
+        tokens, mask = self.store.tokens, self.store.mask
+        text = tokens.join(begins, ends).astype(np.int32)
+        self.bytes_read += len(text) * (tokens.itemsize + (0 if mask is None else mask.itemsize))
+        return text, np.ones(len(text), bool) if mask is None else mask.join(begins, ends) != 0

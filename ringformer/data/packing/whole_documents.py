@@ -71,15 +71,13 @@ class WholeDocuments(StoreSequences):
             from_store = begins + self._begins[pieces] - starts[i - 1 : j]
             # Only the last piece can be cut, here or by the sequence; then its last token still has a target.
             more = from_store + lengths < self._ends[pieces]
-            text = self._join(self.store.tokens, from_store, from_store + lengths + more)
+            text, trained = self._text(from_store, from_store + lengths + more)
             goes_on = np.ones(size, bool)
             goes_on[(begins + lengths - 1 - low)[~more]] = False
             tokens[:size], targets[: len(text) - 1] = text[:size], text[1:]
             targets[:size][~goes_on] = 0
             mask[:size], ends[:size] = goes_on, ~goes_on
-            if self.store.mask is not None:
-                trained = self._join(self.store.mask, from_store, from_store + lengths + more)[1:] != 0
-                mask[: len(trained)] &= trained
+            mask[: len(text) - 1] &= trained[1:]
             positions[:size], segment_ids[:size] = np.arange(low, end), 1
             if self.packed_attention == "document":
                 positions[:size] -= np.repeat(starts[i - 1 : j], lengths).astype(np.int32)

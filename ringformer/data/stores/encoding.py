@@ -1,6 +1,7 @@
 """Encoding of documents and conversations for a store."""
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -46,8 +47,8 @@ def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[lis
 class DocumentEncoder:
     """Encoder of documents, each followed by the end token; all tokens are trained on."""
 
-    def __init__(self, documents: Documents, tokenizer: Tokenizer):
-        self._documents = documents
+    def __init__(self, documents: Iterable[Document], tokenizer: Tokenizer):
+        self._documents = documents if isinstance(documents, Documents) else Documents(documents)
         self._tokenizer = tokenizer
 
     def __iter__(self) -> Iterator[tuple[int, Document]]:
@@ -58,14 +59,13 @@ class DocumentEncoder:
     def left_out(self) -> Counter[str]:
         return Counter({"empty documents skipped": self._documents.skipped})
 
-    def encode(self, group: Sequence[Document]) -> tuple[list[Encoded], Counter[str]]:
+    def encode(self, group: Sequence[Document]) -> list[Encoded]:
         texts = [_utf8(document) for document in group]
-        end = self._tokenizer.eos_id
-        encoded = [
-            Encoded(np.append(ids, np.int32(end)), None, len(text), hashlib.blake2b(text, digest_size=16).digest())
+        end = np.int32(self._tokenizer.eos_id)
+        return [
+            Encoded(np.append(ids, end), None, len(text), hashlib.blake2b(text, digest_size=16).digest())
             for text, ids in zip(texts, self._ids(group), strict=True)
         ]
-        return encoded, Counter()
 
     def _ids(self, group: Sequence[Document]) -> list[np.ndarray]:
         try:
@@ -105,6 +105,8 @@ class ChatEncoder:
         self._chat_length = chat_length
         self._malformed = malformed
         self._max_bytes = max_bytes
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[int, tuple[Conversation, list[Segment]]]]:
         for group in in_groups(self._sized(), RENDER_CHARACTERS):
@@ -118,57 +120,60 @@ class ChatEncoder:
     def _sized(self) -> Iterator[tuple[int, Conversation]]:
         """Yield the conversations, each with its number of characters plus an allowance for the template's own text."""
         for conversation in self._conversations:
-            check_size(conversation.name, (message.content for message in conversation.messages), self._max_bytes)
-            yield 1000 + sum(len(message.content) for message in conversation.messages), conversation
+            texts = [message.content for message in conversation.messages]
+            check_size(conversation.name, sum(len(text.encode()) for text in texts), self._max_bytes)
+            yield 1000 + sum(map(len, texts)), conversation
 
     @property
     def left_out(self) -> Counter[str]:
-        return self._conversations.counts + Counter({"malformed records skipped": self._malformed.count})
+        malformed = Counter({"malformed records skipped": self._malformed.count})
+        return self._conversations.counts + malformed + self._counts
 
-    def encode(self, group: Sequence[tuple[Conversation, list[Segment]]]) -> tuple[list[Encoded], Counter[str]]:
-        counts: Counter[str] = Counter()
+    def _count(self, event: str) -> None:
+        with self._lock:  # groups are encoded in two threads
+            self._counts[event] += 1
+
+    def encode(self, group: Sequence[tuple[Conversation, list[Segment]]]) -> list[Encoded]:
         encoded = self._tokenizer.encode_chats([segments for _, segments in group])
         parts = []
         for (conversation, _), (ids, trained) in zip(group, encoded, strict=True):
             digest = content_digest(conversation.messages)
-            for part in self._fit(conversation, ids, trained, digest, counts):
+            for part in self._fit(conversation, ids, trained, digest):
                 if np.any(part.trained):
                     parts.append(part)
                 else:
-                    counts["parts dropped: no answer within chat_length"] += 1
-        return parts, counts
+                    self._count("parts dropped: no answer within chat_length")
+        return parts
 
     def _fit(
-        self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes, counts: Counter[str]
+        self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes
     ) -> Iterator[Encoded]:
         """Yield the parts of a conversation that is longer than chat_length; yield a shorter conversation whole."""
         messages, limit = list(conversation.messages), self._chat_length
         system = [message for message in messages[:1] if message.role == "system"]
         turns = messages[len(system) :]
         if limit and len(ids) > limit:
-            counts["conversations longer than chat_length"] += 1
+            self._count("conversations longer than chat_length")
         while limit and len(ids) > limit and len(turns) > 2:
             # Each answer ends where a run of trained tokens ends.
             ends = np.flatnonzero(trained & ~np.append(trained[1:], False)) + 1
             pairs = max(int(np.searchsorted(ends, limit, side="right")), 1)  # questions with answers that fit
             end = ends[pairs - 1]
-            counts["splits between turns"] += 1
-            yield self._part(ids[:end], trained[:end], turns[: 2 * pairs], digest, counts)
+            self._count("splits between turns")
+            yield self._part(ids[:end], trained[:end], turns[: 2 * pairs], digest)
             turns = turns[2 * pairs :]
             if not turns:
                 return
             ((ids, trained),) = self._tokenizer.encode_chats([self._template([*system, *turns])])
-        yield self._part(ids, trained, turns, digest, counts)
+        yield self._part(ids, trained, turns, digest)
 
-    def _part(
-        self, ids: np.ndarray, trained: np.ndarray, turns: Sequence[Message], digest: bytes, counts: Counter[str]
-    ) -> Encoded:
+    def _part(self, ids: np.ndarray, trained: np.ndarray, turns: Sequence[Message], digest: bytes) -> Encoded:
         """Make a part of a conversation, cut at chat_length."""
         limit = self._chat_length
         if not limit or len(ids) <= limit:
             answers = sum(len(message.content.encode()) for message in turns if message.role == "assistant")
             return Encoded(ids, trained, answers, digest)
-        counts["answers cut at chat_length"] += 1
+        self._count("answers cut at chat_length")
         ids, trained = ids[:limit], trained[:limit]
         text = self._tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape")
         return Encoded(ids, trained, len(text), digest)
