@@ -1,4 +1,4 @@
-"""The loader: batches in the ring's layout; each batch is a function of (seed, step) and is read where it is needed.
+"""Loader of batches in the ring's layout: each batch is a function of (seed, step), and each host reads its part.
 
 Row r of step s is packed sequence s*batch_size + r, with columns in the order of the layout. A host reads only those
 blocks of the store that contain its devices' part of a batch, so a sequence may be too long for any single host. A run
@@ -86,7 +86,7 @@ class Loader:
         return Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
 
     def contents(self, step: int) -> list[dict[str, Any]]:
-        """Return the number of the sequence, the store's folder and the documents of each row of a step's batch."""
+        """Return, for each row of a step's batch, the number of its sequence, its store's folder and its documents."""
         contents = []
         for sequence in range(step * self.batch_size, (step + 1) * self.batch_size):
             number, index = self.sequences.source(sequence)

@@ -6,8 +6,8 @@ with `merge`, the two become one), and a final question without an answer is dro
 
 Further rules are chosen by name:
 
-    html         an answer that is HTML, as in raw ShareGPT, becomes markdown (nested too deeply: dropped)
-    merge        consecutive messages of one speaker become one message, instead of ending the conversation
+    html         converts answers that are HTML, as in raw ShareGPT, to markdown; drops those nested too deeply
+    merge        merges consecutive messages of one speaker, instead of ending the conversation there
     unprintable  drops conversations with more than 1% control, unassigned, private-use or replacement characters
     latin        drops conversations whose letters are less than 90% Latin: a filter of scripts, not of languages
     short        drops conversations whose answers have fewer than 20 characters in total
@@ -162,7 +162,7 @@ def _language(code) -> str:
 
 
 def _unprintable(text: str) -> float:
-    """Share of characters that are not printable."""
+    """Return the share of characters that are not printable."""
     if text.isascii():
         return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
     candidates = (match[0] for match in _NOT_PLAIN.finditer(text))  # a list would take 80 bytes per character
@@ -171,7 +171,7 @@ def _unprintable(text: str) -> float:
 
 
 def _latin(text: str) -> float:
-    """Share of letters that are Latin; 1 if the text has no letters."""
+    """Return the share of letters that are Latin; 1 if the text has no letters."""
     latin = letters = 0
     for c in text:
         if c.isalpha():

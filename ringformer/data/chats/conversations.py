@@ -43,7 +43,7 @@ class Conversation(NamedTuple):
 
 
 def read_chats(source: str, chat_format: ChatFormat, *, split: str, malformed: Malformed) -> Iterator[Conversation]:
-    """Read the conversations of `source`; unreadable records go to `malformed`.
+    """Read the conversations of `source`, and report unreadable records to `malformed`.
 
     Raises:
       ValueError: for an unknown format.

@@ -1,4 +1,4 @@
-"""The process in which an untrusted chat template runs: a script, not imported, with the standard library and jinja2.
+"""Process in which an untrusted chat template runs: a script that imports only the standard library and jinja2.
 
 A template is a program. Jinja's sandbox restricts it to its inputs. The kernel enforces limits of time and memory and
 kills this process if the template exceeds them. Each line of stdin and stdout is a JSON value.
@@ -7,7 +7,7 @@ kills this process if the template exceeds them. Each line of stdin and stdout i
           "seconds": CPU time to compile, and for a conversation, "memory": bytes in addition to those at the start}
     out  "" once the template is compiled, or the error
     in   [[[role, content], ...], ...]   conversations
-    out  for each conversation a line: [[text, trained on, is it a control token], ...], or {"error": ...}
+    out  a line per conversation: [[text, is trained on, is a control token], ...], or {"error": ...}
 
 `{% generation %}` blocks in a template mark its answers. Without them, an answer is the text that the template adds to
 the conversation up to the question with its generation prompt. It is an error if this text is not added at the end,
@@ -109,7 +109,7 @@ class ChatTemplate:
         self._output = output
 
     def segments(self, messages: list[tuple[str, str]]) -> list[tuple[str, bool, bool]]:
-        """Render a conversation as (text, trained on, is it a control token)."""
+        """Render a conversation as (text, is trained on, is a control token)."""
         messages = [(role, self._broken(content)) for role, content in messages]
         text = self._run(messages)
         if not text.isascii():
@@ -189,7 +189,7 @@ def limit_memory(most: int) -> None:
 
 
 def address_space() -> int:
-    """Bytes of address space of the process; 0 where the address space is not limited."""
+    """Return the bytes of address space of the process; 0 where the address space is not limited."""
     if sys.platform != "linux":
         return 0
     with open("/proc/self/statm") as statm:

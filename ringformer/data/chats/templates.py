@@ -1,4 +1,4 @@
-"""Chat templates render a conversation as segments of text and control tokens; answers and end tokens are trained on.
+"""Chat templates: they render a conversation as text and control tokens; answers and end tokens are trained on.
 
     vicuna     {system} USER: {question} ASSISTANT: {answer}</s>USER: ...
     llama2     <s>[INST] <<SYS>>\\n{system}\\n<</SYS>>\\n\\n{question} [/INST] {answer} </s><s>[INST] ...
@@ -69,7 +69,8 @@ def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | 
 
 
 def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
-    """Identify a template by name and content in a store's settings: a tokenizer's own template may change."""
+    """Return the identifier of a template in a store's settings: its name, and the hash of a tokenizer's own template,
+    which may change."""
     if name != "tokenizer":
         return name
     digest = hashlib.blake2b(repr(tokenizer.config.get("chat_template")).encode(), digest_size=8)

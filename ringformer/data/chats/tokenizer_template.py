@@ -1,7 +1,7 @@
-"""The chat template of a tokenizer: finds the answers in the template's output, and the token that ends each answer.
+"""Chat template of a tokenizer: renders conversations, and finds the answers and the tokens that end them.
 
-A template is an untrusted program. `template_worker.py` compiles and runs it in a process of its own, which is ended if
-the template exceeds its limits of time, memory or output. The process's results are checked and treated as text.
+A template is an untrusted program. `template_worker.py` compiles and runs it in a separate process, which is ended if
+the template exceeds its limits of time, memory or output. The results are checked and treated as text.
 """
 
 import importlib.metadata
@@ -76,7 +76,7 @@ class JinjaTemplate:
         return results
 
     def _render(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
-        """Return the results of the first conversations; of at least one conversation."""
+        """Return the results of the first conversations, at least one: the last may be that the process has ended."""
         results: list[list[Segment] | ValueError] = []
         sizes = [sum(len(content) for _, content in messages) for messages in conversations]
         with self._lock:
@@ -163,9 +163,9 @@ class Worker:
 
     @contextmanager
     def within(self, seconds: float, work: str) -> Iterator[None]:
-        """Context that kills the process if the block takes longer than `seconds`, and ends it after an error.
+        """Context that kills the process if the block takes longer than `seconds`, and ends it after any error.
 
-        Raises ValueError, with the cause, if the template ended the process during `work`.
+        Raises ValueError, with the cause, if the process ended during `work` or sent an invalid answer.
         """
 
         def kill() -> None:
@@ -206,7 +206,7 @@ class Worker:
             raise EOFError from error
 
     def _cause_of_death(self, work: str) -> str:
-        """End the process, if the template has not ended it, and describe how the template did it during `work`."""
+        """End the process, and describe what the template did to it during `work`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode

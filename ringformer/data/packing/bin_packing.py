@@ -37,10 +37,11 @@ TRADES = 8
 def pack(
     lengths: np.ndarray, capacity: int, rng: np.random.Generator, packed_attention: PackedAttention = "document"
 ) -> np.ndarray:
-    """Assign pieces to bins, int64 [N], numbered from 0 without gaps; bins are full, and even if that costs little.
+    """Assign pieces to full bins, int64 [N], numbered from 0 without gaps.
 
-    Random pools of pieces are packed by best-fit decreasing. If it needs hardly more bins, the longest pieces are first
-    assigned to the bins of least work. With "sequence" attention, full bins are even, so the fewest bins are best.
+    Random pools of pieces are packed by best-fit decreasing. Where the number of bins hardly grows, the longest pieces
+    are first assigned to the bins of least work, so that the bins have equal work. With "sequence" attention, full bins
+    have equal work, so the fewest bins are best.
 
     Args:
       lengths: int64 [N], each at most `capacity`.

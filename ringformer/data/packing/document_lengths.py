@@ -1,4 +1,4 @@
-"""Lengths of a run's documents relative to its context: the material for learning long-range attention.
+"""Lengths of a run's documents relative to its context, which limit the range of attention that it can learn.
 
 A context packed with short documents is not a long context. With packed attention "document", no token sees beyond its
 document, and larger RoPE positions never occur. With "sequence", tokens see the whole sequence and positions span it,

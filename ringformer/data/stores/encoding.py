@@ -27,7 +27,7 @@ class Encoded(NamedTuple):
     utf8_bytes: int
     """Size of the text that is trained on."""
     digest: bytes
-    """Identifier of the document, which also decides its side of the split."""
+    """Identifier of the document, which also decides whether the document is held out."""
 
 
 def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[list[Any]]:

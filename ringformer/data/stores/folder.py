@@ -75,7 +75,7 @@ def check_folder(directory: Path) -> None:
 
 
 def open_one(path: str | Path, names: Sequence[str]) -> TokenStore:
-    """Open the store at `path`, or the first of `names` in the folder `path`."""
+    """Open the store at `path` or, if `path` is a folder of stores, the first store of `names` that it has."""
     path = Path(path)
     inside = [path / name for name in names if (path / name).is_dir()]
     store = inside[0] if inside else path

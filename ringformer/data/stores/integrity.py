@@ -1,10 +1,9 @@
 """Integrity of stores, by hashes of their files and of store.json itself.
 
-The hashes are in store.json and are checked when a store is opened; a store of more than AT_ONCE bytes is checked in a
-background thread.
-Training checks the thread's result at every batch (`raise_if_failed`) and waits for it before a save (`wait`), so that
-no checkpoint depends on unverified tokens. Later reads are compared block by block (`checked_array.py`). Every process
-verifies the store, because hosts may have their own copies.
+The hashes are in store.json. They are compared when a store is opened; for a store of more than AT_ONCE bytes, this
+takes place in a background thread. Training checks the thread's result at every batch (`raise_if_failed`) and waits for
+it before a save (`wait`), so that no checkpoint depends on unverified tokens. Later reads are compared block by block
+(`checked_array.py`). Every process verifies the store, because hosts may have their own copies.
 """
 
 import json

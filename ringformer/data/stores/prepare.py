@@ -1,7 +1,6 @@
-"""Preparation of token stores from a source: read, tokenize in parallel, split, write, report. The result is a folder
-(`folder.py`).
+"""Preparation of token stores in a folder (`folder.py`): read a source, tokenize in parallel, split, write, report.
 
-The store that a document goes to depends only on its content, so copies of a document are never on both sides.
+The split depends only on a document's content, so no copy of a training document is held out.
 """
 
 import json
@@ -199,10 +198,9 @@ def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dic
 
 
 def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[list[Encoded]]:
-    """Yield encoded groups, in order.
+    """Encode groups in two threads, and yield them in order.
 
-    There are two threads: while one thread turns results into arrays, the tokenizer's own threads process the other
-    thread's text.
+    While one thread turns results into arrays, the tokenizer's own threads process the other thread's text.
     """
     with ThreadPoolExecutor(2, thread_name_prefix="encode") as threads:
         coming: deque[Future[list[Encoded]]] = deque()

@@ -1,4 +1,4 @@
-"""The token store: a folder with the concatenated tokens of many documents; any stretch of them can be read.
+"""Token store: a folder with the concatenated tokens of many documents; any stretch of tokens can be read.
 
     store.json    format version, fingerprint, counts, settings of the build, hashes of the other files and of itself
                   (`integrity.py`)
@@ -97,9 +97,11 @@ class StoreWriter:
         """Write one document.
 
         Args:
-          ids: its tokens, including the end token. trained: mask of tokens trained on, bool; None if all are. Either
-          all documents of a store have a mask or none. utf8_bytes: size of the text that is trained on. digest:
-          identifier of the document.
+          ids: the tokens of the document, including the end token.
+          trained: mask of the tokens that are trained on, bool; None if all are. Either all documents of a store have a
+            mask, or none has.
+          utf8_bytes: size of the text that is trained on.
+          digest: identifier of the document.
 
         Raises:
           ValueError: for an id that the tokenizer's vocabulary does not have.

@@ -18,7 +18,7 @@ from ringformer.files.untrusted import contained, read_object
 
 
 class Segment(NamedTuple):
-    """A piece of a rendered conversation, text or one control token, and whether it is trained on."""
+    """A piece of a rendered conversation: text or one control token, which may be trained on."""
 
     text: str
     """Text, or the display name of a control token."""
@@ -86,7 +86,7 @@ def token_name(token: Any) -> Any:
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Read the settings in the files beside a tokenizer, including `chat_template.jinja`; also return all paths."""
+    """Return the settings in the files beside a tokenizer, with `chat_template.jinja`, and the paths of all files."""
     settings, template = (contained(path.parent, name) for name in ("tokenizer_config.json", "chat_template.jinja"))
     config = read_object(path.parent, settings.name) if settings.is_file() else {}
     if template.is_file():

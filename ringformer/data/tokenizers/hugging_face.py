@@ -118,7 +118,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _with_private_names(description: dict[str, Any], special: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rename the special tokens of a tokenizer.json: no text has names between noncharacters, new in every process."""
+    """Rename the special tokens of a tokenizer.json: the names, new in every process, are between noncharacters."""
     names = {token["content"]: f"\ufdd0{_NONCE}:{token['id']}\ufdd1" for token in special}
     added = [
         token | {"content": names[token["content"]], "normalized": False, "single_word": False}
@@ -138,7 +138,7 @@ def _with_private_names(description: dict[str, Any], special: list[dict[str, Any
 
 
 def _token_bytes(encoder, description: dict[str, Any], vocab_size: int) -> TokenBytes:
-    """Return the bytes of the encoder's tokens, decoding the one of two notations that the file's model uses."""
+    """Return the bytes of the encoder's tokens, decoded from GPT-2's or SentencePiece's notation."""
     byte_level = "ByteLevel" in json.dumps([description.get("pre_tokenizer"), description.get("decoder")])
     byte_fallback = bool(description["model"].get("byte_fallback"))
     tokens = [b""] * vocab_size

@@ -21,8 +21,7 @@ class TokenBytes:
     """The bytes of every token of a vocabulary.
 
     Args:
-      tokens: the bytes of each id: for a control token, its name among the pieces of a chat; b"" for an id without
-        text.
+      tokens: the bytes of each id: the name that a control token has in `pieces`, and b"" for an id without text.
     """
 
     def __init__(self, tokens: Sequence[bytes]):
@@ -54,12 +53,12 @@ class TokenBytes:
     ) -> np.ndarray:
         """Return the mask of the tokens `ids` of a chat that have a byte of a trained piece, bool [tokens].
 
-        The bytes of the tokens are those of the chat, or those of the chat with the space that SentencePiece models put
-        before a text, their "dummy prefix".
+        The bytes of the tokens are compared with the chat, and with the chat after the space that SentencePiece models
+        put before a text, their "dummy prefix".
 
         Args:
-          ask_library: returns the mask of a chat from the library's offsets, for tokens with other bytes: a normalizer
-            changed the text, or characters are unknown.
+          ask_library: returns the mask of a chat from the library's offsets. It is called if the bytes differ from the
+            chat's because a normalizer changed the text, or characters are unknown.
         """
         text = b"".join(b"".join(self._tokens[ids[i : i + JOINED]]) for i in range(0, len(ids), JOINED))
         lengths = self._lengths[ids]
