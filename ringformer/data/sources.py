@@ -17,6 +17,7 @@ import json
 import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -50,14 +51,14 @@ class Row(NamedTuple):
     name: str
 
 
+@dataclass
 class Malformed:
     """Handler of records that cannot be read: raises an error naming the first such record or, with `skip`, counts
     them.
     """
 
-    def __init__(self, *, skip: bool):
-        self.skip = skip
-        self.count = 0
+    skip: bool
+    count: int = 0
 
     def __call__(self, message: str) -> None:
         if not self.skip:
@@ -65,25 +66,25 @@ class Malformed:
         self.count += 1
 
 
+@dataclass
 class Documents:
     """Documents of an iterable that have text; `skipped` counts the documents left out.
 
     A document of more than `max_bytes` bytes raises ValueError; without `skip_empty`, so does an empty document.
     """
 
-    def __init__(self, documents: Iterable[Document], *, skip_empty: bool = False, max_bytes: int | None = None):
-        self._documents = documents
-        self._skip_empty = skip_empty
-        self._max_bytes = max_bytes
-        self.skipped = 0
+    documents: Iterable[Document]
+    skip_empty: bool = False
+    max_bytes: int | None = None
+    skipped: int = 0
 
     def __iter__(self) -> Iterator[Document]:
         self.skipped = 0
-        for document in self._documents:
+        for document in self.documents:
             if document.text:
-                check_size(document.name, len(document.text.encode("utf-8", "replace")), self._max_bytes)
+                check_size(document.name, len(document.text.encode("utf-8", "replace")), self.max_bytes)
                 yield document
-            elif self._skip_empty:
+            elif self.skip_empty:
                 self.skipped += 1
             else:
                 raise ValueError(

@@ -11,6 +11,7 @@ between the answer and that token. Conversations are alternating questions and a
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ringformer.data.chats.conversations import Message
@@ -26,6 +27,7 @@ VICUNA_SYSTEM = (
 )
 
 
+@dataclass(frozen=True)
 class Template:
     """A chat template.
 
@@ -33,8 +35,7 @@ class Template:
       render_all: returns, for each of several conversations, its segments or an error.
     """
 
-    def __init__(self, render_all: RenderAll):
-        self.render_all = render_all
+    render_all: RenderAll
 
     def __call__(self, messages: Sequence[Message]) -> list[Segment]:
         """Render a conversation as segments. Raises ValueError if the template refuses it."""

@@ -111,6 +111,8 @@ class Mixture:
 
     def source(self, index: int) -> tuple[int, int]:
         """Return the part that sequence `index` comes from, and the sequence's index in that part."""
+        if index < 0:
+            raise ValueError(f"sequence {index} does not exist; they are counted from 0")
         periods, at = divmod(index, len(self._period))
         part = int(self._period[at])
         return part, periods * self.shares[part] + int(self._earlier[at])

@@ -4,6 +4,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +83,7 @@ class DocumentEncoder:
             raise
 
 
+@dataclass
 class ChatEncoder:
     """Encoder of conversations with a template; answers and their end tokens are trained on.
 
@@ -90,51 +92,44 @@ class ChatEncoder:
     without a token to train on are left out. All parts are on the same side of the train-eval split.
     """
 
-    def __init__(
-        self,
-        conversations: Cleaning,
-        tokenizer: Tokenizer,
-        template: Template,
-        chat_length: int,
-        malformed: Malformed,
-        max_bytes: int,
-    ):
-        self._conversations = conversations
-        self._tokenizer = tokenizer
-        self._template = template
-        self._chat_length = chat_length
-        self._malformed = malformed
-        self._max_bytes = max_bytes
+    conversations: Cleaning
+    tokenizer: Tokenizer
+    template: Template
+    chat_length: int
+    malformed: Malformed
+    max_bytes: int
+
+    def __post_init__(self):
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[int, tuple[Conversation, list[Segment]]]]:
         for group in in_groups(self._sized(), RENDER_CHARACTERS):
-            rendered = self._template.render_all([conversation.messages for conversation in group])
+            rendered = self.template.render_all([conversation.messages for conversation in group])
             for conversation, segments in zip(group, rendered, strict=True):
                 if isinstance(segments, ValueError):
-                    self._malformed(f"{conversation.name}: {segments}")
+                    self.malformed(f"{conversation.name}: {segments}")
                 else:
                     yield sum(len(segment.text) for segment in segments), (conversation, segments)
 
     def _sized(self) -> Iterator[tuple[int, Conversation]]:
         """Yield the conversations, each with its number of characters plus an allowance for the template's own text."""
-        for conversation in self._conversations:
+        for conversation in self.conversations:
             texts = [message.content for message in conversation.messages]
-            check_size(conversation.name, sum(len(text.encode()) for text in texts), self._max_bytes)
+            check_size(conversation.name, sum(len(text.encode()) for text in texts), self.max_bytes)
             yield 1000 + sum(map(len, texts)), conversation
 
     @property
     def left_out(self) -> Counter[str]:
-        malformed = Counter({"malformed records skipped": self._malformed.count})
-        return self._conversations.counts + malformed + self._counts
+        malformed = Counter({"malformed records skipped": self.malformed.count})
+        return self.conversations.counts + malformed + self._counts
 
     def _count(self, event: str) -> None:
         with self._lock:  # groups are encoded in two threads
             self._counts[event] += 1
 
     def encode(self, group: Sequence[tuple[Conversation, list[Segment]]]) -> list[Encoded]:
-        encoded = self._tokenizer.encode_chats([segments for _, segments in group])
+        encoded = self.tokenizer.encode_chats([segments for _, segments in group])
         parts = []
         for (conversation, _), (ids, trained) in zip(group, encoded, strict=True):
             digest = content_digest(conversation.messages)
@@ -149,7 +144,7 @@ class ChatEncoder:
         self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes
     ) -> Iterator[Encoded]:
         """Yield the parts of a conversation that is longer than chat_length; yield a shorter conversation whole."""
-        messages, limit = list(conversation.messages), self._chat_length
+        messages, limit = list(conversation.messages), self.chat_length
         system = [message for message in messages[:1] if message.role == "system"]
         turns = messages[len(system) :]
         if limit and len(ids) > limit:
@@ -164,18 +159,18 @@ class ChatEncoder:
             turns = turns[2 * pairs :]
             if not turns:
                 return
-            ((ids, trained),) = self._tokenizer.encode_chats([self._template([*system, *turns])])
+            ((ids, trained),) = self.tokenizer.encode_chats([self.template([*system, *turns])])
         yield self._part(ids, trained, turns, digest)
 
     def _part(self, ids: np.ndarray, trained: np.ndarray, turns: Sequence[Message], digest: bytes) -> Encoded:
         """Make a part of a conversation, cut at chat_length."""
-        limit = self._chat_length
+        limit = self.chat_length
         if not limit or len(ids) <= limit:
             answers = sum(len(message.content.encode()) for message in turns if message.role == "assistant")
             return Encoded(ids, trained, answers, digest)
         self._count("answers cut at chat_length")
         ids, trained = ids[:limit], trained[:limit]
-        text = self._tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape")
+        text = self.tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape")
         return Encoded(ids, trained, len(text), digest)
 
 
