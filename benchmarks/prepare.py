@@ -32,7 +32,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ringformer.cli.parser import output_argument
 from ringformer.data import build_stores, load_tokenizer, open_or_build, read_documents, train_sentencepiece
-from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning, parse_rules
+from ringformer.data.chats.cleaning import USUAL_RULES, Cleaning
 from ringformer.data.chats.conversations import Message, read_chats
 from ringformer.data.chats.template_worker import ChatTemplate
 from ringformer.data.chats.templates import Template, TemplateName, load_template
@@ -155,7 +155,7 @@ def measure_template_process(megabytes: float, pairs: int) -> list[dict]:
             def prepare(template, tokenizer=tokenizer):
                 malformed = Malformed(skip=False)
                 found = read_chats(f"jsonl:{folder}/chats.jsonl", "messages", split="train", malformed=malformed)
-                cleaning = Cleaning(found, parse_rules(USUAL_RULES))
+                cleaning = Cleaning(found, USUAL_RULES)
                 encoder = ChatEncoder(cleaning, tokenizer, template, 0, malformed, 2**28)
                 build_stores(folder / "store", encoder, tokenizer, held_out=0.05)
 

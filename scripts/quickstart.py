@@ -93,7 +93,7 @@ def plot(stages: list[Run], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     seen = 0.0
     for i, run in enumerate(stages):
-        c, meta = run.config, run.train_data.sequences.store.meta
+        c, meta = run.config, run.train_data.stores[0].meta
         to_bits = meta["tokens"] / meta["utf8_bytes"] / math.log(2)
         per_step = c.batch_size * c.seq_len / 1e6
         rows = metrics(run)

@@ -1,4 +1,4 @@
-"""Data: documents from a source, tokenized into a store, packed into sequences, loaded for the ring.
+"""Training data: documents are read, tokenized into a store, packed into sequences, and loaded for the ring.
 
 Names are imported on first use (PEP 562): `import ringformer.data` by itself loads no submodule.
 """

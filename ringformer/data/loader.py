@@ -1,4 +1,4 @@
-"""The loader: batches in the ring's layout; each batch is a function of (seed, step) and is read where it is needed.
+"""Loader of batches in the ring's layout: each batch is a function of (seed, step), and each host reads its part.
 
 Row r of step s is packed sequence s*batch_size + r, with columns in the order of the layout. A host reads only those
 blocks of the store that contain its devices' part of a batch, so a sequence may be too long for any single host. A run
@@ -54,78 +54,65 @@ class Loader:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
 
-        def packed(store: TokenStore, rows: int) -> StoreSequences:
-            if packing.packing == "stream":
-                return DocumentStream(store, seq_len, seed, packing)
-            return WholeDocuments(store, seq_len, seed, packing, batch_size=rows)
-
+        parts: Parts = [(store, 1)] if isinstance(store, TokenStore) else store
         self.batch_size, self.seq_len = batch_size, seq_len
-        self.stores = [store] if isinstance(store, TokenStore) else [part for part, _ in store]
-        self.sequences: StoreSequences | Mixture
-        if isinstance(store, TokenStore):
-            self.sequences = packed(store, batch_size)
-        else:
-            stores, shares = zip(*store, strict=True)
-            rows = [max(round(batch_size * share / sum(shares)), 1) for share in shares]
-            self.sequences = Mixture(list(map(packed, stores, rows)), shares, seed)
+        self.stores, shares = zip(*parts, strict=True)
+        packed: list[StoreSequences] = []
+        for part, share in parts:
+            if packing.packing == "stream":
+                packed.append(DocumentStream(part, seq_len, seed, packing))
+            else:
+                rows = max(round(batch_size * share / sum(shares)), 1)
+                packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=rows))
+        self.sequences = Mixture(packed, shares, seed)
+        self._has_segments = packing.has_segments
         self._order = permutation(layout, seq_len, ring_size)
 
     def document_lengths(self) -> list[DocumentLengths]:
         """Return the lengths of each store's documents; `too_short` turns them into a warning for training."""
-        parts = self.sequences.parts if isinstance(self.sequences, Mixture) else [self.sequences]
-        return [document_lengths(part) for part in parts]
+        return [document_lengths(part) for part in self.sequences.parts]
 
     def passes(self, steps: int) -> dict[str, float]:
         """Count the passes that `steps` make through each store's selected documents, by the store's folder."""
-        sequences = steps * self.batch_size
-        if not isinstance(self.sequences, Mixture):
-            return {str(self.stores[0].path): sequences / self.sequences.per_epoch}
-        share = sequences / sum(self.sequences.shares)
-        parts = zip(self.stores, self.sequences.parts, self.sequences.shares, strict=True)
-        return {str(store.path): share * own / part.per_epoch for store, part, own in parts}
+        share = steps * self.batch_size / sum(self.sequences.shares)
+        parts = zip(self.sequences.parts, self.sequences.shares, strict=True)
+        return {str(part.store.path): share * own / part.per_epoch for part, own in parts}
 
     def read(self, step: int, rows: slice = slice(None), columns: slice | np.ndarray = slice(None)) -> Batch:
-        """Read part of a step's batch as numpy arrays; columns are in layout order."""
+        """Read part of a step's batch as numpy arrays; `columns`, a slice or a mask, are in layout order."""
         positions = self._order[columns]
         first = step * self.batch_size
         sequences = [self.sequences.read(first + row, positions) for row in range(self.batch_size)[rows]]
         return Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
 
     def contents(self, step: int) -> list[dict[str, Any]]:
-        """Describe the rows of a step's batch: for each row, the number of its sequence, the store and the
-        documents."""
-        rows, sequences = range(step * self.batch_size, (step + 1) * self.batch_size), self.sequences
-        places = [sequences.source(i) if isinstance(sequences, Mixture) else (0, i) for i in rows]
-        parts = sequences.parts if isinstance(sequences, Mixture) else [sequences]
-        return [
-            {"sequence": i, "store": str(parts[p].store.path), "documents": parts[p].documents_of(at).tolist()}
-            for i, (p, at) in zip(rows, places, strict=True)
-        ]
+        """Return, for each row of a step's batch, the number of its sequence, its store's folder and its documents."""
+        contents = []
+        for sequence in range(step * self.batch_size, (step + 1) * self.batch_size):
+            number, index = self.sequences.source(sequence)
+            part = self.sequences.parts[number]
+            documents = part.documents_of(index).tolist()
+            contents.append({"sequence": sequence, "store": str(part.store.path), "documents": documents})
+        return contents
 
     def batch(self, step: int, sharding: jax.sharding.Sharding) -> Batch:
         """Return a step's batch as global jax Arrays [batch_size, seq_len], in one process or in each of several."""
         self._raise_if_damaged()
-        shape = self.batch_size, len(self._order)
-        wanted: dict[tuple[int, int], set[tuple[int, int]]] = {}  # the columns of this process's devices, by their rows
+        shape = self.batch_size, self.seq_len
+        # The columns of this process's devices, by rows. They are read together: a ring's are neighbours in the store.
+        held: dict[tuple[int, int], np.ndarray] = {}
         for index in sharding.addressable_devices_indices_map(shape).values():
-            rows, columns = (bounds(part, size) for part, size in zip(index or (slice(None),) * 2, shape, strict=True))
-            wanted.setdefault(rows, set()).add(columns)
-        parts: dict[tuple[int, int, int, int], Batch] = {}
-        for rows, held in wanted.items():  # one read, because a ring's columns are neighbours in the store
-            read = self.read(step, slice(*rows), np.concatenate([np.arange(*columns) for columns in sorted(held)]))
-            at = 0
-            for columns in sorted(held):
-                size = columns[1] - columns[0]
-                cut = (slice(None), slice(at, at + size))
-                parts[(*rows, *columns)] = Batch(*(None if field is None else field[cut] for field in read))
-                at += size
+            rows, columns = index or (slice(None), slice(None))
+            held.setdefault(bounds(rows, self.batch_size), np.zeros(self.seq_len, bool))[columns] = True
+        read = {rows: self.read(step, slice(*rows), columns) for rows, columns in held.items()}
 
         def part(index: Any, field: int) -> np.ndarray:
-            rows, columns = (bounds(part, size) for part, size in zip(index, shape, strict=True))
-            return parts[(*rows, *columns)][field]
+            rows, (begin, end) = bounds(index[0], self.batch_size), bounds(index[1], self.seq_len)
+            first = np.count_nonzero(held[rows][:begin])
+            return read[rows][field][:, first : first + end - begin]
 
         def array(field: int) -> jax.Array | None:
-            if Batch._fields[field] == "segment_ids" and not self.sequences.has_segments:
+            if Batch._fields[field] == "segment_ids" and not self._has_segments:
                 return None
             return jax.make_array_from_callback(shape, sharding, lambda index: part(index, field))
 

@@ -16,7 +16,10 @@ import glob
 import json
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +29,8 @@ KINDS = ("stdlib", "text:PATTERN", "jsonl:PATTERN", "json:PATTERN", "parquet:PAT
 
 ROWS = ("jsonl", "json", "parquet", "datasets")
 """Kinds of source that have records."""
+
+_SEPARATOR = re.compile(r"\s*(?:,\s*|(?=\]))(\]?)")
 
 STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})
 """Folders of the standard library to skip."""
@@ -46,14 +51,14 @@ class Row(NamedTuple):
     name: str
 
 
+@dataclass
 class Malformed:
     """Handler of records that cannot be read: raises an error naming the first such record or, with `skip`, counts
     them.
     """
 
-    def __init__(self, *, skip: bool):
-        self.skip = skip
-        self.count = 0
+    skip: bool
+    count: int = 0
 
     def __call__(self, message: str) -> None:
         if not self.skip:
@@ -61,25 +66,25 @@ class Malformed:
         self.count += 1
 
 
+@dataclass
 class Documents:
     """Documents of an iterable that have text; `skipped` counts the documents left out.
 
     A document of more than `max_bytes` bytes raises ValueError; without `skip_empty`, so does an empty document.
     """
 
-    def __init__(self, documents: Iterable[Document], *, skip_empty: bool = False, max_bytes: int | None = None):
-        self._documents = documents
-        self._skip_empty = skip_empty
-        self._max_bytes = max_bytes
-        self.skipped = 0
+    documents: Iterable[Document]
+    skip_empty: bool = False
+    max_bytes: int | None = None
+    skipped: int = 0
 
     def __iter__(self) -> Iterator[Document]:
         self.skipped = 0
-        for document in self._documents:
+        for document in self.documents:
             if document.text:
-                check_size(document.name, [document.text], self._max_bytes)
+                check_size(document.name, len(document.text.encode("utf-8", "replace")), self.max_bytes)
                 yield document
-            elif self._skip_empty:
+            elif self.skip_empty:
                 self.skipped += 1
             else:
                 raise ValueError(
@@ -88,12 +93,8 @@ class Documents:
                 )
 
 
-def check_size(name: str, texts: Iterable[str], max_bytes: int | None) -> None:
-    """Raise ValueError if the texts of a document have more than `max_bytes` bytes."""
-    _check_bytes(name, sum(len(text.encode("utf-8", "replace")) for text in texts), max_bytes)
-
-
-def _check_bytes(name: str, size: int, max_bytes: int | None) -> None:
+def check_size(name: str, size: int, max_bytes: int | None) -> None:
+    """Raise ValueError if a document of `size` bytes has more than `max_bytes` bytes."""
     if max_bytes is not None and size > max_bytes:
         raise ValueError(
             f"{name} has {size:,} bytes of text, more than max_document_bytes={max_bytes:,}: split it, or "
@@ -118,9 +119,10 @@ def read_documents(
     """
     kind, _, where = source.partition(":")
     if source == "stdlib":
-        return Documents(_stdlib(Path(sysconfig.get_path("stdlib"))), skip_empty=True)
+        files = source_files(source).items()
+        return Documents((Document(_read_text(path), name) for name, path in files), skip_empty=True)
     if kind == "text" and where:
-        return Documents(_text(_files(source, where), max_bytes), skip_empty=skip_empty)
+        return Documents(_text(_files(source), max_bytes), skip_empty=skip_empty)
     if kind in ROWS and where:
         rows = read_rows(source, split=split, only=field)
         return Documents(_fields(rows, field), skip_empty=skip_empty, max_bytes=max_bytes)
@@ -140,10 +142,13 @@ def read_rows(
         raise ValueError(f"source {source!r} has no records; accepted: {', '.join(KINDS[2:])}")
     if kind == "datasets":
         return _datasets(where, split, only)
-    if kind == "parquet":
-        return _parquet(_files(source, where), only)
-    lines = _jsonl if kind == "jsonl" else _json
-    return lines(_files(source, where), malformed or Malformed(skip=False))
+    malformed = malformed or Malformed(skip=False)
+    readers: dict[str, Callable[[Path], Iterator[tuple[Any, str]]]] = {
+        "jsonl": partial(_jsonl, malformed=malformed),
+        "json": _json,
+        "parquet": partial(_parquet, only=only),
+    }
+    return _objects(chain.from_iterable(map(readers[kind], _files(source))), malformed)
 
 
 def source_files(source: str) -> dict[str, Path]:
@@ -153,102 +158,88 @@ def source_files(source: str) -> dict[str, Path]:
     kind, _, where = source.partition(":")
     if source == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
-        return {name: root / name for name in _stdlib_names(root)}
+        relative = (path.relative_to(root) for path in root.rglob("*.py"))
+        names = sorted(path.as_posix() for path in relative if STDLIB_EXCLUDED.isdisjoint(path.parts[:-1]))
+        return {name: root / name for name in names}
     if kind == "datasets":
         return {str(path): path for path in sorted(Path(where).rglob("*")) if path.is_file()}
     return {path: Path(path) for path in sorted(glob.glob(where, recursive=True)) if Path(path).is_file()}
 
 
-def _stdlib_names(root: Path) -> list[str]:
-    relative = (path.relative_to(root) for path in root.rglob("*.py"))
-    return sorted(path.as_posix() for path in relative if STDLIB_EXCLUDED.isdisjoint(path.parts[:-1]))
-
-
-def _stdlib(root: Path) -> Iterator[Document]:
-    for path in _stdlib_names(root):
-        yield Document(_read_text(root / path), path)
-
-
 def _text(paths: list[Path], max_bytes: int | None) -> Iterator[Document]:
     for path in paths:
-        _check_bytes(str(path), path.stat().st_size, max_bytes)
+        check_size(str(path), path.stat().st_size, max_bytes)
         yield Document(_read_text(path), str(path))
 
 
 def _fields(rows: Iterable[Row], field: str) -> Iterator[Document]:
     for record, name in rows:
-        _check_field(name, record, field)
-        yield Document(_string(name, field, record[field]), name)
+        if field not in record:
+            raise ValueError(f"{name} has no field {field!r}; it has: {', '.join(record) or 'none'}")
+        text = record[field]
+        if type(text) is not str:
+            raise ValueError(f"field {field!r} of {name} holds {type(text).__name__}, not text")
+        yield Document(text, name)
 
 
-def _jsonl(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
-    for path in paths:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                name = f"{path}:{number}"
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    malformed(f"{name} is not a line of JSON: {error}")
-                    continue
-                if type(record) is dict:
-                    yield Row(record, name)
-                else:
-                    malformed(f"{name} holds a JSON {type(record).__name__}, not an object")
+def _objects(records: Iterable[tuple[Any, str]], malformed: Malformed) -> Iterator[Row]:
+    """Yield the records, with their names, that are JSON objects."""
+    for record, name in records:
+        if type(record) is dict:
+            yield Row(record, name)
+        else:
+            malformed(f"{name} holds a JSON {type(record).__name__}, not an object")
 
 
-def _json(paths: list[Path], malformed: Malformed) -> Iterator[Row]:
-    """Yield the objects of JSON arrays. They are parsed one by one, so that the line and number (from 1) of each object
-    are known."""
-    space, decoder = re.compile(r"\s*"), json.JSONDecoder()
-
-    def skip_space(text: str, place: int) -> int:
-        match = space.match(text, place)
-        return match.end() if match else place
-
-    for path in paths:
-        text = path.read_text(encoding="utf-8-sig")
-        place, line, number, opened = skip_space(text, 0), 1, 0, 0
-        if text[place : place + 1] != "[":
-            raise ValueError(f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}")
-        while text[place] in "[,":
-            place = skip_space(text, place + 1)
-            if text[place : place + 1] == "]":
-                break
-            line, number, opened = line + text.count("\n", opened, place), number + 1, place
-            name = f"{path}:{line} (record {number})"
+def _jsonl(path: Path, malformed: Malformed) -> Iterator[tuple[Any, str]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            name = f"{path}:{number}"
             try:
-                record, place = decoder.raw_decode(text, place)
+                record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{name}: the object that begins here is not JSON: {error}") from None
-            place = skip_space(text, place)
-            if text[place : place + 1] not in (",", "]"):
-                raise ValueError(
-                    f"{name}: the object that begins here is followed by neither a comma nor the end of the array"
-                )
-            if type(record) is dict:
-                yield Row(record, name)
-            else:
-                malformed(f"{name} holds a JSON {type(record).__name__}, not an object")
+                malformed(f"{name} is not a line of JSON: {error}")
+                continue
+            yield record, name
 
 
-def _parquet(paths: list[Path], only: str | None) -> Iterator[Row]:
+def _json(path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield the values of a JSON array. They are parsed one by one, so that the line and number (from 1) of each value
+    are known."""
+    text = path.read_text(encoding="utf-8-sig")
+    before = re.match(r"\s*\[\s*(\]?)", text)
+    if before is None:
+        raise ValueError(f"{path} is not a JSON array of objects; for one object per line use jsonl:{path}")
+    line, number, begin = 1, 0, 0
+    while not before[1]:
+        line, number, begin = line + text.count("\n", begin, before.end()), number + 1, before.end()
+        name = f"{path}:{line} (record {number})"
+        try:
+            record, end = json.JSONDecoder().raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name}: the object that begins here is not JSON: {error}") from None
+        before = _SEPARATOR.match(text, end)
+        if before is None:
+            raise ValueError(
+                f"{name}: the object that begins here is followed by neither a comma nor the end of the array"
+            )
+        yield record, name
+
+
+def _parquet(path: Path, only: str | None) -> Iterator[tuple[Any, str]]:
     with needed_for("a parquet: source"):
         import pyarrow
         from pyarrow import parquet
 
-    for path in paths:
-        try:
-            table = parquet.ParquetFile(path)
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path} is not a parquet file: {error}") from None
-        with table:
-            number = 0
-            columns = [only] if only in table.schema_arrow.names else None
-            for batch in table.iter_batches(batch_size=1024, columns=columns):
-                for record in batch.to_pylist():
-                    yield Row(record, f"{path}:{number}")
-                    number += 1
+    try:
+        table = parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a parquet file: {error}") from None
+    with table:
+        columns = [only] if only in table.schema_arrow.names else None
+        batches = table.iter_batches(batch_size=1024, columns=columns)
+        records = chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((record, f"{path}:{number}") for number, record in enumerate(records))
 
 
 def _datasets(name: str, split: str, only: str | None) -> Iterator[Row]:
@@ -272,8 +263,9 @@ def _load_dataset(name: str, split: str):
     return datasets.load_dataset(name, split=split)
 
 
-def _files(source: str, pattern: str) -> list[Path]:
-    files = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if Path(path).is_file()]
+def _files(source: str) -> list[Path]:
+    pattern = source.partition(":")[2]
+    files = list(source_files(source).values())
     if not files:
         hint = f"; it is a folder: did you mean {pattern.rstrip('/')}/**/*?" if Path(pattern).is_dir() else ""
         raise FileNotFoundError(f"no file matches {pattern!r} of source {source!r}{hint}")
@@ -282,15 +274,3 @@ def _files(source: str, pattern: str) -> list[Path]:
 
 def _read_text(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "surrogateescape")
-
-
-def _check_field(name: str, fields: Iterable[str], field: str) -> None:
-    fields = list(fields)
-    if field not in fields:
-        raise ValueError(f"{name} has no field {field!r}; it has: {', '.join(fields) or 'none'}")
-
-
-def _string(name: str, field: str, value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"field {field!r} of {name} holds {type(value).__name__}, not text")
-    return value

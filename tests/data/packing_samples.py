@@ -83,6 +83,11 @@ def pieces_of(packed, index):
     return [(int(packed._begins[piece]), int(packed._lengths[piece])) for piece in packed.pieces(index)]
 
 
+def lengths_of(packed, index):
+    """The number of tokens of each piece of a sequence."""
+    return packed._lengths[packed.pieces(index)]
+
+
 def at(batch, index):
     """The elements at `index` of every field."""
     return [None if field is None else field[index] for field in batch]

@@ -89,7 +89,7 @@ def test_documents_and_padding_do_not_leak(store, layout, ring_size):
     )
     batch = loader.read(0)
     ids = batch.segment_ids
-    documents = np.array([[len(loader.sequences.pieces(row))] for row in range(2)])
+    documents = np.array([[len(loader.sequences.parts[0].pieces(row))] for row in range(2)])
     padding = ids > documents
     assert padding.sum() > 2 and documents.min() > 1
     assert not batch.mask[padding].any()

@@ -6,8 +6,8 @@ with `merge`, the two become one), and a final question without an answer is dro
 
 Further rules are chosen by name:
 
-    html         an answer that is HTML, as in raw ShareGPT, becomes markdown (nested too deeply: dropped)
-    merge        consecutive messages of one speaker become one message, instead of ending the conversation
+    html         converts answers that are HTML, as in raw ShareGPT, to markdown; drops those nested too deeply
+    merge        merges consecutive messages of one speaker, instead of ending the conversation there
     unprintable  drops conversations with more than 1% control, unassigned, private-use or replacement characters
     latin        drops conversations whose letters are less than 90% Latin: a filter of scripts, not of languages
     short        drops conversations whose answers have fewer than 20 characters in total
@@ -46,21 +46,19 @@ class Cleaning:
       ValueError: for an unknown rule.
     """
 
-    def __init__(self, conversations: Iterable[Conversation], rules: Iterable[str]):
+    def __init__(self, conversations: Iterable[Conversation], rules: str):
         self._conversations = conversations
-        self._rules = check_rules(rules)
+        self._rules = parse_rules(rules)
         self.counts: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Conversation]:
         seen: set[bytes] = set()
         for conversation in self._conversations:
-            messages = self._turns(conversation.messages)
             try:
-                messages = [self._markdown(message) for message in messages]
+                messages = [self._markdown(message) for message in self._turns(conversation.messages)]
+                reason = self._reason(messages, seen)
             except RecursionError:
-                self.counts["conversations dropped: an answer of HTML nested too deeply"] += 1
-                continue
-            reason = "no question with an answer" if not messages else self._reason(messages, seen)
+                reason = "an answer of HTML nested too deeply"
             if reason:
                 self.counts[f"conversations dropped: {reason}"] += 1
             else:
@@ -95,7 +93,9 @@ class Cleaning:
         return message._replace(content=content)
 
     def _reason(self, messages: list[Message], seen: set[bytes]) -> str | None:
-        """Return the first rule that drops the conversation, or None."""
+        """Return the reason to drop the conversation: no messages, or the first rule that drops it; None to keep it."""
+        if not messages:
+            return "no question with an answer"
         text = "\n".join(message.content for message in messages)
         answers = [message.content for message in messages if message.role == "assistant"]
         if "unprintable" in self._rules and _unprintable(text) > 0.01:
@@ -116,12 +116,7 @@ class Cleaning:
 
 def parse_rules(text: str) -> frozenset[str]:
     """Parse rules such as "html,duplicate". Raises ValueError for an unknown one."""
-    return check_rules(rule.strip() for rule in text.split(",") if rule.strip())
-
-
-def check_rules(rules: Iterable[str]) -> frozenset[str]:
-    """Return the rules as a set. Raises ValueError for an unknown one."""
-    rules = frozenset(rules)
+    rules = frozenset(rule.strip() for rule in text.split(",") if rule.strip())
     unknown = sorted(rules - set(RULES))
     if unknown:
         raise ValueError(f"unknown cleaning rule {unknown[0]!r}; known: {', '.join(RULES)}")
@@ -167,7 +162,7 @@ def _language(code) -> str:
 
 
 def _unprintable(text: str) -> float:
-    """Share of characters that are not printable."""
+    """Return the share of characters that are not printable."""
     if text.isascii():
         return len(text.encode().translate(None, _PLAIN_ASCII)) / max(len(text), 1)
     candidates = (match[0] for match in _NOT_PLAIN.finditer(text))  # a list would take 80 bytes per character
@@ -176,7 +171,7 @@ def _unprintable(text: str) -> float:
 
 
 def _latin(text: str) -> float:
-    """Share of letters that are Latin; 1 if the text has no letters."""
+    """Return the share of letters that are Latin; 1 if the text has no letters."""
     latin = letters = 0
     for c in text:
         if c.isalpha():

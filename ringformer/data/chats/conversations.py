@@ -43,44 +43,39 @@ class Conversation(NamedTuple):
 
 
 def read_chats(source: str, chat_format: ChatFormat, *, split: str, malformed: Malformed) -> Iterator[Conversation]:
-    """Read the conversations of `source`; unreadable records go to `malformed`.
+    """Read the conversations of `source`, and report unreadable records to `malformed`.
 
     Raises:
       ValueError: for an unknown format.
     """
     if chat_format not in FORMATS:
         raise ValueError(f"unknown chat format {chat_format!r}; known: {', '.join(FORMATS)}")
-    return _conversations(source, FORMATS[chat_format], split, malformed)
-
-
-def _conversations(source: str, keys: tuple[str, str, str], split: str, malformed: Malformed) -> Iterator[Conversation]:
-    for row in read_rows(source, split=split, malformed=malformed):
+    for record, name in read_rows(source, split=split, malformed=malformed):
         try:
-            messages = _messages(row.record, *keys)
+            messages = _messages(record, *FORMATS[chat_format])
         except ValueError as error:
-            malformed(f"{row.name}: {error}")
+            malformed(f"{name}: {error}")
             continue
-        yield Conversation(messages, row.name)
+        yield Conversation(messages, name)
 
 
 def _messages(record: dict[str, Any], turns_key: str, role_key: str, text_key: str) -> tuple[Message, ...]:
     turns = record.get(turns_key)
     if not isinstance(turns, list):
         raise ValueError(f"no list {turns_key!r}; it has: {', '.join(record) or 'nothing'}")
-    return tuple(_message(i, turn, role_key, text_key) for i, turn in enumerate(turns))
-
-
-def _message(i: int, turn: Any, role_key: str, text_key: str) -> Message:
-    if not isinstance(turn, dict) or role_key not in turn or text_key not in turn:
-        raise ValueError(f"turn {i} is not an object with {role_key!r} and {text_key!r}")
-    for key in (role_key, text_key):
-        if type(turn[key]) is not str:
-            raise ValueError(f"the {key!r} of turn {i} is {type(turn[key]).__name__}, not text")
-    role, text = turn[role_key], turn[text_key]
-    if role not in ROLES:
-        raise ValueError(f"turn {i} is by {reprlib.repr(role)}; known: {', '.join(ROLES)}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"turn {i} cannot be written as UTF-8: {error}") from None
-    return Message(ROLES[role], text)
+    messages = []
+    for i, turn in enumerate(turns):
+        if not isinstance(turn, dict) or role_key not in turn or text_key not in turn:
+            raise ValueError(f"turn {i} is not an object with {role_key!r} and {text_key!r}")
+        for key in (role_key, text_key):
+            if type(turn[key]) is not str:
+                raise ValueError(f"the {key!r} of turn {i} is {type(turn[key]).__name__}, not text")
+        role, text = turn[role_key], turn[text_key]
+        if role not in ROLES:
+            raise ValueError(f"turn {i} is by {reprlib.repr(role)}; known: {', '.join(ROLES)}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"turn {i} cannot be written as UTF-8: {error}") from None
+        messages.append(Message(ROLES[role], text))
+    return tuple(messages)

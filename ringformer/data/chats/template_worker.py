@@ -1,14 +1,13 @@
-"""The process in which an untrusted chat template runs: a script, not imported, with the standard library and jinja2.
+"""Process in which an untrusted chat template runs: a script that imports only the standard library and jinja2.
 
 A template is a program. Jinja's sandbox restricts it to its inputs. The kernel enforces limits of time and memory and
-kills this process if the template exceeds them. stdin and stdout carry frames: 8 bytes of length, then JSON.
+kills this process if the template exceeds them. Each line of stdin and stdout is a JSON value.
 
-    in   {"path": sys.path, "source": ..., "values": ..., "controls": [names], "chat_date": ...,
-          "seconds": CPU time to compile, and for a conversation, "memory": bytes in addition to those at the start,
-          "output": characters in addition to those of the messages}
-    out  "" once it is compiled, or the error
+    in   {"path": sys.path, "template": arguments of `ChatTemplate`,
+          "seconds": CPU time to compile, and for a conversation, "memory": bytes in addition to those at the start}
+    out  "" once the template is compiled, or the error
     in   [[[role, content], ...], ...]   conversations
-    out  for each of them [[text, trained on, is it a control token], ...], or {"error": ...}
+    out  a line per conversation: [[text, is trained on, is a control token], ...], or {"error": ...}
 
 `{% generation %}` blocks in a template mark its answers. Without them, an answer is the text that the template adds to
 the conversation up to the question with its generation prompt. It is an error if this text is not added at the end,
@@ -25,14 +24,12 @@ import resource
 import secrets
 import select
 import signal
-import struct
 import sys
 
 TOO_MUCH_MEMORY, TOO_MUCH_OUTPUT = 3, 4
 """Exit codes. The signal for too much time is SIGPROF."""
-LENGTH = struct.Struct(">Q")
 ROOM = 32
-"""Bytes of memory, besides the template's, per byte of a frame for reading, breaking up, rendering and writing it."""
+"""Bytes of memory, besides the template's, per byte of a line for reading, breaking up, rendering and writing it."""
 
 _NONCE = secrets.token_hex(8)
 BREAK, START, STOP = (f"\ufdd0{_NONCE}{letter}\ufdd1" for letter in "bse")
@@ -81,7 +78,15 @@ def make_sandbox(chat_date: str | None):
 
 
 class ChatTemplate:
-    """A compiled template. Its methods raise any error of the template."""
+    """A compiled template. Its methods raise any error of the template.
+
+    Args:
+      source: the template.
+      values: variables of the template, such as bos_token.
+      controls: names of the tokenizer's control tokens.
+      chat_date: see `load_template`.
+      output: characters that the template may write in addition to those of the messages.
+    """
 
     def __init__(self, source: str, values: dict[str, str], controls: list[str], chat_date: str | None, output: int):
         from jinja2 import nodes
@@ -104,7 +109,7 @@ class ChatTemplate:
         self._output = output
 
     def segments(self, messages: list[tuple[str, str]]) -> list[tuple[str, bool, bool]]:
-        """Render a conversation as (text, trained on, is it a control token)."""
+        """Render a conversation as (text, is trained on, is a control token)."""
         messages = [(role, self._broken(content)) for role, content in messages]
         text = self._run(messages)
         if not text.isascii():
@@ -184,43 +189,36 @@ def limit_memory(most: int) -> None:
 
 
 def address_space() -> int:
-    """Bytes of address space of the process; 0 where the address space is not limited."""
+    """Return the bytes of address space of the process; 0 where the address space is not limited."""
     if sys.platform != "linux":
         return 0
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[0]) * resource.getpagesize()
 
 
-def encode(value) -> bytes:
-    """Encode a value as JSON; the value may include text with half of a surrogate pair."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-
-
-def decode(content: bytes):
-    """Invert `encode`. Raises ValueError or RecursionError for content that `encode` did not make."""
-    return json.loads(content.decode("utf-8", "surrogatepass"))
-
-
-def read_frame(parent: int, limits: tuple[int, int] | None = None):
+def read(parent: int, memory: int | None = None):
     """Read the next value from stdin; exit at the end of stdin, or if the parent is gone.
 
-    Another process may hold the other end of the pipe open, so the end of stdin is not a sufficient test."""
+    Another process may hold the other end of the pipe open, so the end of stdin is not a sufficient test.
+
+    Args:
+      memory: bytes of address space to allow afterwards, besides those for the value itself.
+    """
     while not select.select([sys.stdin.buffer], [], [], 2.0)[0]:
         if os.getppid() != parent:
             sys.exit()
-    header = sys.stdin.buffer.read(LENGTH.size)
-    if len(header) < LENGTH.size:
+    limit_memory(sys.maxsize)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
         sys.exit()
-    (size,) = LENGTH.unpack(header)
-    if limits is not None:
-        limit_memory(sum(limits) + ROOM * size)
-    return decode(sys.stdin.buffer.read(size))
+    if memory is not None:
+        limit_memory(memory + ROOM * len(line))
+    return json.loads(line)
 
 
-def write_frame(value) -> None:
+def write(value) -> None:
     """Write a value and flush it, because a buffer would be lost with the process."""
-    content = encode(value)
-    sys.stdout.buffer.write(LENGTH.pack(len(content)) + content)
+    sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -242,22 +240,21 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    setup = read_frame(parent)
+    setup = read(parent)
     sys.path[:] = setup["path"]  # for the parent's jinja2
     import jinja2.ext
     import jinja2.sandbox  # noqa: F401  (before memory is limited)
 
-    limits = address_space(), setup["memory"]
-    limit_memory(sum(limits))
-    options = {key: setup[key] for key in ("source", "values", "controls", "chat_date", "output")}
-    template = attempt(setup["seconds"], lambda: ChatTemplate(**options))
+    memory = address_space() + setup["memory"]
+    limit_memory(memory)
+    template = attempt(setup["seconds"], lambda: ChatTemplate(**setup["template"]))
     if isinstance(template, dict):
-        write_frame(template["error"])
+        write(template["error"])
         return
-    write_frame("")
+    write("")
     while True:
-        for messages in read_frame(parent, limits):
-            write_frame(attempt(setup["seconds"], template.segments, messages))
+        for messages in read(parent, memory):
+            write(attempt(setup["seconds"], template.segments, messages))
 
 
 if __name__ == "__main__":

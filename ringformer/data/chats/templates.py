@@ -1,4 +1,4 @@
-"""Chat templates render a conversation as segments of text and control tokens; answers and end tokens are trained on.
+"""Chat templates: they render a conversation as text and control tokens; answers and end tokens are trained on.
 
     vicuna     {system} USER: {question} ASSISTANT: {answer}</s>USER: ...
     llama2     <s>[INST] <<SYS>>\\n{system}\\n<</SYS>>\\n\\n{question} [/INST] {answer} </s><s>[INST] ...
@@ -11,13 +11,13 @@ between the answer and that token. Conversations are alternating questions and a
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ringformer.data.chats.conversations import Message
 from ringformer.data.optional_packages import needed_for
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
-Render = Callable[[Sequence[Message]], list[Segment]]
 RenderAll = Callable[[Sequence[Sequence[Message]]], list[list[Segment] | ValueError]]
 TemplateName = Literal["vicuna", "llama2", "llama3", "tokenizer"]
 
@@ -27,6 +27,7 @@ VICUNA_SYSTEM = (
 )
 
 
+@dataclass(frozen=True)
 class Template:
     """A chat template.
 
@@ -34,8 +35,7 @@ class Template:
       render_all: returns, for each of several conversations, its segments or an error.
     """
 
-    def __init__(self, render_all: RenderAll):
-        self.render_all = render_all
+    render_all: RenderAll
 
     def __call__(self, messages: Sequence[Message]) -> list[Segment]:
         """Render a conversation as segments. Raises ValueError if the template refuses it."""
@@ -55,13 +55,23 @@ def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | 
     Raises:
       ValueError: if the template is unknown, or needs tokens that the tokenizer lacks.
     """
+    if name == "tokenizer":
+        with needed_for("the template tokenizer"):
+            import jinja2  # noqa: F401  (it runs in another process)
+
+        from ringformer.data.chats.tokenizer_template import JinjaTemplate
+
+        return Template(JinjaTemplate(tokenizer, chat_date))
     if name not in TEMPLATES:
-        raise ValueError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
-    return _from_tokenizer(tokenizer, chat_date) if name == "tokenizer" else TEMPLATES[name](tokenizer)
+        raise ValueError(f"unknown chat template {name!r}; known: {', '.join(get_args(TemplateName))}")
+    render = TEMPLATES[name]
+    render(tokenizer, ())  # raises ValueError for a missing token
+    return Template(lambda conversations: [render(tokenizer, messages) for messages in conversations])
 
 
 def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
-    """Identify a template by name and content in a store's settings: a tokenizer's own template may change."""
+    """Return the identifier of a template in a store's settings: its name, and the hash of a tokenizer's own template,
+    which may change."""
     if name != "tokenizer":
         return name
     digest = hashlib.blake2b(repr(tokenizer.config.get("chat_template")).encode(), digest_size=8)
@@ -73,41 +83,31 @@ def template_name(template: str) -> str:
     return template.partition("-")[0]
 
 
-def _vicuna(tokenizer: Tokenizer) -> Template:
-    begin, end = _begin(tokenizer), _end(tokenizer)
-
-    def render(messages: Sequence[Message]) -> list[Segment]:
-        system, turns = _split_system(messages)
-        segments = [*begin, Segment(f"{VICUNA_SYSTEM if system is None else system} ")]
-        for role, content in turns:
-            if role == "user":
-                segments.append(Segment(f"USER: {content} ASSISTANT: "))
-            else:
-                segments += [Segment(content, trained=True), end]
-        return segments
-
-    return _one_by_one(render)
+def _vicuna(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[Segment]:
+    system, turns = _split_system(messages)
+    segments = [*_begin(tokenizer), Segment(f"{VICUNA_SYSTEM if system is None else system} ")]
+    for role, content in turns:
+        if role == "user":
+            segments.append(Segment(f"USER: {content} ASSISTANT: "))
+        else:
+            segments += [Segment(content, trained=True), _end(tokenizer)]
+    return segments
 
 
-def _llama2(tokenizer: Tokenizer) -> Template:
-    begin, end = _begin(tokenizer), _end(tokenizer)
-
-    def render(messages: Sequence[Message]) -> list[Segment]:
-        system, turns = _split_system(messages)
-        before = "" if system is None else f"<<SYS>>\n{system}\n<</SYS>>\n\n"
-        segments: list[Segment] = []
-        for role, content in turns:
-            if role == "user":
-                segments += [*begin, Segment(f"[INST] {before}{content} [/INST] ")]
-                before = ""
-            else:
-                segments += [Segment(f"{content} ", trained=True), end]
-        return segments
-
-    return _one_by_one(render)
+def _llama2(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[Segment]:
+    system, turns = _split_system(messages)
+    before = "" if system is None else f"<<SYS>>\n{system}\n<</SYS>>\n\n"
+    segments: list[Segment] = []
+    for role, content in turns:
+        if role == "user":
+            segments += [*_begin(tokenizer), Segment(f"[INST] {before}{content} [/INST] ")]
+            before = ""
+        else:
+            segments += [Segment(f"{content} ", trained=True), _end(tokenizer)]
+    return segments
 
 
-def _llama3(tokenizer: Tokenizer) -> Template:
+def _llama3(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[Segment]:
     names = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
     missing = [name for name in names if name not in tokenizer.controls]
     if missing:
@@ -116,37 +116,20 @@ def _llama3(tokenizer: Tokenizer) -> Template:
             "choose another template, or a LLaMA-3 tokenizer.json"
         )
     begin, start_header, end_header, end = (Segment(name, control=tokenizer.controls[name]) for name in names)
-
-    def render(messages: Sequence[Message]) -> list[Segment]:
-        segments = [begin]
-        for role, content in messages:
-            answer = role == "assistant"
-            segments += [start_header, Segment(role), end_header, Segment("\n\n")]
-            segments += [Segment(content, trained=answer), end._replace(trained=answer)]
-        return segments
-
-    return _one_by_one(render)
+    segments = [begin]
+    for role, content in messages:
+        answer = role == "assistant"
+        segments += [start_header, Segment(role), end_header, Segment("\n\n")]
+        segments += [Segment(content, trained=answer), end._replace(trained=answer)]
+    return segments
 
 
-def _from_tokenizer(tokenizer: Tokenizer, chat_date: str | None = None) -> Template:
-    with needed_for("the template tokenizer"):
-        import jinja2  # noqa: F401  (it runs in another process)
-
-    from ringformer.data.chats.tokenizer_template import JinjaTemplate
-
-    return Template(JinjaTemplate(tokenizer, chat_date))
-
-
-def _one_by_one(render: Render) -> Template:
-    return Template(lambda conversations: [render(messages) for messages in conversations])
-
-
-TEMPLATES: dict[TemplateName, Callable[[Tokenizer], Template]] = {
+TEMPLATES: dict[TemplateName, Callable[[Tokenizer, Sequence[Message]], list[Segment]]] = {
     "vicuna": _vicuna,
     "llama2": _llama2,
     "llama3": _llama3,
-    "tokenizer": _from_tokenizer,
 }
+"""Functions that render a conversation for a tokenizer, by template."""
 
 
 def _begin(tokenizer: Tokenizer) -> list[Segment]:

@@ -1,10 +1,11 @@
-"""The chat template of a tokenizer: finds the answers in the template's output, and the token that ends each answer.
+"""Chat template of a tokenizer: renders conversations, and finds the answers and the tokens that end them.
 
-A template is an untrusted program. `template_worker.py` compiles and runs it in a process of its own, which is ended if
-the template exceeds its limits of time, memory or output. The process's results are checked and treated as text.
+A template is an untrusted program. `template_worker.py` compiles and runs it in a separate process, which is ended if
+the template exceeds its limits of time, memory or output. The results are checked and treated as text.
 """
 
 import importlib.metadata
+import json
 import os
 import re
 import signal
@@ -16,10 +17,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
+
 from ringformer.data.chats import template_worker
 from ringformer.data.chats.conversations import Message
-from ringformer.data.chats.template_worker import LENGTH, TOO_MUCH_MEMORY, TOO_MUCH_OUTPUT, decode, encode
-from ringformer.data.tokenizers.base import Segment, Tokenizer
+from ringformer.data.chats.template_worker import TOO_MUCH_MEMORY, TOO_MUCH_OUTPUT
+from ringformer.data.tokenizers.base import Segment, Tokenizer, token_name
 
 SAFE_VERSION = (3, 1, 6)
 """First safe version of jinja2: before it, a template could escape the sandbox by `attr` (CVE-2025-27516)."""
@@ -50,20 +53,18 @@ class JinjaTemplate:
     def __init__(self, tokenizer: Tokenizer, chat_date: str | None):
         _check_version()
         self._tokenizer = tokenizer
-        names = {key: _name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
+        names = {key: token_name(value) for key, value in tokenizer.config.items() if key.endswith("_token")}
         for key, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
             if names.get(key) is None:
                 names[key] = next((name for name, i in tokenizer.controls.items() if i == token), "")
-        self._begin = {
-            "path": sys.path,
+        template = {
             "source": _source(tokenizer),
             "values": {key: name for key, name in names.items() if name is not None},
             "controls": list(tokenizer.controls),
             "chat_date": chat_date,
-            "seconds": SECONDS,
-            "memory": MEMORY,
             "output": OUTPUT,
         }
+        self._setup = {"path": sys.path, "template": template, "seconds": SECONDS, "memory": MEMORY}
         self._lock = threading.Lock()
         self._worker: Worker | None = self._start()
 
@@ -75,58 +76,49 @@ class JinjaTemplate:
         return results
 
     def _render(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
-        """Return the results of the first conversations; of at least one conversation."""
+        """Return the results of the first conversations, at least one: the last may be that the process has ended."""
         results: list[list[Segment] | ValueError] = []
+        sizes = [sum(len(content) for _, content in messages) for messages in conversations]
         with self._lock:
-            if self._worker is None or not self._worker.own:
-                self._worker = self._start()
             worker = self._worker
+            if worker is None or not worker.own:
+                worker = self._start()
+            self._worker = None  # until all its answers are read
             try:
-                sizes = [sum(len(content) for _, content in messages) for messages in conversations]
-                with worker.within(CLOCK * SECONDS * len(conversations) + SECONDS_TO_SEND * sum(sizes)):
+                seconds = CLOCK * SECONDS * len(conversations) + SECONDS_TO_SEND * sum(sizes)
+                with worker.within(seconds, "for a conversation"):
                     worker.send(conversations)
                     for messages, size in zip(conversations, sizes, strict=True):
-                        results.append(self._segments(worker.receive(64 * (OUTPUT + size)), messages))
-            except EOFError:
-                self._worker = None
-                results.append(ValueError(f"{self._named} {worker.cause_of_death('for a conversation')}"))
-            except BaseException:  # an answer may still be on its way
-                self._worker = None
-                worker.end()
-                raise
+                        answer = worker.receive(64 * (OUTPUT + size))
+                        results.append(segments_of(answer, messages, self._tokenizer))
+            except ValueError as error:
+                return [*results, error]
+            self._worker = worker
         return results
 
     def _start(self) -> "Worker":
         """Start a process and compile the template in it."""
-        worker = Worker()
-        try:
-            with worker.within(START_SECONDS):
-                worker.send(self._begin)
-                answer = worker.receive(100_000)
-        except EOFError:
-            raise ValueError(f"{self._named} {worker.cause_of_death('to be compiled')}") from None
-        except BaseException:
-            worker.end()
-            raise
+        worker = Worker(_named(self._tokenizer))
+        with worker.within(START_SECONDS, "to be compiled"):
+            worker.send(self._setup)
+            answer = worker.receive(100_000)
         if answer:
             worker.end()
-            raise ValueError(f"{self._named} cannot be used: {answer}")
+            raise ValueError(f"{_named(self._tokenizer)} cannot be used: {answer}")
         return worker
 
-    @property
-    def _named(self) -> str:
-        return f"the chat template of tokenizer {self._tokenizer.name}"
 
-    def _segments(self, answer: Any, messages: Sequence[Message]) -> list[Segment] | ValueError:
-        if type(answer) is dict:
-            return ValueError(f"{self._named} {answer.get('error')}")
-        return segments_of(answer, messages, self._tokenizer)
+def _named(tokenizer: Tokenizer) -> str:
+    return f"the chat template of tokenizer {tokenizer.name}"
 
 
 def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment] | ValueError:
     """Check the worker's answer for a conversation and return its segments, or an error.
 
-    Raises EOFError for an answer that `ChatTemplate.segments` cannot have given."""
+    Raises EOFError for an answer that neither `ChatTemplate.segments` nor its error can have given.
+    """
+    if type(answer) is dict:
+        return ValueError(f"{_named(tokenizer)} {answer.get('error')}")
     segments = []
     try:
         for text, trained, control in answer:
@@ -136,18 +128,22 @@ def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) 
     except (TypeError, ValueError, KeyError) as error:
         raise EOFError from error
     try:
-        return _with_end_tokens(segments, messages, tokenizer)
+        return _with_end_tokens(segments, messages)
     except ValueError as error:
-        return error
+        return ValueError(f"{_named(tokenizer)} {error}; choose another template")
 
 
 class Worker:
-    """A process that runs `template_worker.py`, and the frames sent to it and received from it.
+    """A process that runs `template_worker.py`, and the values sent to it and received from it.
 
     The process ends when this object is deleted, when `end` is called, or when the parent process exits.
+
+    Args:
+      named: the template's name in errors.
     """
 
-    def __init__(self):
+    def __init__(self, named: str):
+        self._named = named
         self._pid = os.getpid()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", template_worker.__file__],
@@ -166,8 +162,11 @@ class Worker:
         return self._pid == os.getpid()
 
     @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """Context that kills the process if the block takes longer than `seconds`."""
+    def within(self, seconds: float, work: str) -> Iterator[None]:
+        """Context that kills the process if the block takes longer than `seconds`, and ends it after any error.
+
+        Raises ValueError, with the cause, if the process ended during `work` or sent an invalid answer.
+        """
 
         def kill() -> None:
             self._late = True
@@ -176,16 +175,21 @@ class Worker:
         timer = threading.Timer(seconds, kill)
         timer.start()
         try:
-            yield
-        finally:
-            timer.cancel()
+            try:
+                yield
+            finally:
+                timer.cancel()
+        except EOFError:
+            raise ValueError(f"{self._named} {self._cause_of_death(work)}; choose another template") from None
+        except BaseException:  # an answer may still be on its way
+            self.end()
+            raise
 
     def send(self, value: Any) -> None:
         """Send a value. Raises EOFError if the process is gone, as `receive` does."""
         assert self._process.stdin is not None
-        content = encode(value)
         try:
-            self._process.stdin.write(LENGTH.pack(len(content)) + content)
+            self._process.stdin.write(json.dumps(value).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise EOFError from error
@@ -193,30 +197,28 @@ class Worker:
     def receive(self, most: int) -> Any:
         """Receive the next value, of at most `most` bytes. The sender may be controlled by an untrusted template."""
         assert self._process.stdout is not None
-        header = self._process.stdout.read(LENGTH.size)
-        size = LENGTH.unpack(header)[0] if len(header) == LENGTH.size else most + 1
-        content = self._process.stdout.read(size) if size <= most else b""
-        if len(content) < size:
+        line = self._process.stdout.readline(most)
+        if not line.endswith(b"\n"):
             raise EOFError
         try:
-            return decode(content)
+            return json.loads(line)
         except (ValueError, RecursionError) as error:
             raise EOFError from error
 
-    def cause_of_death(self, work: str) -> str:
-        """Describe how the template ended the process during `work`."""
+    def _cause_of_death(self, work: str) -> str:
+        """End the process, and describe what the template did to it during `work`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode
         self.end()
         if self._late or code == -signal.SIGPROF:
-            return f"takes more than {SECONDS:g} s {work}; choose another template"
+            return f"takes more than {SECONDS:g} s {work}"
         if code == TOO_MUCH_MEMORY:
-            return f"takes more than {MEMORY / 2**30:g} GiB of memory {work}; choose another template"
+            return f"takes more than {MEMORY / 2**30:g} GiB of memory {work}"
         if code == TOO_MUCH_OUTPUT:
-            return f"makes more than {OUTPUT:,} characters besides those of the messages; choose another template"
+            return f"makes more than {OUTPUT:,} characters besides those of the messages"
         how = "sent an invalid answer" if code is None else f"ended with code {code}"
-        return f"broke its process, which {how}, {work}; choose another template"
+        return f"broke its process, which {how}, {work}"
 
 
 def _end(process: subprocess.Popen, pid: int) -> None:
@@ -230,43 +232,28 @@ def _end(process: subprocess.Popen, pid: int) -> None:
                 pipe.close()
 
 
-def _with_end_tokens(segments: list[Segment], messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment]:
+def _with_end_tokens(segments: list[Segment], messages: Sequence[Message]) -> list[Segment]:
     """Mark every answer as trained on, up to and including the control token that ends the answer."""
-    runs, answers = _runs(segments), sum(message.role == "assistant" for message in messages)
+    flags = [False, *(segment.trained for segment in segments), False]
+    runs = np.flatnonzero(np.diff(flags)).reshape(-1, 2).tolist()
+    answers = sum(message.role == "assistant" for message in messages)
     if len(runs) != answers or not runs:
-        raise ValueError(
-            f"the chat template of tokenizer {tokenizer.name} shows {len(runs)} of {answers} answers; "
-            "choose another template"
-        )
+        raise ValueError(f"shows {len(runs)} of {answers} answers")
     first, last = runs[-1]
     # The last answer shows the token that ends a turn, because nothing else can follow it.
     inside = [s for s in segments[first:last] if s.control is not None]
     end = inside[-1] if inside else next(iter(segments[last:]), None)
     if end is None or end.control is None:
-        raise ValueError(
-            f"in the chat template of tokenizer {tokenizer.name} no control token ends the last answer; "
-            "choose another template"
-        )
-    segments = list(segments)
+        raise ValueError("ends the last answer with no control token")
     for first, last in runs:
         places = [i for i in range(first, last) if segments[i].control == end.control]
         if not places and last < len(segments) and segments[last].control == end.control:
             places = [last]
         if not places:
-            raise ValueError(
-                f"in the chat template of tokenizer {tokenizer.name} an answer does not end with "
-                f"{end.text}, as the last one does; choose another template"
-            )
+            raise ValueError(f"does not end an answer with {end.text}, as it ends the last one")
         for i in range(first, max(last, places[-1] + 1)):
             segments[i] = segments[i]._replace(trained=i <= places[-1])
     return segments
-
-
-def _runs(segments: list[Segment]) -> list[tuple[int, int]]:
-    """Return the begin and end of each run of trained segments."""
-    flags = [False, *(s.trained for s in segments), False]
-    edges = [i for i in range(len(flags) - 1) if flags[i] != flags[i + 1]]
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _source(tokenizer: Tokenizer) -> str:
@@ -291,7 +278,3 @@ def _check_version() -> None:
             f"jinja2 {installed} lets a tokenizer's chat template read files and the environment of this "
             f"process: pip install -U 'jinja2>={safe}'"
         )
-
-
-def _name(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token

@@ -37,10 +37,11 @@ TRADES = 8
 def pack(
     lengths: np.ndarray, capacity: int, rng: np.random.Generator, packed_attention: PackedAttention = "document"
 ) -> np.ndarray:
-    """Assign pieces to bins, int64 [N], numbered from 0 without gaps; bins are full, and even if that costs little.
+    """Assign pieces to full bins, int64 [N], numbered from 0 without gaps.
 
-    Random pools of pieces are packed by best-fit decreasing. If it needs hardly more bins, the longest pieces are first
-    assigned to the bins of least work. With "sequence" attention, full bins are even, so the fewest bins are best.
+    Random pools of pieces are packed by best-fit decreasing. Where the number of bins hardly grows, the longest pieces
+    are first assigned to the bins of least work, so that the bins have equal work. With "sequence" attention, full bins
+    have equal work, so the fewest bins are best.
 
     Args:
       lengths: int64 [N], each at most `capacity`.
@@ -61,13 +62,13 @@ def _fill(lengths: np.ndarray, capacity: int, balanced: float) -> np.ndarray:
     """Assign the pieces of one pool, longest first, to bins; `balanced`: the share of tokens assigned by work."""
     ends = np.cumsum(lengths)
     dealt = int(np.searchsorted(ends, balanced * ends[-1]))
-    bins, rooms, late = [0] * len(lengths), list[int](), list(range(dealt))
+    bins, rooms, late = [0] * len(lengths), list[int](), list[int]()
     used = -(-int(ends[-1]) // capacity) if dealt else 0
     if dealt:
         # The remaining pieces will fill the room in a bin: their work is predicted as `rate` per token.
         rest = lengths[dealt:].astype(np.float64)
         rate = (rest**2).sum() / rest.sum()
-        lightest, late = [(rate * capacity, b, capacity) for b in range(used)], []
+        lightest = [(rate * capacity, b, capacity) for b in range(used)]
         for i, length in enumerate(lengths[:dealt].tolist()):
             work, b, room = lightest[0]
             if length <= room:

@@ -1,4 +1,4 @@
-"""Lengths of a run's documents relative to its context: the material for learning long-range attention.
+"""Lengths of a run's documents relative to its context, which limit the range of attention that it can learn.
 
 A context packed with short documents is not a long context. With packed attention "document", no token sees beyond its
 document, and larger RoPE positions never occur. With "sequence", tokens see the whole sequence and positions span it,
@@ -47,18 +47,18 @@ class DocumentLengths(NamedTuple):
 def document_lengths(sequences: StoreSequences) -> DocumentLengths:
     """Summarize the lengths of the documents that `sequences` are packed from."""
     lengths = np.diff(sequences.store.offsets)[sequences.documents]
+    median, percentile_90 = np.quantile(lengths, [0.5, 0.9], method="inverted_cdf").tolist()
+    longest = int(lengths.max())
     return DocumentLengths(
         store=str(sequences.store.path),
         seq_len=sequences.seq_len,
         packed_attention=sequences.packed_attention,
         documents=len(lengths),
-        median=int(np.quantile(lengths, 0.5, method="inverted_cdf")),
-        percentile_90=int(np.quantile(lengths, 0.9, method="inverted_cdf")),
-        longest=int(lengths.max()),
+        median=median,
+        percentile_90=percentile_90,
+        longest=longest,
         long_share=float(lengths[2 * lengths >= sequences.seq_len].sum() / lengths.sum()),
-        positions=min(int(lengths.max()), sequences.seq_len)
-        if sequences.packed_attention == "document"
-        else sequences.fullest,
+        positions=min(longest, sequences.seq_len) if sequences.packed_attention == "document" else sequences.fullest,
     )
 
 

@@ -6,6 +6,7 @@ sequences. Within it, Tijdeman's algorithm (The chairman assignment problem, 198
 sequence with two stores, and by less than 2 sequences with more stores. The seed decides where the period begins.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -64,17 +65,17 @@ def open_mixture(
                 f"{path} has no eval store for the mixture: build it with a held_out share, or set data.held_out=0 to "
                 "train without evaluation"
             )
-    train = [(TokenStore(Path(path) / "train"), share) for path, share in parts]
-    evaluation = [(TokenStore(Path(path) / "eval"), share) for path, share in parts] if held_out else None
+    names = ("train", "eval") if held_out else ("train",)
+    opened = {name: [(TokenStore(Path(path) / name), share) for path, share in parts] for name in names}
     for path, _ in parts:
         check_folder(Path(path))
-    for store, _ in train + (evaluation or []):
+    for store, _ in itertools.chain(*opened.values()):
         if store.meta["tokenizer"] != tokenizer:
             raise ValueError(
                 f"{store.path} was built with tokenizer {store.meta['tokenizer']}, not {tokenizer}: "
                 "set data.tokenizer to its tokenizer, or rebuild it"
             )
-    return train, evaluation
+    return opened["train"], opened.get("eval")
 
 
 def schedule(shares: Sequence[int]) -> np.ndarray:
@@ -100,8 +101,7 @@ class Mixture:
     """
 
     def __init__(self, parts: Sequence[StoreSequences], shares: Sequence[int], seed: int):
-        self.parts = list(parts)
-        self.shares = list(shares)
+        self.parts, self.shares = parts, shares
         period = schedule(shares)
         self._period = np.roll(period, -np.random.Generator(np.random.Philox(key=seed)).integers(len(period)))
         self._earlier = np.empty(len(period), np.int64)  # number of earlier sequences of the period from the same part
@@ -123,18 +123,13 @@ class Mixture:
         return self.parts[part].read(index, positions)
 
     @property
-    def has_segments(self) -> bool:
-        """See `StoreSequences`."""
-        return self.parts[0].has_segments
-
-    @property
     def bytes_read(self) -> int:
         return sum(part.bytes_read for part in self.parts)
 
     @property
     def masked(self) -> bool:
-        """True if every part has tokens that are not trained on."""
-        return all(part.masked for part in self.parts)
+        """True if every part's store has tokens that are not trained on, as in chats."""
+        return all(part.store.mask is not None for part in self.parts)
 
     @property
     def bytes_per_token(self) -> float:

@@ -8,13 +8,11 @@ affects only positions and segments: a document's last token predicts nothing in
 """
 
 from abc import ABC, abstractmethod
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringformer.data.packing.options import PackingOptions
-from ringformer.data.stores.checked_array import CheckedArray
 from ringformer.data.stores.token_store import TokenStore
 
 MOST_RUNS = 64
@@ -49,12 +47,10 @@ class StoreSequences(ABC):
       store: the TokenStore.
       documents: int64, the numbers of its documents with lengths that the options select.
       packed_attention: "document" or "sequence", the range of a token's attention.
-      has_segments: True if every sequence has segment ids, False if no sequence has: a step is compiled for one case.
       per_epoch: number of sequences in one pass over these documents; if passes differ, the number in the first pass.
       bytes_read: bytes of the store's tokens and mask that have been requested so far.
     """
 
-    has_segments: bool
     per_epoch: int
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
@@ -89,11 +85,6 @@ class StoreSequences(ABC):
         return self.store.meta["utf8_bytes"] / self.store.meta["trained_tokens"]
 
     @property
-    def masked(self) -> bool:
-        """True if some of the store's tokens are not trained on, as in chats."""
-        return self.store.mask is not None
-
-    @property
     @abstractmethod
     def fullest(self) -> int:
         """Tokens of text, not padding, in the fullest sequence of the first epoch."""
@@ -104,23 +95,26 @@ class StoreSequences(ABC):
         For a few runs of positions, only these tokens and the target after each run are read from the store; adjacent
         runs are read together. For many runs (a ring's striped layout), the tokens between the runs are also read.
         """
-        self._check(index, positions)
+        if index < 0:
+            raise ValueError(f"sequence {index} does not exist; they are counted from 0")
         if not len(positions):
             return self._stretch(index, 0, 0)
-        breaks = (np.flatnonzero(positions[1:] - positions[:-1] != 1) + 1).tolist()
-        if len(breaks) >= MOST_RUNS:
-            low = int(positions.min())
-            whole = self._stretch(index, low, int(positions.max()) + 1)
-            return Batch(*(None if field is None else field[positions - low] for field in whole))
-        runs = [(int(positions[a]), int(positions[b - 1]) + 1) for a, b in pairwise([0, *breaks, len(positions)])]
-        read = {low: self._stretch(index, low, high) for low, high in _joined(runs)}
-        parts = []
-        for low, high in runs:
-            begin = max(first for first in read if first <= low)
-            parts.append([None if field is None else field[low - begin : high - begin] for field in read[begin]])
-        if len(parts) == 1:
-            return Batch(*parts[0])
-        return Batch(*(None if field[0] is None else np.concatenate(field) for field in zip(*parts, strict=True)))
+        if not 0 <= positions.min() <= positions.max() < self.seq_len:
+            raise ValueError(
+                f"positions {positions.min()} to {positions.max()} are not in a sequence of {self.seq_len} tokens"
+            )
+        breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+        begins, ends = positions[np.append(0, breaks)], positions[np.append(breaks, len(positions)) - 1] + 1
+        order = np.argsort(begins)
+        lows, highs = begins[order], np.maximum.accumulate(ends[order])
+        apart = (lows[1:] > highs[:-1]) & (len(begins) <= MOST_RUNS)
+        lows, highs = lows[np.append(True, apart)], highs[np.append(apart, True)]
+        stretches = [self._stretch(index, low, high) for low, high in zip(lows.tolist(), highs.tolist(), strict=True)]
+        # Find the positions of each run in the stretches end to end.
+        shifts = np.cumsum(highs - lows) - highs
+        places = positions + np.repeat(shifts[np.searchsorted(lows, begins, side="right") - 1], ends - begins)
+        fields = zip(*stretches, strict=True)
+        return Batch(*(None if field[0] is None else np.concatenate(field)[places] for field in fields))
 
     @abstractmethod
     def _stretch(self, index: int, low: int, high: int) -> Batch:
@@ -130,29 +124,14 @@ class StoreSequences(ABC):
     def documents_of(self, index: int) -> np.ndarray:
         """Return the numbers, in the store, of the documents with tokens in sequence `index`, in order, int64."""
 
-    def _check(self, index: int, positions: np.ndarray) -> None:
-        if index < 0:
-            raise ValueError(f"sequence {index} does not exist; they are counted from 0")
-        if positions.size and not 0 <= positions.min() <= positions.max() < self.seq_len:
-            raise ValueError(
-                f"positions {positions.min()} to {positions.max()} are not in a sequence of {self.seq_len} tokens"
-            )
-
     def _random(self, epoch: int, stream: int = 0) -> np.random.Generator:
         """Return the epoch's random generator; streams are independent."""
         bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
         return np.random.Generator(bits.jumped(stream))
 
-    def _join(self, array: CheckedArray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        self.bytes_read += int((ends - begins).sum()) * array.itemsize
-        return array.join(begins, ends)
-
-
-def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join adjacent runs into stretches, in order; a ring whose ranks are all on one host has adjacent chunks."""
-    stretches: list[tuple[int, int]] = []
-    for low, high in sorted(runs):
-        if stretches and low <= stretches[-1][1]:
-            low, high = stretches[-1][0], max(stretches.pop()[1], high)
-        stretches.append((low, high))
-    return stretches
+    def _text(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read the tokens at the places [begins[i], ends[i]) of the store, int32, and their mask from it, bool."""
+        tokens, mask = self.store.tokens, self.store.mask
+        text = tokens.join(begins, ends).astype(np.int32)
+        self.bytes_read += len(text) * (tokens.itemsize + (0 if mask is None else mask.itemsize))
+        return text, np.ones(len(text), bool) if mask is None else mask.join(begins, ends) != 0

@@ -19,7 +19,6 @@ class DocumentStream(StoreSequences):
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
         super().__init__(store, seq_len, seed, options)
-        self.has_segments = self.packed_attention == "document"
         self._lengths = np.diff(store.offsets)[self.documents]
         tokens = int(self._lengths.sum())
         if tokens < seq_len + 1:
@@ -42,17 +41,15 @@ class DocumentStream(StoreSequences):
         begins, stops = np.maximum(starts, first), np.minimum(ends, last + 1)
         shift, lengths = self.store.offsets[documents] - starts, stops - begins  # from the stream to the store
 
-        text = self._join(self.store.tokens, begins + shift, stops + shift).astype(np.int32)
+        text, trained = self._text(begins + shift, stops + shift)
         same = np.ones(high - low, bool)
         same[ends[:-1] - 1 - first] = False
-        mask, positions, segment_ids = same, np.arange(low, high, dtype=np.int32), None
-        if self.has_segments:
+        positions, segment_ids = np.arange(low, high, dtype=np.int32), None
+        if self.packed_attention == "document":
             document_starts = (np.maximum(starts, start) - start).astype(np.int32)
             positions -= np.repeat(document_starts, lengths)[:-1]
             segment_ids = np.repeat(np.arange(i, j + 1, dtype=np.int32), lengths)[:-1]
-        if self.store.mask is not None:
-            mask = same & (self._join(self.store.mask, begins + shift, stops + shift)[1:] != 0)
-        return Batch(text[:-1], text[1:], positions, segment_ids, mask, ~same)
+        return Batch(text[:-1], text[1:], positions, segment_ids, same & trained[1:], ~same)
 
     def documents_of(self, index: int) -> np.ndarray:
         order, starts, start = self._cut(index)

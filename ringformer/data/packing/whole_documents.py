@@ -27,8 +27,6 @@ class WholeDocuments(StoreSequences):
     Sequences [k*batch_size, (k+1)*batch_size) are one batch, of nearly equal attention work.
     """
 
-    has_segments = True
-
     def __init__(
         self,
         store: TokenStore,
@@ -73,15 +71,13 @@ class WholeDocuments(StoreSequences):
             from_store = begins + self._begins[pieces] - starts[i - 1 : j]
             # Only the last piece can be cut, here or by the sequence; then its last token still has a target.
             more = from_store + lengths < self._ends[pieces]
-            text = self._join(self.store.tokens, from_store, from_store + lengths + more)
+            text, trained = self._text(from_store, from_store + lengths + more)
             goes_on = np.ones(size, bool)
             goes_on[(begins + lengths - 1 - low)[~more]] = False
             tokens[:size], targets[: len(text) - 1] = text[:size], text[1:]
             targets[:size][~goes_on] = 0
             mask[:size], ends[:size] = goes_on, ~goes_on
-            if self.store.mask is not None:
-                trained = self._join(self.store.mask, from_store, from_store + lengths + more)[1:] != 0
-                mask[: len(trained)] &= trained
+            mask[: len(text) - 1] &= trained[1:]
             positions[:size], segment_ids[:size] = np.arange(low, end), 1
             if self.packed_attention == "document":
                 positions[:size] -= np.repeat(starts[i - 1 : j], lengths).astype(np.int32)
@@ -101,10 +97,6 @@ class WholeDocuments(StoreSequences):
         by_bin, ends, order = self._epoch(epoch)
         bin_ = order[index - self._first[epoch]]
         return by_bin[ends[bin_] : ends[bin_ + 1]]
-
-    def lengths(self, index: int) -> np.ndarray:
-        """Return the number of tokens of each piece in sequence `index`, int64."""
-        return self._lengths[self.pieces(index)]
 
     def _begin(self, epoch: int) -> int:
         """Return the first sequence of an epoch."""

@@ -99,15 +99,12 @@ class CheckedArray:
                 )
             offset += len(parts[-1])
         content = b"".join(parts)  # a single part is not copied
-        self._compare(first, content)
-        return content
-
-    def _compare(self, first: int, content: bytes) -> None:
         view = memoryview(content)
         for number, at in enumerate(range(0, len(content), BLOCK), first):
             digest = hash_block(view[at : at + BLOCK])
             if self._hashes[number] != digest:
                 self._set(number, digest)
+        return content
 
     def _set(self, number: int, digest: int) -> None:
         """Set the hash of a block that was not read before; raise DamagedStore if the block already has a different

@@ -1,8 +1,10 @@
 """Encoding of documents and conversations for a store."""
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ class Encoded(NamedTuple):
     utf8_bytes: int
     """Size of the text that is trained on."""
     digest: bytes
-    """Identifier of the document, which also decides its side of the split."""
+    """Identifier of the document, which also decides whether the document is held out."""
 
 
 def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[list[Any]]:
@@ -46,8 +48,8 @@ def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[lis
 class DocumentEncoder:
     """Encoder of documents, each followed by the end token; all tokens are trained on."""
 
-    def __init__(self, documents: Documents, tokenizer: Tokenizer):
-        self._documents = documents
+    def __init__(self, documents: Iterable[Document], tokenizer: Tokenizer):
+        self._documents = documents if isinstance(documents, Documents) else Documents(documents)
         self._tokenizer = tokenizer
 
     def __iter__(self) -> Iterator[tuple[int, Document]]:
@@ -58,14 +60,13 @@ class DocumentEncoder:
     def left_out(self) -> Counter[str]:
         return Counter({"empty documents skipped": self._documents.skipped})
 
-    def encode(self, group: Sequence[Document]) -> tuple[list[Encoded], Counter[str]]:
+    def encode(self, group: Sequence[Document]) -> list[Encoded]:
         texts = [_utf8(document) for document in group]
-        end = self._tokenizer.eos_id
-        encoded = [
-            Encoded(np.append(ids, np.int32(end)), None, len(text), hashlib.blake2b(text, digest_size=16).digest())
+        end = np.int32(self._tokenizer.eos_id)
+        return [
+            Encoded(np.append(ids, end), None, len(text), hashlib.blake2b(text, digest_size=16).digest())
             for text, ids in zip(texts, self._ids(group), strict=True)
         ]
-        return encoded, Counter()
 
     def _ids(self, group: Sequence[Document]) -> list[np.ndarray]:
         try:
@@ -82,6 +83,7 @@ class DocumentEncoder:
             raise
 
 
+@dataclass
 class ChatEncoder:
     """Encoder of conversations with a template; answers and their end tokens are trained on.
 
@@ -90,87 +92,85 @@ class ChatEncoder:
     without a token to train on are left out. All parts are on the same side of the train-eval split.
     """
 
-    def __init__(
-        self,
-        conversations: Cleaning,
-        tokenizer: Tokenizer,
-        template: Template,
-        chat_length: int,
-        malformed: Malformed,
-        max_bytes: int,
-    ):
-        self._conversations = conversations
-        self._tokenizer = tokenizer
-        self._template = template
-        self._chat_length = chat_length
-        self._malformed = malformed
-        self._max_bytes = max_bytes
+    conversations: Cleaning
+    tokenizer: Tokenizer
+    template: Template
+    chat_length: int
+    malformed: Malformed
+    max_bytes: int
+
+    def __post_init__(self):
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[int, tuple[Conversation, list[Segment]]]]:
         for group in in_groups(self._sized(), RENDER_CHARACTERS):
-            rendered = self._template.render_all([conversation.messages for conversation in group])
+            rendered = self.template.render_all([conversation.messages for conversation in group])
             for conversation, segments in zip(group, rendered, strict=True):
                 if isinstance(segments, ValueError):
-                    self._malformed(f"{conversation.name}: {segments}")
+                    self.malformed(f"{conversation.name}: {segments}")
                 else:
                     yield sum(len(segment.text) for segment in segments), (conversation, segments)
 
     def _sized(self) -> Iterator[tuple[int, Conversation]]:
         """Yield the conversations, each with its number of characters plus an allowance for the template's own text."""
-        for conversation in self._conversations:
-            check_size(conversation.name, (message.content for message in conversation.messages), self._max_bytes)
-            yield 1000 + sum(len(message.content) for message in conversation.messages), conversation
+        for conversation in self.conversations:
+            texts = [message.content for message in conversation.messages]
+            check_size(conversation.name, sum(len(text.encode()) for text in texts), self.max_bytes)
+            yield 1000 + sum(map(len, texts)), conversation
 
     @property
     def left_out(self) -> Counter[str]:
-        return self._conversations.counts + Counter({"malformed records skipped": self._malformed.count})
+        malformed = Counter({"malformed records skipped": self.malformed.count})
+        return self.conversations.counts + malformed + self._counts
 
-    def encode(self, group: Sequence[tuple[Conversation, list[Segment]]]) -> tuple[list[Encoded], Counter[str]]:
-        counts: Counter[str] = Counter()
-        encoded = self._tokenizer.encode_chats([segments for _, segments in group])
+    def _count(self, event: str) -> None:
+        with self._lock:  # groups are encoded in two threads
+            self._counts[event] += 1
+
+    def encode(self, group: Sequence[tuple[Conversation, list[Segment]]]) -> list[Encoded]:
+        encoded = self.tokenizer.encode_chats([segments for _, segments in group])
         parts = []
         for (conversation, _), (ids, trained) in zip(group, encoded, strict=True):
             digest = content_digest(conversation.messages)
-            for part in self._fit(conversation, ids, trained, digest, counts):
+            for part in self._fit(conversation, ids, trained, digest):
                 if np.any(part.trained):
                     parts.append(part)
                 else:
-                    counts["parts dropped: no answer within chat_length"] += 1
-        return parts, counts
+                    self._count("parts dropped: no answer within chat_length")
+        return parts
 
     def _fit(
-        self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes, counts: Counter[str]
+        self, conversation: Conversation, ids: np.ndarray, trained: np.ndarray, digest: bytes
     ) -> Iterator[Encoded]:
         """Yield the parts of a conversation that is longer than chat_length; yield a shorter conversation whole."""
-        messages, limit = list(conversation.messages), self._chat_length
+        messages, limit = list(conversation.messages), self.chat_length
         system = [message for message in messages[:1] if message.role == "system"]
         turns = messages[len(system) :]
         if limit and len(ids) > limit:
-            counts["conversations longer than chat_length"] += 1
+            self._count("conversations longer than chat_length")
         while limit and len(ids) > limit and len(turns) > 2:
             # Each answer ends where a run of trained tokens ends.
             ends = np.flatnonzero(trained & ~np.append(trained[1:], False)) + 1
             pairs = max(int(np.searchsorted(ends, limit, side="right")), 1)  # questions with answers that fit
             end = ends[pairs - 1]
-            counts["splits between turns"] += 1
-            yield self._part(ids[:end], trained[:end], turns[: 2 * pairs], digest, counts)
+            self._count("splits between turns")
+            yield self._part(ids[:end], trained[:end], turns[: 2 * pairs], digest)
             turns = turns[2 * pairs :]
             if not turns:
                 return
-            ((ids, trained),) = self._tokenizer.encode_chats([self._template([*system, *turns])])
-        yield self._part(ids, trained, turns, digest, counts)
+            ((ids, trained),) = self.tokenizer.encode_chats([self.template([*system, *turns])])
+        yield self._part(ids, trained, turns, digest)
 
-    def _part(
-        self, ids: np.ndarray, trained: np.ndarray, turns: Sequence[Message], digest: bytes, counts: Counter[str]
-    ) -> Encoded:
+    def _part(self, ids: np.ndarray, trained: np.ndarray, turns: Sequence[Message], digest: bytes) -> Encoded:
         """Make a part of a conversation, cut at chat_length."""
-        limit = self._chat_length
+        limit = self.chat_length
         if not limit or len(ids) <= limit:
             answers = sum(len(message.content.encode()) for message in turns if message.role == "assistant")
             return Encoded(ids, trained, answers, digest)
-        counts["answers cut at chat_length"] += 1
+        self._count("answers cut at chat_length")
         ids, trained = ids[:limit], trained[:limit]
-        text = self._tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape")
+        text = self.tokenizer.decode(ids[trained]).encode("utf-8", "surrogateescape")
         return Encoded(ids, trained, len(text), digest)
 
 

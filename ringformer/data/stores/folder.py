@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from ringformer.data.stores.checked_array import REBUILD
+from ringformer.data.stores.integrity import check_files, read_meta
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.files.atomic import sync
-from ringformer.files.hashes import hash_file
+from ringformer.files.manifest import MANIFEST, DamagedFiles, read_manifest, write_manifest
 from ringformer.files.process_identity import began, machine
 
-MANIFEST, BUILDER = "manifest.json", "builder.json"
+BUILDER = "builder.json"
 ABANDONED = 24 * 3600.0
 """Seconds without a change after which the folder of a process on another host, which cannot be checked, counts as
 abandoned."""
@@ -47,14 +48,10 @@ def new_folder(directory: Path) -> Iterator[Path]:
         folder.mkdir()
         (folder / BUILDER).write_text(json.dumps(_this_process()))
         yield folder
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != BUILDER)
-        stores = {folder / name for path in folder.glob("*/store.json") for name in _listed(path)}
-        manifest = {
-            path.relative_to(folder).as_posix(): [path.stat().st_size, hash_file(path)]
-            for path in files
-            if path not in stores
-        }
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        listed = [
+            f"{path.parent.name}/{name}" for path in folder.glob("*/store.json") for name in read_meta(path)["files"]
+        ]
+        write_manifest(folder, but=[BUILDER, *listed])
         for path in (*folder.rglob("*"), folder):
             sync(path)
         folder.rename(directory)
@@ -68,35 +65,23 @@ def new_folder(directory: Path) -> Iterator[Path]:
 def check_folder(directory: Path) -> None:
     """Raise ValueError if a file of `directory` is missing or has changed; of each store, only store.json is
     checked."""
-    path = directory / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: {REBUILD}")
     try:
-        manifest = {
-            str(name): (int(size), str(digest)) for name, (size, digest) in json.loads(path.read_text()).items()
-        }
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): {REBUILD}") from None
-    for name, (size, digest) in manifest.items():
-        file = directory / name
-        if not file.is_file():
-            raise ValueError(f"{file} is missing: {REBUILD}")
-        if file.stat().st_size != size or hash_file(file) != digest:
-            raise ValueError(f"{file} is not what was written, by its hash: {REBUILD}")
+        manifest = read_manifest(directory)
+    except DamagedFiles as error:
+        raise ValueError(f"{error}: {REBUILD}") from None
+    if manifest is None:
+        raise ValueError(f"{directory / MANIFEST} is missing: {REBUILD}")
+    check_files(directory, manifest)
 
 
 def open_one(path: str | Path, names: Sequence[str]) -> TokenStore:
-    """Open the store at `path`, or the first of `names` in the folder `path`."""
+    """Open the store at `path` or, if `path` is a folder of stores, the first store of `names` that it has."""
     path = Path(path)
     inside = [path / name for name in names if (path / name).is_dir()]
     store = inside[0] if inside else path
     if (store.parent / MANIFEST).is_file() or inside:
         check_folder(store.parent)
     return TokenStore(store)
-
-
-def _listed(store: Path) -> list[str]:
-    return [f"{store.parent.name}/{name}" for name in json.loads(store.read_text())["files"]]
 
 
 def _remove_leftovers(directory: Path) -> None:

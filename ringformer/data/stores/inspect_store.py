@@ -1,7 +1,6 @@
 """Inspection of a store: print decoded documents, with trained tokens in colour."""
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 from rich.console import Console
@@ -48,9 +47,10 @@ def show_samples(store: TokenStore, tokenizer: Tokenizer, samples: int, console:
 
 def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Text:
     names = {i: name for name, i in tokenizer.controls.items()}
+    kinds = list(zip(trained.tolist(), (i in names for i in ids.tolist()), strict=True))
     text = Text()
-    for (is_trained, is_control), places in _runs(ids, trained, set(names)):
-        style = "green" if is_trained else "dim"
+    for (is_trained, is_control), run in itertools.groupby(range(len(ids)), kinds.__getitem__):
+        style, places = "green" if is_trained else "dim", list(run)
         if is_control:
             for i in places:
                 text.append(visible(names[int(ids[i])]), f"{style} reverse")
@@ -59,10 +59,3 @@ def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Tex
         before = tokenizer.decode(ids[: places[0]])
         text.append(visible(tokenizer.decode(ids[: places[-1] + 1])[len(before) :]), style)
     return text
-
-
-def _runs(ids: np.ndarray, trained: np.ndarray, controls: set[int]) -> Iterator[tuple[tuple[bool, bool], list[int]]]:
-    """Yield runs of tokens of one kind, (trained on, control token), with their places."""
-    kinds = [(bool(is_trained), int(i) in controls) for i, is_trained in zip(ids, trained, strict=True)]
-    for kind, group in itertools.groupby(range(len(kinds)), key=kinds.__getitem__):
-        yield kind, list(group)

@@ -1,34 +1,26 @@
 """Integrity of stores, by hashes of their files and of store.json itself.
 
-The hashes are in store.json and are checked when a store is opened; a store of more than AT_ONCE bytes is checked in a
-background thread.
-Training checks the thread's result at every batch (`raise_if_failed`) and waits for it before a save (`wait`), so that
-no checkpoint depends on unverified tokens. Later reads are compared block by block (`checked_array.py`). Every process
-verifies the store, because hosts may have their own copies.
+The hashes are in store.json. They are compared when a store is opened; for a store of more than AT_ONCE bytes, this
+takes place in a background thread. Training checks the thread's result at every batch (`raise_if_failed`) and waits for
+it before a save (`wait`), so that no checkpoint depends on unverified tokens. Later reads are compared block by block
+(`checked_array.py`). Every process verifies the store, because hosts may have their own copies.
 """
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from ringformer.data.stores.checked_array import REBUILD, CheckedArray, DamagedStore
-from ringformer.files.hashes import hash_bytes
+from ringformer.files.hashes import hash_bytes, hash_object
+from ringformer.files.manifest import find_faults
 
 FORMAT = 3
 """Store format that is written and read."""
 
 AT_ONCE = 2**27
 """Most bytes of arrays to verify while opening a store; larger arrays are verified in a thread."""
-
-
-def checksum(meta: Mapping[str, Any]) -> str:
-    """Hash a store.json's content without the key "checksum", independent of spaces and the order of keys."""
-    content = {key: value for key, value in meta.items() if key != "checksum"}
-    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -44,18 +36,22 @@ def read_meta(path: Path) -> dict[str, Any]:
             f"{path.parent} has store format {meta['format']}, but this version reads {FORMAT}: build the store again, "
             "in another directory"
         )
-    if meta.get("checksum") != checksum(meta):
+    if meta.pop("checksum", None) != hash_object(meta):
         raise ValueError(f"{path} was edited or damaged: {REBUILD}")
     return meta
 
 
-def check_sizes(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
-    """Raise ValueError for a file that is missing or has the wrong size; `files` has [bytes, hash] of each file."""
-    for name, (size, _) in files.items():
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder / name} is missing: {REBUILD}")
-        if (present := (folder / name).stat().st_size) != size:
-            raise ValueError(f"{folder / name} has {present} bytes, not the {size} that were written: {REBUILD}")
+def check_files(
+    folder: Path, files: Mapping[str, Sequence[Any]], read: Callable[[str], bool] = lambda name: True
+) -> None:
+    """Raise ValueError for a file that is missing or has changed.
+
+    Args:
+      files: [bytes, hash] of each file.
+      read: selects the files to compare with their hashes; only the sizes of the others are compared.
+    """
+    if faults := find_faults(folder, {name: (size, digest) for name, (size, digest) in files.items()}, read=read):
+        raise ValueError(f"{faults[0]}: {REBUILD}")
 
 
 def verified(path: Path, digest: str) -> bytes:

@@ -9,8 +9,7 @@ from ringformer.data.stores.token_store import TokenStore
 
 
 def make_report(stores: Mapping[str, TokenStore], left_out: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """Make the report: the documents, tokens, masked share and lengths of each store, and counts of what was left
-    out."""
+    """Return the report: the documents, tokens, masked share and lengths of each store, and what was left out."""
     report: dict[str, Any] = {name: _describe(store) for name, store in stores.items()}
     tokens = sum(store.meta["tokens"] for store in stores.values())
     report["left_out"] = {reason: count for reason, count in sorted(left_out.items()) if count}

@@ -1,13 +1,12 @@
-"""Preparation of token stores from a source: read, tokenize in parallel, split, write, report. The result is a folder
-(`folder.py`).
+"""Preparation of token stores in a folder (`folder.py`): read a source, tokenize in parallel, split, write, report.
 
-The store that a document goes to depends only on its content, so copies of a document are never on both sides.
+The split depends only on a document's content, so no copy of a training document is held out.
 """
 
 import json
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -112,12 +111,7 @@ def build_stores(
         raise ValueError(f"held_out={held_out} is not in [0, 1): it is the share of documents kept for evaluation")
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty; build the stores in another directory, or delete this one")
-    encoder: DocumentEncoder | ChatEncoder
-    if isinstance(documents, ChatEncoder):
-        encoder = documents
-    else:
-        documents = documents if isinstance(documents, Documents) else Documents(documents)
-        encoder = DocumentEncoder(documents, tokenizer)
+    encoder = documents if isinstance(documents, ChatEncoder) else DocumentEncoder(documents, tokenizer)
     settings = {**(settings or {}), "tokenizer": tokenizer.name, "held_out": held_out}
     fingerprinted = {key: settings[key] for key in FINGERPRINTED if key in settings}
     if settings.get("chat_date"):
@@ -130,14 +124,15 @@ def build_stores(
                 name: stack.enter_context(closing(StoreWriter(building / name, tokenizer, fingerprinted)))
                 for name in (("train", "eval") if held_out else ("train",))
             }
-            counts = _write(encoder, held_out, writers)
-            left_out = encoder.left_out + counts
+            _write(encoder, held_out, writers)
+            left_out = encoder.left_out
             for name, writer in writers.items():
                 if not writer.documents:
                     total = sum(writer.documents for writer in writers.values())
+                    cause = f"left out: {dict(left_out)}" if left_out.total() else "the source has none"
                     raise ValueError(
                         f"the {name} store would be empty: of {total} documents, held_out={held_out} sends none to "
-                        f"it; {_advice(total, left_out)}"
+                        f"it; {'choose another held_out, or add documents' if total else cause}"
                     )
                 writer.finish(skipped_empty=left_out["empty documents skipped"], settings=settings)
         stores = {name: TokenStore(building / name) for name in writers}
@@ -179,46 +174,36 @@ def _encoder(options: StoreOptions, tokenizer: Tokenizer) -> Documents | ChatEnc
     malformed = Malformed(skip=options.skip_malformed)
     chats = read_chats(options.source, options.format, split=options.split, malformed=malformed)
     template = load_template(options.template, tokenizer, chat_date=options.chat_date)
-    cleaning = Cleaning(chats, parse_rules(options.clean))
+    cleaning = Cleaning(chats, options.clean)
     return ChatEncoder(cleaning, tokenizer, template, options.chat_length, malformed, options.max_document_bytes)
 
 
-def _advice(total: int, left_out: Counter[str]) -> str:
-    if total:
-        return "choose another held_out, or add documents"
-    return f"left out: {dict(left_out)}" if left_out else "the source has none"
-
-
-def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dict[str, StoreWriter]) -> Counter[str]:
-    """Write every document to its store; return the encoder's counts."""
+def _write(encoder: DocumentEncoder | ChatEncoder, held_out: float, writers: dict[str, StoreWriter]) -> None:
+    """Write every document to its store."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.completed:,} tokens of {task.fields[documents]:,} documents"),
         BarColumn(20),
         TimeElapsedColumn(),
     )
-    counts: Counter[str] = Counter()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("tokenize", total=None, documents=0)
         done = 0
-        for encoded, counted in _in_parallel(encoder):
-            for ids, trained, utf8_bytes, digest in encoded:
-                held = int.from_bytes(digest[:8], "little") < held_out * 2**64
-                writers["eval" if held else "train"].add(ids, trained, utf8_bytes, digest)
-            counts += counted
+        for encoded in _in_parallel(encoder):
+            for document in encoded:
+                held = int.from_bytes(document.digest[:8], "little") < held_out * 2**64
+                writers["eval" if held else "train"].add(*document)
             done += len(encoded)
             progress.update(task, advance=sum(len(document.ids) for document in encoded), documents=done)
-    return counts
 
 
-def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[tuple[list[Encoded], Counter[str]]]:
-    """Yield encoded groups, in order, with the counts of each.
+def _in_parallel(encoder: DocumentEncoder | ChatEncoder) -> Iterator[list[Encoded]]:
+    """Encode groups in two threads, and yield them in order.
 
-    There are two threads: while one thread turns results into arrays, the tokenizer's own threads process the other
-    thread's text.
+    While one thread turns results into arrays, the tokenizer's own threads process the other thread's text.
     """
     with ThreadPoolExecutor(2, thread_name_prefix="encode") as threads:
-        coming: deque[Future[tuple[list[Encoded], Counter[str]]]] = deque()
+        coming: deque[Future[list[Encoded]]] = deque()
         try:
             for group in in_groups(encoder, ENCODE_CHARACTERS):
                 coming.append(threads.submit(encoder.encode, group))

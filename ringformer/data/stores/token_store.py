@@ -1,4 +1,4 @@
-"""The token store: a folder with the concatenated tokens of many documents; any stretch of them can be read.
+"""Token store: a folder with the concatenated tokens of many documents; any stretch of tokens can be read.
 
     store.json    format version, fingerprint, counts, settings of the build, hashes of the other files and of itself
                   (`integrity.py`)
@@ -20,8 +20,9 @@ import numpy as np
 import xxhash
 
 from ringformer.data.stores.checked_array import REBUILD, CheckedArray
-from ringformer.data.stores.integrity import FORMAT, ContentCheck, check_sizes, checksum, read_meta, verified
+from ringformer.data.stores.integrity import FORMAT, ContentCheck, check_files, read_meta, verified
 from ringformer.data.tokenizers.base import Tokenizer
+from ringformer.files.hashes import hash_object
 
 FINGERPRINTED_FORMAT = 2
 """Format version in fingerprints; since this version, the same documents have the same tokens in the same order."""
@@ -50,7 +51,7 @@ class TokenStore:
         files = self.meta["files"]
         if "mask.bin" not in files and (self.path / "mask.bin").exists():
             raise ValueError(f"{self.path}/mask.bin does not belong to the store, which has no mask: {REBUILD}")
-        check_sizes(self.path, files)
+        check_files(self.path, files, read=lambda name: False)
         self.offsets = np.load(io.BytesIO(verified(self.path / "offsets.npy", files["offsets.npy"][1])))
         self.tokens = CheckedArray(self.path / "tokens.bin", np.dtype(self.meta["dtype"]))
         self.mask = CheckedArray(self.path / "mask.bin", np.dtype(np.uint8)) if "mask.bin" in files else None
@@ -96,9 +97,11 @@ class StoreWriter:
         """Write one document.
 
         Args:
-          ids: its tokens, including the end token. trained: mask of tokens trained on, bool; None if all are. Either
-          all documents of a store have a mask or none. utf8_bytes: size of the text that is trained on. digest:
-          identifier of the document.
+          ids: the tokens of the document, including the end token.
+          trained: mask of the tokens that are trained on, bool; None if all are. Either all documents of a store have a
+            mask, or none has.
+          utf8_bytes: size of the text that is trained on.
+          digest: identifier of the document.
 
         Raises:
           ValueError: for an id that the tokenizer's vocabulary does not have.
@@ -155,8 +158,8 @@ class StoreWriter:
             "settings": settings,
             "files": {file.name: [file.size, file.hash] for file in (self._tokens, offsets, self._mask) if file},
         }
-        meta["checksum"] = checksum(meta)
-        (self._folder / "store.json").write_text(json.dumps(meta, indent=2) + "\n")
+        content = json.dumps(meta | {"checksum": hash_object(meta)}, indent=2)
+        (self._folder / "store.json").write_text(content + "\n")
 
 
 class HashedFile:

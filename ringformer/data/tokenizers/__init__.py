@@ -1,1 +1,1 @@
-"""Tokenizers: bytes, SentencePiece, `tokenizer.json`, and which bytes their tokens spell."""
+"""Tokenizers: bytes, SentencePiece, `tokenizer.json`, and the bytes of their tokens."""

@@ -8,18 +8,17 @@ Text never becomes a control token: `</s>` in a document is four characters. Onl
 request one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ringformer.data.tokenizers.token_bytes import Piece
 from ringformer.files.untrusted import contained, read_object
 
 
 class Segment(NamedTuple):
-    """A piece of a rendered conversation, text or one control token, and whether it is trained on."""
+    """A piece of a rendered conversation: text or one control token, which may be trained on."""
 
     text: str
     """Text, or the display name of a control token."""
@@ -44,7 +43,8 @@ class Tokenizer(Protocol):
     files: Sequence[Path]
     """Files to copy so that a model keeps its tokenizer."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0].tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode many texts, each to an integer array."""
@@ -64,21 +64,6 @@ class Tokenizer(Protocol):
         ...
 
 
-def split_at_controls(chat: Sequence[Segment]) -> Iterator[Segment | list[Piece]]:
-    """Yield the control tokens of a chat, and each stretch of text between them as its pieces."""
-    text: list[Piece] = []
-    for segment in chat:
-        if segment.control is None:
-            text.append((segment.text.encode(), segment.trained))
-            continue
-        if any(piece for piece, _ in text):
-            yield text
-        yield segment
-        text = []
-    if any(piece for piece, _ in text):
-        yield text
-
-
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raise ValueError if the tokenizer has ids beyond a model's vocabulary of `vocab_size` rows."""
     if tokenizer.vocab_size > vocab_size:
@@ -95,8 +80,13 @@ def existing_file(path: str | Path) -> Path:
     return Path(path)
 
 
+def token_name(token: Any) -> Any:
+    """Return the name of a token in a `tokenizer_config.json`, which may describe the token by an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
 def read_config(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Read the settings in the files beside a tokenizer, including `chat_template.jinja`; also return all paths."""
+    """Return the settings in the files beside a tokenizer, with `chat_template.jinja`, and the paths of all files."""
     settings, template = (contained(path.parent, name) for name in ("tokenizer_config.json", "chat_template.jinja"))
     config = read_object(path.parent, settings.name) if settings.is_file() else {}
     if template.is_file():

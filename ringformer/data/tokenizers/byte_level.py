@@ -25,19 +25,16 @@ class ByteTokenizer(Tokenizer):
     config: Mapping[str, Any] = {}
     files: Sequence[Path] = ()
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode("utf-8", "surrogateescape"))
-
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [self._encode_chat(chat) for chat in chats]
-
-    def _encode_chat(self, chat: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
-        pieces = [self.encode(s.text) if s.control is None else [s.control] for s in chat]
-        trained = np.repeat([s.trained for s in chat], [len(piece) for piece in pieces])
-        return np.array([i for piece in pieces for i in piece], np.int32), trained
+        encoded = []
+        for chat in chats:
+            pieces = [self.encode(s.text) if s.control is None else [s.control] for s in chat]
+            trained = np.repeat([s.trained for s in chat], [len(piece) for piece in pieces])
+            encoded.append((np.array([i for piece in pieces for i in piece], np.int32), trained))
+        return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
         values = np.fromiter(ids, np.int64)

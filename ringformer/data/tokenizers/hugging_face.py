@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from ringformer.data.optional_packages import needed_for
-from ringformer.data.tokenizers.base import Segment, Tokenizer, existing_file, read_config, split_at_controls
+from ringformer.data.tokenizers.base import Segment, Tokenizer, existing_file, read_config, token_name
 from ringformer.data.tokenizers.long_texts import Tokens, encode_long
 from ringformer.data.tokenizers.token_bytes import (
-    Piece,
     TokenBytes,
     byte_level_bytes,
+    join_pieces,
     metaspace_bytes,
-    with_dummy_prefix,
+    trained_tokens,
 )
 
 END_TOKENS = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>")
@@ -74,8 +74,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.name = "tokenizer.json-" + content.hexdigest()
 
     def _named(self, key: str, usual: tuple[str, ...], path: Path) -> int | None:
-        token = self.config.get(key)
-        token = token.get("content") if isinstance(token, dict) else token
+        token = token_name(self.config.get(key))
         if token is None:
             return next((self.controls[name] for name in usual if name in self.controls), None)
         if token not in tuple(self.controls):
@@ -85,40 +84,30 @@ class HuggingFaceTokenizer(Tokenizer):
             )
         return self.controls[token]
 
-    def encode(self, text: str) -> list[int]:
-        text.encode()  # raises UnicodeEncodeError for a lone surrogate
-        return self._encoder.encode(text, add_special_tokens=False).ids
-
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        usual = [text for text in texts if len(text) <= LONG_TEXT]
         try:
-            return self._ids(texts)
+            encodings = iter(self._encoder.encode_batch_fast(usual, add_special_tokens=False))
+            return [
+                self._long(text, lambda tokens: tokens.ids)
+                if len(text) > LONG_TEXT
+                else np.fromiter(next(encodings).ids, np.int32)
+                for text in texts
+            ]
         except TypeError:
             for text in texts:
-                text.encode()
+                text.encode()  # raises UnicodeEncodeError for a lone surrogate
             raise
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        pieces = [_pieces(chat) for chat in chats]
-        texts = [b"".join(piece for piece, _ in chat).decode() for chat in pieces]
-        encoded = self._ids(texts)
+        encoded = self.encode_batch([join_pieces(self._token_bytes.pieces(chat)).decode() for chat in chats])
+        return self._token_bytes.with_masks(chats, encoded, self._by_offsets)
 
-        def by_offsets(i: int) -> np.ndarray:
-            spans = self._long(texts[i], lambda tokens: np.stack([tokens.starts, tokens.ends], 1))
-            return _trained_by_offsets(spans[:, 0], spans[:, 1], pieces[i])
-
-        trained = self._token_bytes.trained(
-            encoded, pieces, lambda: [_pieces(chat, with_dummy_prefix) for chat in chats], by_offsets
-        )
-        return list(zip(encoded, trained, strict=True))
-
-    def _ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encode each text to ids, int32."""
-        usual = [text for text in texts if len(text) <= LONG_TEXT]
-        encodings = iter(self._encoder.encode_batch_fast(usual, add_special_tokens=False))
-        return [
-            self._long(text, lambda tokens: tokens.ids) if len(text) > LONG_TEXT else _int32(next(encodings).ids)
-            for text in texts
-        ]
+    def _by_offsets(self, chat: Sequence[Segment]) -> np.ndarray:
+        pieces = [(piece.decode(), trained) for piece, trained in self._token_bytes.pieces(chat)]
+        text = "".join(piece for piece, _ in pieces)
+        spans = self._long(text, lambda tokens: np.stack([tokens.starts, tokens.ends], 1))
+        return trained_tokens(spans[:, 0], spans[:, 1], pieces)
 
     def _long(self, text: str, part: Callable[[Tokens], np.ndarray]) -> np.ndarray:
         encode = partial(self._encoder.encode_batch, add_special_tokens=False)
@@ -128,13 +117,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._original.decode([int(i) for i in ids], skip_special_tokens=True)
 
 
-def _private_name(token: int) -> str:
-    """Return a name for a special token that no text contains: between noncharacters, and new in every process."""
-    return f"\ufdd0{_NONCE}:{token}\ufdd1"
-
-
 def _with_private_names(description: dict[str, Any], special: list[dict[str, Any]]) -> dict[str, Any]:
-    names = {token["content"]: _private_name(token["id"]) for token in special}
+    """Rename the special tokens of a tokenizer.json: the names, new in every process, are between noncharacters."""
+    names = {token["content"]: f"\ufdd0{_NONCE}:{token['id']}\ufdd1" for token in special}
     added = [
         token | {"content": names[token["content"]], "normalized": False, "single_word": False}
         if token["special"]
@@ -153,7 +138,7 @@ def _with_private_names(description: dict[str, Any], special: list[dict[str, Any
 
 
 def _token_bytes(encoder, description: dict[str, Any], vocab_size: int) -> TokenBytes:
-    """Return the bytes of the encoder's tokens, decoding the one of two notations that the file's model uses."""
+    """Return the bytes of the encoder's tokens, decoded from GPT-2's or SentencePiece's notation."""
     byte_level = "ByteLevel" in json.dumps([description.get("pre_tokenizer"), description.get("decoder")])
     byte_fallback = bool(description["model"].get("byte_fallback"))
     tokens = [b""] * vocab_size
@@ -165,35 +150,3 @@ def _token_bytes(encoder, description: dict[str, Any], vocab_size: int) -> Token
     for i, token in encoder.get_added_tokens_decoder().items():
         tokens[i] = token.content.encode()
     return TokenBytes(tokens)
-
-
-def _pieces(chat: Sequence[Segment], begin: Callable[[Sequence[Piece]], Sequence[Piece]] = list) -> list[Piece]:
-    """Split a chat into pieces, with control tokens as their private names; `begin` is applied to each stretch of text
-    between control tokens."""
-    pieces: list[Piece] = []
-    for part in split_at_controls(chat):
-        if isinstance(part, Segment):
-            assert part.control is not None, "a segment of text"
-            pieces.append((_private_name(part.control).encode(), part.trained))
-        else:
-            pieces += begin(part)
-    return pieces
-
-
-def _int32(ids: list[int]) -> np.ndarray:
-    return np.fromiter(ids, np.int32, len(ids))
-
-
-def _trained_by_offsets(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
-    """Mask the tokens that overlap a trained piece, bool [tokens]; token i has characters [starts[i], ends[i])."""
-    trained, place = np.zeros(len(starts), bool), 0
-    for piece, is_trained in pieces:
-        end = place + len(piece.decode())
-        if is_trained and piece:
-            first = int(np.searchsorted(ends, place, side="right"))
-            # The library reports the first byte tokens of a character as empty; they belong to that character.
-            while first and starts[first - 1] == place:
-                first -= 1
-            trained[first : np.searchsorted(starts, end)] = True
-        place = end
-    return trained

@@ -7,7 +7,7 @@ from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from ringformer.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ringformer.files.atomic import write_whole
-from ringformer.files.untrusted import contained
+from ringformer.files.untrusted import contained_files
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -21,7 +21,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     path = Path(spec)
     if path.is_dir():
-        present = [contained(path, name) for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
+        present = contained_files(path, ("tokenizer.json", "tokenizer.model"))
         if not present:
             raise FileNotFoundError(f"the folder {spec} holds neither tokenizer.json nor tokenizer.model")
         path = present[0]

@@ -12,7 +12,7 @@ the preceding text. Windows of such a model are joined between words, so that ev
 """
 
 from collections.abc import Callable, Sequence
-from itertools import islice
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,18 +68,13 @@ def encode_long(
             for encoding, begin, (first, last) in zip(encode_batch(seen), begins, borders, strict=True)
         ]
 
-    def joint(left: Tokens, right: Tokens, border: int) -> tuple[int, int] | None:
-        return _joint(left, right, border, MARGIN // 2, text, whole_words)
-
-    def cut(at: int) -> list[tuple[int, int]]:
-        firsts = islice(range(at, len(text), WINDOW), AT_ONCE)
-        return [(first, min(first + WINDOW, len(text))) for first in firsts]
-
+    joint = partial(_joint, text, whole_words)
     done: list[np.ndarray] = []
     (left,) = encoded([(0, min(WINDOW, len(text)))])
     begin, before = 0, None  # of left: its first token that is not done, and the previous window's tokens
     while left.last < len(text):
-        for right in encoded(cut(left.last)):
+        firsts = range(left.last, len(text), WINDOW)[:AT_ONCE]
+        for right in encoded([(first, min(first + WINDOW, len(text))) for first in firsts]):
             at = joint(left.tokens, right.tokens, right.first)
             if at is None:
                 break
@@ -102,14 +97,13 @@ def _tokens(encoding: Any, begin: int) -> Tokens:
     return Tokens(np.array(encoding.ids, np.int32), starts, ends, np.array(words, np.int64))
 
 
-def _joint(
-    left: Tokens, right: Tokens, border: int, reach: int, text: str, whole_words: bool
-) -> tuple[int, int] | None:
+def _joint(text: str, whole_words: bool, left: Tokens, right: Tokens, border: int) -> tuple[int, int] | None:
     """Find a token near the border at which to switch from the left window to the right one; return its index in each.
 
-    Return None if the windows differ within `reach` characters of the border, or if the text on one side of the border
-    is all spaces, because tokenizers look across spaces to what follows.
+    Return None if the windows differ within `MARGIN / 2` characters of the border, or if the text on one side of the
+    border is all spaces, because tokenizers look across spaces to what follows.
     """
+    reach = MARGIN // 2
     if text[border - reach : border].isspace() or text[border : border + reach].isspace():
         return None
     near = [np.flatnonzero((t.starts >= border - reach) & (t.ends <= border + reach)) for t in (left, right)]

@@ -2,27 +2,27 @@
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ringformer.data.optional_packages import needed_for
-from ringformer.data.tokenizers.base import Segment, Tokenizer, existing_file, read_config, split_at_controls
+from ringformer.data.tokenizers.base import Segment, Tokenizer, existing_file, read_config
 from ringformer.data.tokenizers.token_bytes import (
-    Piece,
     TokenBytes,
+    join_pieces,
     metaspace_bytes,
+    split_at_controls,
     trained_tokens,
-    with_dummy_prefix,
 )
 
 
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece `.model` file.
 
-    Lossless if the model is (byte fallback, identity normalization, no dummy prefix, as `train_sentencepiece` makes
-    it), except that SentencePiece writes a space as U+2581 and cannot distinguish that character from a space.
+    The tokenizer is lossless if the model has byte fallback, identity normalization and no dummy prefix, like those of
+    `train_sentencepiece`; but SentencePiece writes a space as U+2581 and cannot distinguish the two characters.
     """
 
     def __init__(self, path: str | Path):
@@ -46,63 +46,47 @@ class SentencePieceTokenizer(Tokenizer):
         self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else None
         controls = (i for i in range(self.vocab_size) if self._processor.is_control(i))
         self.controls = {self._processor.id_to_piece(i): i for i in controls}
-        self._token_bytes = TokenBytes([self._bytes_of(i) for i in range(self.vocab_size)])
+        pieces = ((self._processor.id_to_piece(i), self._processor.is_byte(i)) for i in range(self.vocab_size))
+        self._token_bytes = TokenBytes([metaspace_bytes(piece, is_byte=is_byte) for piece, is_byte in pieces])
         self.config, self.files = read_config(path)
         self.begins = self.bos_id is not None and self.config.get("add_bos_token", True) is not False
 
-    def _bytes_of(self, i: int) -> bytes:
-        return metaspace_bytes(self._processor.id_to_piece(i), is_byte=self._processor.is_byte(i))
-
-    def encode(self, text: str) -> list[int]:
-        return self._processor.encode(text.encode())  # encoding raises UnicodeEncodeError for a lone surrogate
-
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return self._processor.encode([text.encode() for text in texts], return_type="numpy")
+        utf8 = [text.encode() for text in texts]  # raises UnicodeEncodeError for a lone surrogate
+        return self._processor.encode(utf8, return_type="numpy")
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
         # SentencePiece has control tokens only as ids: they separate stretches of text, each encoded once. As in
         # LLaMA's training, each stretch has the dummy prefix if the model has one.
         parted = [list(split_at_controls(chat)) for chat in chats]
-        texts = [part for chat in parted for part in chat if not isinstance(part, Segment)]
-        utf8 = [b"".join(piece for piece, _ in text) for text in texts]
-        encoded = self._processor.encode(utf8, return_type="numpy") if utf8 else []
+        texts = [join_pieces(part) for parts in parted for part in parts if not isinstance(part, Segment)]
+        encoded = iter(self._processor.encode(texts, return_type="numpy"))
+        joined = []
+        for parts in parted:
+            ids = [np.array([p.control], np.int32) if isinstance(p, Segment) else next(encoded) for p in parts]
+            joined.append(np.concatenate([np.zeros(0, np.int32), *ids]))
+        return self._token_bytes.with_masks(chats, joined, self._by_offsets)
 
-        def by_offsets(i: int) -> np.ndarray:
-            offsets = self._processor.encode(utf8[i], return_type="offset_mapping")["offsets"]
-            starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
-            return trained_tokens(starts, ends, texts[i])
-
-        trained = self._token_bytes.trained(
-            encoded, texts, lambda: [with_dummy_prefix(text) for text in texts], by_offsets
-        )
-        ready = iter(zip(encoded, trained, strict=True))
-        return [_join(chat, ready) for chat in parted]
+    def _by_offsets(self, chat: Sequence[Segment]) -> np.ndarray:
+        masks = []
+        for part in split_at_controls(chat):
+            if isinstance(part, Segment):
+                masks.append(np.array([part.trained]))
+            else:
+                offsets = self._processor.encode(join_pieces(part), return_type="offset_mapping")["offsets"]
+                starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
+                masks.append(trained_tokens(starts, ends, part))
+        return np.concatenate(masks)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
 
 
-def _join(
-    chat: list[Segment | list[Piece]], texts: Iterator[tuple[np.ndarray, np.ndarray]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Join the ids of a chat and the mask of ids trained on; the chat's stretches of text are the next items of
-    `texts`.
-    """
-    parts = [(np.zeros(0, np.int32), np.zeros(0, bool))]
-    for part in chat:
-        if isinstance(part, Segment):
-            parts.append((np.array([part.control], np.int32), np.array([part.trained])))
-        else:
-            parts.append(next(texts))
-    ids, trained = zip(*parts, strict=True)
-    return np.concatenate(ids), np.concatenate(trained)
-
-
 def train_sentencepiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> None:
     """Train a lossless BPE model with byte fallback on `texts` and write it to `path` (a `.model` file).
 
-    It is trained line by line; a newline is one byte token, as in LLaMA's vocabulary. Ids 0, 1, 2 are unknown,
-    beginning and end of sentence; 3-258 are the bytes.
+    The model is trained line by line; a newline is one byte token, as in LLaMA's vocabulary. Ids 0, 1 and 2 are the
+    tokens "unknown", "begin of sentence" and "end of sentence"; ids 3-258 are the bytes.
     """
     with needed_for("training a tokenizer"):
         from sentencepiece import SentencePieceTrainer
@@ -113,7 +97,7 @@ def train_sentencepiece(texts: Iterable[str], path: str | Path, vocab_size: int)
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=_lines(texts),
+            sentence_iterator=(line for text in texts for line in text.split("\n") if line),
             model_writer=model,
             vocab_size=vocab_size,
             model_type="bpe",
@@ -128,7 +112,3 @@ def train_sentencepiece(texts: Iterable[str], path: str | Path, vocab_size: int)
     except RuntimeError as error:
         raise ValueError(f"SentencePiece cannot make vocab_size={vocab_size} from these texts: {error}") from None
     path.write_bytes(model.getvalue())
-
-
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    return (line for text in texts for line in text.split("\n") if line)

@@ -1,107 +1,114 @@
-"""Bytes of tokens, which determine the tokens of a text that are trained on; using offsets from a tokenizer's library
-would take half as long again."""
+"""Masks of the tokens that are trained on, computed from the bytes of the tokens.
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+Computing them from the offsets of a tokenizer's library would take half as long again.
+"""
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any
 
 import numpy as np
 
-COMPARED = 2**18
-"""Tokens to compare with the text at a time; the comparison takes 24 bytes of memory for each of their bytes."""
+from ringformer.data.tokenizers.base import Segment
+
+JOINED = 2**16
+"""Tokens whose bytes are joined at a time; Python's join takes nearly 100 bytes of memory for each of them."""
 
 Piece = tuple[bytes, bool]
-"""UTF-8 bytes of a piece of a text, and whether it is trained on."""
+"""UTF-8 bytes of a piece of a text, and True if the piece is trained on."""
 
 
 class TokenBytes:
     """The bytes of every token of a vocabulary.
 
     Args:
-      tokens: the bytes of each id; b"" for an id without text.
+      tokens: the bytes of each id: the name that a control token has in `pieces`, and b"" for an id without text.
     """
 
     def __init__(self, tokens: Sequence[bytes]):
-        self._bytes = np.frombuffer(b"".join(tokens), np.uint8)
+        self._tokens: Any = np.array(tokens, object)
         self._lengths = np.array([len(token) for token in tokens], np.int32)
-        self._begins = np.cumsum(self._lengths) - self._lengths
+
+    def pieces(self, chat: Sequence[Segment], prefix: bytes = b"") -> list[Piece]:
+        """Return the pieces of a chat, with `prefix` before each stretch of text between control tokens."""
+        pieces: list[Piece] = []
+        for part in split_at_controls(chat):
+            if isinstance(part, Segment):
+                pieces.append((self._tokens[part.control], part.trained))
+            else:
+                (first, trained), *others = part
+                pieces += [(prefix + first, trained), *others]
+        return pieces
+
+    def with_masks(
+        self,
+        chats: Sequence[Sequence[Segment]],
+        encoded: Sequence[np.ndarray],
+        ask_library: Callable[[Sequence[Segment]], np.ndarray],
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the ids of each chat, and their mask from `trained`."""
+        return [(ids, self.trained(chat, ids, ask_library)) for chat, ids in zip(chats, encoded, strict=True)]
 
     def trained(
-        self,
-        encoded: Sequence[np.ndarray],
-        texts: Sequence[Sequence[Piece]],
-        behind_prefix: Callable[[], Sequence[Sequence[Piece]]],
-        ask_library: Callable[[int], np.ndarray],
-    ) -> list[np.ndarray]:
-        """Return for each text a mask, bool [tokens], of tokens with a byte of a trained piece.
+        self, chat: Sequence[Segment], ids: np.ndarray, ask_library: Callable[[Sequence[Segment]], np.ndarray]
+    ) -> np.ndarray:
+        """Return the mask of the tokens `ids` of a chat that have a byte of a trained piece, bool [tokens].
+
+        The bytes of the tokens are compared with the chat, and with the chat after the space that SentencePiece models
+        put before a text, their "dummy prefix".
 
         Args:
-          encoded: the ids of each text.
-          texts: the pieces of each text.
-          behind_prefix: returns the texts with a space before each stretch where the tokenizer may add a space.
-          ask_library: returns the mask of text i from the library's offsets, for ids whose bytes differ from the text:
-            a normalizer changed it, or characters are unknown.
+          ask_library: returns the mask of a chat from the library's offsets. It is called if the bytes differ from the
+            chat's because a normalizer changed the text, or characters are unknown.
         """
-        ways = [texts]
-        masks = self._by_bytes(encoded, texts)
-        if masks is None:
-            ways.append(behind_prefix())
-            masks = self._by_bytes(encoded, ways[1])
-        if masks is None:  # some text needs another way: try each text separately
-            masks = []
-            for i, ids in enumerate(encoded):
-                tried = (self._by_bytes([ids], [way[i]]) for way in ways)
-                mask = next((mask for mask in tried if mask), None)
-                masks += mask or [ask_library(i)]
-        return masks
-
-    def _by_bytes(self, encoded: Sequence[np.ndarray], texts: Sequence[Sequence[Piece]]) -> list[np.ndarray] | None:
-        """Return `trained_tokens` of each text; None if the bytes of any text's ids differ from its pieces."""
-        if not encoded:
-            return []
-        ids, pieces = np.concatenate(encoded), list(chain.from_iterable(texts))
+        text = b"".join(b"".join(self._tokens[ids[i : i + JOINED]]) for i in range(0, len(ids), JOINED))
         lengths = self._lengths[ids]
-        borders = np.cumsum([len(each) for each in encoded])
-        text_ends = np.cumsum([sum(len(piece) for piece, _ in text) for text in texts])
-        size = int(lengths.sum(dtype=np.int64))
-        if size != text_ends[-1]:
-            return None
-        ends = np.cumsum(lengths, dtype=np.int32 if size < 2**31 else np.int64)
-        if not all(end == (ends[border - 1] if border else 0) for border, end in zip(borders, text_ends, strict=True)):
-            return None
-        starts = ends - lengths
-        text = memoryview(b"".join(piece for piece, _ in pieces))
-        for first in range(0, len(ids), COMPARED):
-            some = slice(first, first + COMPARED)
-            begin, end = int(starts[first]), int(ends[some][-1])
-            places = np.repeat(self._begins[ids[some]] - starts[some], lengths[some]) + np.arange(begin, end)
-            if self._bytes[places].tobytes() != text[begin:end]:
-                return None
-        del ids, lengths, text
-        return np.split(trained_tokens(starts, ends, pieces), borders[:-1])
+        ends = np.cumsum(lengths, dtype=np.int64)
+        for prefix in (b"", b" "):
+            pieces = self.pieces(chat, prefix)
+            if join_pieces(pieces) == text:
+                return trained_tokens(ends - lengths, ends, pieces)
+        return ask_library(chat)
 
 
-def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]) -> np.ndarray:
-    """Mask the tokens, at bytes [starts[i], ends[i]) in order, with a byte of a trained piece; bool [tokens]."""
+def split_at_controls(chat: Sequence[Segment]) -> Iterator[Segment | list[Piece]]:
+    """Yield the control tokens of a chat, and each stretch of text between them as its pieces, none of them empty."""
+    text: list[Piece] = []
+    for segment in chat:
+        if segment.control is None:
+            text += [(segment.text.encode(), segment.trained)] if segment.text else []
+            continue
+        if text:
+            yield text
+        yield segment
+        text = []
+    if text:
+        yield text
+
+
+def join_pieces(pieces: Sequence[Piece]) -> bytes:
+    """Return the text of the pieces."""
+    return b"".join(piece for piece, _ in pieces)
+
+
+def trained_tokens(starts: np.ndarray, ends: np.ndarray, pieces: Sequence[tuple[Sized, bool]]) -> np.ndarray:
+    """Return the mask of the tokens that overlap a trained piece, bool [tokens].
+
+    Args:
+      starts, ends: the bytes or characters [starts[i], ends[i]) of each token, in order.
+      pieces: the pieces of the text, as bytes or as characters, each with True if it is trained on.
+    """
     # Some libraries report the first byte tokens of a character as empty; they end where the character does.
     ends = ends.copy()
-    for i in np.flatnonzero(starts == ends)[::-1]:
-        ends[i] = ends[i + 1] if i + 1 < len(ends) else ends[i]
+    for i in np.flatnonzero(starts[:-1] == ends[:-1])[::-1]:
+        ends[i] = ends[i + 1]
     lengths = np.array([len(piece) for piece, _ in pieces], np.int64)
     trained = np.array([trained for _, trained in pieces], bool) & (lengths > 0)
     piece_ends = np.cumsum(lengths)
-    first = np.searchsorted(ends, (piece_ends - lengths)[trained], side="right")
-    last = np.searchsorted(starts, piece_ends[trained], side="left")
     # Neighbours may share a token: count the pieces that a token overlaps.
     change = np.zeros(len(starts) + 1, np.int32)
-    np.add.at(change, first, 1)
-    np.subtract.at(change, last, 1)
+    np.add.at(change, np.searchsorted(ends, (piece_ends - lengths)[trained], side="right"), 1)
+    np.subtract.at(change, np.searchsorted(starts, piece_ends[trained], side="left"), 1)
     return np.cumsum(change[:-1], out=change[:-1]) > 0
-
-
-def with_dummy_prefix(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Prepend the space that SentencePiece models put before a text, their "dummy prefix"."""
-    (first, trained), *others = [piece for piece in pieces if piece[0]]
-    return [(b" " + first, trained), *others]
 
 
 def metaspace_bytes(piece: str, *, is_byte: bool) -> bytes:

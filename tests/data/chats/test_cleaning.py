@@ -13,7 +13,7 @@ def turns(*pairs):
 
 
 def clean(rules, *conversations):
-    cleaning = Cleaning([Conversation(c, f"c{i}") for i, c in enumerate(conversations)], rules)
+    cleaning = Cleaning([Conversation(c, f"c{i}") for i, c in enumerate(conversations)], ",".join(rules))
     kept = [conversation.messages for conversation in cleaning]
     return kept, {reason: count for reason, count in cleaning.counts.items() if count}
 
@@ -107,7 +107,7 @@ def test_duplicates_are_found_after_cleaning():
 
 def test_an_unknown_rule_lists_the_rules():
     with pytest.raises(ValueError, match="unknown cleaning rule 'htm'; known: html, merge"):
-        Cleaning([], ["htm"])
+        Cleaning([], "htm")
 
 
 def test_html_nested_beyond_what_is_read_is_dropped_and_counted():

@@ -137,7 +137,7 @@ def test_an_end_token_outside_the_marks_is_trained_all_the_same(tokenizers, tmp_
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "no control token ends the last answer"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ends the last answer with no control token"),
         ("{% for m in messages %}{{ m.content | upper }}<|eot_id|>{% endfor %}", "rewrites"),
         ("{% for m in messages[-2:] %}{{ m.content }}<|eot_id|>{% endfor %}", "rewrites"),
         ("{{ messages | length }}{% for m in messages %}{{ m.content }}<|eot_id|>{% endfor %}", "rewrites"),

@@ -272,25 +272,31 @@ def test_no_process_outlives_its_parent_nor_a_fork_shares_it(folder, end):
     assert ("takes more than 2 s for a conversation" in done.stderr) == ("slow" in end)
 
 
+ANSWERS = (
+    '[["a", true, true]]',
+    '[["a", 1, false]]',
+    "[[7, true, false]]",
+    "[7]",
+    "7",
+    "null",
+    "{",
+    "[" * 9999,
+)
+
+
 def test_a_process_that_answers_something_else_is_not_believed(folder, monkeypatch, tmp_path):
     """As one would that a template has taken over."""
     for answer in (
-        '[["a", true, true]]',
-        '[["a", 1, false]]',
-        "[[7, true, false]]",
-        "[7]",
-        "7",
-        "null",
-        "{",
-        "[" * 9999,
+        *(repr(f"{answer}\n".encode()) for answer in ANSWERS),
+        f"b' ' * {64 * (tokenizer_template.OUTPUT + 1)}",  # more than is read of a line
     ):
         program = f"""
 import sys
 def answer(content):
-    sys.stdout.buffer.write(len(content).to_bytes(8) + content)
+    sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()
-answer(b'""')
-answer({answer.encode()!r})
+answer(b'""\\n')
+answer({answer})
 sys.stdin.buffer.read()
 """
         (tmp_path / "worker.py").write_text(program)

@@ -30,7 +30,7 @@ def loader(store, seq_len, packed_attention="document", packing="whole", **limit
 
 def met(loader):
     """The RoPE positions of all sequences of an epoch."""
-    sequences = loader.sequences
+    (sequences,) = loader.sequences.parts
     read = (sequences.read(i, np.arange(sequences.seq_len)) for i in range(sequences.per_epoch))
     return 1 + max(batch.positions.max() for batch in read)
 

@@ -74,7 +74,7 @@ def test_lengths_choose_documents(store):
             ring_size=1,
             packing=PackingOptions(packing, min_length=6, max_length=16),
         )
-        sequences = loader.sequences
+        (sequences,) = loader.sequences.parts
         assert sorted(np.diff(store.offsets)[sequences.documents].tolist()) == [6, 6, 6, 8, 8, 8, 12, 12, 12, 15, 16]
         store.tokens = Watched(np.arange(len(store.tokens)))  # a token is its own place
         allowed = np.concatenate([store.tokens[slice(*store.offsets[i : i + 2])] for i in sequences.documents])

@@ -17,6 +17,7 @@ from tests.data.packing_samples import (
     assert_equal,
     at,
     build,
+    lengths_of,
     pieces_of,
     whole_reference,
 )
@@ -64,7 +65,7 @@ def test_padding_costs_one_token_each_and_ids_ascend(store, packed_attention):
     packed = WholeDocuments(store, 100, SEED, PackingOptions(packed_attention=packed_attention), batch_size=2)
     padded = 0
     for index in range(packed.per_epoch):
-        batch, lengths = packed.read(index, np.arange(100)), packed.lengths(index)
+        batch, lengths = packed.read(index, np.arange(100)), lengths_of(packed, index)
         assert set(np.diff(batch.segment_ids).tolist()) <= {0, 1} and batch.segment_ids[0] == 1
         filled = lengths.sum()
         of_text = lengths if packed_attention == "document" else [filled]
@@ -103,7 +104,7 @@ def test_epochs_and_seeds_shuffle_differently(store):
 def test_the_packing_is_the_same_with_every_numpy(tmp_path):
     store = build(tmp_path / "s", range(1, 11))
     packed = WholeDocuments(store, 16, seed=2**40, batch_size=2)
-    assert [packed.lengths(i).tolist() for i in range(8)] == [
+    assert [lengths_of(packed, i).tolist() for i in range(8)] == [
         [10, 6],
         [9, 2, 5],
         [7, 4, 1],
@@ -131,11 +132,11 @@ def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attent
         ring_size=2,
         packing=PackingOptions("whole", packed_attention),
     )
-    packed = loader.sequences
+    (packed,) = loader.sequences.parts
     assert packed.per_epoch % 8
     steps = 3 * packed.per_epoch // 8
     document = packed_attention == "document"
-    rows = [packed.lengths(i) for i in range(8 * steps)]
+    rows = [lengths_of(packed, i) for i in range(8 * steps)]
     work = np.array([(row**2).sum() if document else row.sum() ** 2 for row in rows]).reshape(-1, 8)
     spreads = spread(work.astype(float))
     assert np.median(spreads) < 0.05
@@ -144,7 +145,7 @@ def test_every_batch_of_a_run_is_even(tmp_path, low, high, filled, packed_attent
     padding = 128 - np.array([row.sum() for row in rows[24:32]])
     squares = [(np.bincount(ids) ** 2).sum() for ids in batch.segment_ids]
     np.testing.assert_array_equal(squares - padding, work[3])
-    assert sum(packed.lengths(i).sum() for i in range(packed.per_epoch)) / (packed.per_epoch * 128) > filled
+    assert sum(lengths_of(packed, i).sum() for i in range(packed.per_epoch)) / (packed.per_epoch * 128) > filled
 
 
 @pytest.mark.parametrize("packed_attention", MODES)

@@ -34,7 +34,7 @@ def test_wrong_options_are_refused(wrong, message):
 
 @pytest.mark.parametrize(
     ("field", "values"),
-    [("source", KINDS), ("format", ("documents", *FORMATS)), ("template", TEMPLATES), ("clean", RULES)],
+    [("source", KINDS), ("format", ("documents", *FORMATS)), ("template", get_args(TemplateName)), ("clean", RULES)],
 )
 def test_the_help_of_a_field_names_its_values(field, values):
     help_text = field_docs(StoreOptions)[field]
@@ -43,4 +43,4 @@ def test_the_help_of_a_field_names_its_values(field, values):
 
 def test_types_name_the_same_values_as_tables():
     assert get_args(Format) == ("documents", *FORMATS)
-    assert get_args(TemplateName) == tuple(TEMPLATES)
+    assert get_args(TemplateName) == (*TEMPLATES, "tokenizer")

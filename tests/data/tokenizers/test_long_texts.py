@@ -20,7 +20,7 @@ from tokenizers import (
 )
 
 from ringformer.data import Segment, load_tokenizer
-from ringformer.data.tokenizers import hugging_face, long_texts, token_bytes
+from ringformer.data.tokenizers import hugging_face, long_texts
 from ringformer.data.tokenizers.long_texts import encode_long
 from tests.data.chat_samples import CORPUS, llama2, llama3, sentencepiece
 
@@ -168,7 +168,6 @@ def test_a_tokenizer_encodes_long_texts_so(tmp_path, monkeypatch, make):
     expected = tokenizer.encode_batch(batch), tokenizer.encode_chats(chats)
     small_windows(monkeypatch, 1000, 200)
     monkeypatch.setattr(hugging_face, "LONG_TEXT", 1000)
-    monkeypatch.setattr(token_bytes, "COMPARED", 999)
     monkeypatch.setattr(tokenizer, "_encoder", only := OnlyShort(tokenizer._encoder))
     found = tokenizer.encode_batch(batch), tokenizer.encode_chats(chats)
     assert only.longest == 1400
