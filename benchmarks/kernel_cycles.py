@@ -35,10 +35,9 @@ from ringformer.estimate.kernels.pair_kernels import (
     find_generation,
     hbm_bytes_per_cycle,
 )
-from ringformer.estimate.kernels.program_slots import ProgramSlots, times
-from ringformer.estimate.kernels.slot_use import SlotUse, read_slot_use
+from ringformer.estimate.kernels.slot_use import ProgramSlots, SlotUse, read_slot_use, times
+from ringformer.estimate.programs import ATTENTION
 from ringformer.estimate.seconds.kernel_cycles import generate_cycles, kernel_keys
-from ringformer.estimate.seconds.layer_attention import ATTENTION
 from ringformer.estimate.seconds.machine_code import dumped_kernels
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers

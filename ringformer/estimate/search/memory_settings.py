@@ -54,7 +54,7 @@ def compile_first_accepted(
     """Compile a workload with one setting after another. Return, with its estimate, the first workload that is accepted
     and preferred, otherwise the first that is accepted, otherwise the last.
 
-    `announce` is called with each workload before it is compiled. Raises as `compile_apart`.
+    `announce` is called with each workload before it is compiled. Raises the errors of `compile_apart`.
     """
     kept = None
     for option in settings:

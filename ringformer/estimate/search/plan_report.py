@@ -1,32 +1,23 @@
 """Reports on plans."""
 
-from ringformer.estimate.closed_forms import step_time
-from ringformer.estimate.program_estimate import NOT_TRIED, Estimate
-from ringformer.estimate.programs_report import save_line, verdict_line
-from ringformer.estimate.run_estimate import RunEstimate
+from ringformer.estimate.program_estimate import Estimate, fitting
+from ringformer.estimate.run_estimate import RunEstimate, save_line, verdict_line
 from ringformer.estimate.search.candidates import Candidate
-from ringformer.estimate.search.plan import Plan, step_seconds
-from ringformer.estimate.targets import Target
-from ringformer.estimate.time_report import computation_time, figures
+from ringformer.estimate.search.plan import Plan
+from ringformer.estimate.time_report import figures
 from ringformer.hardware import GiB
 
 
 def _verdict(c: Candidate, e: Estimate | None) -> str:
     """Return the line on a candidate's memory and time, compiled or by the closed form."""
-    have, exposed = c.workload.target.chip.hbm_bytes, ""
-    if e is None:
-        need, host, how = c.peak, c.host, "closed form, not compiled"
-        source = computation_time(c.workload).source
-    else:
-        assert e.schedule is not None, "what fits has a schedule"
-        need, host, how = e.peak_bytes, e.host_bytes, "compiled"
+    have, time, exposed = c.workload.target.chip.hbm_bytes, c.timed(e), ""
+    need, host, how = (e.peak_bytes, e.host_bytes, "compiled") if e else (c.peak, c.host, "closed form, not compiled")
+    if e and e.schedule:
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of the ring exposed in its loops; "
-        source = step_time(e.schedule, c.workload.step_tokens).source
     of_host = f", {host / GiB:.1f} GiB of host memory per device" if host else ""
-    step = step_seconds(c, e)
     return (
-        f"  {how}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(step)} s per step of "
-        f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
+        f"  {how}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(time.step)} s per "
+        f"step of {time.tokens:,} tokens, {time.tokens_per_second:,.0f} tokens/s ({time.source})"
     )
 
 
@@ -34,7 +25,7 @@ def how_it_fits(planned: Plan) -> str:
     """Describe whether the plan fits, and what was not tried."""
     if planned.run is None:
         return "should fit by the closed form" if planned.chosen else "fits"
-    return f"should fit, {NOT_TRIED}" if planned.run.untried_kernels else "fits"
+    return fitting(planned.run.untried_kernels).lower()
 
 
 def _programs(run: RunEstimate | None) -> list[str]:
@@ -44,9 +35,9 @@ def _programs(run: RunEstimate | None) -> list[str]:
     return [f"  {verdict_line(run)}", f"  {save_line(run.step)}"]
 
 
-def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str:
+def plan_text(planned: Plan, listed: int = 8) -> str:
     """Return the report on a plan; of the rejected candidates, it lists the fastest `listed`."""
-    title = f"{model} on {target.name}, {planned.seq_len:,} tokens"
+    title = f"{planned.goal.name} on {planned.goal.target.name}, {planned.seq_len:,} tokens"
     if planned.chosen is None:
         lines = [f"{title}: no candidate fits and is fast enough", "  use a larger slice, or half the sequence"]
     else:
