@@ -155,7 +155,7 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
     model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
     if model.attention != "ring" or sp == 1:
         return {}
-    hops, local = {}, workload.seq_len // sp
+    hops, local = {}, workload.ring_tokens
     for name in ("forward", "backward"):
         flops, sent = (count(model, local, backward=name == "backward") / tp for count in (hop_flops, hop_bytes))
         compute, link = flops / target.chip.flops(model.compute_dtype), sent / target.ring_bandwidth(sp * tp)
@@ -206,14 +206,12 @@ def memory(workload: Workload) -> dict[str, float]:
         working += 4 * item * local * F / tp
     if model.attention == "vanilla":
         working += 12 * model.num_heads / tp * local * local
-    state = 20 * model.num_params / workload.state_shards
-    if workload.accumulate > 1:  # the sum of the microbatch gradients
-        state += 4 * model.num_params / workload.state_shards
+    per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
         "weights of a layer, their gradients, embedding gradient": (item + 4) * layer + 4 * V * D,
-        "parameters, optimizer and gradients": state,
+        "parameters, optimizer and gradients": per_parameter * model.num_params / workload.state_shards,
     }
 
 

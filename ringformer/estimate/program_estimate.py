@@ -27,9 +27,9 @@ class Surroundings(NamedTuple):
     """A name in `PROGRAMS` or `INFERENCE`."""
     rates: Rates
     max_link_hops: int | None
-    state: int
+    state_bytes: int
     """Bytes of the training state on a device."""
-    alive: int
+    alive_bytes: int
     """Bytes of everything else on a device while the program runs."""
 
 
@@ -96,7 +96,7 @@ def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seco
     temporaries against the memory; this adds the machine code and the arrays that the compiler does not know about."""
     memory = compiled.memory
     own = memory.arguments + memory.outputs + memory.temporaries
-    more = around.alive + (compiled.code_bytes or 0)
+    more = around.alive_bytes + (compiled.code_bytes or 0)
     has_schedule = around.program in (TRAIN_STEP, EVALUATION, *INFERENCE)
     return Estimate(
         fits=own + more <= target.budget or (target.chip.kind == "tpu" and not more),
@@ -129,7 +129,7 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
     allocations = message.partition("Largest program allocations in hbm:")[2]
     return Estimate(
         fits=False,
-        peak_bytes=needed + around.alive,
+        peak_bytes=needed + around.alive_bytes,
         hbm_bytes=available,
         host_bytes=0,
         argument_bytes=0,
@@ -141,12 +141,6 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
 
 def _common(around: Surroundings, target: Target, seconds: float) -> dict[str, Any]:
     """Fields of an estimate that do not depend on the compiler's answer."""
-    return {
-        "budget": target.budget,
-        "usual_host_bytes": target.chip.host_bytes,
-        "max_link_hops": around.max_link_hops,
-        "compile_seconds": seconds,
-        "program": around.program,
-        "alive_bytes": around.alive,
-        "state_bytes": around.state,
-    }
+    common = around._asdict() | {"budget": target.budget, "usual_host_bytes": target.chip.host_bytes}
+    del common["rates"]
+    return common | {"compile_seconds": seconds}

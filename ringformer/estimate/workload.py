@@ -1,7 +1,7 @@
 """Workloads of training: a train step of a model on a target."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from jax.sharding import AbstractMesh
 
@@ -57,6 +57,11 @@ class Workload:
         return self.step_tokens // self.accumulate // self.target.num_devices
 
     @property
+    def ring_tokens(self) -> int:
+        """Tokens of one sequence on a rank of the ring; tp splits their heads."""
+        return self.seq_len // self.mesh_shape[3]
+
+    @property
     def mesh_shape(self) -> tuple[int, ...]:
         """Sizes of the axes (dp, fsdp, tp, sp)."""
         return mesh_shape(self.mesh_dim, self.target.num_devices)
@@ -84,12 +89,11 @@ class Workload:
         check_batch(self.model.layout, mesh, self.seq_len, self.batch_size, self.accumulate)
         with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, bool(self.masks))  # raises if it cannot
 
-    def with_kernel(self) -> tuple["Workload", str]:
+    def with_kernel(self) -> tuple[Self, str]:
         """Return the workload with kernel and chunks chosen for the target, and a line that says which and why. Raises
         ValueError for a kernel that the target does not support."""
         chip = self.target.chip
-        local_tokens, masks = self.seq_len // self.mesh_shape[3], bool(self.masks)
-        model, why = with_kernel(self.model, chip.kind, chip, local_tokens, masks)
+        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, bool(self.masks))
         return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":

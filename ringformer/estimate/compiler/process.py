@@ -124,7 +124,8 @@ def child_environment(libtpu_flags: str) -> dict[str, str]:
     """Return the variables of a child process that imports from this process's paths; the flags are added to those of
     libtpu."""
     path = os.pathsep.join(path for path in sys.path if path)
-    return os.environ | {LIBTPU_FLAGS: f"{os.environ.get(LIBTPU_FLAGS, '')} {libtpu_flags}", "PYTHONPATH": path}
+    flags = f"{os.environ.get(LIBTPU_FLAGS, '')} {libtpu_flags}".strip()
+    return os.environ | {LIBTPU_FLAGS: flags, "PYTHONPATH": path}
 
 
 def wait_for_schedule(

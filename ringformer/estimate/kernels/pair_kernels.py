@@ -75,7 +75,7 @@ class Pair:
 
 def find_generation(target: str) -> str:
     """Return the generation of a target such as "v5e" or a slice of it. Raises ValueError that lists the valid ones."""
-    generation = target if target in TARGETS else target.partition("-")[0].partition(":")[0]
+    generation = re.split("[-:]", target)[0]
     if generation in TARGETS and (target in TARGETS or find_target(target)):
         return generation
     raise ValueError(f"unknown target {target!r}; kernels are judged for {', '.join(TARGETS)}")

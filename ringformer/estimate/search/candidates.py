@@ -101,14 +101,13 @@ def candidates(goal: Workload) -> list[Candidate]:
 
 def _counted(workload: Workload) -> Candidate:
     model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
-    ring = workload.seq_len // sp  # tokens of a ring's rank; tp splits its heads, not its tokens
     of_weights, of_attention = forward_runs(model)
     time, exposed = computation_time(workload), 0.0
     for name, hop in ring_hops(workload).items():
         times = of_attention if name == "forward" else 1
         exposed += times * (sp - 1) * model.num_layers * max(0.0, hop.link - hop.compute)
     # gathers and scatters over tp of attention and feed-forward: forward, recomputed, backward
-    moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
+    moved = 4 * workload.ring_tokens * model.hidden_size * itemsize(model) * (tp - 1) / tp
     exposed += (1 + of_weights) * model.num_layers * moved / target.ring_bandwidth(tp)
     moved = host_bytes(workload) / target.chip.host_bandwidth  # out during forward, back before a layer's backward
     exposed += max(0.0, moved - time.compute / (of_weights + 2)) + moved
@@ -122,8 +121,7 @@ def _counted(workload: Workload) -> Candidate:
 def neighbours(candidate: Candidate) -> Iterator[Candidate]:
     """Yield the candidate with half or double the head groups, layers per remat group, or tokens per chunk."""
     workload, m = candidate.workload, candidate.workload.model
-    _, _, tp, sp = workload.mesh_shape
-    local = workload.seq_len // sp
+    tp, local = workload.mesh_shape[2], workload.ring_tokens
     chunk = m.q_chunk or default_chunk(local)
     options: list[dict[str, int]] = [
         *(

@@ -1,7 +1,7 @@
 """Reports on plans."""
 
 from ringformer.estimate.program_estimate import Estimate, fitting
-from ringformer.estimate.run_estimate import RunEstimate, save_line, verdict_line
+from ringformer.estimate.run_estimate import save_line, verdict_line
 from ringformer.estimate.search.candidates import Candidate
 from ringformer.estimate.search.plan import Plan
 from ringformer.estimate.time_report import figures
@@ -28,25 +28,25 @@ def how_it_fits(planned: Plan) -> str:
     return fitting(planned.run.untried_kernels).lower()
 
 
-def _programs(run: RunEstimate | None) -> list[str]:
-    """Return the lines on the other programs of a run."""
-    if run is None:
-        return ["  evaluation, init, saves and machine code were not checked: this needs the compiler"]
-    return [f"  {verdict_line(run)}", f"  {save_line(run.step)}"]
+LISTED = 8
+"""Number of rejected candidates to list, the fastest first."""
 
 
-def plan_text(planned: Plan, listed: int = 8) -> str:
-    """Return the report on a plan; of the rejected candidates, it lists the fastest `listed`."""
+def plan_text(planned: Plan) -> str:
+    """Return the report on a plan."""
     title = f"{planned.goal.name} on {planned.goal.target.name}, {planned.seq_len:,} tokens"
     if planned.chosen is None:
         lines = [f"{title}: no candidate fits and is fast enough", "  use a larger slice, or half the sequence"]
     else:
         w, m = planned.chosen.workload, planned.chosen.workload.model
         chunks = f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}" if m.q_chunk else ""
+        programs = "  evaluation, init, saves and machine code were not checked: this needs the compiler"
+        if run := planned.run:
+            programs = f"  {verdict_line(run)}\n  {save_line(run.step)}"
         lines = [
             f"{title}: {planned.chosen}",
             _verdict(planned.chosen, planned.estimate),
-            *_programs(planned.run),
+            programs,
             "  the config to use:",
             f"    --config.seq_len={planned.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
             f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat={m.remat} "
@@ -55,6 +55,6 @@ def plan_text(planned: Plan, listed: int = 8) -> str:
             f"    --config.model.layout={m.layout}{chunks}",
         ]
     refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)
-    lines.append(f"  rejected candidates (the fastest {min(listed, len(refused))} of {len(refused)}):")
-    lines += [f"    {c!s:60s} {why}" for c, why in refused[:listed]]
+    lines.append(f"  rejected candidates (the fastest {min(LISTED, len(refused))} of {len(refused)}):")
+    lines += [f"    {c!s:60s} {why}" for c, why in refused[:LISTED]]
     return "\n".join(lines)

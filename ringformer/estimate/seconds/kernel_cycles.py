@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -159,11 +160,9 @@ class KernelCache:
     def add(self, cycles: dict[str, float | None]) -> dict[str, float | None]:
         """Add these cycles and return all; a cache that cannot be written stays as it is."""
         merged = self.read() | cycles
-        try:
+        with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as part:
                 json.dump(merged, part)
             os.replace(part.name, self.path)
-        except OSError:
-            pass
         return merged

@@ -37,7 +37,7 @@ from pathlib import Path
 from ringformer.estimate.seconds.program_seconds import Rates
 from ringformer.estimate.program_estimate import Surroundings
 folder = Path(sys.argv[3])
-around = Surroundings("train step", Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state=1000, alive=100)
+around = Surroundings("train step", Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state_bytes=1000, alive_bytes=100)
 (folder / "surroundings").write_bytes(pickle.dumps(around))
 (folder / "dump").mkdir()
 name = "module_0000.jit_step.after_optimizations"
