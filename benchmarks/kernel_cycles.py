@@ -35,10 +35,9 @@ from ringformer.estimate.kernels.pair_kernels import (
     find_generation,
     hbm_bytes_per_cycle,
 )
-from ringformer.estimate.kernels.program_slots import ProgramSlots, times
-from ringformer.estimate.kernels.slot_use import SlotUse, read_slot_use
+from ringformer.estimate.kernels.slot_use import ProgramSlots, SlotUse, read_slot_use, times
+from ringformer.estimate.programs import ATTENTION
 from ringformer.estimate.seconds.kernel_cycles import generate_cycles, kernel_keys
-from ringformer.estimate.seconds.layer_attention import ATTENTION
 from ringformer.estimate.seconds.machine_code import dumped_kernels
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
@@ -110,9 +109,7 @@ def of_one_head(turn: SlotUse, generation: str) -> SlotUse:
     assert cores is not None, "the targets are TPUs"
     use = times(turn, cores.count / XLA_HEADS)
     use = use._replace(hbm_bytes=turn.hbm_bytes / XLA_HEADS)
-    cycles = max(use.cycles, use.hbm_bytes / hbm_bytes_per_cycle(generation))
-    units = {unit: share * use.cycles / cycles for unit, share in use.units.items()}
-    return use._replace(cycles=cycles, units=units)
+    return use._replace(cycles=max(use.cycles, use.hbm_bytes / hbm_bytes_per_cycle(generation)))
 
 
 COUNT: dict[str, Callable[[str, Kind, Pair], Counts]] = {"pallas": count_ours, "splash": count_splash, "xla": count_xla}
@@ -232,6 +229,10 @@ def _arrays(generation: str) -> Callable:
     return lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
+USE = "cycles", "units", "fills", "spills", "hbm_bytes", "vmem_bytes"
+"""What a row holds of its `SlotUse`."""
+
+
 def judge(generation: str, kernel: str, kind: Kind, pair: Pair) -> dict:
     """What a step of a kernel takes, and the share of the ideal that it reaches."""
     counts = COUNT[kernel](generation, kind, pair)
@@ -245,7 +246,7 @@ def judge(generation: str, kernel: str, kind: Kind, pair: Pair) -> dict:
         "ideal_cycles": ideal,
         "share_of_ideal": ideal / whole.cycles,
         "hbm_cycles": whole.hbm_bytes / hbm_bytes_per_cycle(generation),
-        **whole._asdict(),
+        **{name: getattr(whole, name) for name in USE},
     }
 
 

@@ -62,9 +62,9 @@ def products(scheduled: str, generated: str, cycles: dict[str, float]) -> list[d
 def seconds(workload: Workload, estimate: Estimate) -> dict:
     """Of a step, and by purpose."""
     assert estimate.schedule is not None
-    time = step_time(estimate.schedule, workload.step_tokens)
+    time, whole = step_time(estimate.schedule, workload.step_tokens), estimate.schedule.seconds
     spent = {name: s.overlapped for name, s in estimate.schedule.purposes.items()}
-    return {"seconds": time.step, "counted": time.counted, "purposes": spent}
+    return {"seconds": time.step, "counted": whole.counted / whole.overlapped, "purposes": spent}
 
 
 def judge(cell: tuple) -> dict:

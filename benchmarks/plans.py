@@ -11,13 +11,12 @@ import json
 
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.programs_report import programs_json
-from ringformer.estimate.run_estimate import RunCompiler
+from ringformer.estimate.run_estimate import RunCompiler, programs_json
 from ringformer.estimate.search.candidates import Candidate, neighbours
-from ringformer.estimate.search.longest_plan import longest_plan
-from ringformer.estimate.search.plan import step_seconds
+from ringformer.estimate.search.plan import longest_plan
 from ringformer.estimate.search.plan_report import plan_text
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
+from ringformer.estimate.workload import preset_workload
 
 PLANS = (("llama3_8b", "v5p-128"), ("llama_7b", "v5e-256"), ("llama_13b", "32xA100-80"), ("llama3_8b", "8xH100"))
 
@@ -34,7 +33,7 @@ def seconds_nearby(chosen: Candidate, compiler: RunCompiler) -> dict[str, float 
         except CompilerFailure as failure:
             found[str(other)] = str(failure)
             continue
-        found[str(other)] = step_seconds(other, step) if step.fits else f"needs {step.peak_bytes / 2**30:.2f} GiB"
+        found[str(other)] = other.timed(step).step if step.fits else f"needs {step.peak_bytes / 2**30:.2f} GiB"
     return found
 
 
@@ -49,13 +48,13 @@ def main() -> None:
         if f"{model}/{name}" in known or args.only not in (None, f"{model}/{name}"):
             continue
         target, compiler = find_target(name), RunCompiler(lambda line: print(line, flush=True), generate_code=True)
-        planned = longest_plan(model, target, "bfloat16", compiler)
-        text = plan_text(model, target, planned)
+        planned = longest_plan(preset_workload(model, target, 1, compute_dtype="bfloat16"), compiler)
+        text = plan_text(planned)
         print(text, flush=True)
         assert planned.chosen and planned.run, "some length fits"
         said = {"text": text.splitlines(), "seq_len": planned.seq_len, "chosen": str(planned.chosen)}
         said |= {
-            "seconds": step_seconds(planned.chosen, compiler.timed(planned.chosen.workload)),
+            "seconds": planned.chosen.timed(compiler.timed(planned.chosen.workload)).step,
             "seconds_nearby": seconds_nearby(planned.chosen, compiler),
         }
         said |= programs_json(planned.run)

@@ -15,7 +15,7 @@ from pathlib import Path
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.report import stage_json
+from ringformer.estimate.report import estimate_json
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import MissingCompiler, compiled_by, find_target
 from ringformer.estimate.workload import Workload, stage_workloads
@@ -48,10 +48,11 @@ def stages() -> dict[str, tuple[Workload, str]]:
 
 def compile_stage(workload: Workload, command: str) -> dict:
     """The row of a stage; raises MissingCompiler, and CompilerFailure if the compiler broke down."""
-    row = stage_json(workload, with_machine_code(workload, compile_apart(workload), print))
+    row = estimate_json(workload, with_machine_code(workload, compile_apart(workload), print))
     for listed in ("hops_model", "collectives", "collective_groups", "largest_buffers"):
         del row[listed]
     return row | {
+        "stage": workload.name,
         "command": command,
         "date": datetime.date.today().isoformat(),
         "compiled_by": compiled_by(workload.target),

@@ -1,3 +1,1 @@
-"""Training and inference compiled for hardware that is not here: memory, collectives, seconds, and the settings that
-fit.
-"""
+"""Training and inference compiled for absent hardware: memory, collectives, seconds, and the settings that fit."""

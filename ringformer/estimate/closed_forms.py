@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from ringformer.estimate.seconds.overlap import Schedule
-from ringformer.estimate.seconds.program_seconds import USUAL, Efficiency, efficiency
-from ringformer.estimate.targets import Target
+from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import Chip
 from ringformer.models.flops import (
@@ -39,18 +38,12 @@ class StepTime:
     exposed: float
     """Communication that the schedule leaves exposed, at the link's full rate."""
     tokens: int
+    source: str = ""
+    """Description of what `compute` is based on."""
     floor: float = 0.0
     """Lower bound (roofline): each instruction takes its FLOPs at the peak or its bytes, whichever is longer."""
     serial: float = 0.0
     """Upper bound: no data moves while an instruction computes."""
-    counted: float = 0.0
-    """Share of `compute` that is based on machine code or HBM bytes."""
-    has_machine_code: bool = True
-    """True if cycles of machine code can be counted, as on TPU."""
-    closed_form: bool = False
-    """True if `compute` is not based on a compiled program."""
-    assumed: Efficiency = USUAL
-    """Shares of the peak assumed for the rest of `compute`."""
 
     @property
     def step(self) -> float:
@@ -60,17 +53,6 @@ class StepTime:
     def tokens_per_second(self) -> float:
         return self.tokens / self.step
 
-    @property
-    def source(self) -> str:
-        """Description of what the seconds are based on."""
-        if self.closed_form:
-            spilling = "" if self.assumed.pairs_of else ", and logits that spill at the memory's rate"
-            return f"{CLOSED_FORM}: {self.assumed}{spilling}"
-        if self.counted == 0:
-            return str(self.assumed)
-        by = "machine code or HBM bytes" if self.has_machine_code else "HBM bytes"
-        return f"{self.counted:.0%} of the computation by {by}, the rest {self.assumed}"
-
     def days(self, tokens: float) -> float:
         """Return the days it takes to train on `tokens`."""
         return tokens / self.tokens_per_second / 86400
@@ -78,21 +60,17 @@ class StepTime:
 
 def step_time(schedule: Schedule, tokens: int) -> StepTime:
     """Return the time of a compiled step from its schedule."""
-    seconds = schedule.seconds
+    seconds, source = schedule.seconds, str(schedule.rates.efficiency)
+    if seconds.counted:
+        by = "machine code or HBM bytes" if schedule.rates.cycles else "HBM bytes"  # GPUs write no machine code
+        source = f"{seconds.counted / seconds.overlapped:.0%} of the computation by {by}, the rest {source}"
     return StepTime(
-        seconds.overlapped,
-        schedule.exposed_seconds,
-        tokens,
-        floor=seconds.floor,
-        serial=seconds.busy + seconds.memory,
-        counted=seconds.counted / max(seconds.overlapped, 1e-30),
-        assumed=schedule.rates.efficiency,
-        has_machine_code=schedule.rates.cycles > 0,
+        seconds.overlapped, schedule.exposed_seconds, tokens, source, seconds.floor, seconds.busy + seconds.memory
     )
 
 
 def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = None) -> float:
-    """Return the pairs of a query and a key that a ring's busiest ranks compute, relative to a rank's causal share.
+    """Return the number of query-key pairs that a ring's busiest ranks compute, relative to a rank's causal share.
 
     Every hop waits for its busiest rank, so an uneven layout costs up to 2. With m chunks per shard, blocks that the
     mask cuts along their diagonal cost 1 + 1/m: a rank's own block, and with stripes every block.
@@ -122,6 +100,13 @@ def computation_seconds(workload: Workload) -> float:
     return seconds
 
 
+def computation_time(workload: Workload) -> StepTime:
+    """Return the time of a step's computation by the closed form, as if all communication were hidden."""
+    assumed = efficiency(workload.target.generation, workload.model.kernel, workload.model.head_dim)
+    spilling = "" if assumed.pairs_of else ", and logits that spill at the memory's rate"
+    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, f"{CLOSED_FORM}: {assumed}{spilling}")
+
+
 def _logits_on_chip(workload: Workload) -> bool:
     """Return True if the logits of one chunk pair, for all heads computed at once, stay out of HBM."""
     if workload.model.kernel != "xla":
@@ -143,9 +128,9 @@ def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = 
     return float(each) * model.head_dim * model.num_heads * pairs
 
 
-def hop_bytes(model: LlamaConfig, local: int, *, backward: bool, itemsize: int = 2) -> float:
+def hop_bytes(model: LlamaConfig, local: int, *, backward: bool) -> float:
     """Bytes that a device sends in one hop: keys and values, plus their float32 gradients in the backward pass."""
-    return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize + (4 if backward else 0))
+    return 2.0 * local * model.num_kv_heads * model.head_dim * (itemsize(model) + (4 if backward else 0))
 
 
 @dataclass(frozen=True)
@@ -165,22 +150,17 @@ class Hop:
         return self.flops / self.bytes
 
 
-def hop(model: LlamaConfig, target: Target, local: int, *, ranks: int, tp: int, backward: bool) -> Hop:
-    """Return a hop of `local` tokens of one sequence on a ring of sp ranks of `tp` devices; `ranks` is sp x tp."""
-    flops = hop_flops(model, local, backward=backward) / tp
-    sent = hop_bytes(model, local, backward=backward, itemsize=itemsize(model)) / tp
-    return Hop(flops, sent, flops / target.chip.flops(model.compute_dtype), sent / target.ring_bandwidth(ranks))
-
-
 def ring_hops(workload: Workload) -> dict[str, Hop]:
     """Return a hop of the ring for "forward" and "backward"; empty without a ring."""
-    w, (_, _, tp, sp) = workload, workload.mesh_shape
-    if w.model.attention != "ring" or sp == 1:
+    model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
+    if model.attention != "ring" or sp == 1:
         return {}
-    return {
-        name: hop(w.model, w.target, w.seq_len // sp, ranks=sp * tp, tp=tp, backward=name == "backward")
-        for name in ("forward", "backward")
-    }
+    hops, local = {}, workload.ring_tokens
+    for name in ("forward", "backward"):
+        flops, sent = (count(model, local, backward=name == "backward") / tp for count in (hop_flops, hop_bytes))
+        compute, link = flops / target.chip.flops(model.compute_dtype), sent / target.ring_bandwidth(sp * tp)
+        hops[name] = Hop(flops, sent, compute, link)
+    return hops
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
@@ -226,14 +206,12 @@ def memory(workload: Workload) -> dict[str, float]:
         working += 4 * item * local * F / tp
     if model.attention == "vanilla":
         working += 12 * model.num_heads / tp * local * local
-    state = 20 * model.num_params / workload.state_shards
-    if workload.accumulate > 1:  # the sum of the microbatch gradients
-        state += 4 * model.num_params / workload.state_shards
+    per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
         "weights of a layer, their gradients, embedding gradient": (item + 4) * layer + 4 * V * D,
-        "parameters, optimizer and gradients": state,
+        "parameters, optimizer and gradients": per_parameter * model.num_params / workload.state_shards,
     }
 
 
@@ -247,7 +225,7 @@ ADVICE = {
 
 
 def peak_bytes(workload: Workload) -> float:
-    """Sum of `memory`, used to choose what to compile and as the answer where there is no compiler."""
+    """Sum of `memory`. It ranks workloads before compilation, and is the answer if there is no compiler."""
     return sum(memory(workload).values())
 
 

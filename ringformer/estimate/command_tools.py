@@ -1,6 +1,9 @@
 """Flags, exit code and progress lines of the estimating commands."""
 
+import argparse
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 DOES_NOT_FIT = 3
 """Exit code of `--require_fit` when something does not fit."""
@@ -20,6 +23,11 @@ MODEL_FLAGS = (
     "kernel",
 )
 """The fields of `LlamaConfig` that are flags of an estimate."""
+
+
+def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of those flags that were given."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def log(line: str) -> None:

@@ -2,12 +2,72 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
-from ringformer.estimate.command_tools import DOES_NOT_FIT, MODEL_FLAGS
+from ringformer.estimate.command_tools import MODEL_FLAGS, given
+
+
+@dataclass(frozen=True)
+class EstimateOptions:
+    """The flags of an estimate, except the model's settings (`MODEL_FLAGS`)."""
+
+    target: str
+    """v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ..."""
+    mode: Literal["train", "prefill", "decode"] = "train"
+    """train: a training run; prefill: read the context into the cache; decode: generate one token with a full cache"""
+    model: str | None = None
+    """a preset (ringformer/models/llama_presets.py); default: llama_7b"""
+    config: str | None = None
+    """path of a config file, instead of a preset"""
+    stage: int | None = None
+    """estimate only this stage of the config (1 is the first)"""
+    mesh_dim: str | None = None
+    """dp,fsdp,tp,sp; -1 for the rest (default of a preset: 1,1,1,-1)"""
+    seq_len: int | None = None
+    """tokens of a sequence; required with a preset. For inference: prompt and continuation together; default: the
+    longest that fits"""
+    prefill_chunk: int | None = None
+    """for inference: tokens of a row that prefill reads at once; default: the fastest that fits"""
+    batch_size: int | None = None
+    """sequences per step (default of a preset: 1)"""
+    accumulate: int | None = None
+    """microbatches per step (default of a preset: 1)"""
+    tokens: float | None = None
+    """total training tokens, e.g. 1e9: adds days and device-hours"""
+    json: bool = False
+    """print one JSON object per line, one for each stage"""
+    require_fit: bool = False
+    """exit with code 3 if it does not fit"""
+    generate_code: bool = False
+    """compile to machine code, not only to a schedule: takes ten times as long on TPU, and shows that every program of
+    a run compiles"""
+    closed_form: bool = False
+    """run no compiler: closed forms only, in a second"""
+    quick: bool = False
+    """model seconds from bytes and FLOPs at stated shares of the peak; default on TPU: from the machine code of a
+    layer's attention, which takes a minute, once"""
+
+
+COUNTS = (
+    "stage",
+    "seq_len",
+    "prefill_chunk",
+    "batch_size",
+    "accumulate",
+    "remat_group",
+    "head_groups",
+    "q_chunk",
+    "k_chunk",
+)
+"""Flags that must be at least 1."""
 
 
 def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Arguments of `ringformer estimate`."""
+    """Add the arguments of `ringformer estimate`."""
+    from ringformer.cli.dataclass_flags import add_flags
+    from ringformer.models.llama_config import LlamaConfig
+
     parser.description = (
         "Compile the programs of a run for a target and report memory, communication and overlap. With --config, "
         "overrides such as --config.model.ffn_chunk=512 change the configuration, and each stage of the config is "
@@ -15,58 +75,18 @@ def add_estimate(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
         "gets values that fit."
     )
     parser.set_defaults(overrides=[])
-    parser.add_argument(
-        "--mode",
-        choices=("train", "prefill", "decode"),
-        default="train",
-        help="train: a training run; prefill: the context is read into the cache; decode: one token, the cache full",
-    )
-    parser.add_argument("--model", help="a preset (ringformer/models/llama_presets.py); default: llama_7b")
-    parser.add_argument("--config", metavar="FILE", help="a config file instead of a preset")
-    parser.add_argument("--stage", type=int, help="estimate only this stage of the config (1 is the first)")
-    parser.add_argument("--target", required=True, help="v5e-256, v4-1024, v3-512, v5e:4x8, 8xH100, ...")
-    parser.add_argument("--mesh_dim", help="dp,fsdp,tp,sp; -1 for the rest (default of a preset: 1,1,1,-1)")
-    parser.add_argument(
-        "--seq_len",
-        type=int,
-        help="tokens of a sequence; required with a preset. For inference: prompt and continuation together; default: "
-        "the longest that fits",
-    )
-    parser.add_argument(
-        "--prefill_chunk",
-        type=int,
-        help="for inference: tokens of a row that prefill reads at once; default: the best that fit",
-    )
-    parser.add_argument("--batch_size", type=int, help="sequences per step (default of a preset: 1)")
-    parser.add_argument("--accumulate", type=int, help="microbatches per step (default of a preset: 1)")
-    from ringformer.cli.dataclass_flags import add_flags
-    from ringformer.models.llama_config import LlamaConfig
-
+    add_flags(parser, EstimateOptions)
     add_flags(parser, LlamaConfig, MODEL_FLAGS, unset=True)
-    parser.add_argument("--tokens", type=float, help="total training tokens, e.g. 1e9: adds days and device-hours")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line, one for each stage")
-    parser.add_argument("--require_fit", action="store_true", help=f"exit with code {DOES_NOT_FIT} if it does not fit")
-    parser.add_argument(
-        "--generate_code",
-        action="store_true",
-        help="compile to machine code, not only to a schedule: takes ten times as long on TPU, and shows that every "
-        "program of a run compiles",
-    )
-    parser.add_argument("--closed_form", action="store_true", help="run no compiler: closed forms only, in a second")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="model seconds from bytes and FLOPs at stated shares of the peak; default on TPU: from the machine code "
-        "of a layer's attention, which takes a minute, once",
-    )
     return _estimate
 
 
 def _estimate(args: argparse.Namespace) -> int:
-    if args.mode == "train":
-        from ringformer.estimate.training_command import estimate_training
-
-        return estimate_training(args)
     from ringformer.estimate.inference.commands import estimate_inference
+    from ringformer.estimate.targets import only_compilers
+    from ringformer.estimate.training_command import estimate_training
 
-    return estimate_inference(args)
+    for name, value in given(args, COUNTS).items():
+        if value < 1:
+            raise ValueError(f"--{name}={value} must be at least 1")
+    only_compilers()
+    return estimate_training(args) if args.mode == "train" else estimate_inference(args)

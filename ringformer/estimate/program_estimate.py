@@ -12,8 +12,12 @@ from ringformer.estimate.seconds.overlap import Schedule, read_schedule
 from ringformer.estimate.seconds.program_seconds import Rates
 from ringformer.estimate.targets import Target
 
-NOT_TRIED = "if its kernels compile, which was not tried"
 _KERNEL = re.compile(r"flash_(forward|backward)_\d+_whole_")
+
+
+def fitting(untried_kernels: bool) -> str:
+    """Return the verdict on something that fits, which depends on its kernels if they were not tried."""
+    return "SHOULD FIT, if its kernels compile, which was not tried" if untried_kernels else "FITS"
 
 
 class Surroundings(NamedTuple):
@@ -23,9 +27,9 @@ class Surroundings(NamedTuple):
     """A name in `PROGRAMS` or `INFERENCE`."""
     rates: Rates
     max_link_hops: int | None
-    state: int
+    state_bytes: int
     """Bytes of the training state on a device."""
-    alive: int
+    alive_bytes: int
     """Bytes of everything else on a device while the program runs."""
 
 
@@ -35,7 +39,7 @@ class Estimate:
 
     fits: bool
     peak_bytes: int
-    """Arguments, results, temporaries, machine code if there is any, and whatever else is alive at the time."""
+    """Arguments, results, temporaries, machine code if there is any, and everything else alive at that time."""
     hbm_bytes: int
     budget: float
     """Bytes of device memory that a program may use."""
@@ -52,7 +56,7 @@ class Estimate:
     compile_seconds: float | None = None
     program: str = TRAIN_STEP
     alive_bytes: int = 0
-    """Whatever else is alive while the program runs, such as the optimizer's state during an evaluation."""
+    """Bytes of everything else alive while the program runs, such as the optimizer's state during an evaluation."""
     state_bytes: int = 0
     """Bytes of the training state, which a save copies to the host."""
     generated_code: bool = False
@@ -74,10 +78,8 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """The verdict on its memory; it mentions kernels that were not tried."""
-        if not self.fits:
-            return "DOES NOT FIT"
-        return f"SHOULD FIT, {NOT_TRIED}" if self.untried_kernels else "FITS"
+        """The verdict on the program's memory, which mentions kernels that were not tried."""
+        return fitting(self.untried_kernels) if self.fits else "DOES NOT FIT"
 
     @property
     def save_host_bytes(self) -> int:
@@ -91,10 +93,10 @@ class Estimate:
 
 def read_estimate(compiled: Compiled, around: Surroundings, target: Target, seconds: float) -> Estimate:
     """Return the estimate of a program that the compiler accepted. The TPU compiler has checked arguments, results and
-    temporaries against the memory; this adds what it does not know about."""
+    temporaries against the memory; this adds the machine code and the arrays that the compiler does not know about."""
     memory = compiled.memory
     own = memory.arguments + memory.outputs + memory.temporaries
-    more = around.alive + (compiled.code_bytes or 0)
+    more = around.alive_bytes + (compiled.code_bytes or 0)
     has_schedule = around.program in (TRAIN_STEP, EVALUATION, *INFERENCE)
     return Estimate(
         fits=own + more <= target.budget or (target.chip.kind == "tpu" and not more),
@@ -127,7 +129,7 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
     allocations = message.partition("Largest program allocations in hbm:")[2]
     return Estimate(
         fits=False,
-        peak_bytes=needed + around.alive,
+        peak_bytes=needed + around.alive_bytes,
         hbm_bytes=available,
         host_bytes=0,
         argument_bytes=0,
@@ -139,12 +141,6 @@ def read_refusal(message: str, around: Surroundings, target: Target, seconds: fl
 
 def _common(around: Surroundings, target: Target, seconds: float) -> dict[str, Any]:
     """Fields of an estimate that do not depend on the compiler's answer."""
-    return {
-        "budget": target.budget,
-        "usual_host_bytes": target.chip.host_bytes,
-        "max_link_hops": around.max_link_hops,
-        "compile_seconds": seconds,
-        "program": around.program,
-        "alive_bytes": around.alive,
-        "state_bytes": around.state,
-    }
+    common = around._asdict() | {"budget": target.budget, "usual_host_bytes": target.chip.host_bytes}
+    del common["rates"]
+    return common | {"compile_seconds": seconds}

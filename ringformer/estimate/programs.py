@@ -1,19 +1,23 @@
-"""Device programs of a training run, lowered for a target as the trainer does it.
+"""Device programs of a training run, and the attention of one layer, lowered for a target as the trainer does it.
 
 Saving, restoring and `init_from` run no program (`checkpoints/sharded_arrays.py`): they move shards between device and
 host.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
+from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.mesh import BATCH, compiler_options, make_mesh
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.program import make_program
@@ -40,9 +44,9 @@ class LoweredProgram(NamedTuple):
     lowered: jax.stages.Lowered
     options: dict[str, str]
     mesh: Mesh
-    state: int
+    state: int = 0
     """Bytes of the training state on a device."""
-    alive: int
+    alive: int = 0
     """Bytes alive on a device while it runs that are neither its arguments nor its results."""
 
 
@@ -79,14 +83,53 @@ def device_bytes(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+def abstract_array(mesh: Mesh, spec: P, dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
+    """Return an array of a target's mesh, without data."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
 def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
     """Return a batch with segment ids if the workload has them; if unspecified, if the model's kernel supports them."""
-
-    def array(dtype):
-        shape = workload.batch_size, workload.seq_len
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, BATCH))
-
-    batch = Batch(*(array(jnp.bool_ if field in ("mask", "ends") else jnp.int32) for field in Batch._fields))
+    dtypes = (jnp.bool_ if field in ("mask", "ends") else jnp.int32 for field in Batch._fields)
+    batch = Batch(*(abstract_array(mesh, BATCH, dtype, workload.batch_size, workload.seq_len) for dtype in dtypes))
     kernel = BLOCK_KERNELS.get(getattr(workload.model, "kernel", "xla"))
     masks = kernel is None or kernel.takes_any_mask if workload.masks is None else workload.masks
     return batch if masks else batch._replace(segment_ids=None)
+
+
+ATTENTION = "attention of a layer"
+"""A part of a train step, compiled alone for its machine code in a fraction of the step's time."""
+
+
+def lower_attention(workload: Workload) -> LoweredProgram:
+    """Lower the forward and backward pass of one layer's attention, over a ring or on one device, for the heads that
+    the step computes at once.
+
+    For the same arrays in the same memories, the compiler generates the same instructions for a part as for the step.
+    An instruction that differs from the step's has a different key (`seconds/kernel_keys.py`) and does not count.
+    """
+    model, mesh = workload.model, make_mesh(workload.mesh_dim, workload.target.devices())
+    dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")
+    ring = model.attention == "ring"  # otherwise every device has all keys, as in the model
+    attend = partial(
+        ring_attention,
+        axis_name="sp" if ring else None,
+        layout=model.layout if ring else "contiguous",
+        q_chunk=model.q_chunk,
+        k_chunk=model.k_chunk,
+        kernel=model.kernel,
+    )
+
+    def both(q, k, v, segment_ids, do):
+        o, backward = jax.vjp(lambda q, k, v: attend(q, k, v, segment_ids=segment_ids, segments="ascending"), q, k, v)
+        return o, backward(do)
+
+    key_heads = max(model.num_kv_heads, mesh.shape["tp"])  # with fewer heads than tp ranks, each rank reads one
+    shape, ids_spec = (workload.batch_size // workload.accumulate, workload.seq_len), P(("dp", "fsdp"), "sp")
+    q, k = (
+        abstract_array(mesh, spec, dtype, *shape, heads // model.head_groups, model.head_dim)
+        for heads in (model.num_heads, key_heads)
+    )
+    ids = abstract_array(mesh, ids_spec, jnp.int32, *shape)
+    sharded = jax.shard_map(both, mesh=mesh, in_specs=(spec, spec, spec, ids_spec, spec), out_specs=(spec, (spec,) * 3))
+    return LoweredProgram(jax.jit(sharded).lower(q, k, k, ids, q), dict(compiler_options(mesh)), mesh)

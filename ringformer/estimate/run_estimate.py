@@ -1,11 +1,12 @@
-"""Estimates of a whole run: each of its device programs, and the host memory that saves need."""
+"""Estimates of a whole run, with their reports: each of its device programs, and the host memory that saves need."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ringformer.estimate.compiler.process import compile_apart
-from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.program_estimate import Estimate, fitting
 from ringformer.estimate.programs import PROGRAMS, TRAIN_STEP
+from ringformer.estimate.report import fields
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code, with_tried_kernels
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
@@ -39,14 +40,12 @@ class RunEstimate:
     def reasons_against(self) -> list[str]:
         """Programs that need more memory than a device has, and a save that needs more than a host has, with the
         excess; empty if the run fits."""
-        reasons = []
-        for p in self.programs:
-            if not self.fits(p):
-                need = self.peak_bytes(p)
-                reasons.append(
-                    f"{p.program} needs {need / GiB:.2f} of {p.budget / GiB:.2f} GiB on each device, "
-                    f"{(need - p.budget) / GiB:.2f} too much"
-                )
+        reasons = [
+            f"{p.program} needs {self.peak_bytes(p) / GiB:.2f} of {p.budget / GiB:.2f} GiB on each device, "
+            f"{(self.peak_bytes(p) - p.budget) / GiB:.2f} too much"
+            for p in self.programs
+            if not self.fits(p)
+        ]
         if not self.step.fits_host:
             host, usual = self.step.save_host_bytes / GiB, self.step.usual_host_bytes / GiB
             what = "offloaded activations and a save" if self.step.host_bytes else "a save"
@@ -55,7 +54,7 @@ class RunEstimate:
 
 
 def compile_others(workload: Workload, *, generate_code: bool = False) -> Iterator[Estimate]:
-    """Estimate every program of a run except the train step, one after the other. Raises as `compile_apart`."""
+    """Estimate every program of a run except the train step, in order. Raises the errors of `compile_apart`."""
     for program in PROGRAMS[1:]:
         yield with_tried_kernels(workload, compile_apart(workload, program, generate_code=generate_code))
 
@@ -72,26 +71,84 @@ class RunCompiler:
     _scheduled: dict[tuple[Workload, str], Estimate] = field(default_factory=dict)
 
     def scheduled(self, workload: Workload, program: str = TRAIN_STEP) -> Estimate:
-        """Return a program's estimate by its schedule. Raises as `compile_apart`."""
-        key = workload, program
-        if key not in self._scheduled:
-            self._scheduled[key] = with_tried_kernels(workload, compile_apart(workload, program))
-        return self._scheduled[key]
+        """Return a program's estimate by its schedule. Raises the errors of `compile_apart`."""
+        return self._once((workload, program), lambda: with_tried_kernels(workload, compile_apart(workload, program)))
 
     def timed(self, workload: Workload) -> Estimate:
         """Return the train step's estimate with the seconds that plans compare: by machine code if it is generated."""
         step = self.scheduled(workload)
         if not (self.thorough and self.generate_code and step.fits):
             return step
-        key = workload, "timed"
+        return self._once((workload, "timed"), lambda: with_machine_code(workload, step, self.log))
+
+    def _once(self, key: tuple[Workload, str], estimate: Callable[[], Estimate]) -> Estimate:
         if key not in self._scheduled:
-            self._scheduled[key] = with_machine_code(workload, step, self.log)
+            self._scheduled[key] = estimate()
         return self._scheduled[key]
 
     def run(self, workload: Workload) -> RunEstimate:
-        """Compile every program of a run. Raises as `compile_apart`."""
+        """Compile every program of a run. Raises the errors of `compile_apart`."""
         run = RunEstimate(tuple(self.scheduled(workload, program) for program in PROGRAMS))
         if run.reasons_against or not self.generate_code:
             return run
         self.log("  fits; generating the machine code of its programs, which takes minutes")
         return RunEstimate(tuple(compile_apart(workload, program, generate_code=True) for program in PROGRAMS))
+
+
+def programs_json(run: RunEstimate) -> dict:
+    """Return whether the whole run fits, and the bytes per device of each of its programs."""
+    return {
+        "fits": not run.reasons_against,
+        "reasons_against": run.reasons_against,
+        "save_host_bytes": run.step.save_host_bytes,
+        "programs": [
+            {
+                "program": p.program,
+                "fits": run.fits(p),
+                "peak_bytes": run.peak_bytes(p),
+                **fields(p, "argument_bytes", "temp_bytes", "alive_bytes", "code_bytes"),
+                **fields(p, "generated_code", "untried_kernels"),
+                "compile_seconds": p.compile_seconds and round(p.compile_seconds, 1),
+            }
+            for p in run.programs
+        ],
+    }
+
+
+def programs_text(run: RunEstimate) -> str:
+    """Return the verdict on each program, the memory that saving needs, and the verdict on the run."""
+    lines = [f"  the programs of a run, {how_far(run)}:", *(f"    {_program_line(run, p)}" for p in run.programs)]
+    lines += [f"  {save_line(run.step)}", f"  {verdict_line(run)}"]
+    return "\n".join(lines)
+
+
+def verdict_line(run: RunEstimate) -> str:
+    """Return the verdict on the run: that it fits, or what does not fit and by how much."""
+    if reasons := run.reasons_against:
+        return f"DOES NOT FIT: {'; '.join(reasons)}"
+    return f"{fitting(run.untried_kernels)}: every program of the run and its saves, {how_far(run)}"
+
+
+def how_far(run: RunEstimate) -> str:
+    """Describe how far the compiler went with the programs."""
+    if not run.step.fits:
+        return "not scheduled: too large"
+    generated = all(p.generated_code for p in run.programs)
+    return "compiled to machine code" if generated else "scheduled; machine code not tried"
+
+
+def save_line(step: Estimate) -> str:
+    """Describe the host memory that a save needs; saving and restoring run no program."""
+    beside = f" beside {step.host_bytes / GiB:.2f} GiB of offloaded activations" if step.host_bytes else ""
+    return (
+        f"save, restore and init_from run no program; a save copies {step.state_bytes / GiB:.2f} GiB per device to "
+        f"the host{beside}; a usual host has {step.usual_host_bytes / GiB:.0f} GiB"
+    )
+
+
+def _program_line(run: RunEstimate, p: Estimate) -> str:
+    code = f", {p.code_bytes / 2**20:,.1f} MiB of code" if p.code_bytes is not None else ""
+    alive = f", {p.alive_bytes / GiB:.2f} GiB alive beside it" if p.alive_bytes >= 0.005 * GiB else ""
+    verdict = ("should fit" if p.untried_kernels else "fits") if run.fits(p) else "DOES NOT FIT"
+    peak = run.peak_bytes(p) / GiB
+    return f"{p.program:17}{verdict}, {peak:.2f} of {p.hbm_bytes / GiB:.2f} GiB{alive}{code}"

@@ -10,7 +10,6 @@ The `libtpu` wheel and JAX's CUDA plugin contain the compilers; `devices()` asks
 import math
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -73,22 +72,22 @@ class Target:
         shape = math.prod(int(x) for x in self.topology.split(":")[-1].split("x"))
         return shape * (2 if self.generation in ("v3", "tpu7x") else 1)  # each core of a chip is a device
 
-    def require_compiler(self) -> str:
-        """Return the wheel with the target's compiler; raises MissingCompiler, which says how to install it."""
-        for module, wheel in COMPILERS[self.chip.kind].items():
-            if _installed(module):
-                return wheel
-        package = "'jax[cuda13]'" if self.chip.kind == "gpu" else "libtpu"
-        raise MissingCompiler(f"the compiler for {self.chip.name} is missing: pip install {package}")
+    @property
+    def compiler(self) -> str | None:
+        """The installed wheel with the target's compiler; None if there is none."""
+        return next((wheel for module, wheel in COMPILERS[self.chip.kind].items() if _installed(module)), None)
 
     @property
     def missing_compiler(self) -> str:
-        """The message of MissingCompiler; empty if the compiler is installed."""
-        try:
-            self.require_compiler()
-        except MissingCompiler as missing:
-            return str(missing)
-        return ""
+        """The message of MissingCompiler, which says how to install the compiler; empty if it is installed."""
+        package = "'jax[cuda13]'" if self.chip.kind == "gpu" else "libtpu"
+        return "" if self.compiler else f"the compiler for {self.chip.name} is missing: pip install {package}"
+
+    def require_compiler(self) -> str:
+        """Return the wheel with the target's compiler; raises MissingCompiler."""
+        if wheel := self.compiler:
+            return wheel
+        raise MissingCompiler(self.missing_compiler)
 
     def devices(self) -> list[Any]:
         """Return the target's devices as the compiler describes them. Raises MissingCompiler."""
@@ -104,16 +103,13 @@ class Target:
 
 def compiler_versions(target: Target) -> dict[str, str]:
     """Return the versions of jax, jaxlib and, if it is installed, the wheel with the target's compiler."""
-    names = ["jax", "jaxlib"]
-    with suppress(MissingCompiler):
-        names.append(target.require_compiler())
-    return {name: _version(name) for name in names}
+    return {name: installed_version(name) for name in ("jax", "jaxlib", target.compiler) if name}
 
 
 def compiled_by(target: Target) -> str:
     """Return the versions of JAX and of the target's compiler as text; raises MissingCompiler."""
     wheel = target.require_compiler()
-    return f"jax {_version('jax')}, {wheel} {_version(wheel)}"
+    return f"jax {installed_version('jax')}, {wheel} {installed_version(wheel)}"
 
 
 def find_target(name: str) -> Target:
@@ -127,20 +123,16 @@ def find_target(name: str) -> Target:
             return Target(name, gpu, f"1x{max(1, count // 8)}x{min(count, 8)}")
         if gpu in CHIPS:
             raise ValueError(f"target {name!r}: more than eight GPUs must be whole nodes of eight, e.g. 16x{gpu}")
-    elif match := re.fullmatch(r"([a-z]\w*):(\d+(?:x\d+)+)", name):
-        if match[1] in SLICES:
+    elif (match := re.fullmatch(r"([a-z]\w*)(:\d+(?:x\d+)+|-\d+)", name)) and (slices := SLICES.get(match[1])):
+        generation, size = match.groups()
+        if size.startswith(":"):
             _check_shape(name)
-            return Target(name, match[1], name)
-    elif match := re.fullmatch(r"([a-z]\w*)-(\d+)", name):
-        generation, count = match[1], int(match[2])
-        if shape := SLICES.get(generation, {}).get(count):
+            return Target(name, generation, name)
+        if shape := slices.get(int(size[1:])):
             return Target(name, generation, f"{generation}:{shape}")
-        if generation in SLICES:
-            sizes = ", ".join(f"{generation}-{n}" for n in SLICES[generation])
-            raise ValueError(
-                f"unknown slice {name!r}; known: {sizes}, or any slice by its shape, e.g. {generation}:"
-                f"{next(iter(SLICES[generation].values()))}"
-            )
+        sizes = ", ".join(f"{generation}-{n}" for n in slices)
+        example = f"{generation}:{next(iter(slices.values()))}"
+        raise ValueError(f"unknown slice {name!r}; known: {sizes}, or any slice by its shape, e.g. {example}")
     valid = [f"{g}-{max(s)}" for g, s in SLICES.items()] + ["8xA100-80", "8xH100", "8xH200", "8xB200"]
     raise ValueError(
         f"unknown target {name!r}; known: {', '.join(valid)}, other sizes of these, "
@@ -216,7 +208,7 @@ def _devices(generation: str, topology: str) -> tuple:
         raise ValueError(f"the compiler has no topology {topology!r} of {chip.name}: {str(error)[:300]}") from error
 
 
-def _version(wheel: str) -> str:
+def installed_version(wheel: str) -> str:
     """Return the version of an installed wheel; "unknown" if the compiler was installed another way."""
     try:
         return version(wheel)

@@ -1,16 +1,10 @@
 """Reports on the seconds of a step: the sum, its bounds and sources, MFU, and seconds by purpose."""
 
-from ringformer.estimate.closed_forms import StepTime, computation_seconds, step_time
+from ringformer.estimate.closed_forms import StepTime, computation_time, step_time
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.seconds.overlap import Schedule
-from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
 from ringformer.models.flops import model_flops_per_token
-
-
-def seconds_text(workload: Workload, estimate: Estimate, schedule: Schedule, time: StepTime) -> list[str]:
-    """Return the lines of a report on a compiled step's seconds."""
-    return [*_time(workload, time), *_compared_with_parts(workload, estimate, time), *purposes_text(schedule)]
 
 
 def figures(x: float) -> str:
@@ -21,12 +15,6 @@ def figures(x: float) -> str:
 def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
     """Return the time of a step by its schedule; None if the compiler stopped before it had one."""
     return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
-
-
-def computation_time(workload: Workload) -> StepTime:
-    """Return the time of a step's computation by the closed form, as if all communication were hidden."""
-    assumed = efficiency(workload.target.generation, workload.model.kernel, workload.model.head_dim)
-    return StepTime(computation_seconds(workload), 0.0, workload.step_tokens, assumed=assumed, closed_form=True)
 
 
 def time_json(time: StepTime | None) -> dict:
@@ -69,9 +57,15 @@ def seconds_by_purpose(schedule: Schedule) -> dict[str, float]:
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
-def _time(workload: Workload, time: StepTime) -> list[str]:
-    """Return the lines on a step's seconds, bounds and source, its speed, and the cost of the workload's tokens."""
-    used = mfu(workload, time)
+def seconds_text(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
+    """Return the lines on a compiled step's seconds, bounds and source, its speed, and the cost of the tokens. For a
+    step with its own machine code, they include the seconds that the estimate would have without it."""
+    speed = f"  {figures(time.tokens_per_second)} tokens per second"
+    if used := mfu(workload, time):
+        speed += (
+            f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} without (PaLM's "
+            "convention)"
+        )
     lines = [
         f"  modelled {figures(time.step)} s per step, from the batch on the devices to the updated state:",
         f"    {figures(time.compute)} s of computation, {time.exposed:,.3g} s of communication that the schedule "
@@ -79,15 +73,16 @@ def _time(workload: Workload, time: StepTime) -> list[str]:
         f"    {time.source}",
         f"    at least {figures(time.floor + time.exposed)} s by bytes and FLOPs at the peak, at most "
         f"{figures(time.serial + time.exposed)} s if no data moves while an instruction computes",
-        f"  {figures(time.tokens_per_second)} tokens per second"
-        + (
-            f"; MFU {used['causal']:.1%} with attention halved for its causal mask, {used['palm']:.1%} without (PaLM's "
-            "convention)"
-            if used
-            else ""
-        ),
+        speed,
+        *_cost(workload, time),
     ]
-    return lines + _cost(workload, time)
+    if estimate.by_parts:
+        parts = step_time(estimate.by_parts, workload.step_tokens).step
+        lines.append(
+            f"  by the machine code of a layer's attention, compiled alone, it would be {figures(parts)} s "
+            f"({parts / time.step - 1:+.1%})"
+        )
+    return lines
 
 
 def closed_form_seconds(workload: Workload) -> list[str]:
@@ -105,17 +100,6 @@ def _cost(workload: Workload, time: StepTime) -> list[str]:
     return [
         f"  {workload.tokens:.3g} tokens: {figures(hours)} hours ({days:,.3g} days), {figures(device_hours)} "
         "device-hours, modelled"
-    ]
-
-
-def _compared_with_parts(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
-    """Compare a step with its own machine code to the estimate that would be given without it."""
-    if estimate.by_parts is None:
-        return []
-    parts = step_time(estimate.by_parts, workload.step_tokens).step
-    return [
-        f"  by the machine code of a layer's attention, compiled alone, it would be {figures(parts)} s "
-        f"({parts / time.step - 1:+.1%})"
     ]
 
 

@@ -1,10 +1,11 @@
 """Workloads of training: a train step of a model on a target."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from jax.sharding import AbstractMesh
 
+from ringformer.estimate.command_tools import MODEL_FLAGS
 from ringformer.estimate.targets import Target
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
@@ -56,6 +57,11 @@ class Workload:
         return self.step_tokens // self.accumulate // self.target.num_devices
 
     @property
+    def ring_tokens(self) -> int:
+        """Tokens of one sequence on a rank of the ring; tp splits their heads."""
+        return self.seq_len // self.mesh_shape[3]
+
+    @property
     def mesh_shape(self) -> tuple[int, ...]:
         """Sizes of the axes (dp, fsdp, tp, sp)."""
         return mesh_shape(self.mesh_dim, self.target.num_devices)
@@ -83,16 +89,20 @@ class Workload:
         check_batch(self.model.layout, mesh, self.seq_len, self.batch_size, self.accumulate)
         with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, bool(self.masks))  # raises if it cannot
 
-    def with_kernel(self) -> tuple["Workload", str]:
+    def with_kernel(self) -> tuple[Self, str]:
         """Return the workload with kernel and chunks chosen for the target, and a line that says which and why. Raises
         ValueError for a kernel that the target does not support."""
         chip = self.target.chip
-        local_tokens, masks = self.seq_len // self.mesh_shape[3], bool(self.masks)
-        model, why = with_kernel(self.model, chip.kind, chip, local_tokens, masks)
+        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, bool(self.masks))
         return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":
         return replace(self, model=replace(self.model, **vars(settings)))
+
+
+def preset_workload(name: str, target: Target, seq_len: int, **settings: Any) -> Workload:
+    """Return the workload of a preset with some of its settings replaced, on one ring of all devices."""
+    return Workload(LlamaConfig(**preset(name) | settings), target, "1,1,1,-1", seq_len, name=name)
 
 
 def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
@@ -115,28 +125,21 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
 
 def estimate_command(workload: Workload) -> str:
     """Return the command line that estimates a preset's workload; raises ValueError if flags cannot express it."""
-    model, settings = workload.model, vars(workload.settings)
-    flags = {"attention": model.attention, "compute_dtype": model.compute_dtype}
-    shape = {"mesh_dim": workload.mesh_dim, "batch_size": workload.batch_size}
-    shape |= {"accumulate": workload.accumulate} if workload.accumulate != 1 else {}
-    layout = {
-        name: getattr(model, name)
-        for name in ("layout", "kernel", "remat")
-        if getattr(model, name) != getattr(LlamaConfig, name)
-    }
-    switches = {name: getattr(model, name) for name in ("offload", "fetch_ahead")}
-    named = LlamaConfig(**preset(workload.name) | flags | layout | settings | switches)
-    if named != model:
+    model = workload.model
+    flags = {name: getattr(model, name) for name in MODEL_FLAGS}
+    if LlamaConfig(**preset(workload.name) | flags) != model:
         raise ValueError(f"no flags of `ringformer estimate` turn {workload.name!r} into {model}; write a config file")
+    changed = {name: value for name, value in flags.items() if value != getattr(LlamaConfig, name)}
     options = {
         "model": workload.name,
         "target": workload.target.name,
-        **flags,
-        **shape,
-        **layout,
+        **{name: flags[name] for name in ("attention", "compute_dtype")},
+        **{name: getattr(workload, name) for name in ("mesh_dim", "batch_size")},
+        "accumulate": workload.accumulate if workload.accumulate != 1 else None,
+        **{name: changed.get(name) for name in ("layout", "kernel", "remat")},
         "seq_len": workload.seq_len,
-        **settings,
+        **vars(workload.settings),
     }
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    words += [f"--{'' if on else 'no-'}{name}" for name, on in switches.items() if on != getattr(LlamaConfig, name)]
+    words += [f"--{'' if changed[name] else 'no-'}{name}" for name in ("offload", "fetch_ahead") if name in changed]
     return " ".join(["ringformer estimate", *words, "--json"])

@@ -11,12 +11,12 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from ringformer.estimate.closed_forms import CLOSED_FORM
+from ringformer.estimate.closed_forms import CLOSED_FORM, computation_time
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.search.longest_context import attempt, longest_start, next_length
 from ringformer.estimate.targets import find_target
-from ringformer.estimate.time_report import computation_time, time_json
+from ringformer.estimate.time_report import time_json
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import ATTENTION, LlamaConfig

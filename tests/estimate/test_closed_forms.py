@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.closed_forms import StepTime, causal_excess, hop, memory, peak_bytes, ring_hops
+from ringformer.estimate.closed_forms import StepTime, causal_excess, memory, peak_bytes, ring_hops
 from ringformer.estimate.search.memory_settings import possible_settings
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
@@ -27,12 +27,12 @@ def test_a_hop():
     """131,072 tokens over 8 A100 by hand: 2 T^2 d H causal FLOPs at 312 TFLOP/s, 4 T d H bytes at 300 GB/s; with tp
     half of both; the backward has 2.5 times the FLOPs, and three times the bytes with float32 gradients."""
     model, target = LlamaConfig(**preset("llama_7b")), find_target("8xA100-80")
-    whole = hop(model, target, 16384, ranks=8, tp=1, backward=False)
+    ring = Workload(model, target, "1,1,1,8", 131072)
+    whole, back = ring_hops(ring).values()
     assert whole.compute == pytest.approx(7.05e-3, rel=1e-3) and whole.link == pytest.approx(0.895e-3, rel=1e-3)
     assert whole.intensity == 16384 / 2
-    half = hop(model, target, 16384, ranks=8, tp=2, backward=False)
+    half = ring_hops(replace(ring, mesh_dim="1,1,2,4", seq_len=131072 // 2))["forward"]
     assert (half.flops, half.bytes) == (whole.flops / 2, whole.bytes / 2)
-    back = hop(model, target, 16384, ranks=8, tp=1, backward=True)
     assert (back.flops, back.bytes) == (2.5 * whole.flops, 3 * whole.bytes)
 
 
@@ -55,12 +55,13 @@ def test_what_a_layout_costs_is_the_work_list_of_the_busiest_rank(layout, ranks)
 
 
 def test_hops_of_a_workload():
-    """Each way with the whole ring's rank of tokens, tp sharing its heads; none without a ring."""
+    """Each way, within a node over NVLink and beyond it over the network; none without a ring."""
     model, target = LlamaConfig(**preset("llama_7b")), find_target("8xA100-80")
     workload = Workload(model, target, "1,1,2,4", 2**17)
-    assert ring_hops(workload) == {
-        name: hop(model, target, 2**15, ranks=8, tp=2, backward=name == "backward") for name in ("forward", "backward")
-    }
+    assert list(ring_hops(workload)) == ["forward", "backward"]
+    nodes = find_target("16xA100-80")
+    for far in ring_hops(replace(workload, target=nodes, mesh_dim="1,1,2,8", seq_len=2**18)).values():
+        assert far.link == far.bytes / nodes.chip.node_bandwidth
     assert ring_hops(replace(workload, mesh_dim="1,8,1,1", batch_size=8)) == {}
     assert ring_hops(replace(workload, model=replace(model, attention="blockwise"))) == {}
 

@@ -305,7 +305,7 @@ def test_a_report_names_what_is_alive_at_the_peak():
         assert buffer["type"] in estimate_text("a title", w, e)
 
 
-AROUND = Surroundings(TRAIN_STEP, Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state=0, alive=0)
+AROUND = Surroundings(TRAIN_STEP, Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state_bytes=0, alive_bytes=0)
 
 
 def test_what_does_not_fit_and_what_is_a_failure():

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.estimate.closed_forms import CLOSED_FORM
+from ringformer.estimate.closed_forms import CLOSED_FORM, computation_time
 from ringformer.estimate.programs import PROGRAMS
 from ringformer.estimate.search.longest_context import counted_longest_within, longest_within, next_length
 from ringformer.estimate.targets import find_target
-from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import MemorySettings
 from ringformer.paper.attempts import read
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, cells, longest, renew_counted

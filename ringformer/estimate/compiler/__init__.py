@@ -1,1 +1,1 @@
-"""The compiler in a process of its own, and what its dumps say of a program: instructions, buffers, collectives."""
+"""The compiler in a separate process, and readers of its dumps: instructions, buffers, collectives."""

@@ -39,24 +39,19 @@ class Group(NamedTuple):
     """The transfer with the most bytes, which occupies the link longest; if several have equally many bytes, the
     slowest of them."""
 
-    @property
-    def bytes(self) -> float:
-        return self.hidden_bytes + self.exposed_bytes
-
 
 def purpose(t: Transfer) -> str:
     """Return the purpose of a collective, one of `PURPOSES`."""
-    inside, ends, gathered, reduced, _, _, other, to_host, from_host = PURPOSES
     if t.kind in (TO_HOST, FROM_HOST):
-        return to_host if t.kind == TO_HOST else from_host
+        return "offloaded, to the host" if t.kind == TO_HOST else "offloaded, from the host"
     if t.kind == "collective-permute":
-        return inside if t.in_ring_loop else ends
+        return "ring, inside its loops" if t.in_ring_loop else "ring, at their ends"
     if GATHER in t.op_name:
-        return gathered
+        return "weights gathered"
     # Gradients of weights that are whole on every device are summed where their replicas were made, without a scope.
     if SCATTER in t.op_name or (t.kind == "all-reduce" and math.prod(t.shape) > 1):
-        return reduced
-    return other
+        return "gradients reduced"
+    return "other"
 
 
 def inference_purpose(t: Transfer) -> str:
@@ -73,17 +68,16 @@ def grouped(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purp
         members[purpose(t), t.kind].append(t)
     groups = [
         Group(
-            what,
-            kind,
-            sum(t.count for t in all_),
-            sum(t.count for t in all_ if not t.asynchronous),
-            sum(t.count * t.bytes for t in all_ if t.hidden),
-            sum(t.count * t.bytes for t in all_ if not t.hidden),
-            max(all_, key=lambda t: (t.bytes, t.seconds)),
+            *key,
+            sum(t.count for t in members[key]),
+            sum(t.count for t in members[key] if not t.asynchronous),
+            sum(t.all_bytes for t in members[key] if t.hidden),
+            sum(t.all_bytes for t in members[key] if not t.hidden),
+            max(members[key], key=lambda t: (t.bytes, t.seconds)),
         )
-        for (what, kind), all_ in members.items()
+        for key in members
     ]
-    return sorted(groups, key=lambda g: (PURPOSES.index(g.purpose), -g.bytes))
+    return sorted(groups, key=lambda g: (PURPOSES.index(g.purpose), -g.hidden_bytes - g.exposed_bytes))
 
 
 def collectives_table(transfers: list[Transfer], purpose: Callable[[Transfer], str] = purpose) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ringformer.estimate.compiler.peak_buffers import PeakBuffers, read_peak_buffers
+from ringformer.estimate.compiler.peak_buffers import PeakBuffers, read_allocations, read_peak_buffers
 
 PROGRAM = {"tpu": "*after_optimizations_after_buffer_assignment.txt", "gpu": "*gpu_after_optimizations.txt"}
 """File of the scheduled program. The TPU compiler writes it only for a program that fits."""
@@ -99,25 +99,17 @@ def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[
         return compile_printing(lowered, options, {name: x for name, x in printing.items() if name != unknown[1]})
 
 
-def generated_program(folder: Path) -> str | None:
-    """Return the text of the program from a TPU compiler's dump after code generation: the schedule with the compiler's
-    estimates of cycles. (`jax.stages.Compiled.as_text` fails on programs with offloaded arrays on some chips.)"""
-    program = next(folder.glob("*after_codegen.txt"), None)
-    return program.read_text() if program else None
-
-
 USES = {"parameter ": "arguments", "preallocated-temp": "temporaries", "maybe-live-out": "outputs"}
-"""Fields of `Memory` by the word that an allocation in device memory is described with."""
+"""Fields of `Memory`, by a word in the description of an allocation in device memory."""
 
 
 def read_memory(assignment: str) -> Memory:
-    """Read the text of a buffer assignment; only newer compilers print the page of an allocation."""
+    """Sum up the allocations in the text of a buffer assignment."""
     sizes = dict.fromkeys(Memory._fields, 0)
-    allocation = r"^allocation \d+: size (\d+), (?:color (\d+), )?(?:page \d+, )?(.*)$"
-    for size, color, description in re.findall(allocation, assignment, re.M):
-        use = re.search("|".join(USES), description)
-        if color == HOST and use and use[0] == "preallocated-temp":
-            sizes["host"] += int(size)
-        elif not color and use:
-            sizes[USES[use[0]]] += int(size)
+    for allocation in read_allocations(assignment):
+        use = re.search("|".join(USES), allocation.use)
+        if allocation.color == HOST and use and use[0] == "preallocated-temp":
+            sizes["host"] += int(allocation.size)
+        elif not allocation.color and use:
+            sizes[USES[use[0]]] += int(allocation.size)
     return Memory(**sizes)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from ringformer.estimate.compiler.dump import (
     Memory,
     Refusal,
     compile_printing,
-    generated_program,
     read_dump,
 )
 from ringformer.estimate.compiler.known_failures import known_failure
@@ -39,19 +38,19 @@ from ringformer.estimate.compiler.program_text import Program
 from ringformer.estimate.inference.programs import lower_inference
 from ringformer.estimate.inference.workload import InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
-from ringformer.estimate.programs import TRAIN_STEP, LoweredProgram, lower_program
+from ringformer.estimate.programs import ATTENTION, TRAIN_STEP, LoweredProgram, lower_attention, lower_program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
-from ringformer.estimate.seconds.layer_attention import ATTENTION, lower_attention
-from ringformer.estimate.seconds.machine_code import dump_flags, read_cycles
+from ringformer.estimate.seconds.machine_code import dump_flags, read_kernels
 from ringformer.estimate.seconds.program_seconds import Rates, efficiency
 from ringformer.estimate.targets import only_compilers
 from ringformer.estimate.workload import Workload
+from ringformer.files.atomic import write_whole
 from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.parallel.device_order import max_link_hops
 from ringformer.runs.config_file import CONFIG_MODULE
 
 MACHINE_CODE = "machine_code"
-"""Folder inside the process's folder for the machine code to be read."""
+"""Subfolder of the process's folder to which machine code is dumped."""
 
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
 
@@ -61,14 +60,12 @@ def compile_apart(
     program: str = TRAIN_STEP,
     *,
     generate_code: bool = False,
-    environment: Mapping[str, str] | None = None,
 ) -> Estimate:
     """Compile one of `PROGRAMS` or `INFERENCE` in a separate process until it is scheduled and its buffers are placed,
     which on TPU takes a tenth of the compiler's work. Then end the process; the rest cannot change the answer.
 
-    With `generate_code` it continues to machine code, and a crash on the way is a failure. For a train step on TPU that
-    code is read, and the estimate's seconds include its cycles. `environment` holds variables of the process, such as
-    LIBTPU_INIT_ARGS.
+    With `generate_code`, the compiler continues to machine code, and a crash on the way is a failure. For a train step
+    on TPU, that code is read, and the estimate's seconds include its cycles.
 
     Raises ValueError for an invalid mesh, MissingCompiler, and CompilerFailure (with a message of one line) if the
     compiler fails for another reason than memory, crashes, or is known to crash on such a workload.
@@ -83,7 +80,7 @@ def compile_apart(
         raise CompilerFailure(f"{program}: {reason}")
     begin = time.perf_counter()
     read_code = generate_code and program == TRAIN_STEP and workload.target.chip.kind == "tpu"
-    with at_work((workload, program, generate_code), environment or {}, read_code=read_code) as (process, folder):
+    with at_work((workload, program, generate_code), read_code=read_code) as (process, folder):
         answer = wait_for_schedule(process, folder, None if generate_code else workload.target.chip.kind)
         if answer is None:
             raise CompilerFailure(_death(program, process.returncode, (folder / "log").read_text(errors="replace")))
@@ -97,9 +94,7 @@ def compile_apart(
 
 
 @contextmanager
-def at_work(
-    call: tuple, environment: Mapping[str, str], *, read_code: bool = False
-) -> Iterator[tuple[subprocess.Popen, Path]]:
+def at_work(call: tuple, *, read_code: bool) -> Iterator[tuple[subprocess.Popen, Path]]:
     """Start a process that compiles `call`, a tuple (workload, program, generate_code), and yield it with its folder.
     It dumps to the subfolder "dump", and with `read_code` a TPU's machine code to `MACHINE_CODE`. When the context
     ends, the process is killed and the folder removed."""
@@ -108,9 +103,15 @@ def at_work(
         (folder / "call").write_bytes(pickle.dumps(call))
         if read_code:
             (folder / MACHINE_CODE).mkdir()
-            given = environment.get(LIBTPU_FLAGS, os.environ.get(LIBTPU_FLAGS, ""))
-            environment = {**environment, LIBTPU_FLAGS: f"{given} {dump_flags(folder / MACHINE_CODE)}"}
-        process = _start(folder, environment)
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ringformer.estimate.compiler.process", name, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                env=child_environment(dump_flags(folder / MACHINE_CODE) if read_code else ""),
+            )
         try:
             yield process, folder
         finally:
@@ -119,24 +120,19 @@ def at_work(
             process.wait()
 
 
-def _start(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+def child_environment(libtpu_flags: str) -> dict[str, str]:
+    """Return the variables of a child process that imports from this process's paths; the flags are added to those of
+    libtpu."""
     path = os.pathsep.join(path for path in sys.path if path)
-    with (folder / "log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "ringformer.estimate.compiler.process", str(folder), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-            env={**os.environ, "PYTHONPATH": path, **environment},
-        )
+    flags = f"{os.environ.get(LIBTPU_FLAGS, '')} {libtpu_flags}".strip()
+    return os.environ | {LIBTPU_FLAGS: flags, "PYTHONPATH": path}
 
 
 def wait_for_schedule(
     process: subprocess.Popen, folder: Path, dumps: str | None
 ) -> Compiled | Refusal | Exception | None:
-    """Return what the dump of a target of the kind `dumps` contains as soon as it is complete, or the process's answer
-    if it ends first; None if it died without an answer."""
+    """Return the contents of the dump, for a target of the kind `dumps`, as soon as the dump is complete, or the
+    process's answer if the process ends first; None if it died without an answer."""
     while True:
         ended = process.poll() is not None  # before the dump is read, so that its last files are not missed
         if dumps and (compiled := read_dump(folder / "dump", dumps)):
@@ -175,19 +171,22 @@ def main(folder: Path, parent: int) -> None:
         answer = Refusal(str(error))
     except (ValueError, RuntimeError) as error:
         answer = error
-    _write(folder / "answer", answer)
+    write_whole(folder / "answer", pickle.dumps(answer))
     os._exit(0)
 
 
 def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
     lowered, options, mesh, state, alive = _lower(workload, program)
     rates, dump = _rates(workload, mesh), folder / "dump"
-    _write(folder / "surroundings", Surroundings(program, rates, max_link_hops(mesh), state, alive))
+    around = Surroundings(program, rates, max_link_hops(mesh), state, alive)
+    write_whole(folder / "surroundings", pickle.dumps(around))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
     if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # the user's own dump takes precedence
         dumps = {}
     compiled = compile_printing(lowered, options, dumps)
-    text, memory = generated_program(dump) or compiled.as_text(), compiled.memory_analysis()
+    # `as_text` fails on programs with offloaded arrays on some TPUs, whose compiler also dumps the schedule at the end.
+    written = next(dump.glob("*after_codegen.txt"), None)
+    text, memory = written.read_text() if written else compiled.as_text(), compiled.memory_analysis()
     if text is None or memory is None:
         raise CompilerFailure(f"{program}: this compiler reports neither its program nor its memory")
     return Compiled(
@@ -215,7 +214,7 @@ def _lower(workload: Workload, program: str) -> LoweredProgram:
 
 def _cycles(text: str, code: Path) -> dict[str, float]:
     """Cycles of a program's instructions by key; the compiler writes the machine code of equal instructions once."""
-    by_name = read_cycles(code)
+    by_name = read_kernels(code)
     kernels = KernelKeys(Program.parse(text)).kernels()
     return {key: by_name[instruction.name] for _, instruction, key in kernels if instruction.name in by_name}
 
@@ -232,12 +231,6 @@ def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
     clock = chip.clock_hz if chip.kind == "tpu" else 0.0
     share = efficiency(target.generation, getattr(model, "kernel", "xla"), getattr(model, "head_dim", LANES))
     return Rates(chip.flops(model.compute_dtype), hop, gather, chip.hbm_bandwidth, clock, share, chip.host_bandwidth)
-
-
-def _write(path: Path, content: object) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(pickle.dumps(content))
-    part.replace(path)
 
 
 if __name__ == "__main__":

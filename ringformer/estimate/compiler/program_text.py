@@ -9,6 +9,7 @@ In a scheduled module, instructions are executed in the order of the text.
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -18,21 +19,6 @@ import numpy as np
 from ringformer.ops.kernels import cudnn_calls
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
-DTYPE_BYTES = {
-    "pred": 1,
-    "s8": 1,
-    "u8": 1,
-    "s16": 2,
-    "u16": 2,
-    "bf16": 2,
-    "f16": 2,
-    "s32": 4,
-    "u32": 4,
-    "f32": 4,
-    "s64": 8,
-    "u64": 8,
-    "f64": 8,
-}
 
 
 class Array(NamedTuple):
@@ -43,7 +29,9 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return DTYPE_BYTES.get(self.dtype, 0) * math.prod(self.shape)
+        """Size of the array; 0 for types without data, such as tokens."""
+        bits = re.search(r"\d+", self.dtype)
+        return (int(bits[0]) // 8 if bits else int(self.dtype == "pred")) * math.prod(self.shape)
 
 
 def parse_type(type_: str) -> list[tuple[Array, str]]:
@@ -70,8 +58,7 @@ class Instruction(NamedTuple):
     @property
     def op_name(self) -> str:
         """Path of scopes and the primitive that it was traced from; empty if the compiler added it."""
-        name = re.search(r'op_name="([^"]*)"', self.text)
-        return name[1] if name else ""
+        return (self.search(r'op_name="((?:[^"\\]|\\.)*)"') or "").replace("\\'", "'")
 
     @property
     def called(self) -> list[str]:
@@ -89,6 +76,22 @@ class Instruction(NamedTuple):
             return None  # the collective is in the computation that it calls
         return next((k for k in COLLECTIVES if opcode.startswith(k) and not opcode.endswith("-done")), None)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of its result, in any memory."""
+        return sum(array.bytes for array in self.arrays)
+
+    def search(self, pattern: str) -> str | None:
+        """Return the first group of a pattern in the text; None if the text lacks it."""
+        match = re.search(pattern, self.text)
+        return match[1] if match else None
+
+    def stated(self, pattern: str) -> str:
+        """Return the first group of a pattern in the text; raises ValueError if the text lacks it."""
+        if (group := self.search(pattern)) is not None:
+            return group
+        raise ValueError(f"this compiler's text has no {pattern}: {self.text.strip()[:200]}")
+
 
 class KernelCost(NamedTuple):
     """Cost of one run of a Pallas kernel, as the kernel states it."""
@@ -99,8 +102,8 @@ class KernelCost(NamedTuple):
 
 def kernel_cost(instruction: Instruction) -> KernelCost | None:
     """Return the cost estimate given to a kernel; None if it has none."""
-    stated = re.search(r'"cost_estimate":\{([^}]*)\}', instruction.text)
-    numbers = dict(re.findall(r'"(\w+)":"(\d+)"', stated[1])) if stated else {}
+    estimate = instruction.search(r'"cost_estimate":\{([^}]*)\}') or ""
+    numbers = dict(re.findall(r'"(\w+)":"(\d+)"', estimate))
     return KernelCost(float(numbers["flops"]), float(numbers["bytes_accessed"])) if "flops" in numbers else None
 
 
@@ -130,6 +133,22 @@ class Program:
         if entry is None:
             raise ValueError("the text is not a compiled program: it has no ENTRY computation")
         return Program(computations, entry)
+
+    @property
+    def executed_instructions(self) -> Iterator[tuple[str, Instruction, float]]:
+        """Every executed instruction except those inside fusions: its computation, itself, and its number of runs."""
+        for name, times in self.executed.items():
+            for instruction in self.computations[name].values():
+                yield name, instruction, times
+
+    def root(self, computation: str) -> Instruction:
+        """Return the instruction whose value is the computation's result."""
+        return next(i for i in self.computations[computation].values() if i.is_root)
+
+    def parameters(self, computation: str) -> dict[int, str]:
+        """Return the names of a computation's parameters by their numbers."""
+        inside = self.computations[computation].values()
+        return {int(i.stated(r"parameter\((\d+)\)")): i.name for i in inside if i.opcode == "parameter"}
 
     @cached_property
     def executed(self) -> dict[str, float]:
@@ -176,18 +195,17 @@ class Program:
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
         """Number of runs of a loop's body: an upper bound if it depends on data, 1 if nothing is known."""
-        if stated := re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text):
-            return int(stated[1])
-        if bound := re.search(r"at_most_(\d+)_trips/while", loop.text):
-            return int(bound[1])
-        condition = self.computations[_stated(r"condition=%?([\w.\-]+)", loop)]
+        exact = loop.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)')
+        if trips := exact or loop.search(r"at_most_(\d+)_trips/while"):
+            return int(trips)
+        condition = self.computations[loop.stated(r"condition=%?([\w.\-]+)")]
         root = next(i for i in condition.values() if i.is_root)
         if root.opcode != "compare" or "direction=LT" not in root.text:
             return 1
         counter, limit = root.operands
         if condition[counter].opcode != "get-tuple-element":
             return 1
-        index = int(_stated(r"index=(\d+)", condition[counter]))
+        index = int(condition[counter].stated(r"index=(\d+)"))
         here = self.computations[computation]
         carry = here[loop.operands[0]]
         start = _constant(here, carry.operands[index]) if carry.operands else None
@@ -195,25 +213,18 @@ class Program:
         return 1 if start is None or end is None else end - start
 
 
-def _stated(pattern: str, instruction: Instruction) -> str:
-    """Return the first group of a pattern in an instruction's text; raises ValueError if the text lacks it."""
-    if match := re.search(pattern, instruction.text):
-        return match[1]
-    raise ValueError(f"this compiler's text has no {pattern}: {instruction.text.strip()[:200]}")
-
-
 def _constant(computation: dict[str, Instruction], name: str) -> int | None:
     """Return the constant that an instruction holds, possibly through copies; None if it is not a constant."""
     instruction = computation[name]
     while instruction.opcode in ("copy", "bitcast", "convert", "copy-start", "copy-done"):
         instruction = computation[instruction.operands[0]]
-    number = re.search(r"constant\((-?\d+)\)", instruction.text)
-    return int(number[1]) if instruction.opcode == "constant" and number else None
+    number = instruction.search(r"constant\((-?\d+)\)")
+    return int(number) if instruction.opcode == "constant" and number else None
 
 
 def _product_flops(computation: dict[str, Instruction], product: Instruction, contracted_dims: str) -> float:
     """FLOPs of a matrix product; `contracted_dims` is a pattern of the contracted dimensions of its left operand."""
-    contracted = re.findall(r"\d+", _stated(contracted_dims, product))
+    contracted = re.findall(r"\d+", product.stated(contracted_dims))
     lhs = computation[product.operands[0]].arrays[0].shape
     return 2.0 * math.prod(product.arrays[0].shape) * math.prod(lhs[int(i)] for i in contracted)
 
@@ -226,25 +237,23 @@ def _attention_flops(computation: dict[str, Instruction], call: Instruction) -> 
     return 2.0 * products * B * H * T * S * d * seen
 
 
+WINDOW = {"stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
+"""Usual values of a convolution's window, for each spatial dimension."""
+
+
 def _convolution_flops(computation: dict[str, Instruction], convolution: Instruction) -> float:
     """FLOPs of a convolution. The TPU compiler writes every matmul as one, with batch dimensions as dilated or padded
     windows, so this counts the pairs of an output and a kernel position that meet an element of the input."""
-    labels = re.split("_|->", _stated(r"dim_labels=(\w+_\w+->\w+)", convolution))
+    labels = re.split("_|->", convolution.stated(r"dim_labels=(\w+_\w+->\w+)"))
     lhs, rhs = (computation[name].arrays[0].shape for name in convolution.operands[:2])
     out = convolution.arrays[0].shape
-    lhs_size, rhs_size, out_size = (
-        dict(zip(label, shape, strict=True)) for label, shape in zip(labels, (lhs, rhs, out), strict=True)
-    )
-    window = dict(re.findall(r"(\w+)=([\w\-]+)", (re.search(r"window=\{([^}]*)\}", convolution.text) or ["", ""])[1]))
-    spatial = sorted(x for x in out_size if x.isdigit())
-
-    def per_dim(key, default):
-        return window[key].split("x") if key in window else [default] * len(spatial)
-
+    lhs_size, rhs_size, out_size = (dict(zip(*pair, strict=True)) for pair in zip(labels, (lhs, rhs, out), strict=True))
+    window = dict(re.findall(r"(\w+)=([\w\-]+)", convolution.search(r"window=\{([^}]*)\}") or ""))
     pairs = 1.0
-    options = (per_dim("stride", "1"), per_dim("pad", "0_0"), per_dim("lhs_dilate", "1"), per_dim("rhs_dilate", "1"))
-    for dim, stride, pad, lhs_dilate, rhs_dilate in zip(spatial, *options, strict=True):
-        place = np.arange(out_size[dim])[:, None] * int(stride) - int(pad.split("_")[0])
-        place = place + np.arange(rhs_size[dim]) * int(rhs_dilate)
-        pairs *= ((place >= 0) & (place % int(lhs_dilate) == 0) & (place < lhs_size[dim] * int(lhs_dilate))).sum()
+    for i, dim in enumerate(sorted(x for x in out_size if x.isdigit())):
+        stride, padding, lhs_dilate, rhs_dilate = (
+            int(window[key].split("x")[i].split("_")[0]) if key in window else usual for key, usual in WINDOW.items()
+        )
+        place = np.arange(out_size[dim])[:, None] * stride - padding + np.arange(rhs_size[dim]) * rhs_dilate
+        pairs *= ((place >= 0) & (place % lhs_dilate == 0) & (place < lhs_size[dim] * lhs_dilate)).sum()
     return 2.0 * float(pairs) * out_size["b"] * out_size["f"] * rhs_size["i"]

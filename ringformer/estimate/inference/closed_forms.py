@@ -1,6 +1,5 @@
 """Closed forms of inference: bytes, the lower bound of a token's time, and what to compile first."""
 
-import math
 from functools import lru_cache
 
 import jax
@@ -8,33 +7,31 @@ from jax.sharding import AbstractMesh
 
 from ringformer.estimate.closed_forms import itemsize
 from ringformer.estimate.inference.workload import InferenceWorkload
+from ringformer.estimate.programs import device_bytes
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.inference.cached_attention import cheaper_to_move
-from ringformer.inference.weight_shares import WeightShare, weight_shares
+from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.parallel.mesh import AXIS_NAMES
 
 
 def weight_bytes(workload: InferenceWorkload) -> int:
     """Bytes of a device's shares of the weights."""
-    return _weight_bytes(workload.model, workload.mesh_shape)
+    return sum(jax.tree.leaves(_weight_bytes(workload.model, workload.mesh_shape)))
 
 
 def cache_bytes(workload: InferenceWorkload) -> int:
     """Bytes of a device's keys and values: 2 L B S K d, split over sp, and over tp up to the number of key heads."""
     m, (dp, _, tp, _) = workload.model, workload.mesh_shape
-    heads = max(1, m.num_kv_heads // tp)
     slots = workload.batch_size // dp * workload.sizes.capacity
-    return 2 * m.num_layers * slots * heads * m.head_dim * itemsize(m)
+    return 2 * m.num_layers * slots * max(1, m.num_kv_heads // tp) * m.head_dim * itemsize(m)
 
 
 def floor_seconds(workload: InferenceWorkload) -> float:
     """Lower bound of the seconds of one token in every row: cache and weights are read once at the memory's rate. If
     the embedding is not also the output head, only the tokens' rows of it are read."""
-    m, mesh = workload.model, AbstractMesh(workload.mesh_shape, AXIS_NAMES)
-    unread = 0 if m.tie_embeddings else _share_bytes(weight_shares(m, mesh)["embed"])
-    read = weight_bytes(workload) - unread + cache_bytes(workload)
-    return read / workload.target.chip.hbm_bandwidth
+    unread = 0 if workload.model.tie_embeddings else _weight_bytes(workload.model, workload.mesh_shape)["embed"]
+    return (weight_bytes(workload) - unread + cache_bytes(workload)) / workload.target.chip.hbm_bandwidth
 
 
 def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
@@ -70,21 +67,17 @@ def prefill_seconds(workload: InferenceWorkload) -> float:
     """Seconds of a whole context's prefill, by FLOPs at the usual shares of the peak and the bytes that each layer of a
     chunk moves; only the ring's transfers count as hidden."""
     m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
-    share, peak, item = (
-        efficiency(target.generation, m.kernel, m.head_dim),
-        target.chip.flops(m.compute_dtype),
-        itemsize(m),
-    )
+    share, item = efficiency(target.generation, m.kernel, m.head_dim), itemsize(m)
     rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work
-    products = 2 * rows * workload.seq_len * (m.num_params - 2 * m.vocab_size * m.hidden_size)
+    weights = m.num_params - 2 * m.vocab_size * m.hidden_size
+    products = 2 * rows * workload.seq_len * weights
     pairs = 2 * rows * workload.seq_len**2 * m.num_heads * m.head_dim * m.num_layers  # causal
-    compute = (products / share.products + pairs / share.pairs) / shared / peak
-    heads = m.num_heads // tp
-    layer = (m.num_params - 2 * m.vocab_size * m.hidden_size) / m.num_layers / tp * item
-    local = rows * workload.chunk // sp
-    enter_leave = 4 * local * m.hidden_size * item * (tp - 1) / tp
-    queries = rows * workload.chunk * heads * (m.head_dim * (item + 4) + 4) if _queries_travel(workload) else 0
-    moved = workload.chunks * m.num_layers * (layer * (sp > 1) + enter_leave + queries)
+    compute = (products / share.products + pairs / share.pairs) / shared / target.chip.flops(m.compute_dtype)
+    layer = weights / m.num_layers / tp * item * (sp > 1)
+    tokens = rows * workload.chunk
+    enter_leave = 4 * (tokens // sp) * m.hidden_size * item * (tp - 1) / tp
+    queries = tokens * (m.num_heads // tp) * (m.head_dim * (item + 4) + 4) if _queries_travel(workload) else 0
+    moved = workload.chunks * m.num_layers * (layer + enter_leave + queries)
     return compute + moved / target.ring_bandwidth(shared)
 
 
@@ -96,10 +89,7 @@ def _queries_travel(workload: InferenceWorkload) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _weight_bytes(model: LlamaConfig, shape: tuple[int, ...]) -> int:
-    return sum(map(_share_bytes, jax.tree.leaves(weight_shares(model, AbstractMesh(shape, AXIS_NAMES)))))
-
-
-def _share_bytes(share: WeightShare) -> int:
-    size = math.prod(share.matrix(share.width) if share.axes else share.shape)
-    return (share.layers or 1) * size * jax.numpy.dtype(share.dtype).itemsize
+def _weight_bytes(model: LlamaConfig, shape: tuple[int, ...]) -> dict:
+    """Return the bytes of a device's share of each weight, in the tree of the weights."""
+    mesh = AbstractMesh(shape, AXIS_NAMES)
+    return jax.tree.map(lambda share: device_bytes(share.abstract(mesh)), weight_shares(model, mesh))

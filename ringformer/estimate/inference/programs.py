@@ -30,7 +30,7 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
         lowered = programs.lower_prefill(rows, sizes.capacity, workload.chunk, cached, travels)
     else:
         raise ValueError(f"unknown program {program!r} of inference")
-    return LoweredProgram(lowered, options | WITHOUT_DEVICES[workload.target.chip.kind], mesh, 0, 0)
+    return LoweredProgram(lowered, options | WITHOUT_DEVICES[workload.target.chip.kind], mesh)
 
 
 def _lower_loading(config: LlamaConfig, mesh: Mesh) -> jax.stages.Lowered:

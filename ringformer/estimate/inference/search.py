@@ -100,7 +100,7 @@ def first_accepted(options: list[InferenceWorkload], program: str, log: Callable
 
 
 def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str], None]) -> Accepted:
-    """Add the estimates of more programs, up to the first that does not fit. Raises as `compile_apart`."""
+    """Add the estimates of more programs, up to the first that does not fit. Raises the errors of `compile_apart`."""
     estimates = dict(accepted.estimates)
     for name in programs:
         if name not in estimates and all(e.fits for e in estimates.values()):
@@ -109,7 +109,7 @@ def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str]
 
 
 def whole(options: list[InferenceWorkload], log: Callable[[str], None]) -> Accepted:
-    """Compile until a workload's prefill fits, then its other programs. Raises as `compile_apart`."""
+    """Compile until a workload's prefill fits, then its other programs. Raises the errors of `compile_apart`."""
     return completed(first_accepted(options, PREFILL, log), (DECODE, LOADING), log)
 
 

@@ -6,7 +6,6 @@ from jax.sharding import AbstractMesh
 
 from ringformer.estimate.workload import Workload
 from ringformer.inference.program_sizes import ProgramSizes, granule
-from ringformer.models.kernel_choice import with_kernel
 from ringformer.ops.layouts import Layout
 from ringformer.parallel.mesh import AXIS_NAMES
 
@@ -42,6 +41,11 @@ class InferenceWorkload(Workload):
         return self.batch_size // dp * self.chunk // (tp * sp)
 
     @property
+    def ring_tokens(self) -> int:
+        """Tokens of a chunk of one row on a rank of the ring."""
+        return self.chunk // self.mesh_shape[3]
+
+    @property
     def layout(self) -> Layout:
         return self.model.layout if self.mesh_shape[3] > 1 else "contiguous"
 
@@ -67,9 +71,3 @@ class InferenceWorkload(Workload):
                 f"chunks of {self.chunk} tokens do not work on mesh {self.mesh_dim}: use a multiple of {unit} that "
                 f"divides the context of {self.seq_len}, such as a power of two"
             )
-
-    def with_kernel(self) -> tuple["InferenceWorkload", str]:
-        """Return the workload with kernel and chunks chosen for a chunk of prefill, and a line that says why."""
-        chip = self.target.chip
-        model, why = with_kernel(self.model, chip.kind, chip, self.chunk // self.mesh_shape[3])
-        return replace(self, model=model), why

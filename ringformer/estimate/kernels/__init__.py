@@ -1,1 +1,1 @@
-"""Kernels compiled alone: their cycles, what they spend them on, and the fastest chunks (`ringformer tune`)."""
+"""Kernels compiled alone: their cycles, their use of a core, and the fastest chunks (`ringformer tune`)."""

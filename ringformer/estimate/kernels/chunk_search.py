@@ -38,12 +38,12 @@ Count = Callable[[str, Kind, Pair], dict[str, SlotUse]]
 def search(generation: str, head_dim: int, count: Count = count_kernel) -> Iterator[Candidate]:
     """Yield every candidate as it is judged. The search starts in the middle and tries chunks with twice or half as
     many queries or keys as the best so far, until none of them is better. Two kinds are not compiled: chunks larger
-    than chunks already found too large, and the backward pass of chunks whose forward pass, even with an ideal backward
+    than chunks that were too large, and the backward pass of chunks whose forward pass, even with an ideal backward
     pass, is slower than the best.
 
     Raises CompilerFailure and MissingCompiler.
     """
-    tried: dict[tuple[int, int], Candidate] = {}
+    tried: set[tuple[int, int]] = set()
     too_large: list[tuple[int, int]] = []
 
     def judge(q_chunk: int, k_chunk: int, best: float) -> Candidate:
@@ -55,16 +55,16 @@ def search(generation: str, head_dim: int, count: Count = count_kernel) -> Itera
             too_large.append((q_chunk, k_chunk))
             return Candidate(q_chunk, k_chunk, None, "too large for the chip's VMEM")
 
-    best = Candidate(0, 0, None)
-    waiting = [(size, size) for size in (1024, 512)]
+    best, waiting = 0.0, [(1024, 1024), (512, 512)]
     while waiting:
         chunks = waiting.pop(0)
         if chunks in tried:
             continue
-        tried[chunks] = judge(*chunks, best.share_of_ideal or 0.0)
-        yield tried[chunks]
-        if (tried[chunks].share_of_ideal or 0.0) > (best.share_of_ideal or 0.0):
-            best, waiting = tried[chunks], _neighbours(*chunks)
+        tried.add(chunks)
+        yield (candidate := judge(*chunks, best))
+        share = candidate.share_of_ideal or 0.0
+        if share > best:
+            best, waiting = share, _neighbours(*chunks)
 
 
 def _neighbours(q: int, k: int) -> list[tuple[int, int]]:

@@ -43,8 +43,7 @@ def _tune(args: argparse.Namespace) -> int:
         try:
             for candidate in search(generation, head_dim):
                 candidates.append(candidate)
-                share = candidate.share_of_ideal
-                result = candidate.why if share is None else f"{share:.1%} of ideal"
+                result = candidate.why or f"{candidate.share_of_ideal:.1%} of ideal"
                 chunks = f"{candidate.q_chunk} x {candidate.k_chunk}"
                 print(f"{generation}, heads of {head_dim}: {chunks}: {result}", flush=True)
         except CompilerFailure as failure:

@@ -4,26 +4,28 @@
 dumps its machine code.
 """
 
-import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from ringformer.estimate.compiler.dump import CompilerFailure
-from ringformer.estimate.compiler.process import LIBTPU_FLAGS
+from ringformer.estimate.compiler.process import child_environment
 from ringformer.estimate.kernels.slot_use import SlotUse, detailed_dump_flags, read_slot_use
+from ringformer.estimate.programs import abstract_array
 from ringformer.estimate.seconds.machine_code import Grid, dumped_kernels
 from ringformer.estimate.targets import Target, find_target, only_compilers
+from ringformer.hardware import CHIPS
 from ringformer.ops.blockwise_attention import Keys, Queries
 from ringformer.ops.kernels.flash_backward import flash_backward
 from ringformer.ops.kernels.flash_forward import flash_forward
@@ -59,9 +61,12 @@ class Pair:
     """1 with segment ids, 0 without."""
 
     def ideal_cycles(self, generation: str, kind: Kind) -> float:
-        """Cycles of a step's matrix products (two forward, five backward) at the full rate of a core's units. On v6e it
-        is the half that products over heads of up to 128 can fill; products over more keys may take fewer cycles."""
-        cores = find_target(TARGETS[generation]).chip.tensor_cores
+        """Cycles of a step's matrix products (two forward, five backward) at the full rate of a core's units.
+
+        On v6e, products over heads of up to 128 features fill half of a unit and take twice as long; products over more
+        keys may take fewer cycles.
+        """
+        cores = CHIPS[generation].tensor_cores
         assert cores is not None, "the targets are TPUs"
         products = {"forward": 2, "backward": 5}[kind]
         flops = products * 2.0 * self.heads * self.q_chunk * self.k_chunk * self.head_dim
@@ -69,8 +74,8 @@ class Pair:
 
 
 def find_generation(target: str) -> str:
-    """Return the generation of a target, "v5e" or any slice of it. Raises ValueError that lists the valid ones."""
-    generation = target if target in TARGETS else target.partition("-")[0].partition(":")[0]
+    """Return the generation of a target such as "v5e" or a slice of it. Raises ValueError that lists the valid ones."""
+    generation = re.split("[-:]", target)[0]
     if generation in TARGETS and (target in TARGETS or find_target(target)):
         return generation
     raise ValueError(f"unknown target {target!r}; kernels are judged for {', '.join(TARGETS)}")
@@ -78,7 +83,7 @@ def find_generation(target: str) -> str:
 
 def hbm_bytes_per_cycle(generation: str) -> float:
     """Bytes of HBM per cycle of one core; the cores of a chip share its memory."""
-    chip = find_target(TARGETS[generation]).chip
+    chip = CHIPS[generation]
     assert chip.tensor_cores is not None, "the targets are TPUs"
     return chip.hbm_bandwidth / chip.tensor_cores.count / chip.clock_hz
 
@@ -87,14 +92,13 @@ def hbm_bytes_per_cycle(generation: str) -> float:
 def dumped(command: list[str]) -> Iterator[tuple[Path, str]]:
     """Run a Python command and yield the folder with the machine code of what it compiled, and its output.
 
-    Raises TooLarge if a kernel needs more on-chip memory than there is, CompilerFailure if the process fails otherwise.
+    Raises TooLarge if a kernel needs more on-chip memory than there is, and CompilerFailure if the process fails for
+    another reason.
     """
     with tempfile.TemporaryDirectory(prefix="ringformer-") as name:
-        flags = f"{os.environ.get(LIBTPU_FLAGS, '')} {detailed_dump_flags(Path(name))}"
-        path = os.pathsep.join(path for path in sys.path if path)
         done = subprocess.run(
             [sys.executable, *command],
-            env=os.environ | {LIBTPU_FLAGS: flags, "PYTHONPATH": path},
+            env=child_environment(detailed_dump_flags(Path(name))),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -138,10 +142,7 @@ def compile_kernel(
     """
     mesh = jax.sharding.Mesh(target.devices()[:1], "x")
     chunks = pair.q_chunk, pair.k_chunk
-
-    def array(dtype, *shape):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
-
+    array: Callable[..., Any] = partial(abstract_array, mesh, PartitionSpec())  # lowered in place of arrays
     f32, bf16, int32 = jnp.float32, jnp.bfloat16, jnp.int32
     q = array(bf16, 1, key_heads, pair.heads, tokens, pair.head_dim)
     kv, ids = array(bf16, 2, 1, key_heads, tokens, pair.head_dim), array(int32, 1, tokens) if pair.packed else None

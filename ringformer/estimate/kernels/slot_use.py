@@ -1,18 +1,26 @@
-"""Use of a TPU core by a kernel: slots, spilled registers, on-chip memory, and bytes of HBM.
+"""Use of a TPU core by a kernel or a whole program: slots, spilled registers, on-chip memory, and bytes of HBM.
 
 libtpu dumps, beside a program, how many slots of each unit every bundle uses. Weighted by how often the bundles run,
-this shows a kernel's bottleneck: the unit whose slots are nearly full.
+this shows a kernel's bottleneck: the unit whose slots are nearly full. A whole program counts each instruction as
+often as it runs.
 """
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from ringformer.estimate.seconds.machine_code import DUMP, Grid, bundle_runs, dump_flags
+from ringformer.estimate.compiler.program_text import Instruction, Program
+from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.machine_code import DUMP, Code, Grid, dump_flags, dumped_kernels, grid_of
+from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 
 UNITS = {
     "MATMUL": "matrix",
@@ -26,8 +34,7 @@ UNITS = {
 _FILLS, _SPILLS = "VLOAD:FILL", "VSTORE:SPILL"
 
 _SLOTS, _VMEM = "pre-delay_hlo-static-per-bundle-utilization", "vmem_report"
-_COPY = re.compile(r"dma\.(\w+) [^;]*?size_in_granules=\*/(\d+)")
-_OF_HBM = ("hbm_to_vmem", "vmem_to_hbm", "general")
+_COPY = re.compile(r"dma\.(?:hbm_to_vmem|vmem_to_hbm|general) [^;]*?size_in_granules=\*/(\d+)")
 """Copies between HBM and VMEM; `general` copies are those of arrays that are not contiguous."""
 _GRANULE_BYTES = {"v3": 512, "v4": 512}
 """Unit in which sizes of copies are counted; 32 bytes on later chips."""
@@ -37,8 +44,8 @@ class SlotUse(NamedTuple):
     """Use by a kernel, or by one step of its grid."""
 
     cycles: float
-    units: dict[str, float]
-    """Used share of each unit's slots, by `UNITS`; 1 is full."""
+    busy: dict[str, float]
+    """Cycles in which a unit would use its slots if all of them were full, by `UNITS`."""
     fills: float
     """Number of vector registers read back after a spill."""
     spills: float
@@ -47,26 +54,29 @@ class SlotUse(NamedTuple):
     vmem_bytes: float
     """Bytes of on-chip memory for blocks, scratch and spills."""
 
+    @property
+    def units(self) -> dict[str, float]:
+        """Used share of each unit's slots; 1 is full."""
+        return {unit: busy / max(self.cycles, 1.0) for unit, busy in self.busy.items()}
+
 
 def detailed_dump_flags(folder: Path) -> str:
     """Return `dump_flags` with everything that `read_slot_use` reads."""
-    return dump_flags(folder, f"{_SLOTS}|{_VMEM}")
+    return dump_flags(folder, _SLOTS, _VMEM)
 
 
 def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = None) -> SlotUse:
-    """Read an instruction's kernel's slot use from a finished dump made with `detailed_dump_flags`; if `grid` is given,
+    """Read the slot use of an instruction's kernel from a finished dump made with `detailed_dump_flags`; with `grid`,
     count only those grid steps. Raises ValueError if the dump lacks the kernel or its slots."""
     text, slots = (_only(folder, f"*-{name}-*-{what}.txt").read_text() for what in (DUMP, _SLOTS))
-    runs = bundle_runs(text, grid)
+    runs = Code.read(text).runs(grid)
     capacity, used = _read_slots(slots)
     if any(len(column) != len(runs) for column in used.values()):
         raise ValueError(f"{name}: its slots belong to another program than its {len(runs)} bundles")
-    cycles = float(runs.sum())
     times = {unit: float(runs @ column) for unit, column in used.items()}
-    shares = {name: times[unit] / (capacity[unit] * max(cycles, 1.0)) for unit, name in UNITS.items()}
     return SlotUse(
-        cycles,
-        shares,
+        float(runs.sum()),
+        {name: times[unit] / capacity[unit] for unit, name in UNITS.items()},
         times[_FILLS],
         times[_SPILLS],
         hbm_bytes=float(runs @ _copied(text, len(runs))) * _GRANULE_BYTES.get(generation, 32),
@@ -95,7 +105,7 @@ def _copied(text: str, bundles: int) -> Float[np.ndarray, " bundles"]:
     granules = np.zeros(bundles)
     for line in text.splitlines():
         if number := re.match(r" *(0x[0-9a-f]+|0) ", line):
-            granules[int(number[1], 16)] = sum(int(size) for kind, size in _COPY.findall(line) if kind in _OF_HBM)
+            granules[int(number[1], 16)] = sum(map(int, _COPY.findall(line)))
     return granules
 
 
@@ -103,3 +113,63 @@ def _vmem_bytes(page: str, name: str) -> float:
     """Read an instruction's bytes from the compiler's report of on-chip memory, a page with JSON data."""
     report, _ = json.JSONDecoder().raw_decode(page.partition("const DATA =")[2].lstrip())
     return float(report["hlo_breakdowns"].get(name, {"total_size": 0})["total_size"])
+
+
+NOTHING = SlotUse(0.0, {}, 0.0, 0.0, 0.0, 0.0)
+
+
+def one_after_the_other(uses: Iterable[SlotUse]) -> SlotUse:
+    """Add up uses; on-chip memory is the maximum."""
+    uses, busy = [NOTHING, *uses], Counter[str]()
+    for use in uses:
+        busy.update(use.busy)
+    cycles, _, fills, spills, moved, vmem = zip(*uses, strict=True)
+    return SlotUse(sum(cycles), dict(busy), sum(fills), sum(spills), sum(moved), max(vmem))
+
+
+def times(use: SlotUse, count: float) -> SlotUse:
+    """Multiply a use by a count, which may be a fraction."""
+    busy = {unit: cycles * count for unit, cycles in use.busy.items()}
+    scaled = {name: getattr(use, name) * count for name in ("cycles", "fills", "spills", "hbm_bytes")}
+    return use._replace(busy=busy, **scaled)
+
+
+@dataclass(frozen=True)
+class ProgramSlots:
+    """Slots used by a program's computations, from a finished dump with `detailed_dump_flags`."""
+
+    program: Program
+    folder: Path
+    generation: str
+    _uses: dict[str, SlotUse] = field(default_factory=dict)
+
+    @cached_property
+    def _keys(self) -> KernelKeys:
+        return KernelKeys(self.program)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Instruction whose machine code was dumped, by key; the compiler dumps equal instructions once."""
+        dump = dumped_kernels(self.folder)
+        return {key: i.name for _, i, key in self._keys.kernels() if i.name in dump}
+
+    def of_computation(self, name: str) -> SlotUse:
+        """Use of one run of a computation and everything it calls; of a conditional's branches, the longest counts."""
+        if name not in self._uses:
+            here = self.program.computations[name].values()
+            self._uses[name] = one_after_the_other(self.of_instruction(name, i) for i in here)
+        return self._uses[name]
+
+    def of_instruction(self, computation: str, instruction: Instruction) -> SlotUse:
+        """Use of one run of an instruction; an instruction without machine code of its own only moves bytes."""
+        if instruction.opcode == "while":
+            turns = self.program.trip_count(computation, instruction)
+            return times(self.of_computation(instruction.called[0]), turns)
+        if instruction.opcode == "conditional":
+            return max(map(self.of_computation, instruction.called), key=lambda use: use.cycles)
+        if instruction.opcode == "call" and not instruction.collective:
+            return self.of_computation(instruction.called[0])
+        moved = hbm_bytes(self.program, computation, instruction)
+        if name := self._names.get(self._keys.key(computation, instruction)):
+            return read_slot_use(self.folder, name, self.generation, grid_of(name))._replace(hbm_bytes=moved)
+        return NOTHING._replace(hbm_bytes=moved)

@@ -7,36 +7,44 @@ from itertools import product
 from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import (
-    computation_seconds,
-    hop,
+    StepTime,
+    computation_time,
     host_bytes,
     itemsize,
     peak_bytes,
+    ring_hops,
     state_bytes,
+    step_time,
 )
 from ringformer.estimate.compiler.known_failures import known_failure
+from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.search.memory_settings import possible_head_groups, possible_settings
-from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 from ringformer.models.flops import forward_runs
-from ringformer.models.llama_config import OFFLOADABLE, LlamaConfig
-from ringformer.models.llama_presets import preset
+from ringformer.models.llama_config import OFFLOADABLE
 from ringformer.ops.layouts import VISIBLE
 from ringformer.ops.work_list import default_chunk
 
 
 class Candidate(NamedTuple):
-    """A workload with its closed forms: bytes on a device and on its host, seconds per token."""
+    """A workload with its closed forms: bytes on a device and on its host, and the time of a step."""
 
     workload: Workload
     peak: float
     host: float
-    seconds_per_token: float
+    time: StepTime
 
     @property
-    def step_seconds(self) -> float:
-        return self.seconds_per_token * self.workload.step_tokens
+    def seconds_per_token(self) -> float:
+        return self.time.step / self.time.tokens
+
+    def timed(self, estimate: Estimate | None) -> StepTime:
+        """Return the time of the compiled step if there is an estimate, otherwise the closed form."""
+        if estimate is None:
+            return self.time
+        assert estimate.schedule is not None, "what fits has a schedule"
+        return step_time(estimate.schedule, self.time.tokens)
 
     @property
     def impossible(self) -> str:
@@ -67,75 +75,62 @@ class Candidate(NamedTuple):
         )
 
 
-def candidates(model: str, target: Target, seq_len: int, compute_dtype: str) -> list[Candidate]:
-    """Return every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk size and memory
-    setting, fastest first."""
+def candidates(goal: Workload) -> list[Candidate]:
+    """Return the goal on every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk size
+    and memory setting, fastest first."""
     ranked = []
-    shape = LlamaConfig(**preset(model) | {"compute_dtype": compute_dtype})
-    for tp in (1, 2, 4, 8):
-        if shape.num_heads % tp or shape.intermediate_size % tp or shape.num_kv_heads % tp:
+    shape, devices, seq_len = goal.model, goal.target.num_devices, goal.seq_len
+    for tp, rings in product((1, 2, 4, 8), repeat=2):
+        sp, left = divmod(devices, tp * rings)
+        split = shape.num_heads, shape.intermediate_size, shape.num_kv_heads
+        if left or any(size % tp for size in split) or seq_len % (2 * sp * tp):
             continue
-        for rings in (1, 2, 4, 8):
-            sp = target.num_devices // (tp * rings)
-            if sp * tp * rings != target.num_devices or seq_len % (2 * sp * tp):
-                continue
-            usual = default_chunk(seq_len // sp)
-            for layout, remat, offload, chunk in product(VISIBLE, OFFLOADABLE, (False, True), (None, usual // 2)):
-                # Fetching ahead would take memory that the longest contexts need.
-                config = replace(
-                    shape,
-                    layout=layout,
-                    remat=remat,
-                    offload=offload,
-                    fetch_ahead=not offload,
-                    q_chunk=chunk,
-                    k_chunk=chunk,
-                )
-                workload = Workload(config, target, f"1,{rings},{tp},{sp}", seq_len, batch_size=rings, name=model)
-                ranked += [
-                    _counted(workload.with_settings(settings))
-                    for settings in possible_settings(config)
-                    if (shape.num_kv_heads // tp) % settings.head_groups == 0
-                ]
+        chunks = None, default_chunk(seq_len // sp) // 2
+        for layout, remat, offload, chunk in product(VISIBLE, OFFLOADABLE, (False, True), chunks):
+            # Fetching ahead would take memory that the longest contexts need.
+            ahead = {"offload": offload, "fetch_ahead": not offload}
+            config = replace(shape, layout=layout, remat=remat, **ahead, q_chunk=chunk, k_chunk=chunk)
+            workload = replace(goal, model=config, mesh_dim=f"1,{rings},{tp},{sp}", batch_size=rings)
+            ranked += [
+                _counted(workload.with_settings(settings))
+                for settings in possible_settings(config)
+                if (shape.num_kv_heads // tp) % settings.head_groups == 0
+            ]
     return sorted(ranked, key=lambda c: c.seconds_per_token)
 
 
 def _counted(workload: Workload) -> Candidate:
-    model, target, seq_len = workload.model, workload.target, workload.seq_len
-    _, rings, tp, sp = workload.mesh_shape
-    ring = seq_len // sp  # tokens of a ring's rank; tp splits its heads, not its tokens
+    model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
     of_weights, of_attention = forward_runs(model)
-    compute = computation_seconds(workload)
-    exposed = 0.0
-    for backward, times in ((False, of_attention), (True, 1)):
-        one_hop = hop(model, target, ring, ranks=sp * tp, tp=tp, backward=backward)
-        exposed += times * (sp - 1) * model.num_layers * max(0.0, one_hop.link - one_hop.compute)
-    if tp > 1:  # gathers and scatters of attention and feed-forward: forward, recomputed, backward
-        moved = 4 * ring * model.hidden_size * itemsize(model) * (tp - 1) / tp
-        exposed += (1 + of_weights) * model.num_layers * moved / target.ring_bandwidth(tp)
+    time, exposed = computation_time(workload), 0.0
+    for name, hop in ring_hops(workload).items():
+        times = of_attention if name == "forward" else 1
+        exposed += times * (sp - 1) * model.num_layers * max(0.0, hop.link - hop.compute)
+    # gathers and scatters over tp of attention and feed-forward: forward, recomputed, backward
+    moved = 4 * workload.ring_tokens * model.hidden_size * itemsize(model) * (tp - 1) / tp
+    exposed += (1 + of_weights) * model.num_layers * moved / target.ring_bandwidth(tp)
     moved = host_bytes(workload) / target.chip.host_bandwidth  # out during forward, back before a layer's backward
-    exposed += max(0.0, moved - compute / (of_weights + 2)) + moved
+    exposed += max(0.0, moved - time.compute / (of_weights + 2)) + moved
     # Groups of heads and small chunks result in more and smaller kernels.
     smaller = math.log2(model.head_groups) + 2 * (model.q_chunk is not None)
-    seconds = (compute + exposed) * (1 + 0.005 * smaller)
-    return Candidate(workload, peak_bytes(workload), host_bytes(workload), seconds / (seq_len * rings))
+    slower = 1 + 0.005 * smaller
+    time = replace(time, compute=time.compute * slower, exposed=exposed * slower)
+    return Candidate(workload, peak_bytes(workload), host_bytes(workload), time)
 
 
 def neighbours(candidate: Candidate) -> Iterator[Candidate]:
     """Yield the candidate with half or double the head groups, layers per remat group, or tokens per chunk."""
     workload, m = candidate.workload, candidate.workload.model
-    _, _, tp, sp = workload.mesh_shape
-    local = workload.seq_len // sp
+    tp, local = workload.mesh_shape[2], workload.ring_tokens
     chunk = m.q_chunk or default_chunk(local)
-    options = [
-        replace(workload.settings, head_groups=g)
-        for g in (m.head_groups * 2, m.head_groups // 2)
-        if g in possible_head_groups(m) and (m.num_kv_heads // tp) % g == 0
+    options: list[dict[str, int]] = [
+        *(
+            {"head_groups": g}
+            for g in (m.head_groups * 2, m.head_groups // 2)
+            if g in possible_head_groups(m) and (m.num_kv_heads // tp) % g == 0
+        ),
+        *({"remat_group": g} for g in (m.remat_group * 2, m.remat_group // 2) if 0 < g < m.num_layers),
+        *({"q_chunk": c, "k_chunk": c} for c in (chunk * 2, chunk // 2) if 128 <= c <= local),
     ]
-    options += [
-        replace(workload.settings, remat_group=g)
-        for g in (m.remat_group * 2, m.remat_group // 2)
-        if 0 < g < m.num_layers
-    ]
-    options += [replace(workload.settings, q_chunk=c, k_chunk=c) for c in (chunk * 2, chunk // 2) if 128 <= c <= local]
-    yield from map(_counted, map(workload.with_settings, options))
+    for option in options:
+        yield _counted(workload.with_settings(replace(workload.settings, **option)))

@@ -4,17 +4,15 @@ wait for. Every attempt compiles a context that is a power of two."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from ringformer.estimate.closed_forms import peak_bytes
+from ringformer.estimate.closed_forms import computation_time, peak_bytes
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.programs_report import programs_json
 from ringformer.estimate.report import estimate_json
-from ringformer.estimate.run_estimate import RunEstimate, compile_others
+from ringformer.estimate.run_estimate import RunEstimate, compile_others, programs_json
 from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings, possible_settings
-from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import Workload, estimate_command
 
 MAX_STEP_SECONDS = 3600.0
-"""Default limit in seconds for a step that is short enough; a day has two dozen of them."""
+"""Default limit in seconds for a step that is short enough; a day has 24 such steps."""
 
 
 def attempt(
@@ -23,8 +21,7 @@ def attempt(
     """Compile a preset's workload with the first likely memory settings that the compiler accepts, preferring those
     whose schedule hides the ring's loops.
 
-    Returns the JSON of the estimate without its lists of collectives and buffers, plus `seq_len`, the settings and the
-    command that reproduces the estimate. If no settings fit, returns the JSON for the smallest settings. A workload
+    Returns the `brief_json` of the estimate. If no settings fit, returns the JSON for the smallest settings. A workload
     that offloads more than a usual host holds does not fit either. The entry `programs` lists the programs that were
     judged: the train step or, with `whole_run`, every program of a run; with `generate_code`, they were compiled to
     machine code. Raises CompilerFailure if a compiler broke down.
@@ -43,12 +40,12 @@ def attempt(
 
 
 def brief_json(workload: Workload, estimate: Estimate) -> dict:
-    """Return the JSON of a preset's estimate without its lists of collectives and buffers, plus its `seq_len` and the
-    command that reproduces it."""
+    """Return the JSON of a preset's estimate without its lists of collectives and buffers, plus the command that
+    reproduces the estimate."""
     answer = estimate_json(workload, estimate)
     for listed in ("collectives", "collective_groups", "largest_buffers"):
         del answer[listed]
-    return answer | {"seq_len": workload.seq_len, "command": estimate_command(workload)}
+    return answer | {"command": estimate_command(workload)}
 
 
 def next_length(attempts: list[dict], first: int) -> int | None:

@@ -36,11 +36,10 @@ def likely_settings(workload: Workload) -> list[MemorySettings]:
         return [replace(workload.settings, head_groups=1, remat_group=1)]
     _, _, tp, _ = workload.mesh_shape
     key_heads = max(1, model.num_kv_heads // tp)
-    options = {s: workload.with_settings(s) for s in possible_settings(model) if key_heads % s.head_groups == 0}
-    peaks = {s: peak_bytes(w) for s, w in options.items()}
-    in_host = [s for s, w in options.items() if host_bytes(w) <= target.chip.host_bytes] or list(options)
-    fitting = sorted((s for s in in_host if peaks[s] <= target.budget), key=lambda s: computation_seconds(options[s]))
-    return list(dict.fromkeys(fitting[:2] + [min(in_host, key=peaks.__getitem__)]))
+    options = [workload.with_settings(s) for s in possible_settings(model) if key_heads % s.head_groups == 0]
+    in_host = [w for w in options if host_bytes(w) <= target.chip.host_bytes] or options
+    fitting = sorted((w for w in in_host if peak_bytes(w) <= target.budget), key=computation_seconds)
+    return list(dict.fromkeys(w.settings for w in (*fitting[:2], min(in_host, key=peak_bytes))))
 
 
 def compile_first_accepted(
@@ -54,7 +53,7 @@ def compile_first_accepted(
     """Compile a workload with one setting after another. Return, with its estimate, the first workload that is accepted
     and preferred, otherwise the first that is accepted, otherwise the last.
 
-    `announce` is called with each workload before it is compiled. Raises as `compile_apart`.
+    `announce` is called with each workload before it is compiled. Raises the errors of `compile_apart`.
     """
     kept = None
     for option in settings:

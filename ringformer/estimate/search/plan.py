@@ -1,15 +1,17 @@
 """Search for the settings to train with: closed forms rank candidates, and the compiler judges them in that order.
-Neighbours of the first accepted candidate are compared by the seconds of their compiled programs."""
+Neighbours of the first accepted candidate are compared by the seconds of their compiled programs.
+
+It also searches for the longest context that trains, and for the longest whose step is short enough to wait for.
+"""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
-from ringformer.estimate.closed_forms import step_time
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
 from ringformer.estimate.search.candidates import Candidate, candidates, neighbours
-from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 
@@ -17,13 +19,18 @@ from ringformer.hardware import GiB
 class Plan(NamedTuple):
     """The chosen candidate (None if none fits) and its compiled programs (None if the compiler is not installed)."""
 
-    seq_len: int
+    goal: Workload
+    """The model, target and length that were planned."""
     chosen: Candidate | None
     run: RunEstimate | None
     refused: list[tuple[Candidate, str]]
     """Rejected candidates, fastest first, each with the reason."""
     excess: float = 1.0
     """Factor by which the compiler's bytes exceeded the closed form's where it rejected a candidate."""
+
+    @property
+    def seq_len(self) -> int:
+        return self.goal.seq_len
 
     @property
     def estimate(self) -> Estimate | None:
@@ -33,43 +40,37 @@ class Plan(NamedTuple):
     @property
     def step_seconds(self) -> float:
         """Modelled seconds of a step, compiled if possible; infinite if nothing was chosen."""
-        if self.chosen is None:
-            return math.inf
-        return step_seconds(self.chosen, self.estimate)
+        return self.chosen.timed(self.estimate).step if self.chosen else math.inf
 
 
 def plan(
-    model: str,
-    target: Target,
-    seq_len: int,
-    compute_dtype: str,
+    goal: Workload,
     compiler: RunCompiler,
     attempts: int = 4,
     excess: float = 1.0,
     max_step_seconds: float = math.inf,
 ) -> Plan:
     """Find the fastest settings of a preset for which the compiler accepts all programs, trying at most `attempts` of
-    the likely ones and the neighbours of the first that fits.
+    the likely candidates and the neighbours of the first that fits.
 
-    A modelled step, with all of its sequences, takes at most `max_step_seconds`. Whatever the compiler rejects corrects
-    the closed forms for the candidates that follow. Without the compiler, the fastest settings that fit by the closed
-    forms are chosen, and the log says what to install. Raises CompilerFailure if the compiler broke down on everything
-    it was asked to compile.
+    The mesh, the batch and the memory settings of `goal` are ignored. A modelled step, with all of its sequences, takes
+    at most `max_step_seconds`. If the compiler rejects a candidate, its bytes correct the closed forms for the
+    candidates that follow. Without the compiler, the fastest settings that fit by the closed forms are chosen, and the
+    log says what to install. Raises CompilerFailure if the compiler broke down on every candidate.
     """
+    target, seq_len = goal.target, goal.seq_len
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; leave it out to plan the longest context")
-    ranked = candidates(model, target, seq_len, compute_dtype)
+    ranked = candidates(goal)
     if not ranked:
         raise ValueError(f"no mesh of {target.name} can divide sequences of {seq_len} tokens; use a power of two")
-    slow = [(c, f"a step takes about {c.step_seconds:,.0f} s") for c in ranked if c.step_seconds > max_step_seconds]
-    ranked = [c for c in ranked if c.step_seconds <= max_step_seconds]
-    if not ranked:
-        return Plan(seq_len, None, None, slow, excess)
+    slow = [(c, f"a step takes about {c.time.step:,.0f} s") for c in ranked if c.time.step > max_step_seconds]
+    ranked = [c for c in ranked if c.time.step <= max_step_seconds]
     refused = slow + [(c, c.reason_against) for c in ranked if c.reason_against]
     likely = [c for c in ranked if not c.reason_against]
     if missing := target.missing_compiler:
         compiler.log(missing)
-        return Plan(seq_len, likely[0] if likely else None, None, refused + _slower(likely))
+        return Plan(goal, likely[0] if likely else None, None, refused + _slower(likely))
     # Closed forms, even corrected ones, may be wrong about the smallest candidate, so the compiler judges it.
     smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
     failures: list[CompilerFailure] = []
@@ -89,7 +90,7 @@ def plan(
                     refused.append((candidate, f"compiled: needs {step.peak_bytes / GiB:.2f} GiB"))
                     excess = max(excess, step.peak_bytes / candidate.peak)
                     break
-                if (seconds := step_seconds(candidate, step)) > max_step_seconds:
+                if (seconds := candidate.timed(step).step) > max_step_seconds:
                     refused.append((candidate, f"compiled: a step takes {seconds:,.0f} s"))
                     break
                 if compiler.thorough:
@@ -101,13 +102,13 @@ def plan(
             else:
                 if not run.reasons_against:
                     rest = [c for c in likely if c.seconds_per_token >= best.seconds_per_token]
-                    return Plan(seq_len, best, run, refused + _slower([best, *rest]), excess)
+                    return Plan(goal, best, run, refused + _slower([best, *rest]), excess)
                 reason = f"compiled: {'; '.join(run.reasons_against)}"
             failed.add(best.workload)
             refused.append((best, reason))
     if failures and len(failures) == asked:
         raise failures[-1]
-    return Plan(seq_len, None, None, refused, excess)
+    return Plan(goal, None, None, refused, excess)
 
 
 def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, failed: set[Workload]) -> Candidate:
@@ -116,7 +117,7 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
 
     Raises CompilerFailure as `RunCompiler.scheduled` for the candidate, but not for a neighbour.
     """
-    seconds = step_seconds(candidate, compiler.timed(candidate.workload))
+    seconds = candidate.timed(compiler.timed(candidate.workload)).step
     for other in neighbours(candidate):
         too_large = other.peak * excess > other.workload.target.budget
         if other.impossible or too_large or other.workload in failed:
@@ -127,7 +128,7 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
         except CompilerFailure as failure:
             compiler.log(f"  {failure}")
             continue
-        if step.fits and step_seconds(other, step) < 0.97 * seconds:
+        if step.fits and other.timed(step).step < 0.97 * seconds:
             return _fastest_nearby(other, compiler, excess, failed)
     return candidate
 
@@ -138,9 +139,54 @@ def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
     return [(c, f"{slower:.1%} slower (modelled)") for c, slower in pairs if slower > 0]
 
 
-def step_seconds(c: Candidate, e: Estimate | None) -> float:
-    """Modelled seconds of a step: from the compiled step if it was compiled, otherwise by the closed form."""
-    if e is None:
-        return c.step_seconds
-    assert e.schedule is not None, "what fits has a schedule"
-    return step_time(e.schedule, c.workload.step_tokens).step
+SHORTEST = 2**12
+"""Shortest context to plan, in tokens."""
+
+
+def longest_plan(goal: Workload, compiler: RunCompiler) -> Plan:
+    """Return the plan of the longest power of two at which a candidate is accepted; the goal's own length is ignored.
+
+    The search starts at the limit of the closed forms. It doubles the length as long as a candidate fits; if none fits
+    at the start, it halves the length. Neighbours are compiled and machine code is generated only at the end; a length
+    that fails then is halved again.
+    """
+    first = SHORTEST
+    while any(not c.reason_against for c in candidates(replace(goal, seq_len=2 * first))):
+        first *= 2
+    scheduler = replace(compiler, generate_code=False, thorough=False)
+    best = plan(replace(goal, seq_len=first), scheduler)
+    while best.run:
+        longer = _tried(best, 2 * best.seq_len, scheduler)
+        if longer.chosen is None:
+            break
+        best = longer
+    while best.chosen is None and best.seq_len > SHORTEST:
+        best = plan(replace(goal, seq_len=best.seq_len // 2), scheduler, excess=best.excess)
+    if best.run:
+        best = _tried(best, best.seq_len, compiler)
+        while best.chosen is None and best.seq_len > SHORTEST:
+            best = _tried(best, best.seq_len // 2, compiler)
+    return best
+
+
+def longest_plan_within(longest: Plan, compiler: RunCompiler, max_step_seconds: float) -> Plan:
+    """Return the plan of the longest context, a power of two up to that of `longest`, whose modelled step takes at most
+    `max_step_seconds`. It may be `longest` itself. Nothing is chosen if no length is fast enough."""
+    if longest.step_seconds <= max_step_seconds:
+        return longest
+    best = longest._replace(chosen=None, run=None)
+    length = longest.seq_len
+    while best.chosen is None and length >= SHORTEST:
+        best = _tried(longest, length, compiler, max_step_seconds)
+        length //= 2
+    return best
+
+
+def _tried(previous: Plan, seq_len: int, compiler: RunCompiler, max_step_seconds: float = math.inf) -> Plan:
+    """Plan another length after `previous`; if the compiler breaks down on it, log that and choose nothing."""
+    goal = replace(previous.goal, seq_len=seq_len)
+    try:
+        return plan(goal, compiler, excess=previous.excess, max_step_seconds=max_step_seconds)
+    except CompilerFailure as failure:
+        compiler.log(f"{seq_len:,} tokens: {failure}")
+        return Plan(goal, None, None, [], previous.excess)

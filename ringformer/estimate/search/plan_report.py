@@ -1,32 +1,23 @@
 """Reports on plans."""
 
-from ringformer.estimate.closed_forms import step_time
-from ringformer.estimate.program_estimate import NOT_TRIED, Estimate
-from ringformer.estimate.programs_report import save_line, verdict_line
-from ringformer.estimate.run_estimate import RunEstimate
+from ringformer.estimate.program_estimate import Estimate, fitting
+from ringformer.estimate.run_estimate import save_line, verdict_line
 from ringformer.estimate.search.candidates import Candidate
-from ringformer.estimate.search.plan import Plan, step_seconds
-from ringformer.estimate.targets import Target
-from ringformer.estimate.time_report import computation_time, figures
+from ringformer.estimate.search.plan import Plan
+from ringformer.estimate.time_report import figures
 from ringformer.hardware import GiB
 
 
 def _verdict(c: Candidate, e: Estimate | None) -> str:
     """Return the line on a candidate's memory and time, compiled or by the closed form."""
-    have, exposed = c.workload.target.chip.hbm_bytes, ""
-    if e is None:
-        need, host, how = c.peak, c.host, "closed form, not compiled"
-        source = computation_time(c.workload).source
-    else:
-        assert e.schedule is not None, "what fits has a schedule"
-        need, host, how = e.peak_bytes, e.host_bytes, "compiled"
+    have, time, exposed = c.workload.target.chip.hbm_bytes, c.timed(e), ""
+    need, host, how = (e.peak_bytes, e.host_bytes, "compiled") if e else (c.peak, c.host, "closed form, not compiled")
+    if e and e.schedule:
         exposed = f"{e.schedule.exposed_in_ring_loops / GiB:.1f} GiB of the ring exposed in its loops; "
-        source = step_time(e.schedule, c.workload.step_tokens).source
     of_host = f", {host / GiB:.1f} GiB of host memory per device" if host else ""
-    step = step_seconds(c, e)
     return (
-        f"  {how}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(step)} s per step of "
-        f"{c.workload.step_tokens:,} tokens, {c.workload.step_tokens / step:,.0f} tokens/s ({source})"
+        f"  {how}: {need / GiB:.2f} of {have / GiB:.2f} GiB{of_host}; {exposed}modelled {figures(time.step)} s per "
+        f"step of {time.tokens:,} tokens, {time.tokens_per_second:,.0f} tokens/s ({time.source})"
     )
 
 
@@ -34,28 +25,28 @@ def how_it_fits(planned: Plan) -> str:
     """Describe whether the plan fits, and what was not tried."""
     if planned.run is None:
         return "should fit by the closed form" if planned.chosen else "fits"
-    return f"should fit, {NOT_TRIED}" if planned.run.untried_kernels else "fits"
+    return fitting(planned.run.untried_kernels).lower()
 
 
-def _programs(run: RunEstimate | None) -> list[str]:
-    """Return the lines on the other programs of a run."""
-    if run is None:
-        return ["  evaluation, init, saves and machine code were not checked: this needs the compiler"]
-    return [f"  {verdict_line(run)}", f"  {save_line(run.step)}"]
+LISTED = 8
+"""Number of rejected candidates to list, the fastest first."""
 
 
-def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str:
-    """Return the report on a plan; of the rejected candidates, it lists the fastest `listed`."""
-    title = f"{model} on {target.name}, {planned.seq_len:,} tokens"
+def plan_text(planned: Plan) -> str:
+    """Return the report on a plan."""
+    title = f"{planned.goal.name} on {planned.goal.target.name}, {planned.seq_len:,} tokens"
     if planned.chosen is None:
         lines = [f"{title}: no candidate fits and is fast enough", "  use a larger slice, or half the sequence"]
     else:
         w, m = planned.chosen.workload, planned.chosen.workload.model
         chunks = f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}" if m.q_chunk else ""
+        programs = "  evaluation, init, saves and machine code were not checked: this needs the compiler"
+        if run := planned.run:
+            programs = f"  {verdict_line(run)}\n  {save_line(run.step)}"
         lines = [
             f"{title}: {planned.chosen}",
             _verdict(planned.chosen, planned.estimate),
-            *_programs(planned.run),
+            programs,
             "  the config to use:",
             f"    --config.seq_len={planned.seq_len} --config.batch_size={w.batch_size} --config.mesh_dim={w.mesh_dim}",
             f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat={m.remat} "
@@ -64,6 +55,6 @@ def plan_text(model: str, target: Target, planned: Plan, listed: int = 8) -> str
             f"    --config.model.layout={m.layout}{chunks}",
         ]
     refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)
-    lines.append(f"  rejected candidates (the fastest {min(listed, len(refused))} of {len(refused)}):")
-    lines += [f"    {c!s:60s} {why}" for c, why in refused[:listed]]
+    lines.append(f"  rejected candidates (the fastest {min(LISTED, len(refused))} of {len(refused)}):")
+    lines += [f"    {c!s:60s} {why}" for c, why in refused[:LISTED]]
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""Seconds of a compiled program: cycles, bytes and FLOPs of its instructions, and what its transfers travel under."""
+"""Seconds of a compiled program: cycles, bytes and FLOPs of its instructions, and the transfers that they hide."""

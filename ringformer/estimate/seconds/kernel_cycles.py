@@ -1,21 +1,25 @@
 """Seconds of a train step on TPU by machine code, which is generated only for the part that matters."""
 
+import json
+import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringformer.estimate.compiler.dump import Compiled, CompilerFailure, Refusal
 from ringformer.estimate.compiler.process import MACHINE_CODE, at_work, wait_for_schedule
 from ringformer.estimate.compiler.program_text import Instruction, Program
 from ringformer.estimate.program_estimate import Estimate
-from ringformer.estimate.seconds.kernel_cache import KernelCache
+from ringformer.estimate.programs import ATTENTION
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
-from ringformer.estimate.seconds.layer_attention import ATTENTION
-from ringformer.estimate.seconds.machine_code import dumped_kernels, grid_of, read_kernel
+from ringformer.estimate.seconds.machine_code import dumped_kernels, grid_of, read_cycles
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import of_chunk_pairs
+from ringformer.estimate.targets import Target, compiler_versions
 from ringformer.estimate.workload import Workload
 
 IDLE_SECONDS = 15.0
@@ -89,7 +93,7 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
     The compiler's process is ended as soon as these cycles are there. Raises CompilerFailure if the compiler writes no
     machine code, and NoMachineCode if it rejects the program.
     """
-    with at_work((workload, program, True), {}, read_code=True) as (process, folder):
+    with at_work((workload, program, True), read_code=True) as (process, folder):
         compiled = wait_for_schedule(process, folder, "tpu")
         if not isinstance(compiled, Compiled):
             raise CompilerFailure(f"{program}: the compiler wrote no schedule: {str(compiled)[:300]}")
@@ -119,10 +123,46 @@ def _read_as_written(
     while cycles.keys() != set(keys.values()):
         ended = process.poll() is not None
         for name, path in dumped_kernels(folder).items():
-            if name in keys and keys[name] not in cycles and (kernel := read_kernel(path.read_text(), grid_of(name))):
-                cycles[keys[name]], last = kernel.cycles, time.monotonic()
+            if name in keys and keys[name] not in cycles and (count := read_cycles(path.read_text(), grid_of(name))):
+                cycles[keys[name]], last = count, time.monotonic()
         idle = time.monotonic() - last > IDLE_SECONDS
         if ended or (idle and products <= cycles.keys()):
             break
         time.sleep(0.5)
     return cycles
+
+
+@dataclass(frozen=True)
+class KernelCache:
+    """Cycles by `KernelKeys.key`, for one generation of TPU and one version of its compiler.
+
+    The file is in $XDG_CACHE_HOME/ringformer/kernels, or in ~/.cache; an unreadable file counts as empty. None marks an
+    instruction that was looked for and not found.
+    """
+
+    path: Path
+
+    @staticmethod
+    def of(target: Target) -> "KernelCache":
+        """Return the cache for a target's chip and the installed compiler."""
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        versions = compiler_versions(target)
+        return KernelCache(home / "ringformer" / "kernels" / f"{target.generation}-libtpu-{versions['libtpu']}.json")
+
+    def read(self) -> dict[str, float | None]:
+        """Return all cached cycles."""
+        try:
+            cached = json.loads(self.path.read_text())
+            return {str(key): cycles and float(cycles) for key, cycles in cached.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def add(self, cycles: dict[str, float | None]) -> dict[str, float | None]:
+        """Add these cycles and return all; a cache that cannot be written stays as it is."""
+        merged = self.read() | cycles
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as part:
+                json.dump(merged, part)
+            os.replace(part.name, self.path)
+        return merged

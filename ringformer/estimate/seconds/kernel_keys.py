@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ringformer.estimate.compiler.program_text import Instruction, Program
 
-_SAYS_NOTHING = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
+_METADATA = re.compile(r", (metadata=\{[^}]*\}|backend_config=.*$|frontend_attributes=\{[^}]*\})|/\*index=\d+\*/")
 
 
 KERNEL_OPCODES = ("fusion", "convolution", "custom-call", "copy", "reduce", "dynamic-slice", "dynamic-update-slice")
@@ -29,15 +29,14 @@ class KernelKeys:
 
     def kernels(self) -> Iterator[tuple[str, Instruction, str]]:
         """Yield every executed instruction that has machine code of its own: its computation, itself, and its key."""
-        for name in self.program.executed:
-            for instruction in self.program.computations[name].values():
-                if instruction.opcode in KERNEL_OPCODES:
-                    yield name, instruction, self.key(name, instruction)
+        for name, instruction, _ in self.program.executed_instructions:
+            if instruction.opcode in KERNEL_OPCODES:
+                yield name, instruction, self.key(name, instruction)
 
     def key(self, computation: str, instruction: Instruction) -> str:
         """Return a hash of everything that determines the machine code of an instruction of this computation."""
-        if body := re.search(r'"body":"([^"]+)"', instruction.text):
-            return hashlib.sha256(_kernel_program(body[1]).encode()).hexdigest()[:20]
+        if body := instruction.search(r'"body":"([^"]+)"'):
+            return hashlib.sha256(_kernel_program(body).encode()).hexdigest()[:20]
         here = self.program.computations[computation]
         operands = [here[name].type if name in here else name for name in instruction.operands]
         attributes = _without_names(instruction, {}).partition("(")[2]
@@ -69,7 +68,7 @@ def _kernel_program(body: str) -> str:
 
 def _without_names(instruction: Instruction, places: dict[str, str]) -> str:
     """Return an instruction's text with values named by their `places`, without the names of computations it calls."""
-    text = _SAYS_NOTHING.sub("", instruction.text.strip())
+    text = _METADATA.sub("", instruction.text.strip())
     for called in instruction.called:
         text = text.replace(f"%{called}", "")
     return re.sub(r"%([\w.\-]+)", lambda name: places.get(name[1], ""), text)

@@ -15,42 +15,28 @@ from jaxtyping import Float
 DUMP = "packed-bundles-post-ra"
 """Dump after the last pass that changes a program: registers are allocated, bundles packed, nops in place."""
 
-_FILE = re.compile(rf"\d+-(?P<name>.+)-\d\d-{DUMP}\.txt")
+_FILE = re.compile(rf"\d+-(.+)(?<!schedule-analysis)-\d\d-{DUMP}\.txt")
 _BUNDLE = re.compile(r" *(0x[0-9a-f]+|0) ")
 _BRANCH = re.compile(r"\bsbr\.rel \(!?%(p\w+)\) target bundleno = (\d+)")
 _EXIT = re.compile(r"%(p\w+) = scmp\.ge\.\w+\.totalorder %\w+, (\d+) /\* loop exit test \*/")
 
 
-class Kernel(NamedTuple):
-    """Machine code of one instruction of a compiled program."""
-
-    cycles: float
-    bundles: int
-    open_loops: int
-    """Number of loops whose trip count the code does not state; their bodies are counted once."""
-
-
-def dump_flags(folder: Path, more: str = "") -> str:
+def dump_flags(folder: Path, *more: str) -> str:
     """Return the flags that make libtpu write its final programs to a folder; they must be in LIBTPU_INIT_ARGS before
-    JAX loads it. `more` is a pattern of additional dumps."""
-    dumps = f"^({DUMP}|{more})$" if more else f"^{DUMP}$"
+    JAX loads it. `more` names additional dumps."""
+    dumps = f"^({'|'.join((DUMP, *more))})$"
     return f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex={dumps}"
 
 
 def dumped_kernels(folder: Path) -> dict[str, Path]:
     """Return the files of a dump by the name of their instruction; the compiler writes equal instructions once."""
-    files = {}
-    for path in folder.iterdir():
-        match = _FILE.fullmatch(path.name)
-        if match and not match["name"].endswith("schedule-analysis"):
-            files[match["name"]] = path
-    return files
+    return {match[1]: path for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))}
 
 
-def read_cycles(folder: Path) -> dict[str, float]:
+def read_kernels(folder: Path) -> dict[str, float]:
     """Read the cycles of every kernel in a finished dump, by the name of its instruction."""
-    kernels = {name: read_kernel(path.read_text(), grid_of(name)) for name, path in dumped_kernels(folder).items()}
-    return {name: kernel.cycles for name, kernel in kernels.items() if kernel}
+    cycles = {name: read_cycles(path.read_text(), grid_of(name)) for name, path in dumped_kernels(folder).items()}
+    return {name: count for name, count in cycles.items() if count is not None}
 
 
 SHORT = 200
@@ -73,20 +59,14 @@ def grid_of(name: str) -> Grid | None:
     return Grid(*map(int, match.groups())) if match else None
 
 
-def read_kernel(text: str, grid: Grid | None = None) -> Kernel | None:
-    """Read the kernel of a dumped program; None if the text is incomplete."""
-    if "End region 0" not in text[-2000:]:
-        return None
-    code = _Code.read(text)
-    return Kernel(float(code.runs(grid).sum()), code.bundles, sum(trips is None for _, trips in code.loops.values()))
+def read_cycles(text: str, grid: Grid | None = None) -> float | None:
+    """Read the cycles of a dumped program; None if the text is incomplete."""
+    return float(Code.read(text).runs(grid).sum()) if "End region 0" in text[-2000:] else None
 
 
-def bundle_runs(text: str, grid: Grid | None = None) -> Float[np.ndarray, " bundles"]:
-    """Number of runs of each bundle of a dumped program; with a grid, in the loop over its steps."""
-    return _Code.read(text).runs(grid)
+class Code(NamedTuple):
+    """Machine code of one instruction of a compiled program."""
 
-
-class _Code(NamedTuple):
     bundles: int
     loops: dict[int, tuple[int, int | None]]
     """Last bundle and trip count of each loop, by its first bundle; None: the trip count is not stated."""
@@ -98,14 +78,13 @@ class _Code(NamedTuple):
     """Number of cores that share a kernel's grid."""
 
     @staticmethod
-    def read(text: str) -> "_Code":
+    def read(text: str) -> "Code":
         loops: dict[int, tuple[int, int | None]] = {}
         tests: dict[str, int] = {}
         skipped, products = [], []
         number = 0
         for line in text.splitlines():
-            bundle = _BUNDLE.match(line)
-            if bundle is None:
+            if (bundle := _BUNDLE.match(line)) is None:
                 continue
             number = int(bundle[1], 16)
             if "vmatmul" in line:
@@ -118,11 +97,11 @@ class _Code(NamedTuple):
                         loops[int(target)] = number, tests.get(predicate)
                     else:
                         skipped.append((number + 1, int(target)))
-        return _Code(number + 1, loops, skipped, products, 2 if "megacore core id" in text else 1)
+        return Code(number + 1, loops, skipped, products, 2 if "megacore core id" in text else 1)
 
     def runs(self, grid: Grid | None) -> Float[np.ndarray, " bundles"]:
-        """Number of runs of each bundle: the product of the loops around it; with a grid, of the steps that the core
-        with the most heads runs."""
+        """Number of runs of each bundle: the product of the trip counts of the loops around it; with a grid, the runs
+        on the core with the most heads."""
         turns = np.ones(self.bundles)
         steps = max(self.loops, key=lambda first: self.loops[first][0] - first) if grid and self.loops else None
         for first, (last, trips) in self.loops.items():

@@ -10,30 +10,39 @@ from ringformer.estimate.compiler.program_text import Instruction, Program, kern
 
 _ELSEWHERE = re.compile(r"S\([1-9]\)")
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
-_NO_WORK = ("parameter", "constant", "tuple", "after-all", "partition-id", "replica-id", "opt-barrier", *_VIEWS)
+_SLICES = ("dynamic-slice", "slice", "gather")
+_NO_WORK = (
+    "parameter",
+    "constant",
+    "tuple",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "opt-barrier",
+    "while",
+    "conditional",
+    "call",
+    *_VIEWS,
+)
 
 
 def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> float:
-    """Bytes that one run of an instruction reads and writes; it includes what the instruction calls only for a fusion.
+    """Bytes that one run of an instruction reads and writes; computations that it calls are included only for a fusion.
 
-    The start of an asynchronous copy counts for the whole copy; its end and the start of a collective count nothing.
+    The start of an asynchronous copy counts for the whole copy; the end of a copy and the start of a collective move
+    none.
     """
     opcode, here = instruction.opcode, program.computations[computation]
-    if opcode in (*_NO_WORK, "while", "conditional", "call") or opcode.endswith(("-done", "-update")):
-        return 0.0
-    if instruction.collective:
+    if opcode in _NO_WORK or opcode.endswith(("-done", "-update")) or instruction.collective:
         return 0.0
     operands = [here[name] for name in instruction.operands if name in here]
     if opcode in ("copy-start", "slice-start", "async-start"):
         return _asynchronous(instruction)
     if opcode == "fusion":
         return _fusion(program, instruction, operands)
-    if opcode in ("dynamic-slice", "slice", "gather"):
-        moved = _bytes(instruction.type, everywhere=True)
-        return (_in_hbm(operands[0].type) + _in_hbm(instruction.type)) * moved
-    if opcode == "dynamic-update-slice":
-        update = _bytes(operands[1].type, everywhere=True)
-        return (_in_hbm(operands[1].type) + _in_hbm(instruction.type)) * update
+    if opcode in (*_SLICES, "dynamic-update-slice"):
+        source, moved = (operands[0], instruction) if opcode in _SLICES else (operands[1], operands[1])
+        return (_in_hbm(source.type) + _in_hbm(instruction.type)) * moved.bytes
     if opcode == "custom-call" and (cost := kernel_cost(instruction)):
         return cost.hbm_bytes
     return _bytes(instruction.type) + sum(_bytes(operand.type) for operand in operands)
@@ -41,13 +50,10 @@ def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> f
 
 def _fusion(program: Program, fusion: Instruction, operands: list[Instruction]) -> float:
     inside = fusion.called[0]
-    parameters = _parameters(program, inside)
-    total = 0.0
-    for place, operand in enumerate(operands):
-        size = _bytes(operand.type)
-        if size and place in parameters:
-            total += min(size, _read(program, inside, parameters[place], size))
-    return total + _written(program, inside, _root(program, inside), fusion.type)
+    sizes = [_bytes(operand.type) for operand in operands]
+    parameters = program.parameters(inside)
+    read = (min(size, _read(program, inside, parameters[i], size)) for i, size in enumerate(sizes) if size)
+    return sum(read) + _written(program, inside, program.root(inside), fusion.type)
 
 
 def _read(program: Program, computation: str, name: str, size: float) -> float:
@@ -55,15 +61,15 @@ def _read(program: Program, computation: str, name: str, size: float) -> float:
     here, total = program.computations[computation], 0.0
     for user in here.values():
         for place in (i for i, operand in enumerate(user.operands) if operand == name):
-            if user.opcode in ("dynamic-slice", "slice", "gather") and place == 0:
-                total += _bytes(user.type, everywhere=True)
+            if user.opcode in _SLICES and place == 0:
+                total += user.bytes
             elif (user.opcode == "dynamic-update-slice" and place == 0) or user.opcode == "tuple":
                 continue  # updated in place, or passed on
             elif user.opcode in _VIEWS:
                 total += _read(program, computation, user.name, size)
             elif user.opcode == "fusion":
                 inner = user.called[0]
-                total += _read(program, inner, _parameters(program, inner)[place], size)
+                total += _read(program, inner, program.parameters(inner)[place], size)
             else:
                 return size
     return total
@@ -84,10 +90,10 @@ def _update(program: Program, computation: str, result: Instruction, size: float
     while result.opcode in _VIEWS:
         result = here[result.operands[0]]
     if size and result.opcode == "dynamic-update-slice":
-        return _bytes(here[result.operands[1]].type, everywhere=True)
+        return here[result.operands[1]].bytes
     if size and result.opcode == "fusion":
         inner = result.called[0]
-        root = _root(program, inner)
+        root = program.root(inner)
         if root.opcode != "tuple":
             return _update(program, inner, root, size)
     return size
@@ -100,21 +106,9 @@ def _asynchronous(start: Instruction) -> float:
     return moved * min(2, sum(here for _, here in arrays))
 
 
-def _parameters(program: Program, computation: str) -> dict[int, str]:
-    names = {}
-    for instruction in program.computations[computation].values():
-        if instruction.opcode == "parameter" and (number := re.search(r"parameter\((\d+)\)", instruction.text)):
-            names[int(number[1])] = instruction.name
-    return names
-
-
-def _root(program: Program, computation: str) -> Instruction:
-    return next(i for i in program.computations[computation].values() if i.is_root)
-
-
-def _bytes(type_: str, everywhere: bool = False) -> float:
-    """Bytes of the arrays of a type that are in HBM, or with `everywhere` of all."""
-    return sum(array.bytes for array, layout in parse_type(type_) if everywhere or _in_hbm(layout))
+def _bytes(type_: str) -> float:
+    """Bytes of the arrays of a type that are in HBM."""
+    return sum(array.bytes for array, layout in parse_type(type_) if _in_hbm(layout))
 
 
 def _in_hbm(type_: str) -> bool:

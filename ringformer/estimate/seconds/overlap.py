@@ -14,12 +14,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ringformer.estimate.compiler.program_text import COLLECTIVES, Array, Instruction, Program, parse_type
-from ringformer.estimate.seconds.host_waits import host_waits
-from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
+from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, host_waits
 from ringformer.ops.ring_attention import LOOP
 
 TO_HOST, FROM_HOST = "copy to the host", "copy from the host"
-"""Kinds of transfers other than collectives: what `offload` keeps in host memory."""
+"""Kinds of transfers other than collectives: arrays that `offload` keeps in host memory."""
 
 _IN_HOST_MEMORY = "S(5)"
 """Mark in the layout of an array."""
@@ -35,7 +34,7 @@ class Transfer:
     shape: tuple[int, ...]
     count: float
     bytes: int
-    """Bytes that one device sends each time, or receives of a gather."""
+    """Bytes that one device sends in each execution, or receives in a gather."""
     asynchronous: bool
     seconds: float
     """Seconds from its start until its last byte arrives; a permute queues behind permutes that started earlier."""
@@ -44,9 +43,13 @@ class Transfer:
     wait: float
     """Seconds that the device idles at its end."""
     in_ring_loop: bool
-    computation: str
     op_name: str
     """JAX's name of the operation, preceded by its name scopes."""
+
+    @property
+    def all_bytes(self) -> float:
+        """Bytes of all executions."""
+        return self.count * self.bytes
 
     @property
     def hidden(self) -> bool:
@@ -72,7 +75,7 @@ class Schedule:
         return sum(self.purposes.values(), Seconds())
 
     def bytes(self, kinds: tuple[str, ...], hidden: bool) -> float:
-        return sum(t.bytes * t.count for t in self.transfers if t.kind in kinds and t.hidden == hidden)
+        return sum(t.all_bytes for t in self.transfers if t.kind in kinds and t.hidden == hidden)
 
     @property
     def hidden_permute_bytes(self) -> float:
@@ -85,7 +88,7 @@ class Schedule:
     @property
     def exposed_in_ring_loops(self) -> float:
         """Bytes of permutes inside the loops over hops that are exposed."""
-        return sum(t.bytes * t.count for t in self.transfers if t.in_ring_loop and not t.hidden)
+        return sum(t.all_bytes for t in self.transfers if t.in_ring_loop and not t.hidden)
 
     @property
     def exposed_gather_bytes(self) -> float:
@@ -154,7 +157,7 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
         waits[span.last + 1] += wait
         in_loop = _in_ring_loop(span.op_name, loop)
         sent = span.kind, *span.array, count, span.bytes, span.end is not None
-        return Transfer(*sent, on_its_way, cover, wait, in_loop, name, span.op_name)
+        return Transfer(*sent, on_its_way, cover, wait, in_loop, span.op_name)
 
     def on_one_link(kind: str, passed: list[float], rate: float) -> list[Transfer]:
         link = _share_link(of_kind[kind], passed, rate)
@@ -225,15 +228,15 @@ def _collectives(program: Program, instructions: list[Instruction]) -> Iterator[
             yield _collective(x, i, ends.get(x.name))
         elif x.opcode in ("fusion", "async-start"):
             for inner, fused in _inside(program, x):
-                chain = re.search(r'chain_id="(\d+)"', inner.text)
+                chain = inner.search(r'chain_id="(\d+)"')
                 if x.opcode == "async-start":
                     yield _collective(inner, i, ends.get(x.name))
                 elif chain is None:
                     yield _collective(inner, i, None)
                 elif "AsyncCollectiveStart" in fused:
-                    chains[chain[1]] = inner, i
+                    chains[chain] = inner, i
                 elif "AsyncCollectiveDone" in fused:
-                    collective, start = chains.pop(chain[1])
+                    collective, start = chains.pop(chain)
                     yield _collective(collective, start, i)
 
 

@@ -7,8 +7,10 @@ replace the cycles. Communication is not included; the schedule shows how much o
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ringformer.estimate.compiler.program_text import Instruction, Program
@@ -113,7 +115,7 @@ class Seconds(NamedTuple):
     counted: float = 0.0
     """Part of the estimate with machine code, or with bytes that take longer than the computation could."""
     certain: float = 0.0
-    """Part of the estimate that passes whichever branches are taken."""
+    """Part of the estimate that is spent whichever branches are taken."""
 
     def __add__(self, other):
         return Seconds(*(a + b for a, b in zip(self, other, strict=True)))
@@ -130,11 +132,11 @@ class ProgramSeconds:
     rates: Rates
     cycles: Mapping[str, float] = field(default_factory=dict)
     """Cycles of known machine code, by `KernelKeys.key`."""
-    _keys: KernelKeys = field(init=False)
     _computations: dict[str, dict[str, Seconds]] = field(default_factory=dict, init=False)
 
-    def __post_init__(self):
-        object.__setattr__(self, "_keys", KernelKeys(self.program))
+    @cached_property
+    def _keys(self) -> KernelKeys:
+        return KernelKeys(self.program)
 
     @property
     def purposes(self) -> dict[str, Seconds]:
@@ -178,7 +180,8 @@ class ProgramSeconds:
     def _alone(self, computation: str, instruction: Instruction) -> Seconds:
         flops = self.program.instruction_flops(computation, instruction)
         memory = hbm_bytes(self.program, computation, instruction) / self.rates.hbm_bytes
-        cycles = self._known_cycles(computation, instruction)
+        read = self.cycles and self.rates.cycles
+        cycles = self.cycles.get(self._keys.key(computation, instruction)) if read else None
         share = self.rates.efficiency.pairs if of_chunk_pairs(instruction) else self.rates.efficiency.products
         guess = flops / (share * self.rates.flops)
         busy = guess if cycles is None else cycles / self.rates.cycles
@@ -187,11 +190,6 @@ class ProgramSeconds:
         overlapped = max(busy, memory)
         counted = overlapped if cycles is not None or memory >= guess else 0.0
         return Seconds(busy, memory, overlapped, max(flops / self.rates.flops, memory), counted, overlapped)
-
-    def _known_cycles(self, computation: str, instruction: Instruction) -> float | None:
-        if not self.cycles or not self.rates.cycles:
-            return None
-        return self.cycles.get(self._keys.key(computation, instruction))
 
 
 def _overlapped(sums: dict[str, Seconds]) -> float:
@@ -221,3 +219,21 @@ def purpose(instruction: Instruction) -> str:
 def of_chunk_pairs(instruction: Instruction) -> bool:
     """Return True for an instruction in a loop over chunk pairs of attention, and for a kernel that walks them."""
     return re.search(r"at_most_\d+_trips|flash_(forward|backward)_", instruction.op_name) is not None
+
+
+def host_waits(program: Program) -> dict[str, float]:
+    """Upper bound of the number of times that a GPU waits for its host in one run of a program, by purpose.
+
+    XLA runs a loop with a known trip count entirely from the device's queue. For any other loop, and for a branch, the
+    host reads the predicate back before it can launch the next program: once before each iteration, once for each
+    branch. (TPUs decide on the chip.) A loop whose trip count depends on data counts with its bound, and every branch
+    counts as reached.
+    """
+    counts: dict[str, float] = defaultdict(float)
+    for name, instruction, times in program.executed_instructions:
+        if instruction.opcode == "conditional":
+            counts[purpose(instruction)] += times
+        elif instruction.opcode == "while" and "known_trip_count" not in instruction.text:
+            waits = program.trip_count(name, instruction) + 1  # also after the last iteration
+            counts[purpose(instruction)] += times * waits
+    return dict(counts)

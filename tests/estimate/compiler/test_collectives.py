@@ -22,7 +22,6 @@ def transfer(
         cover,
         max(0.0, seconds - cover),
         ring,
-        "body",
         f"{SCOPE}/{op_name}",
     )
 

@@ -37,7 +37,7 @@ def test_a_transfer_of_four_gibibytes_to_the_host_is_refused():
 
 def test_it_is_refused_before_anything_is_compiled(monkeypatch):
     monkeypatch.setattr(targets, "_installed", lambda module: True)
-    monkeypatch.setattr(compiler_process, "_start", lambda *args: pytest.fail("it was compiled"))
+    monkeypatch.setattr(compiler_process, "at_work", lambda *args, **options: pytest.fail("it was compiled"))
     with pytest.raises(CompilerFailure, match="train step: the offloaded input of a layer"):
         compile_apart(CHOKING)
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from ringformer.estimate.seconds.program_seconds import Rates
 from ringformer.estimate.program_estimate import Surroundings
 folder = Path(sys.argv[3])
-around = Surroundings("train step", Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state=1000, alive=100)
+around = Surroundings("train step", Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state_bytes=1000, alive_bytes=100)
 (folder / "surroundings").write_bytes(pickle.dumps(around))
 (folder / "dump").mkdir()
 name = "module_0000.jit_step.after_optimizations"
@@ -62,23 +62,26 @@ def stand_in(tmp_path, monkeypatch):
     monkeypatch.setattr(targets, "_installed", lambda module: True)
 
 
-def test_a_compiler_that_dies_after_its_schedule_has_answered(stand_in):
+def test_a_compiler_that_dies_after_its_schedule_has_answered(stand_in, monkeypatch):
     """However soon: the answer does not depend on machine code that nobody asked for."""
-    e = compile_apart(workload(SHORT), environment={"SCHEDULES": "assignment program"})
+    monkeypatch.setenv("SCHEDULES", "assignment program")
+    e = compile_apart(workload(SHORT))
     assert e.fits and not e.generated_code and e.code_bytes is None
     assert (e.peak_bytes, e.argument_bytes, e.alive_bytes, e.state_bytes) == (164, 32, 100, 1000)
 
 
 @pytest.mark.parametrize("schedules", ["", "assignment", "assignment half"])
-def test_a_compiler_that_dies_before_its_schedule_is_a_failure(stand_in, schedules):
+def test_a_compiler_that_dies_before_its_schedule_is_a_failure(stand_in, monkeypatch, schedules):
+    monkeypatch.setenv("SCHEDULES", schedules)
     with pytest.raises(CompilerFailure, match=r"^train step: the compiler died"):
-        compile_apart(workload(SHORT), environment={"SCHEDULES": schedules})
+        compile_apart(workload(SHORT))
 
 
-def test_a_compiler_that_dies_on_machine_code_is_a_failure(stand_in):
+def test_a_compiler_that_dies_on_machine_code_is_a_failure(stand_in, monkeypatch):
     """Named, in a line, with what it died of and what to try."""
+    monkeypatch.setenv("SCHEDULES", "assignment program")
     with pytest.raises(CompilerFailure) as failure:
-        compile_apart(workload(SHORT), EVALUATION, generate_code=True, environment={"SCHEDULES": "assignment program"})
+        compile_apart(workload(SHORT), EVALUATION, generate_code=True)
     said = str(failure.value)
     assert said.startswith("evaluation: the compiler died (SIGABRT): llo_loop.cc:175] Check failed: index_space_")
     assert "half the sequence" in said and "\n" not in said

@@ -99,7 +99,7 @@ def test_a_prefill_computes_what_a_context_needs_and_moves_its_ring():
     assert sum(t["bytes"] * t["executed"] for t in ring) == 7 * L * keys
     assert found["chunks"] == 1 and found["prefill_seconds_model"] == found["last_chunk_seconds_model"]
     assert (
-        prefill_time(workload, {PREFILL: estimates[PREFILL], FIRST_CHUNK: estimates[PREFILL]}).seconds
+        prefill_time(workload, {PREFILL: estimates[PREFILL], FIRST_CHUNK: estimates[PREFILL]}).step
         == (found["prefill_seconds_model"])
     )
 

@@ -5,8 +5,7 @@ import pytest
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.program_text import Program
 from ringformer.estimate.kernels.pair_kernels import dumped
-from ringformer.estimate.kernels.program_slots import NOTHING, ProgramSlots, one_after_the_other, times
-from ringformer.estimate.kernels.slot_use import SlotUse
+from ringformer.estimate.kernels.slot_use import NOTHING, ProgramSlots, SlotUse, one_after_the_other, times
 from tests.hlo import on_tpu
 
 LOOP = """
@@ -34,9 +33,10 @@ def test_a_loop_takes_its_turns():
 
 
 def test_uses_add_up_by_their_cycles():
-    a, b = SlotUse(100, {"matrix": 0.5}, 1, 2, 30, 7), SlotUse(300, {"matrix": 0.1, "load": 1.0}, 0, 1, 10, 9)
+    a, b = SlotUse(100, {"matrix": 50}, 1, 2, 30, 7), SlotUse(300, {"matrix": 30, "load": 300}, 0, 1, 10, 9)
     both = one_after_the_other([NOTHING, a, b])
-    assert both == SlotUse(400, {"matrix": pytest.approx(0.2), "load": 0.75}, 1, 3, 40, 9)
+    assert both == SlotUse(400, {"matrix": 80, "load": 300}, 1, 3, 40, 9)
+    assert both.units == times(both, 2).units == {"matrix": 0.2, "load": 0.75}
     assert times(both, 0.5)[2:] == (0.5, 1.5, 20, 9) and times(both, 2).cycles == 800
     assert one_after_the_other([]) == NOTHING
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringformer.estimate import run_estimate
-from ringformer.estimate.closed_forms import peak_bytes
+from ringformer.estimate.closed_forms import computation_time, peak_bytes
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
 from ringformer.estimate.search import memory_settings
@@ -19,7 +19,6 @@ from ringformer.estimate.search.longest_context import (
 from ringformer.estimate.search.memory_settings import likely_settings, possible_settings
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import OTHER, Rates, Seconds
-from ringformer.estimate.time_report import computation_time
 from ringformer.estimate.workload import Workload
 from ringformer.paper.max_context import cells
 

@@ -11,16 +11,19 @@ from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
 from ringformer.estimate.run_estimate import RunCompiler
 from ringformer.estimate.search import plan as planning
 from ringformer.estimate.search.candidates import candidates, neighbours
-from ringformer.estimate.search.longest_plan import longest_plan, longest_plan_within
-from ringformer.estimate.search.plan import plan
+from ringformer.estimate.search.plan import longest_plan, longest_plan_within, plan
 from ringformer.estimate.search.plan_report import plan_text
 from ringformer.estimate.seconds.program_seconds import OTHER, Seconds
 from ringformer.estimate.targets import find_target
-from ringformer.estimate.workload import MemorySettings
+from ringformer.estimate.workload import MemorySettings, Workload, preset_workload
 from ringformer.ops.layouts import VISIBLE
 from tests.estimate.search.test_longest_context import estimate_of
 
 GPUS = find_target("8xA100-80")
+
+
+def goal(model, target, seq_len, compute_dtype="bfloat16") -> Workload:
+    return preset_workload(model, target, seq_len, compute_dtype=compute_dtype)
 
 
 def asked(log=lambda line: None, **options):
@@ -52,7 +55,7 @@ def plain(candidate):
 
 
 def test_candidates_are_meshes_of_all_devices_fastest_first():
-    ranked = candidates("llama_7b", GPUS, 2**17, "bfloat16")
+    ranked = candidates(goal("llama_7b", GPUS, 2**17))
     for c in ranked:
         dp, fsdp, tp, sp = c.workload.mesh_shape
         assert dp * fsdp * tp * sp == 8 and c.workload.batch_size == fsdp
@@ -65,7 +68,7 @@ def test_several_short_rings_do_the_work_of_one_long_ring():
     """Where hops are hidden a token takes as long in eight rings of 32 as in one of 256, else less."""
     seconds = {}
     for length in (2**15, 2**22):
-        ranked = candidates("llama_7b", find_target("v5e-256"), length, "bfloat16")
+        ranked = candidates(goal("llama_7b", find_target("v5e-256"), length))
         seconds[length] = {c.workload.mesh_dim: c.seconds_per_token for c in ranked if plain(c)}
     assert seconds[2**22]["1,8,1,32"] == pytest.approx(seconds[2**22]["1,1,1,256"], rel=0.05)
     assert seconds[2**15]["1,8,1,32"] < 0.5 * seconds[2**15]["1,1,1,256"]
@@ -73,49 +76,49 @@ def test_several_short_rings_do_the_work_of_one_long_ring():
 
 def test_the_fastest_that_is_accepted_is_chosen(monkeypatch):
     compiler(monkeypatch, lambda workload: True)
-    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked())
+    found = plan(goal("llama_7b", GPUS, 2**17), asked())
     assert found.chosen.workload.settings == MemorySettings()
     compiler(monkeypatch, lambda workload: workload.model.head_groups > 1)
-    refused = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(), attempts=100)
+    refused = plan(goal("llama_7b", GPUS, 2**17), asked(), attempts=100)
     assert refused.chosen.workload.model.head_groups > 1
     assert refused.chosen.seconds_per_token > found.chosen.seconds_per_token
     assert any(why.startswith("compiled") for _, why in refused.refused)
-    text = plan_text("llama_7b", GPUS, refused)
+    text = plan_text(refused)
     assert "--config.model.head_groups=4" in text and "rejected candidates" in text
 
 
 def test_the_longest_halves_until_something_is_accepted(monkeypatch):
     compiler(monkeypatch, lambda workload: workload.seq_len <= 2**17)
-    found = longest_plan("llama_7b", GPUS, "bfloat16", asked())
+    found = longest_plan(goal("llama_7b", GPUS, 1), asked())
     assert found.seq_len == 2**17 and found.chosen is not None
 
 
 def test_the_other_end_is_the_longest_whose_step_is_short_enough(monkeypatch):
     """All of its sequences count to the step; what is longer is not even compiled if the closed form says so."""
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
-    longest = longest_plan("llama_7b", GPUS, "bfloat16", asked())
-    within = partial(longest_plan_within, longest, "llama_7b", GPUS, "bfloat16", asked())
+    longest = longest_plan(goal("llama_7b", GPUS, 1), asked())
+    within = partial(longest_plan_within, longest, asked())
     assert within(2 * longest.step_seconds) is longest
     quick = within(600.0)
     assert quick.seq_len < longest.seq_len and quick.step_seconds <= 600
-    doubled = candidates("llama_7b", GPUS, 2 * quick.seq_len, "bfloat16")
-    assert all(c.reason_against or c.step_seconds > 600 for c in doubled)
-    assert any(why == f"a step takes about {c.step_seconds:,.0f} s" for c, why in within(1.0).refused)
+    doubled = candidates(goal("llama_7b", GPUS, 2 * quick.seq_len))
+    assert all(c.reason_against or c.time.step > 600 for c in doubled)
+    assert any(why == f"a step takes about {c.time.step:,.0f} s" for c, why in within(1.0).refused)
     assert within(1e-6).chosen is None
 
 
 def test_a_compiled_step_that_takes_too_long_is_refused(monkeypatch):
     """Here every compiled step takes a second, whatever the closed form says."""
     compiler(monkeypatch, lambda workload: True)
-    found = plan("llama_7b", GPUS, 4096, "bfloat16", asked(), max_step_seconds=0.9)
+    found = plan(goal("llama_7b", GPUS, 4096), asked(), max_step_seconds=0.9)
     assert found.chosen is None and any(why == "compiled: a step takes 1 s" for _, why in found.refused)
-    assert plan("llama_7b", GPUS, 4096, "bfloat16", asked(), max_step_seconds=1.1).chosen
+    assert plan(goal("llama_7b", GPUS, 4096), asked(), max_step_seconds=1.1).chosen
 
 
 def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
     """It takes twice as much as they say: the second candidate to be compiled has twice the room."""
     length = 2**19
-    peaks = {c.workload: c.peak for c in candidates("llama_7b", GPUS, length, "bfloat16")}
+    peaks = {c.workload: c.peak for c in candidates(goal("llama_7b", GPUS, length))}
     compiled = []
 
     def compile_apart(workload, program):
@@ -126,12 +129,12 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
 
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
-    found = plan("llama_7b", GPUS, length, "bfloat16", asked(thorough=False))
+    found = plan(goal("llama_7b", GPUS, length), asked(thorough=False))
     assert len(compiled) == 2 and found.chosen.workload == compiled[1] and found.excess == pytest.approx(2)
     assert 2 * peaks[compiled[0]] > GPUS.budget >= 2 * peaks[compiled[1]]
     assert list(peaks).index(compiled[0]) < list(peaks).index(compiled[1])  # the faster first
     compiled.clear()
-    plan("llama_7b", GPUS, length, "bfloat16", asked(), excess=1e9)
+    plan(goal("llama_7b", GPUS, length), asked(), excess=1e9)
     (smallest,) = compiled  # is asked, whatever the correction says
     assert peaks[smallest] == min(peaks.values())
 
@@ -139,24 +142,22 @@ def test_what_the_compiler_refuses_corrects_the_closed_forms(monkeypatch):
 def test_the_longest_doubles_as_long_as_something_is_accepted(monkeypatch):
     """Closed forms may be wrong on the safe side: where their longest fits, the double is tried."""
     closed = 2**12
-    while any(not c.reason_against for c in candidates("llama_7b", GPUS, 2 * closed, "bfloat16")):
+    while any(not c.reason_against for c in candidates(goal("llama_7b", GPUS, 2 * closed))):
         closed *= 2
     compiler(monkeypatch, lambda workload: workload.seq_len <= 2 * closed)
-    assert longest_plan("llama_7b", GPUS, "bfloat16", asked()).seq_len == 2 * closed
+    assert longest_plan(goal("llama_7b", GPUS, 1), asked()).seq_len == 2 * closed
 
 
 def test_a_plan_ends_with_the_machine_code_of_every_program_of_its_winner(monkeypatch):
     calls = compiler(monkeypatch, lambda workload: True)
-    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True, thorough=False))
+    found = plan(goal("llama_7b", GPUS, 2**17), asked(generate_code=True, thorough=False))
     winner = found.chosen.workload
     assert calls == [(winner, program, code) for code in (False, True) for program in PROGRAMS]
-    assert "FITS: every program of the run and its saves, compiled to machine code" in plan_text(
-        "llama_7b", GPUS, found
-    )
+    assert "FITS: every program of the run and its saves, compiled to machine code" in plan_text(found)
     calls.clear()
-    quick = plan("llama_7b", GPUS, 2**17, "bfloat16", asked())
+    quick = plan(goal("llama_7b", GPUS, 2**17), asked())
     assert quick.chosen == found.chosen and not any(code for _, _, code in calls)
-    assert "scheduled; machine code not tried" in plan_text("llama_7b", GPUS, quick)
+    assert "scheduled; machine code not tried" in plan_text(quick)
 
 
 @pytest.mark.parametrize(("refused", "expected"), [(None, 4), (4, 2)])
@@ -173,7 +174,7 @@ def test_what_is_nearby_and_faster_is_taken(monkeypatch, refused, expected):
 
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
-    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked())
+    found = plan(goal("llama_7b", GPUS, 2**17), asked())
     assert found.chosen.workload.model.head_groups == expected
 
 
@@ -181,7 +182,7 @@ def test_neighbours_halve_and_double():
     """Groups of heads that divide the heads of a tp rank, layers of a remat group, chunks: none of them twice."""
     (middle,) = (
         c
-        for c in candidates("llama_7b", GPUS, 2**17, "bfloat16")
+        for c in candidates(goal("llama_7b", GPUS, 2**17))
         if c.workload.mesh_dim == "1,1,1,8"
         and c.workload.settings == MemorySettings(head_groups=8)
         and not c.workload.model.offload
@@ -196,7 +197,7 @@ def test_neighbours_halve_and_double():
 @pytest.mark.parametrize("how", ["dies", "code is too large"])
 def test_what_fails_as_machine_code_is_passed_over(monkeypatch, how):
     """And listed with the reason, of a compiler that dies or of an evaluation that has no room for its code."""
-    fastest = candidates("llama_7b", GPUS, 2**17, "bfloat16")[0].workload
+    fastest = candidates(goal("llama_7b", GPUS, 2**17))[0].workload
 
     def code(w, program):
         if w != fastest or program != EVALUATION:
@@ -206,7 +207,7 @@ def test_what_fails_as_machine_code_is_passed_over(monkeypatch, how):
         return 2**36
 
     compiler(monkeypatch, lambda workload: True, code)
-    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True))
+    found = plan(goal("llama_7b", GPUS, 2**17), asked(generate_code=True))
     assert found.chosen.workload != fastest and not found.run.reasons_against
     (why,) = (why for c, why in found.refused if c.workload == fastest)
     assert "evaluation" in why and ("SIGABRT" in why if how == "dies" else "too much" in why)
@@ -227,14 +228,14 @@ def test_a_neighbour_that_fails_as_machine_code_leaves_its_candidate(monkeypatch
 
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
-    first = candidates("llama_7b", GPUS, 2**17, "bfloat16")[0]
+    first = candidates(goal("llama_7b", GPUS, 2**17))[0]
     four = next(
         c
-        for c in candidates("llama_7b", GPUS, 2**17, "bfloat16")
+        for c in candidates(goal("llama_7b", GPUS, 2**17))
         if c.workload == first.workload.with_settings(MemorySettings(head_groups=4))
     )
     monkeypatch.setattr(planning, "neighbours", lambda c: [four])
-    found = plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True), attempts=10)
+    found = plan(goal("llama_7b", GPUS, 2**17), asked(generate_code=True), attempts=10)
     assert found.chosen == first and not found.run.reasons_against and died == [four.workload]
     assert next(why for c, why in found.refused if c == four).endswith("the compiler died (SIGABRT)")
 
@@ -245,12 +246,12 @@ def test_a_compiler_that_dies_of_everything_is_no_plan(monkeypatch):
 
     compiler(monkeypatch, lambda workload: True, code)
     with pytest.raises(CompilerFailure, match="SIGABRT"):
-        plan("llama_7b", GPUS, 2**17, "bfloat16", asked(generate_code=True))
+        plan(goal("llama_7b", GPUS, 2**17), asked(generate_code=True))
 
 
 def test_what_a_compiler_is_known_to_die_of_is_no_candidate():
     """33,554,432 tokens of LLaMA-3 8B on 64 chips: 4 GiB of each layer's input on each, if they are offloaded."""
-    ranked = candidates("llama3_8b", find_target("v5p-128"), 2**25, "bfloat16")
+    ranked = candidates(goal("llama3_8b", find_target("v5p-128"), 2**25))
     offloaded = [c for c in ranked if c.workload.model.offload and c.workload.batch_size == 1]
     assert all(c.reason_against for c in offloaded)
     assert any("bf16[524288,4096] on each device, has 4.00 GiB" in c.reason_against for c in offloaded)
@@ -259,18 +260,18 @@ def test_what_a_compiler_is_known_to_die_of_is_no_candidate():
 
 def test_nothing_fits(monkeypatch):
     compiler(monkeypatch, lambda workload: False)
-    found = plan("llama_65b", GPUS, 2**24, "float32", asked())
-    assert found.chosen is None and "no candidate fits" in plan_text("llama_65b", GPUS, found)
+    found = plan(goal("llama_65b", GPUS, 2**24, "float32"), asked())
+    assert found.chosen is None and "no candidate fits" in plan_text(found)
 
 
 def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
     monkeypatch.setattr(run_estimate, "compile_apart", lambda *call, **kw: pytest.fail("nothing to compile with"))
     said = []
-    found = longest_plan("llama_7b", GPUS, "bfloat16", asked(said.append))
+    found = longest_plan(goal("llama_7b", GPUS, 1), asked(said.append))
     assert set(said) == {"the compiler for NVIDIA A100-SXM4-80GB is missing: pip install 'jax[cuda13]'"}
     assert found.chosen.peak <= GPUS.budget
-    text = plan_text("llama_7b", GPUS, found)
+    text = plan_text(found)
     assert "  closed form, not compiled: " in text and f"--config.seq_len={found.seq_len}" in text
     assert any(why.endswith("slower (modelled)") for _, why in found.refused)
 
@@ -278,17 +279,17 @@ def test_without_its_compiler_a_plan_is_a_closed_form_and_says_so(monkeypatch):
 def test_a_plan_says_what_its_seconds_are(monkeypatch):
     """Compiled, and by the closed form: FLOPs at a stated share of the peak, in attention and elsewhere."""
     compiler(monkeypatch, lambda workload: True)
-    plans = plan("llama_7b", GPUS, 2**15, "bfloat16", asked())
+    plans = plan(goal("llama_7b", GPUS, 2**15), asked())
     counted = "FLOPs at 55% of the peak in attention, 85% elsewhere"
-    assert f"tokens/s ({counted})" in plan_text("llama_7b", GPUS, plans)
-    assert f"tokens/s (closed form: {counted}, and logits that" in plan_text("llama_7b", GPUS, plans._replace(run=None))
+    assert f"tokens/s ({counted})" in plan_text(plans)
+    assert f"tokens/s (closed form: {counted}, and logits that" in plan_text(plans._replace(run=None))
 
 
 def test_logits_that_spill_cost_their_bytes():
     """On v5e four groups of heads keep a chunk pair's logits on the chip, one does not: that takes over twice as long,
     and is not the fastest. On v5p both spill."""
     for name, spills in (("v5e-256", False), ("v5p-128", True)):
-        ranked = candidates("llama_7b", find_target(name), 2**22, "bfloat16")
+        ranked = candidates(goal("llama_7b", find_target(name), 2**22))
         seconds = {
             c.workload.model.head_groups: c.seconds_per_token
             for c in reversed(ranked)
@@ -302,15 +303,15 @@ def test_logits_that_spill_cost_their_bytes():
 
 def test_lengths_that_no_mesh_divides():
     with pytest.raises(ValueError, match="no mesh of 8xA100-80 can divide sequences of 1001 tokens"):
-        plan("llama_7b", GPUS, 1001, "bfloat16", asked())
+        plan(goal("llama_7b", GPUS, 1001), asked())
     for length in (0, -4096):
         with pytest.raises(ValueError, match=f"seq_len={length} must be at least 1"):
-            plan("llama_7b", GPUS, length, "bfloat16", asked())
+            plan(goal("llama_7b", GPUS, length), asked())
 
 
 def test_layouts_and_chunks_are_candidates():
     """Zigzag is the fastest; halves of the usual chunks need less memory."""
-    ranked = candidates("llama_7b", GPUS, 2**17, "bfloat16")
+    ranked = candidates(goal("llama_7b", GPUS, 2**17))
     fastest = ranked[0]
     assert fastest.workload.model.layout == "zigzag" and {c.workload.model.layout for c in ranked} == set(VISIBLE)
     smaller = fastest.workload.with_settings(MemorySettings(q_chunk=512, k_chunk=512))

@@ -1,7 +1,7 @@
 """Where a GPU waits for its host: programs of known answer."""
 
 from ringformer.estimate.compiler.program_text import Program
-from ringformer.estimate.seconds.host_waits import host_waits
+from ringformer.estimate.seconds.program_seconds import host_waits
 
 TEXT = """
 %pair (x: f32[8]) -> f32[8] {

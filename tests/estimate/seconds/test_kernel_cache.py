@@ -2,8 +2,8 @@
 
 import pytest
 
-from ringformer.estimate.seconds import kernel_cache
-from ringformer.estimate.seconds.kernel_cache import KernelCache
+from ringformer.estimate.seconds import kernel_cycles
+from ringformer.estimate.seconds.kernel_cycles import KernelCache
 from ringformer.estimate.targets import find_target
 
 
@@ -11,7 +11,7 @@ from ringformer.estimate.targets import find_target
 def home(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     versions = {"libtpu": "1.0"}
-    monkeypatch.setattr(kernel_cache, "compiler_versions", lambda target: versions)
+    monkeypatch.setattr(kernel_cycles, "compiler_versions", lambda target: versions)
     return versions
 
 

@@ -11,8 +11,7 @@ from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.compiler.program_text import Program
 from ringformer.estimate.seconds import kernel_cycles
-from ringformer.estimate.seconds.kernel_cache import KernelCache
-from ringformer.estimate.seconds.kernel_cycles import kernel_keys, with_machine_code
+from ringformer.estimate.seconds.kernel_cycles import KernelCache, kernel_keys, with_machine_code
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.program_seconds import of_chunk_pairs, purpose
 from ringformer.estimate.targets import find_target

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.seconds.layer_attention import lower_attention
+from ringformer.estimate.programs import lower_attention
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from tests.estimate.test_programs import MODEL

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.estimate.compiler.program_text import Array, Program
 from ringformer.estimate.programs import WITHOUT_DEVICES
-from ringformer.estimate.seconds.host_waits import host_waits
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
+from ringformer.estimate.seconds.program_seconds import host_waits
 from ringformer.estimate.targets import find_target
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.mesh import COMPILER_OPTIONS
