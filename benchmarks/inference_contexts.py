@@ -113,7 +113,7 @@ def _workload(model: str, target: str, dtype: str, seq_len: int) -> InferenceWor
 def tables(results: dict) -> dict[str, str]:
     """The page's tables by the mark before each."""
     head = (
-        "| model | target | context | mesh | chunk | weights + cache, GiB a device | prefill, decode peak, of GiB "
+        "| model | target | context | mesh | chunk | weights + cache, GiB per device | peak of prefill, decode, GiB "
         "| prefill | decode, floor |\n|---|---|---|---|---|---|---|---|---|"
     )
     return {kind: "\n".join([head, *map(_row, results[kind].values())]) for kind in MARKS}

@@ -147,7 +147,7 @@ def table3(attempts: dict) -> str:
             lines.append(head + " | ".join(columns) + " |")
         text += f"\n### {title}\n\n" + "\n".join(lines) + "\n"
         if sequences:
-            text += "\nThe other rows have m = 1 in the paper, too.\n"
+            text += "\nThe other rows have m = 1 in the paper already.\n"
     return text + TABLE_3_LEGEND.format(hours=hours, seconds=MAX_STEP_SECONDS, counted=counted)
 
 
@@ -165,7 +165,9 @@ def kernels(attempts: dict) -> str:
         kernel = cast(LlamaConfig, cell.workload(cell.paper).model).kernel
         head = f"| {row.target} | {_size(row)} | {row.devices}/{cell.sequences} | {kernel} | {regime} | "
         lines.append(head + f"{_fits_text(plain, cell.paper)} | {_fits_text(tried, cell.paper)} |")
-    note = f"Shorter with the kernel: {', '.join(shorter)}." if shorter else "None is shorter with the kernel."
+    note = "No context is shorter with the kernel."
+    if shorter:
+        note = f"These contexts are shorter with the kernel: {', '.join(shorter)}."
     return "\n".join([KERNELS, *lines]) + f"\n\n{note}\n"
 
 
