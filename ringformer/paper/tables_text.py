@@ -5,7 +5,7 @@ from ringformer.estimate.closed_forms import CLOSED_FORM
 HEAD = """# The paper's tables, compiled
 
 The actual XLA compiler compiled each context for its hardware; nothing was run. The column "paper" has the numbers
-printed in the paper (Liu, Zaharia, Abbeel). Seconds are [modelled](estimating.md#where-seconds-come-from).
+printed in the paper (Liu, Zaharia, Abbeel). Seconds are [modelled](estimating.md#time-model).
 """
 
 TABLE_3 = """## Table 3: the longest context that trains (compiled)
@@ -112,9 +112,9 @@ ring, so only the ring differs. 30B has tp 2 in both, because 512 devices with 1
 
 **MFU** follows PaLM's convention: tokens per second times (6 N + 12 L H d T), over the peak of the dtype. For float32,
 this is the peak of TF32 on A100 and of bf16 on TPU. N excludes the input embedding. Recomputation does not count: with
-full rematerialisation, it is a quarter of the products with weights and a third of the products of attention. Pairs
-that the causal mask hides count, although they are not computed. **Halved** counts only the pairs that have to be
-computed, 6 L H d T.
+full rematerialisation, it is a quarter of the products with weights and a third of the products of attention. MFU
+also counts pairs that the causal mask hides, although they are not computed. **Halved** counts only the pairs that have
+to be computed, 6 L H d T.
 
 **Expected** is the MFU that the baseline predicts for the ring. The schedules of the baseline at T, and at T/2 with
 twice the sequences, show how well attention and the other operations use the peak. At a longer context, attention has a
@@ -173,7 +173,7 @@ a context of 4K. The formula is (6 h + s) / (6 h + 4096).
 """
 
 PROVENANCE = """
-## How these numbers were made
+## Method
 
 `ringformer tables` wrote this page from `results/max_context.json`, `results/activations.json` and
 `results/table4.json`. **Compiled** means that the compiler for that hardware compiled the train step of
