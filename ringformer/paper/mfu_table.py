@@ -4,7 +4,16 @@ from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import GiB
 from ringformer.paper.mfu_figure import Bar, Shares
-from ringformer.paper.tables_text import PRECISIONS, SOURCES, TABLE_4, TABLE_4_EXECUTABLES, seconds_by
+from ringformer.paper.tables_text import (
+    PRECISIONS,
+    SOURCES,
+    TABLE_4,
+    TABLE_4_EXECUTABLES,
+    compiler,
+    compiler_letters,
+    compiler_list,
+    seconds_by,
+)
 from ringformer.paper.training_mfu import (
     BLOCKWISE,
     PAPER_MFU,
@@ -31,10 +40,15 @@ def table4(results: dict) -> str:
         lines.append(PRECISIONS[dtype])
         lines += [_row(cell, results.get(cell.name, {})) for cell in cells() if cell.variant.compute_dtype == dtype]
     lines.append(TABLE_4_EXECUTABLES)
+    letters = compiler_letters(attempt for runs in results.values() for attempt in runs.values())
     for cell in cells():
         runs = results.get(cell.name, {})
-        lines += [_executable(cell, run, runs[run], _used(cell, runs, causal=True)) for run in RUNS if run in runs]
-    return "\n".join(lines) + "\n"
+        lines += [
+            f"{_executable(cell, run, runs[run], _used(cell, runs, causal=True))} {letters[compiler(runs[run])]} |"
+            for run in RUNS
+            if run in runs
+        ]
+    return "\n".join([*lines, compiler_list(letters)]) + "\n"
 
 
 def bars(results: dict) -> list[Bar]:
@@ -101,7 +115,7 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
 
 
 def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
-    """Return the table row of one of a cell's runs."""
+    """Return the table row of one of a cell's runs, without the compiler."""
     hbm, seconds = find_target(cell.target).chip.hbm_bytes, a["step_seconds_model"]
     time = "- | - | -"
     if seconds:
@@ -111,7 +125,7 @@ def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
     return (
         f"| {cell.name} | {run} | {a['mesh_dim']} | {a['batch_size']} x {a['seq_len']:,} | {a['accumulate']} | "
         f"{a['peak_bytes'] / GiB:.2f} of {hbm / GiB:.2f} | {a['head_groups']} | {a['remat_group']} | {time} | "
-        f"{fitted} | {a['compiled_by']}, {a['date']} |"
+        f"{fitted} |"
     )
 
 

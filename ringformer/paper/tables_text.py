@@ -1,5 +1,8 @@
 """Texts around the tables of docs/tables.md."""
 
+from collections.abc import Iterable
+from string import ascii_uppercase
+
 from ringformer.estimate.closed_forms import CLOSED_FORM
 
 HEAD = """# The paper's tables, compiled
@@ -66,8 +69,9 @@ The commands are in `results/max_context.json`.
 the whole step |
 | hop | number of links that the longest hop crosses |
 | modelled s/step | seconds of one step, from the batch on the devices to the updated state |
-| by | source of the seconds: the cycles of the program's machine code, its bytes and FLOPs, or the closed form |
+| by | source of the seconds: (m) cycles of the program's machine code, (b) its bytes and FLOPs, (c) the closed form |
 | judged | the programs that were compiled, and how far |
+| compiler | letter in the list below the table |
 """
 
 SCALED = """## Longest context by number of chips
@@ -152,10 +156,10 @@ TABLE_4_EXECUTABLES = """
 
 The commands are in `results/table4.json`. The column "exposed" has the share of exposed communication in the seconds.
 The column "used" has the shares of the peak that products with weights, and attention (halved), reach in the two
-baselines.
+baselines. The list below the table explains the letters in the column "compiler".
 
 | cell | run | mesh | tokens | microbatches | peak GiB | head groups | remat group | s/step | exposed | by | used | \
-compiled by |
+compiler |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 FIGURES = """
@@ -207,3 +211,18 @@ def seconds_by(attempt: dict) -> str:
     source = attempt["seconds_source"]
     kinds = (CLOSED_FORM, "machine code")
     return next((kind for kind in kinds if kind in source), "the program's bytes and FLOPs")
+
+
+def compiler(attempt: dict) -> str:
+    """Return the compiler and the date of an attempt."""
+    return f"{attempt['compiled_by']}, {attempt['date']}"
+
+
+def compiler_letters(attempts: Iterable[dict]) -> dict[str, str]:
+    """Return a letter for each compiler and date of the attempts."""
+    return dict(zip(sorted({compiler(attempt) for attempt in attempts}), ascii_uppercase, strict=False))
+
+
+def compiler_list(letters: dict[str, str]) -> str:
+    """Return the list that explains the letters of compilers."""
+    return "\n" + "\n".join(f"- {letter}: {text}" for text, letter in letters.items())

@@ -63,7 +63,7 @@ def test_steps_of_more_than_a_day_are_marked_on_the_committed_page():
 
 def test_baselines_that_are_shorter_than_the_papers_are_named():
     page = (ROOT / "docs" / "tables.md").read_text()
-    said = page.partition("Shorter than the paper's: ")[2].partition("A closed form")[0]
+    said = page.partition("shorter than the paper's: ")[2].partition("A closed form")[0]
     assert said.strip().split(", ") == [
         "blockwise of 32xA100-80 7B (64K of 128K)",
         "blockwise of 32xA100-80 13B (32K of 64K).",
