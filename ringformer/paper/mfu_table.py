@@ -120,7 +120,8 @@ def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
     time = "- | - | -"
     if seconds:
         exposed = a["seconds_by_purpose"]["exposed communication"] / seconds
-        time = f"{seconds:,.1f} | {exposed:.1%} | {a['seconds_source'].partition(',')[0]}"
+        source = a["seconds_source"].partition(",")[0].replace(" of the computation by", "")
+        time = f"{seconds:,.1f} | {exposed:.1%} | {source}"
     fitted = f"{used.products:.0%} / {used.attention:.0%}" if used and run == BLOCKWISE else ""
     return (
         f"| {cell.name} | {run} | {a['mesh_dim']} | {a['batch_size']} x {a['seq_len']:,} | {a['accumulate']} | "

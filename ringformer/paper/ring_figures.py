@@ -67,7 +67,7 @@ def draw_ring(plt, n: int = 4) -> Any:
     right.text(
         n / 2,
         n + 0.18,
-        f"{n - 1} hops, each under the block computed meanwhile; then every q has met every k",
+        f"{n - 1} hops, each hidden under a block; after them every q has met every k",
         ha="center",
         va="top",
         fontsize=8.5,

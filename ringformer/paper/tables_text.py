@@ -156,7 +156,8 @@ TABLE_4_EXECUTABLES = """
 
 The commands are in `results/table4.json`. The column "exposed" has the share of exposed communication in the seconds.
 The column "used" has the shares of the peak that products with weights, and attention (halved), reach in the two
-baselines. The list below the table explains the letters in the column "compiler".
+baselines. The column "by" has the share of the computation whose seconds come from HBM bytes or machine code; the other
+seconds come from FLOPs. The list below the table explains the letters in the column "compiler".
 
 | cell | run | mesh | tokens | microbatches | peak GiB | head groups | remat group | s/step | exposed | by | used | \
 compiler |
