@@ -186,7 +186,7 @@ PROVENANCE = """
 
 - On TPU, a context fits if the compiler accepts the program's memory.
 - The GPU compiler rejects nothing. There, a context fits if arguments, outputs and temporaries take at most 92% of the
-  device.
+  device's memory.
 - With offload, a usual host must also have room for the layer inputs.
 
 An attempt ends when the program is scheduled and its buffers are placed, before machine code is generated. Where we
