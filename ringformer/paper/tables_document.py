@@ -115,8 +115,13 @@ def _fits_text(attempts: list[dict], paper: int) -> str:
     if best is None:
         return text
     seconds = best["step_seconds_model"]
-    took = f"**⚠ {seconds / DAY:.1f} days**" if seconds > DAY else f"{seconds:,.0f} s"
+    took = f"**⚠ {seconds / DAY:.1f} days**" if seconds > DAY else _seconds_text(seconds)
     return f"{text} {took}"
+
+
+def _seconds_text(seconds: float) -> str:
+    """Format seconds, with a space before the unit at which no line breaks."""
+    return f"{seconds:,.0f}\N{NO-BREAK SPACE}s"
 
 
 def _within_text(cell: Cell, attempts: list[dict]) -> str:
@@ -126,7 +131,7 @@ def _within_text(cell: Cell, attempts: list[dict]) -> str:
     if not fitting:
         return ""
     if best := longest_within(attempts):
-        return f"{_length(best['seq_len'], cell.paper)} {best['step_seconds_model']:,.0f} s"
+        return f"{_length(best['seq_len'], cell.paper)} {_seconds_text(best['step_seconds_model'])}"
     counted = counted_longest_within(cell.workload(min(fitting) // 2))
     return f"~ {_length(counted, cell.paper)}" if counted else ""
 
