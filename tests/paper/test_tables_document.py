@@ -47,7 +47,7 @@ def test_the_other_end_is_the_longest_that_a_person_would_wait_for():
         attempt(4 * n) | {"step_seconds_model": 3601.0},
         attempt(8 * n, fits=False),
     ]
-    assert _within_text(cell, known) == "4,096K (2×) 3,600\N{NO-BREAK SPACE}s"
+    assert _within_text(cell, known) == "4,096K (2×) 3,600\u00a0s"
     assert _within_text(cell, known[2:3]) == "~ 4,096K (2×)"
     assert _within_text(cell, known[3:]) == ""
 
