@@ -87,7 +87,9 @@ def provenance(attempts: dict) -> str:
     """Return the section on what the numbers are, the sources of the seconds, and the compilers."""
     tried = [a for cell in attempts.values() for a in cell]
     compilers = sorted({a["compiled_by"] for a in tried})
-    seconds = sorted({re.sub(r"^\d+%", "a part", a["seconds_source"]) for a in tried if a["fits"]})
+    sources = {a["seconds_source"] for a in tried if a["fits"]}
+    part = r"^\d+% of the computation by ([^,]*), the rest FLOPs"
+    seconds = sorted({re.sub(part, r"\1 for a part of the computation, and for the rest FLOPs", s) for s in sources})
     return PROVENANCE.format(seconds=_bullets(seconds), compilers=_bullets(compilers))
 
 
