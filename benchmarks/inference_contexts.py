@@ -126,8 +126,8 @@ def _row(e: dict) -> str:
     held = f"{e['weight_bytes'] / GiB:.2f} + {e['cache_bytes'] / GiB:.2f}"
     peaks = f"{prefill['peak_bytes'] / GiB:.2f}, {decode['peak_bytes'] / GiB:.2f} of {e['hbm_bytes'] / GiB:.2f}"
     times = (
-        f"{prefill['prefill_seconds_model']:,.0f} s | {decode['decode_seconds_model'] * 1e3:.1f}, "
-        f"{decode['floor_seconds'] * 1e3:.1f} ms"
+        f"{prefill['prefill_seconds_model']:,.0f}\N{NO-BREAK SPACE}s | {decode['decode_seconds_model'] * 1e3:.1f}, "
+        f"{decode['floor_seconds'] * 1e3:.1f}\N{NO-BREAK SPACE}ms"
     )
     return f"| {model} | {e['target']} | {e['seq_len']:,} | {e['mesh_dim']} | {chunk} | {held} | {peaks} | {times} |"
 
