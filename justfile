@@ -6,40 +6,40 @@ python := ".venv/bin/python"
 default:
     @just --list --unsorted
 
-# .venv with everything that a developer uses, and the commit hooks
+# make .venv with all developer tools, and install the commit hooks
 setup:
     bash scripts/setup_venv.sh dev
     .venv/bin/pre-commit install
 
-# format, lint, types and the suite, as CI does; arguments go to pytest
+# check format, lint and types, and run the suite, as in CI; arguments go to pytest
 test *arguments:
     bash scripts/test.sh {{ arguments }}
 
-# the long proofs too
+# also run the slow tests
 slow *arguments:
     bash scripts/test.sh --slow {{ arguments }}
 
-# mypy over the package
+# check types with mypy
 types:
     {{ python }} -m mypy
 
-# ruff, what it can mend mended
+# format with ruff, and fix lint where ruff can
 format:
     {{ python }} -m ruff check --fix .
     {{ python }} -m ruff format .
 
-# the site, in build/site
+# build the site in build/site
 docs:
     bash scripts/docs.sh
 
-# both ends of the support range, wheel and sdist in a clean environment, the site, schemas
+# test both ends of the support range, wheel and sdist in a clean environment, the site, and schemas
 check-all:
     bash scripts/check_all.sh
 
-# from nothing to a trained model
+# train a small model from a fresh clone
 quickstart:
     bash scripts/quickstart.sh
 
-# requirements/*.txt anew; --upgrade moves the versions
+# write requirements/*.txt; --upgrade updates the versions
 lock *arguments:
     UV=.venv/bin/uv bash scripts/lock.sh {{ arguments }}

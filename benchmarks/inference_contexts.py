@@ -113,7 +113,7 @@ def _workload(model: str, target: str, dtype: str, seq_len: int) -> InferenceWor
 def tables(results: dict) -> dict[str, str]:
     """The page's tables by the mark before each."""
     head = (
-        "| model | target | context | mesh | chunk | weights + cache, GiB a device | prefill, decode peak, of GiB "
+        "| model | target | context | mesh | chunk | weights + cache, GiB per device | peak of prefill, decode, GiB "
         "| prefill | decode, floor |\n|---|---|---|---|---|---|---|---|---|"
     )
     return {kind: "\n".join([head, *map(_row, results[kind].values())]) for kind in MARKS}
@@ -126,8 +126,8 @@ def _row(e: dict) -> str:
     held = f"{e['weight_bytes'] / GiB:.2f} + {e['cache_bytes'] / GiB:.2f}"
     peaks = f"{prefill['peak_bytes'] / GiB:.2f}, {decode['peak_bytes'] / GiB:.2f} of {e['hbm_bytes'] / GiB:.2f}"
     times = (
-        f"{prefill['prefill_seconds_model']:,.0f} s | {decode['decode_seconds_model'] * 1e3:.1f}, "
-        f"{decode['floor_seconds'] * 1e3:.1f} ms"
+        f"{prefill['prefill_seconds_model']:,.0f}\N{NO-BREAK SPACE}s | {decode['decode_seconds_model'] * 1e3:.1f}, "
+        f"{decode['floor_seconds'] * 1e3:.1f}\N{NO-BREAK SPACE}ms"
     )
     return f"| {model} | {e['target']} | {e['seq_len']:,} | {e['mesh_dim']} | {chunk} | {held} | {peaks} | {times} |"
 

@@ -20,7 +20,7 @@ def table(targets: dict[str, dict]) -> str:
         for row in said.get("rows", ()):
             what = {
                 "packed": "segment ids",
-                "heads": f"{row['heads']} query heads a key head",
+                "heads": f"{row['heads']} query heads per key head",
                 "head_dim": f"d = {row['head_dim']}",
             }
             unusual = [words for name, words in what.items() if row[name] != getattr(Pair(), name)]
@@ -29,7 +29,7 @@ def table(targets: dict[str, dict]) -> str:
             place = row["kind"] != "forward", row["q_chunk"] * row["k_chunk"], row["packed"], row["heads"]
             name = *place, -row["head_dim"], KERNELS.index(row["kernel"]), f"{shape} | {row['kernel']}"
             cells.setdefault(name, {})[target] = f"{row['share_of_ideal']:.1%}{masked}"
-    heads = ["share of ideal (a masked pair over it)", "kernel", *targets]
+    heads = ["ideal as a share of cycles (masked / unmasked)", "kernel", *targets]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines += [
         f"| {name[-1]} | {' | '.join(cells[name].get(t, 'too large') for t in targets)} |" for name in sorted(cells)

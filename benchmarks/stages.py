@@ -77,25 +77,33 @@ def write(path: Path, rows: dict[str, dict]) -> None:
 
 
 def table(rows: dict[str, dict]) -> str:
-    """The rows in markdown, those that are not compiled yet left empty."""
-    lines = [
-        "| config, stage | context | sequences | mesh | tokens | peak GiB | of | host GiB | s/step | days | "
-        "device-hours | compiled |",
-        "|---|" + "---|" * 11,
-    ]
-    for name in stages():
-        r = rows.get(name)
-        if r is None:
-            lines.append(f"| {name} " + "| " * 10 + "| not compiled yet |")
-            continue
-        memory = f"{r['peak_bytes'] / GiB:.1f}" + ("" if r["fits"] else " (does not fit)")
-        seconds, days, hours = (r["step_seconds_model"], r.get("days_model"), r.get("device_hours_model"))
-        times = " | ".join("-" if x is None else f"{x:,.{d}f}" for x, d in ((seconds, 1), (days, 2), (hours, 0)))
-        lines.append(
-            f"| {name} | {r['seq_len']:,} | {r['batch_size']} | {r['mesh_dim']} | {r['tokens'] / 1e6:,.0f}M | {memory} "
-            f"| {r['hbm_bytes'] / GiB:.1f} | {r['host_bytes'] / GiB:.1f} | {times} | {r['compiled_by']}, {r['date']} |"
+    """Format a markdown table per config; stages that were not compiled yet have empty cells."""
+    parts = []
+    for config, target in SHIPPED.items():
+        names = [name for name in stages() if name.startswith(f"{config}/")]
+        compiled = {f"{r['compiled_by']}, {r['date']}": None for r in (rows.get(name) for name in names) if r}
+        memory = find_target(target).chip.hbm_bytes / GiB
+        parts.append(
+            f"**{config}** on {target}, {memory:.1f} GiB per device ({'; '.join(compiled) or 'not compiled yet'}):\n\n"
+            "| stage | context | sequences | mesh | tokens | peak GiB | host GiB | s/step | days | device-hours |\n"
+            + "|---" * 10
+            + "|\n"
+            + "\n".join(table_row(name.partition("/")[2], rows.get(name)) for name in names)
         )
-    return "\n".join(lines)
+    return "\n\n".join(parts)
+
+
+def table_row(stage: str, row: dict | None) -> str:
+    """Format a stage's row."""
+    if row is None:
+        return f"| {stage} " + "| " * 8 + "| not compiled yet |"
+    memory = f"{row['peak_bytes'] / GiB:.1f}" + ("" if row["fits"] else " (does not fit)")
+    modelled = (row["step_seconds_model"], 1), (row.get("days_model"), 2), (row.get("device_hours_model"), 0)
+    times = " | ".join("-" if x is None else f"{x:,.{digits}f}" for x, digits in modelled)
+    return (
+        f"| {stage} | {row['seq_len']:,} | {row['batch_size']} | {row['mesh_dim']} | {row['tokens'] / 1e6:,.0f}M | "
+        f"{memory} | {row['host_bytes'] / GiB:.1f} | {times} |"
+    )
 
 
 def write_table(docs: Path, rows: dict[str, dict]) -> None:

@@ -1,10 +1,11 @@
-"""The tiny finetuning of scripts/demo_finetune.sh: a LLaMA-3.1-style model from 256 to 1024 tokens, on chats.
+"""Tiny fine-tuning of scripts/demo_finetune.sh: a LLaMA-3.1-style model from 256 to 1024 tokens, on chats.
 
-Reproduces: the path of a real finetuning, not anyone's numbers. Hardware: none, eight simulated devices. Expected:
-the held-out loss of answers falls from the first stage's beginning to the last one's end (`tests/test_demo.py` holds a
-short form to it). The model's shape and rope scaling are those of the checkpoint that the script makes.
+Reproduces: the steps of a real fine-tuning, but no published numbers. Hardware: none, eight simulated devices.
+Expected: the held-out loss of answers falls from the start of the first stage to the end of the last stage
+(`tests/test_demo.py` tests a short form). The model's shape and rope scaling match the checkpoint that the script
+makes.
 
-    bash scripts/demo_finetune.sh       # ends in: ringformer train --config=configs/demo_finetune.py
+    bash scripts/demo_finetune.sh       # runs: ringformer train --config=configs/demo_finetune.py
 """
 
 from ringformer import base_config

@@ -1,13 +1,13 @@
 """LLaMA-3.1 8B to 1M tokens on one node of 8xH200, by raising the rope theta.
 
-Reproduces: the last three stages of the extension of LLaMA-3 8B by theta alone that Gradient AI published (262K, 524K
-and 1048K: theta 207.1M, 1.06B and 2.80B; 101M, 419M and 839M tokens; learning rate 2e-5). Hardware: one host with eight
-H200 (141 GB) and 1 TB of memory. Expected: at each stage's end a held-out loss at its context below the one at its
-start. Nobody has run it with this code yet: memory and days of every stage are in docs/finetuning.md.
+Reproduces: the last three stages of Gradient AI's extension of LLaMA-3 8B, which changes only theta (262K, 524K and
+1048K: theta 207.1M, 1.06B and 2.80B; 101M, 419M and 839M tokens; learning rate 2e-5). Hardware: one host with eight
+H200 (141 GB) and 1 TB of memory. Expected: in each stage, the held-out loss at the stage's context is lower at the end
+than at the start. Nobody has run this config yet. docs/finetuning.md has the estimated memory and days of each stage.
 
-Differs: it begins with LLaMA-3.1, whose context is 128K already, so there is no stage at 64K; the theta takes the place
-of 3.1's own scaling of the frequencies, hence the preset without it. All eight GPUs are one ring in every stage, and
-sequences follow one another as microbatches; 4,194,304 tokens a step.
+Differs: it starts with LLaMA-3.1, whose context is already 128K, so there is no stage at 64K. The theta replaces the
+frequency scaling of LLaMA-3.1, so the preset is the one without scaling. In every stage, all eight GPUs form one ring,
+and the sequences of a batch are microbatches. A step has 4,194,304 tokens.
 
     ringformer estimate --config=configs/llama3_8b_1m_8xh200.py --target=8xH200
     bash scripts/gpu_node.sh --target=8xH200 --config=configs/llama3_8b_1m_8xh200.py --init_from=/data/llama3.1-8b \\
@@ -19,7 +19,7 @@ from ringformer import base_config
 
 def get_config():
     config = base_config("llama3_8b")
-    config.model.rope_scaling.kind = "none"  # also where the checkpoint has one
+    config.model.rope_scaling.kind = "none"  # even if the checkpoint has a scaling
     config.run_dir = "runs/llama3_8b_1m_8xh200"
     config.data.store = "data/long"
     config.data.source = "jsonl:data/long/*.jsonl"

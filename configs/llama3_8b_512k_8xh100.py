@@ -1,16 +1,16 @@
 """LLaMA-3.1 8B to 512K tokens on one node of 8xH100, by raising the rope theta.
 
-Reproduces: the 262K and 524K stages of the extension of LLaMA-3 8B by theta alone that Gradient AI published (theta
-207.1M and 1.06B; 101M and 419M tokens; learning rate 2e-5). Hardware: one host with eight H100 (80 GB). Expected: at
-each stage's end a held-out loss at its context below the one at its start. Nobody has run it with this code yet: memory
-and days of every stage are in docs/finetuning.md.
+Reproduces: the 262K and 524K stages of Gradient AI's extension of LLaMA-3 8B, which changes only theta (theta 207.1M
+and 1.06B; 101M and 419M tokens; learning rate 2e-5). Hardware: one host with eight H100 (80 GB). Expected: in each
+stage, the held-out loss at the stage's context is lower at the end than at the start. Nobody has run this config yet.
+docs/finetuning.md has the estimated memory and days of each stage.
 
-How 512K positions are reached: LLaMA-3.1 stretches the low frequencies of its rope eightfold (scaling `llama3`, theta
-5e5), which its training took to 128K and which says nothing of what lies beyond. Theta takes the scaling's place:
-`rope_scaling.kind` is "none", also where the checkpoint has the scaling, and the stages name the theta.
+Rope: LLaMA-3.1 stretches the low frequencies of its rope eightfold (scaling `llama3`, theta 5e5). It was trained with
+this scaling up to 128K, and the scaling is not meant for longer contexts. Here a larger theta replaces the scaling:
+`rope_scaling.kind` is "none", even if the checkpoint has a scaling, and the stages set the theta.
 
-Differs: it begins with LLaMA-3.1, whose context is 128K already, so there is no stage at 64K. All eight GPUs are one
-ring in both stages, and sequences follow one another as microbatches; 4,194,304 tokens a step.
+Differs: it starts with LLaMA-3.1, whose context is already 128K, so there is no stage at 64K. In both stages, all eight
+GPUs form one ring, and the sequences of a batch are microbatches. A step has 4,194,304 tokens.
 
     ringformer estimate --config=configs/llama3_8b_512k_8xh100.py --target=8xH100
     bash scripts/gpu_node.sh --target=8xH100 --config=configs/llama3_8b_512k_8xh100.py --init_from=/data/llama3.1-8b \\

@@ -1,19 +1,20 @@
-"""LLaMA-13B to 512K tokens on 32 A100: the paper's own finetuning (Ring Attention, section 5.3) with a schedule.
+"""LLaMA-13B to 512K tokens on 32 A100: the paper's own fine-tuning (Ring Attention, section 5.3) with a schedule.
 
-Reproduces: LLaMA-13B finetuned on ShareGPT at a context of 512K on 32 A100 with 80 GB. The paper gives no schedule:
-AdamW, learning rate 2e-5 with a cosine, 3% warm-up and no weight decay are Vicuna-13B's; the way there in three stages,
-with their rope theta, is Large World Model's. Hardware: 4 nodes of 8xA100-80. Expected: at each stage's end a held-out
-loss at its context below the one at its start. Nobody has run it with this code yet: memory and days of every stage are
-in docs/finetuning.md.
+Reproduces: LLaMA-13B fine-tuned on ShareGPT at a context of 512K on 32 A100 with 80 GB. The paper gives no schedule.
+The optimizer settings are those of Vicuna-13B: AdamW, learning rate 2e-5 with a cosine, 3% warm-up and no weight decay.
+The three stages and their rope theta follow Large World Model. Hardware: 4 nodes of 8xA100-80. Expected: in each stage,
+the held-out loss at the stage's context is lower at the end than at the start. Nobody has run this config yet.
+docs/finetuning.md has the estimated memory and days of each stage.
 
-ShareGPT's chats have some thousand tokens, so a context is hundreds of them: tokens attend across the whole packed
-sequence (`data.packed_attention`), or no RoPE position beyond the longest chat would be trained. What that cannot
-teach is to use the far context: only long documents do.
+ShareGPT's chats have a few thousand tokens, so a context holds hundreds of chats. Tokens attend across the whole packed
+sequence (`data.packed_attention`); otherwise no RoPE position beyond the longest chat would be trained. This does not
+teach the model to use distant text, which needs long documents.
 
-Differs from the paper: 2,097,152 tokens a step (Vicuna's 128 conversations of 2048 tokens are 262,144: half a sequence
-here), bfloat16 computation over float32 weights; a ring is the eight GPUs of a node, whose links hide its hops at these
-lengths, and nodes share the state alone. The steps are for 100M tokens at 32K and at 128K and for three epochs
-of a ShareGPT of 170M tokens, about 500M; yours has other tokens: steps = 3 x tokens / 2,097,152.
+Differs from the paper: a step has 2,097,152 tokens (Vicuna's 128 conversations of 2048 tokens are only 262,144, half a
+sequence here), and computation is in bfloat16 with float32 weights. The ring is at most the eight GPUs of a node, whose
+links hide its hops at these lengths; only the state is sharded across nodes. The steps are for 100M tokens at 32K and
+at 128K, and for three epochs of a ShareGPT of 170M tokens, about 500M in total. If your data have a different number of
+tokens, set steps = 3 x tokens / 2,097,152.
 
     ringformer estimate --config=configs/llama_13b_512k_32xa100.py --target=32xA100-80
     sbatch --nodes=4 scripts/slurm.sh --target=32xA100-80 --config=configs/llama_13b_512k_32xa100.py \\
@@ -34,7 +35,7 @@ def get_config():
     config.data.format = "sharegpt"
     config.data.template = "vicuna"
     config.data.packing = "whole"
-    config.data.packed_attention = "sequence"  # a chat has some thousand tokens: alone it would never see the context
+    config.data.packed_attention = "sequence"  # chats have a few thousand tokens, far fewer than the context
     config.optimizer.learning_rate = 2e-5
     config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.0

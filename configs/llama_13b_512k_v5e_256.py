@@ -1,14 +1,16 @@
-"""LLaMA-13B to 512K tokens on TPU v5e-256: the paper's finetuning on the hardware of its table's last rows.
+"""LLaMA-13B to 512K tokens on TPU v5e-256: the paper's fine-tuning on the hardware of its table's last rows.
 
-Reproduces: as configs/llama_13b_512k_32xa100.py, LLaMA-13B finetuned on ShareGPT at a context of 512K (Ring Attention,
-section 5.3) with Vicuna-13B's optimizer and Large World Model's rope theta. Hardware: TPU v5e-256 (256 chips with 16
-GB). Expected: at each stage's end a held-out loss at its context below the one at its start. Nobody has run it with
-this code yet: memory and days of every stage are in docs/finetuning.md.
+Reproduces: LLaMA-13B fine-tuned on ShareGPT at a context of 512K (Ring Attention, section 5.3), with Vicuna-13B's
+optimizer and Large World Model's rope theta, like configs/llama_13b_512k_32xa100.py. Hardware: TPU v5e-256 (256 chips
+with 16 GB). Expected: in each stage, the held-out loss at the stage's context is lower at the end than at the start.
+Nobody has run this config yet. docs/finetuning.md has the estimated memory and days of each stage.
 
-As there, tokens attend across the chats of a packed sequence (`data.packed_attention`): none is as long as a context.
+As in that config, tokens attend across the chats of a packed sequence (`data.packed_attention`), because no chat is as
+long as the context.
 
-Differs from the paper: 4,194,304 tokens a step, 16,384 tokens of a sequence on each chip, where a hop hides under its
-block; bfloat16 computation over float32 weights. The steps are for the tokens that the A100 config has.
+Differs from the paper: a step has 4,194,304 tokens, and computation is in bfloat16 with float32 weights. Each chip has
+16,384 tokens of a sequence, which is enough to hide a hop. The numbers of steps give the same tokens as in the A100
+config.
 
     ringformer estimate --config=configs/llama_13b_512k_v5e_256.py --target=v5e-256
     bash scripts/tpu_pod.sh --name=ring --zone=us-west4-a --accelerator=v5litepod-256 --nfs=10.0.0.2:/share \\
@@ -29,8 +31,8 @@ def get_config():
     config.data.format = "sharegpt"
     config.data.template = "vicuna"
     config.data.packing = "whole"
-    config.data.packed_attention = "sequence"  # a chat has some thousand tokens: alone it would never see the context
-    config.model.head_groups = 4  # of 10 heads: a chip has 16 GB
+    config.data.packed_attention = "sequence"  # chats have a few thousand tokens, far fewer than the context
+    config.model.head_groups = 4  # 10 heads per group, because a chip has 16 GB
     config.optimizer.learning_rate = 2e-5
     config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.0

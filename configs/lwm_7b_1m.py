@@ -1,14 +1,16 @@
 """LLaMA-2 7B to 1M tokens: the text stages of Large World Model (Liu, Yan, Zaharia, Abbeel, arXiv:2402.08268).
 
-Reproduces: LWM's five stages with their rope theta, steps, warm-up, four million tokens a step and a constant learning
-rate of 4e-5. Hardware: TPU v4-512 (256 chips with 32 GiB). Expected: at each stage's end a held-out loss at its context
-below the one at its start; the needle retrieved at 1M. Nobody has run it with this code yet: memory and days of every
-stage are in docs/finetuning.md.
+Reproduces: LWM's five stages with their rope theta, steps and warm-up, four million tokens per step, and a constant
+learning rate of 4e-5. Hardware: TPU v4-512 (256 chips with 32 GiB). Expected: in each stage, the held-out loss at the
+stage's context is lower at the end than at the start; the needle is retrieved at 1M. Nobody has run this config yet.
+docs/finetuning.md has the estimated memory and days of each stage.
 
-Differs from LWM: its meshes put 4 to 16 chips on tensor parallelism and up to 4 on the ring; ours put none on tensor
-parallelism and 2 to 64 on the ring, 16,384 tokens of a sequence on each chip, where a hop hides under its block. Tokens
-are steps times 4,194,304, so that the first stage has 5.0B where LWM rounds to 4.8B. Documents: LWM filters Books3 by
-length for every stage; bring your own (`data.source`), each stage keeps those of its lengths.
+Differs from LWM: LWM's meshes use 4 to 16 chips for tensor parallelism and up to 4 for the ring. Ours use no tensor
+parallelism and 2 to 64 chips for the ring. Each chip has 16,384 tokens of a sequence, which is enough to hide a hop.
+Tokens are steps times 4,194,304, so the first stage has 5.0B tokens, which LWM rounds to 4.8B.
+
+Documents: LWM filters Books3 by length for each stage. Provide your own documents (`data.source`); each stage selects
+them by length.
 
     ringformer estimate --config=configs/lwm_7b_1m.py --target=v4-512
     bash scripts/tpu_pod.sh --name=lwm --zone=us-central2-b --accelerator=v4-512 --nfs=10.0.0.2:/share \\

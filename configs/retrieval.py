@@ -1,11 +1,11 @@
-"""Line retrieval learned from scratch: a LLaMA of 0.2M parameters, then extended on the ring to 4K and 8K tokens.
+"""Line retrieval from scratch: a LLaMA of 0.2M parameters, extended on the ring to 4K and 8K tokens.
 
-Reproduces: the form of the paper's Figure 3 (accuracy of line retrieval over the context), not its numbers. Hardware:
-none, simulated devices. One store has the records of all stages, and a stage takes those of its lengths: drills
-without which lines are not matched, then few lines, then as many as 1K tokens hold, then 4K and 8K tokens with a larger
-rope theta. Loss on the answers alone.
+Reproduces: the form of the paper's Figure 3 (accuracy of line retrieval by context), not its numbers. Hardware: none,
+simulated devices. One store has the records of all stages, and each stage selects records by length. The first stage
+has drills, without which the model does not learn to match lines. Then come records of a few lines, records that fill
+1K tokens, and records of 4K and 8K tokens with a larger rope theta. Only the answers are trained on.
 
-    bash scripts/retrieval.sh --short       # makes the records, and ends with the evaluation; between them:
+    bash scripts/retrieval.sh --short       # makes the records, trains with the next command, and evaluates
     ringformer train --config=configs/retrieval.py
 """
 
@@ -17,7 +17,7 @@ def get_config():
     config.model.vocab_size = 1408
     config.model.hidden_size = 64
     config.model.intermediate_size = 128
-    config.model.num_heads = 4  # with two, the match is found from one seed in three
+    config.model.num_heads = 4  # with two heads, one seed in three learns the match
     config.model.num_kv_heads = 4
     config.model.head_dim = 32
     config.model.tie_embeddings = True
@@ -33,7 +33,7 @@ def get_config():
     config.data.clean = ""
     config.data.held_out = 0.03
     config.data.packing = "whole"
-    config.cpu_devices = 2  # the script takes eight for the stages on the ring
+    config.cpu_devices = 2  # the script uses eight for the stages on the ring
     config.eval_batches = 1
     config.checkpoint_every = 250
     config.optimizer.b2 = 0.98
@@ -45,13 +45,14 @@ def get_config():
     falling = {"optimizer.schedule": "cosine"}
     ring = falling | {"mesh_dim": "1,1,1,-1", "optimizer.learning_rate": 1e-3}
     config.stages = (
-        # First the nouns are brought to where they are compared, then they are compared: neither is found otherwise.
-        # After more drills the second layer, too, looks at its neighbours alone, and from some seeds for good.
+        # The first stage teaches the model to copy nouns to the positions where the second stage compares them. Without
+        # the first stage, the model learns neither. After more drills, the second layer attends only to neighbouring
+        # tokens, and for some seeds this does not change.
         short | {"steps": 200, "optimizer.learning_rate": 3e-3, "data.max_length": 100},
         short | {"steps": 1600, "data.min_length": 101, "data.max_length": 160},
         short | {"steps": 300, "data.min_length": 161, "data.max_length": 340},
-        # Words are shared here, so that adjectives are learned. Lengths are mixed from here on, as many of each order
-        # of magnitude: of the longest alone nothing is found, and what was found is lost.
+        # From here on, lines share words, so that adjectives are learned. Lengths are mixed, evenly over orders of
+        # magnitude, because with only the longest records the model learns nothing and loses what it has learned.
         short | falling | {"steps": 700, "batch_size": 4, "data.min_length": 341, "data.max_length": 1024},
         ring
         | {

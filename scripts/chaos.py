@@ -1,7 +1,7 @@
-"""Break a small run on purpose, and see that nothing is lost and nothing goes wrong in silence.
+"""Break a small run on purpose, and check that nothing is lost and nothing goes wrong silently.
 
-Runs are real processes of `ringformer train`. What a run must come to is that of one which nobody disturbed: every loss
-and gradient norm, and every byte of the arrays of its last checkpoint.
+Runs are real processes of `ringformer train`. Each run must end like a run without interruption: with the same losses
+and gradient norms, and with the same bytes in the arrays of its last checkpoint.
 
     python scripts/chaos.py [FOLDER] [--kills=3] [--flips=10] [--seed=0] [--results=FILE]
 """
@@ -31,7 +31,7 @@ STEPS = 40
 EVERY = 5
 """Steps between two saves."""
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
-"""Exit codes, as docs/reference/command-line.md has them."""
+"""Exit codes that docs/reference/command-line.md documents."""
 CONFIG = """
 from ringformer.runs.config import base_config
 
@@ -48,11 +48,11 @@ def get_config():
 
 
 class Wrong(Exception):
-    """What should not have happened."""
+    """Difference from the expected outcome of a trial."""
 
 
 class Runs:
-    """Runs of one config in `folder`, and the undisturbed one that they are compared with."""
+    """Runs of one config in `folder`, and the uninterrupted run that they are compared with."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -101,14 +101,16 @@ class Runs:
         return (self._folder / name / "checkpoints" / str(step)).exists()
 
     def goes_on(self, name: str) -> None:
-        """Start the run again to its end, and compare."""
+        """Restart the run, wait for its end, and compare it."""
         self.expect(self.wait(self.start(name)), 0)
         if self._outcome(name) != self._undisturbed:
             raise Wrong("its losses or its last checkpoint are not those of the undisturbed run")
 
     def damaged(self, name: str, file: Path) -> None:
-        """What a start makes of a damaged file: it names it, and ends or comes to the same; of what is in no manifest,
-        since nothing that is restored depends on it, the same is enough."""
+        """Start a run with a damaged file. The run must name the file, and end or reach the same result.
+
+        Files outside of manifests need not be named, because nothing that is restored depends on them.
+        """
         code, said = self.wait(self.start(name))
         if str(file) not in said.replace("\n", "") and not (code == 0 and file.name in WRITTEN_LAST):
             raise Wrong(f"exit code {code} and no word of {file}: {said[-300:]}")
@@ -122,7 +124,7 @@ class Runs:
         return [row for row in rows if "grad_norm" in row]
 
     def _outcome(self, name: str) -> tuple[list[tuple[int, float, float]], dict[str, bytes]]:
-        """What every step reported, and the contents of the last checkpoint's chunks, by their places."""
+        """Return what every step reported, and the contents of the last checkpoint's chunks by path."""
         tree = self._folder / name / "checkpoints" / str(STEPS) / "default"
         chunks = {str(path.relative_to(tree)): path.read_bytes() for path in tree.glob("*.*/[0-9]*")}
         if not chunks:
@@ -131,7 +133,7 @@ class Runs:
 
 
 def kills(runs: Runs, count: int, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """By turns after a step, and while a step is saved."""
+    """Kill a run, alternately after a step and during a save."""
     for i in range(count):
         process = runs.start(name := f"killed-{i}")
         if i % 2 == 0:
@@ -162,7 +164,7 @@ def signals(runs: Runs, rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def flips(runs: Runs, folder: Path, count: int, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Of the newest checkpoint of a run that was stopped, of its config and record, and of the token store."""
+    """Flip bits in the newest checkpoint of a stopped run, in its config and record, and in the token store."""
     process = runs.start("stopped")
     runs.until("stopped", STEPS // 2, process)
     process.send_signal(signal.SIGTERM)
@@ -207,11 +209,11 @@ def count(text: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="to work in, empty or not there; without: a temporary one")
-    parser.add_argument("--kills", type=count, default=3, help="how many")
-    parser.add_argument("--flips", type=count, default=10, help="how many")
-    parser.add_argument("--seed", type=int, default=0, help="of the steps, files and bits")
-    parser.add_argument("--results", type=Path, help="write the table there, as JSON")
+    parser.add_argument("folder", type=Path, nargs="?", help="empty or new folder (default: a temporary one)")
+    parser.add_argument("--kills", type=count, default=3, help="number of kills")
+    parser.add_argument("--flips", type=count, default=10, help="number of flipped bits")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of steps, files and bits")
+    parser.add_argument("--results", type=Path, help="file for the table, as JSON")
     args = parser.parse_args()
     if args.results and not args.results.absolute().parent.is_dir():
         parser.error(f"--results={args.results}: there is no folder {args.results.parent}")
@@ -219,11 +221,11 @@ def main() -> int:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         parser.error(f"{folder} is not an empty folder: name another one")
     folder.mkdir(parents=True, exist_ok=True)
-    # Of a small model most is compilation: once, and quickly.
+    # Compilation dominates for a small model: do it once, and quickly.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     os.environ |= {"JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     rng, rows = random.Random(args.seed), []
-    print(f"in {folder}: an undisturbed run of {STEPS} steps, to compare with", flush=True)
+    print(f"in {folder}: an uninterrupted run of {STEPS} steps, for comparison", flush=True)
     runs = Runs(folder)
     for trial in (kills(runs, args.kills, rng), signals(runs, rng), flips(runs, folder, args.flips, rng)):
         for what, verdict in trial:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Break a small run on purpose, some minutes of it: kill it, signal it, flip bits of its checkpoints and of its token store.
-# Prints a table; exit code 1 if anything was lost or went wrong in silence. Options are those of scripts/chaos.py.
+# Break a small run on purpose for a few minutes: kill it, signal it, and flip bits of its checkpoints and token store.
+# Prints a table; the exit code is 1 if anything was lost or went wrong silently. Takes the options of scripts/chaos.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${RINGFORMER_PYTHON:-}" ]; then

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# All that CI has no time for, about an hour; run once per issue: bash scripts/check_all.sh [PART ...]
+# Run the checks that take too long for CI, about an hour: bash scripts/check_all.sh [PART ...]
 #
-#   schemas   workflows, issue forms, citation, commit hooks and the justfile are what their tools read
-#   package   wheel and sdist, each installed into an empty environment: version, configs, the README's op, training
-#   docs      the site, warnings are errors
+#   schemas   workflows, issue forms, citation, commit hooks and the justfile are valid for their tools
+#   package   wheel and sdist, each installed into an empty environment: version, configs, the README's program, training
+#   docs      the site; warnings are errors
 #   oldest    format, lint, types and the suite on Python 3.11 with the oldest JAX of the range
 #   newest    the suite on Python 3.12 with the newest JAX that the lock file has
 #
-# Without a PART all of them. OLDEST and NEWEST name the Pythons (python3.11, python3.12); environments are made in
-# build/check, and used again.
+# Without a PART, all parts run. The variables OLDEST and NEWEST name the Python interpreters (python3.11, python3.12).
+# Environments are made in build/check and reused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 repository=$PWD
 work=$repository/build/check
 mkdir -p "$work"
 
-# found NAME VARIABLE COMMAND...: the first of the commands that is that Python
+# found VERSION VARIABLE COMMAND...: print the first of the commands that is this version of Python
 found() {
     local version=$1 variable=$2 candidate
     shift 2
@@ -25,7 +25,7 @@ found() {
             return
         fi
     done
-    echo "check_all.sh: no Python $version; name one: $variable=/path/to/python$version bash scripts/check_all.sh" >&2
+    echo "check_all.sh: Python $version not found; set $variable=/path/to/python$version" >&2
     return 1
 }
 
@@ -66,14 +66,14 @@ print("the README's op runs, with the base alone")
 END
 )
 
-# tried NAME FILE: install a wheel or an sdist as a stranger would, by the locked versions, and use it far from the clone
+# tried NAME FILE: install a wheel or an sdist as a user would, with the locked versions, and use it outside the clone
 tried() {
     local folder=$work/$1 file=$2 python=$work/$1/venv/bin/python
     say "$1: $(basename "$file")"
     rm -rf "$folder"
     mkdir -p "$folder/home"
     "$oldest" -m venv "$folder/venv"
-    sed -n 's/^\([a-z].*\) \\$/\1/p' requirements/train.txt >"$folder/versions.txt" # pip takes no hashes there
+    sed -n 's/^\([a-z].*\) \\$/\1/p' requirements/train.txt >"$folder/versions.txt" # constraints may not have hashes
     "$python" -m pip --disable-pip-version-check install --quiet --constraint "$folder/versions.txt" setuptools
     "$python" -m pip --disable-pip-version-check install --quiet --constraint "$folder/versions.txt" \
         --no-build-isolation "$file"
@@ -110,7 +110,7 @@ docs() {
     bash scripts/docs.sh
 }
 
-# suite NAME PYTHON: scripts/test.sh in a copy of what is committed, with an environment of that Python
+# suite NAME PYTHON: run scripts/test.sh in a copy of the committed files, in an environment with this Python
 suite() {
     local folder=$work/$1 version
     say "$1: the suite on $2"
@@ -132,7 +132,7 @@ for part in "${parts[@]}"; do
         schemas | package | docs) "$part" ;;
         oldest) suite oldest "$oldest" ;;
         newest) suite newest "$(found 3.12 NEWEST "${NEWEST:-}" python3.12 python3)" ;;
-        *) echo "check_all.sh: no part $part; there are schemas, package, docs, oldest and newest" >&2 && exit 2 ;;
+        *) echo "check_all.sh: unknown part $part; the parts are schemas, package, docs, oldest and newest" >&2 && exit 2 ;;
     esac
 done
 say "all is well: ${parts[*]}"

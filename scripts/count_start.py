@@ -1,9 +1,9 @@
-"""Count what a tiny `ringformer train` enters from its command line to the first call of the train step.
+"""Count the functions that a tiny `ringformer train` enters before the first call of the train step.
 
     python scripts/count_start.py [--verbose]
 
-Named functions of the package (no lambdas, no comprehensions) outside ops, models and data, on the main thread, with
-the store built before; and the functions that `prepare` enters with a config or a part of one.
+Counts named functions of the package (no lambdas, no comprehensions) outside ops, models and data, on the main thread,
+with a store that was built before. Also counts the functions that `prepare` enters with a config or a part of a config.
 """
 
 import argparse
@@ -25,11 +25,11 @@ ELSEWHERE = ("ops", "models", "data")
 
 
 class FirstStep(BaseException):
-    """Ends the command where it would call the train step."""
+    """Ends the command just before it calls the train step."""
 
 
 class Counts:
-    """Functions that a profiler sees entered, by file and qualified name."""
+    """Functions that a profiler sees being entered, by file and qualified name."""
 
     def __init__(self):
         self.entered: Counter[tuple[str, str]] = Counter()
@@ -37,7 +37,7 @@ class Counts:
         self._preparing = 0
 
     def see(self, frame: FrameType, event: str, _: Any) -> None:
-        """Hear of a call or a return, as `sys.setprofile` reports it."""
+        """Receive a call or a return from `sys.setprofile`."""
         code = frame.f_code
         of_package = code.co_filename.startswith(str(PACKAGE))
         if not of_package or code.co_name.startswith("<") or not code.co_flags & inspect.CO_OPTIMIZED:  # a class's body
@@ -90,7 +90,7 @@ def count(arguments: list[str]) -> Counts:
 
 
 def tiny(folder: Path) -> list[str]:
-    """The arguments of a tiny run, whose store is built."""
+    """Build the store of a tiny run, and return the arguments of its command."""
     from ringformer.data.stores.options import StoreOptions
     from ringformer.data.stores.prepare import open_or_build
     from ringformer.data.tokenizers.load import load_tokenizer

@@ -1,4 +1,4 @@
-"""What scripts/demo_finetune.sh needs beside `ringformer`: a checkpoint and chats at the start, generation at the end.
+"""Helpers of scripts/demo_finetune.sh: make a checkpoint and chats at the start, and generate text at the end.
 
 python scripts/demo_finetune.py make HF_FOLDER CHATS_JSON [--chats=1500]
 python scripts/demo_finetune.py generate HF_FOLDER RUN_DIR
@@ -53,7 +53,7 @@ def make(folder: Path, chats: Path, count: int) -> None:
 
 
 def _questions() -> list[tuple[str, str]]:
-    """Questions about the standard library, answered by its docstrings."""
+    """Return questions about the standard library, with its docstrings as answers."""
     found = []
     for name in MODULES:
         module = import_module(name)
@@ -65,7 +65,8 @@ def _questions() -> list[tuple[str, str]]:
 
 
 def _write_chats(path: Path, questions: list[tuple[str, str]], count: int) -> None:
-    """Two to six turns each; some of it HTML, as in the raw dump; a few begin with an answer, as some there do."""
+    """Write conversations of two to six turns. As in the raw ShareGPT dump, some have HTML, and a few begin with an
+    answer."""
     rng = random.Random(0)
     conversations = []
     for i in range(count):
@@ -137,7 +138,7 @@ def _write_model(folder: Path) -> None:
 
 
 def generate(folder: Path, run_dir: Path) -> None:
-    """64 greedy tokens of transformers and of ringformer after a question; exits with 1 if they differ."""
+    """Print 64 greedy tokens that transformers and ringformer generate after a question; exit with 1 if they differ."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 

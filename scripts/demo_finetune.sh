@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Finetuning end to end on the CPU, from nothing: a random LLaMA-3.1-style Hugging Face checkpoint with a tokenizer of its
-# own, converted and verified, chats prepared and inspected, context extended in stages, exported, and read by
-# transformers. Writes OUT (runs/demo_finetune). --short: a few steps of each.
+# Fine-tune end to end on the CPU. Makes a random LLaMA-3.1-style Hugging Face checkpoint with its own tokenizer, converts
+# and verifies it, prepares and inspects chats, extends the context in stages, exports the result, and loads it in
+# transformers. Writes OUT (default: runs/demo_finetune). With --short, each stage has only a few steps.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 short=
@@ -14,7 +14,7 @@ for argument in "$@"; do
     esac
 done
 if [ -e "$out" ]; then
-    echo "$out is there already: remove it, or name another folder" >&2
+    echo "$out already exists: remove it or name another folder" >&2
     exit 2
 fi
 if [ -z "${RINGFORMER_PYTHON:-}" ]; then

@@ -1,6 +1,6 @@
-"""What MkDocs makes of the repository besides docs/: the API pages, the config keys, and files that pages link to.
+"""MkDocs hooks that generate pages outside of docs/: the API, the config keys, and files that pages link to.
 
-Everything is read, nothing of ringformer is imported: the site is built where JAX is not installed.
+The hooks parse source files and never import ringformer, so the site can be built where JAX is not installed.
 """
 
 import ast
@@ -20,20 +20,20 @@ AS_TEXT = (".py", ".sh")
 """Suffixes of files that a browser would download instead of showing."""
 
 FAMILY = {"ringformer.models.interface.ModelConfig": "ringformer.models.llama_config.LlamaConfig"}
-"""Whose keys the page lists where a field may have those of any family of models."""
+"""Model family whose keys the page lists for fields that can have the keys of any family."""
 
 FIRST_ROOMS = ("ops", "models", "data", "parallel", "train", "inference", "convert", "evals", "estimate", "paper")
-"""Those that people look up most stand first; the others follow by name."""
+"""Rooms that people look up most, which are listed first. The other rooms follow by name."""
 
 
 def rooms() -> list[str]:
-    """The folders of the package."""
+    """Return the folders of the package."""
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     return [*FIRST_ROOMS, *sorted(folders - set(FIRST_ROOMS))]
 
 
 def purpose(room: str) -> str:
-    """The first paragraph of a room's docstring."""
+    """Return the first paragraph of a room's docstring."""
     docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
     return " ".join(docstring.split("\n\n")[0].split())
 
@@ -75,7 +75,7 @@ def on_page_markdown(markdown: str, page, **_) -> str:
 
 
 def _outside(page: str, target: str) -> str | None:
-    """The path in the repository that a page's link leads to, None inside docs/. PluginError if nothing is there."""
+    """Return the repository path that a link leads to, or None inside docs/. Raises PluginError if none exists."""
     path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target))
     if path.startswith("docs/"):
         return None
@@ -89,7 +89,7 @@ def _site_path(path: str) -> str:
 
 
 def modules(room: str) -> list[str]:
-    """The dotted names of a room's modules that have a docstring."""
+    """Return the dotted names of a room's modules that have a docstring."""
     names = []
     for path in sorted((PACKAGE / room).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -103,7 +103,7 @@ def api_page(room: str) -> str:
 
 
 def index_page() -> str:
-    """The public names, imported in ringformer/__init__.py, then the rooms and what their modules say they are."""
+    """List the public names of ringformer/__init__.py, then the rooms with the first line of each module."""
     package = griffe.load("ringformer", search_paths=[ROOT], allow_inspection=False)
     lines = ["# API", "", "What `import ringformer` offers:", "", "| name | |", "|---|---|"]
     for name, member in package.members.items():
@@ -127,7 +127,7 @@ def _first_line(thing) -> str:
 
 
 def config_page() -> str:
-    """Every key of a config, from the fields of the dataclasses: default and docstring."""
+    """List every key of a config with its default and docstring, from the fields of the dataclasses."""
     package = griffe.load("ringformer", search_paths=[ROOT], allow_inspection=False)
     lines = [
         "# Config keys",
@@ -164,7 +164,7 @@ def _collect(cls, prefix: str, sections: list, package) -> None:
 
 
 def _fields(cls) -> list:
-    """The fields of a dataclass, those of its bases first; one that it has anew may leave its docstring to the base."""
+    """Return the fields of a dataclass, base classes first. An overridden field may inherit its docstring."""
     fields = {field.name: field for base in reversed(cls.mro()) for field in _fields(base)}
     for member in cls.members.values():
         if member.is_attribute and member.annotation is not None and "instance-attribute" in member.labels:
@@ -175,7 +175,7 @@ def _fields(cls) -> list:
 
 
 def _nested(attribute, package):
-    """The dataclass that an annotation names, if it is one of the package's."""
+    """Return the dataclass that an annotation names, if the package defines it."""
     path = getattr(attribute.annotation, "canonical_path", "")
     path = FAMILY.get(path, path)
     if not path.startswith("ringformer."):
@@ -186,7 +186,7 @@ def _nested(attribute, package):
 
 
 def _meaning(attribute) -> str:
-    """The docstring of a field, or the choices that its type has."""
+    """Return the docstring of a field, or the choices of its type."""
     text = _first_line(attribute)
     choices = re.findall(r"'([^']+)'", str(attribute.annotation)) if "Literal" in str(attribute.annotation) else []
     named = [choice for choice in choices if choice not in text]

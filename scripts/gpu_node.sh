@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Train on one host with several GPUs, one process for all of them.
-# It is started again when it was stopped (not through this script), or stalled.
+# Train on one host with several GPUs, in one process. The process is restarted if it stalls, or if it is stopped by
+# anything but this script.
 set -euo pipefail
 # shellcheck source=scripts/launch_options.sh
 source "$(dirname "$0")/launch_options.sh"
@@ -8,7 +8,7 @@ usage() {
     cat <<END
 usage: bash scripts/gpu_node.sh --target=8xH200 --config=FILE --run_dir=DIR [option ...]
 
-  --target=NAME       8xA100-80, 8xH100, 8xH200: what the estimate is for
+  --target=NAME       the GPUs: 8xA100-80, 8xH100 or 8xH200
 $COMMON_OPTIONS
 END
 }
@@ -16,8 +16,8 @@ parse_options "$@"
 [ ${#own[@]} -eq 0 ] || fail "unknown option ${own[0]} (--help lists them)"
 [ -n "$target$skip_estimate" ] || fail "which GPUs? --target=8xH200, or --skip-estimate"
 require_ringformer cuda
-# JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%, and says how large the pool of host
-# memory must be for what is offloaded. The trainer itself passes the compiler its options.
+# By default JAX takes three quarters of a GPU's memory; the estimate assumes 92%. The estimate also gives the size of the
+# host memory pool for offloaded arrays. The trainer passes options to the compiler itself.
 environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)
 estimate_first
 keep_running "this host" env "${environment[@]}" "${ringformer[@]}" train "--config=$config" "${overrides[@]}" "${allow[@]}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Train with several processes on this host, each with its share of eight simulated CPU devices: what many hosts do, to
-# try it. The losses are those of a single process.
+# Train with several processes on this host, each with its share of eight simulated CPU devices. This is how to try a run
+# on several hosts. The losses equal those of a single process.
 set -euo pipefail
 # shellcheck source=scripts/launch_options.sh
 source "$(dirname "$0")/launch_options.sh"
@@ -8,8 +8,8 @@ usage() {
     cat <<END
 usage: bash scripts/launch_local.sh --processes=2 --config=FILE --run_dir=DIR [option ...]
 
-  --processes=N       how many processes
-  --devices=N         simulated devices of each; without: 8 shared by all
+  --processes=N       number of processes
+  --devices=N         simulated devices per process (default: 8 divided by the number of processes)
 $COMMON_OPTIONS
 END
 }
@@ -35,12 +35,12 @@ if [ -n "$dry_run" ]; then
     exit
 fi
 
-# all_processes: start them, pass signals on, and wait; when one has ended badly the others have 40 s to do so too.
-# Returns the exit code of an error, else 76 if one is lost, else that of a stop.
+# all_processes: start all processes, pass signals on to them, and wait. After one fails, the others have 40 s to end.
+# Returns the exit code of an error if there was one, else 76 if a process was lost, else the exit code of a stop.
 all_processes() {
     local children=() i name code worst=0 ended=""
     for name in TERM USR1 INT; do
-        # shellcheck disable=SC2064 # this signal
+        # shellcheck disable=SC2064 # expand the signal now
         trap "kill -$name "'"${children[@]}" 2>/dev/null || true' "$name"
     done
     port=$("${ringformer[0]}" -c 'import socket; s = socket.create_server(("", 0)); print(s.getsockname()[1])')

@@ -1,31 +1,31 @@
 # shellcheck shell=bash
-# What the launch scripts share: their options, and how they print or run a command. Sourced by them.
-# shellcheck disable=SC2034  # in their usage
+# Options of the launch scripts, and functions that print or run their commands. The launch scripts source this file.
+# shellcheck disable=SC2034  # used in their usage texts
 COMMON_OPTIONS="  --config=FILE       the config (configs/)
-  --init_from=DIR     begin with the parameters of this run or converted model
+  --init_from=DIR     start with the parameters of this run or converted model
   --store=DIR         the token store
-  --tokenizer=FILE    its tokenizer
-  --run_dir=DIR       what the run writes; the same command again resumes it
-  --stage=N           of a config with stages, this one alone (1 is the first)
-  --config.KEY=VALUE  any other key of the config
-  --allow=KEY,...     keys that may have changed since the run was begun
-  --skip-estimate     do not ask the compiler first whether every stage fits
-  --dry-run           print what each host would execute, and execute nothing
+  --tokenizer=FILE    the tokenizer of the store
+  --run_dir=DIR       the folder of the run; the same command resumes the run
+  --stage=N           train only this stage of a config with stages (1 is the first)
+  --config.KEY=VALUE  override any other key of the config
+  --allow=KEY,...     keys that may have changed since the run started
+  --skip-estimate     start without an estimate of whether every stage fits
+  --dry-run           print the commands that each host would execute, and execute nothing
 
-  In a clone ringformer is that of its .venv (scripts/setup_venv.sh makes it), of a script from \`ringformer configs
-  copy\` that of the active environment; RINGFORMER_PYTHON=/path/to/python names another."
+  In a clone, the scripts use the ringformer of the clone's .venv (scripts/setup_venv.sh makes it). Scripts from
+  \`ringformer configs copy\` use that of the active environment. RINGFORMER_PYTHON=/path/to/python selects another."
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-if [ -f "$repository/setup.py" ]; then # a clone, whether an environment is active or not
+if [ -f "$repository/setup.py" ]; then # in a clone, even if another environment is active
     python=$repository/.venv/bin/python
-else # inside a wheel, or copied from there
+else # in an installed package, or copied from it
     python=python
 fi
 # The command `ringformer`.
 ringformer=("${RINGFORMER_PYTHON:-$python}" -m ringformer.cli)
 
-# Sets config, target, run_dir, dry_run, skip_estimate and the arrays overrides (for train and estimate), allow (for
-# train) and own (what is left for the script).
+# parse_options OPTION...: set config, target, run_dir, dry_run and skip_estimate, and the arrays overrides (for train and
+# estimate), allow (for train) and own (options that the script itself handles).
 parse_options() {
     config="" target="" run_dir="" dry_run="" skip_estimate="" overrides=() allow=() own=()
     for option in "$@"; do
@@ -59,7 +59,7 @@ fail() {
     exit 2
 }
 
-# run WHERE COMMAND...: execute it, or say where it would be.
+# run WHERE COMMAND...: execute the command; in a dry run, print it with the place where it would run.
 run() {
     local where=$1
     shift
@@ -70,9 +70,9 @@ run() {
     fi
 }
 
-# keep_running WHERE COMMAND...: run it and pass signals on to it; run it again when it was stopped (75) though nobody
-# signalled this script, and when a process of it stalled or died (76, or by a signal), of this at most RESTARTS times in
-# a row without a new checkpoint in RUN_DIR. Returns its last exit code. With AGAIN_ON_STOP= it is not run again after 75.
+# keep_running WHERE COMMAND...: run the command and pass signals on to it. Run it again after exit code 75, unless this
+# script was signalled (never with AGAIN_ON_STOP=). Run it again after a process stalled or died (76, or a signal), at most
+# RESTARTS times in a row without a new checkpoint in RUN_DIR. Returns the last exit code of the command.
 RESTARTS=3
 AGAIN_ON_STOP=1
 keep_running() {
@@ -81,11 +81,11 @@ keep_running() {
     local code child signalled="" interrupted lost=0 before after
     before=$(newest_checkpoint)
     while :; do
-        set -m # a group of its own: a terminal's Ctrl-C reaches it through us, once
+        set -m # a separate process group, so that Ctrl-C reaches the command only through this script, once
         "$@" &
         child=$!
         set +m
-        # shellcheck disable=SC2064 # this child
+        # shellcheck disable=SC2064 # expand the child's id now
         for name in TERM USR1 INT; do trap "signalled=1 interrupted=1; kill -$name $child 2>/dev/null || true" "$name"; done
         interrupted=1
         while [ -n "$interrupted" ]; do
@@ -115,7 +115,7 @@ newest_checkpoint() {
     find "$run_dir" -maxdepth 3 -path '*/checkpoints/[0-9]*' -prune -printf '%T@ %p\n' 2>/dev/null | sort -n | tail -n 1 || true
 }
 
-# require_ringformer EXTRA: fail, with what makes it, if there is no Python with ringformer. A dry run needs none.
+# require_ringformer EXTRA: fail if no Python has ringformer, and say how to install it. A dry run needs none.
 require_ringformer() {
     [ -z "$dry_run" ] || return 0
     local cure="RINGFORMER_PYTHON=/path/to/python names that of another environment"
@@ -128,9 +128,9 @@ require_ringformer() {
     "${ringformer[0]}" -c 'import ringformer.cli' || fail "${ringformer[0]} has no ringformer; $cure"
 }
 
-# The compiler's word on every stage before anything is rented or reserved any longer. Adds what the estimate says that
-# the run's environment needs to the array environment, as NAME=VALUE. Without an estimate, and in a dry run where
-# ringformer is at hand, it is what can be counted.
+# estimate_first: compile every stage before hardware is reserved any longer, and fail if one does not fit. Adds the
+# variables that the estimate recommends to the array environment, as NAME=VALUE. With --skip-estimate or in a dry run,
+# the variables come from closed forms, if ringformer is installed.
 environment=()
 estimate_first() {
     local command=("${ringformer[@]}" estimate "--config=$config" "--target=$target" "${overrides[@]}")
@@ -138,7 +138,7 @@ estimate_first() {
     [ -z "$dry_run" ] || [ -n "$skip_estimate" ] || run "this host" "${command[@]}" --require_fit --quick
     if [ -n "$dry_run" ] || [ -n "$skip_estimate" ]; then
         [ -n "$target" ] && "${ringformer[@]}" --help >/dev/null 2>&1 || return 0
-        said=$("${command[@]}" --closed_form 2>/dev/null) || return 0 # what is wrong with it the run will say
+        said=$("${command[@]}" --closed_form 2>/dev/null) || return 0 # the run itself reports errors
     else
         said=$("${command[@]}" --require_fit --quick) || verdict=$?
         printf '%s\n' "$said"

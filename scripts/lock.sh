@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Write requirements/*.txt, the versions and hashes that scripts/setup_venv.sh installs, each for Python 3.11 (the oldest
-# JAX) and 3.12 and newer (the newest one). What is pinned stays; bash scripts/lock.sh --upgrade moves it.
-# Needs uv: pip install uv, or UV=/path/to/uv.
+# Write requirements/*.txt: the versions and hashes that scripts/setup_venv.sh installs. Each file is for Python 3.11 (with
+# the oldest JAX) and for 3.12 and newer (with the newest JAX). Pinned versions stay; bash scripts/lock.sh --upgrade
+# updates them. Needs uv: pip install uv, or UV=/path/to/uv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Left out, since the machine decides which build it gets, and the usual one has gigabytes: torch, by a marker that is
-# never true. What it needs besides comes with it.
+# torch is not locked, because its build depends on the machine and the usual build has gigabytes. A marker that is never
+# true leaves it out. Its dependencies are installed together with it.
 unlocked="torch ; sys_platform == 'none'"
 
-# lock NAME EXTRA...: requirements/NAME.txt
+# lock NAME EXTRA...: write requirements/NAME.txt
 lock() {
     local name=$1 extra options=()
     shift
@@ -23,7 +23,7 @@ lock() {
         --override <(echo "$unlocked") "${hidden[@]}" --output-file "requirements/$name.txt" pyproject.toml
 }
 
-# The site's tools alone: its pages are made from sources, nothing of ringformer is imported.
+# Lock only the site's tools: its pages are generated from source files, without importing ringformer.
 only_docs() {
     echo "requirements/docs.txt" >&2
     python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
@@ -34,11 +34,11 @@ only_docs() {
 
 upgrade=("$@")
 hidden=()
-for package in torch sympy mpmath networkx; do # with that marker
+for package in torch sympy mpmath networkx; do # packages with that marker
     hidden+=("--no-emit-package=$package")
 done
 mkdir -p requirements
-lock dev dev # first: the others take its versions
+lock dev dev # first, because the other files use its versions
 upgrade=()
 lock test test
 only_docs

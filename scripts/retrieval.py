@@ -1,4 +1,4 @@
-"""What scripts/retrieval.sh needs beside `ringformer`: a tokenizer and records to train on, and the file of results.
+"""Helpers of scripts/retrieval.sh: make a tokenizer and training records, and write the file of results.
 
 python scripts/retrieval.py make FOLDER [--largest=99] [--share=1.0]
 python scripts/retrieval.py report RESULTS_JSON FOLDER... --measured_on=... [--command=...] [--evaluation=lines] [--add]
@@ -32,26 +32,27 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
-"""Messages end to end, and the end token behind an answer: a prompt is the same text with the template and without."""
+"""Chat template that concatenates messages, with the end token after an answer, so that a prompt is the same text with
+and without the template."""
 
 
 class Records(NamedTuple):
-    """Records of one kind; a stage of configs/retrieval.py takes those of its lengths."""
+    """Records of one kind. The stages of configs/retrieval.py select records by length."""
 
     count: int
     lines: tuple[int, int]
-    """The fewest and the most lines of a record."""
+    """Minimum and maximum number of lines in a record."""
     questions: int
-    """Of a record, each for any of its lines: they repeat, or the last ones could be answered by elimination."""
+    """Number of questions per record. Lines can repeat, so that no question can be answered by elimination."""
     lines_per_word: int | None = None
-    """Lines that share a noun, and an adjective: else most nouns of a record tell its line alone, and adjectives are
-    not learned. None: as they come."""
+    """Number of lines that share a noun, and an adjective; None draws them independently. Without sharing, most nouns
+    identify their line alone, and the model does not learn adjectives."""
     drills: float = 0.0
-    """The share of the questions that are a `drill`; of a record of these alone the lines are not written."""
+    """Share of the questions that are a `drill`. If all are drills, the record has no lines."""
     zipf: bool = False
-    """Nouns are distinct and drawn by Zipf's law, the n-th of them as often as 1/n: with few nouns a match is found
-    soon, and known by heart, with many it is the same for all of them, and not found from every seed. The law has both,
-    as language has (Chan et al. 2022, arXiv:2205.05055)."""
+    """Whether nouns are distinct and drawn by Zipf's law (the n-th with a frequency of 1/n). With few nouns, the model
+    finds the match soon but memorises it. With many nouns, the match works for all of them, but some seeds never find
+    it. Zipf's law combines both, as language does (Chan et al. 2022, arXiv:2205.05055)."""
 
 
 KINDS = (
@@ -62,29 +63,31 @@ KINDS = (
     Records(400, (112, 447), 64),
     Records(120, (448, 959), 64),
 )
-"""With eight tokens a line and a question, one for what stands before, and up to ten for a drill: at most 71, 133, 257,
-1,017, 4,089 and 8,185 tokens. A number of five digits has two tokens more: then the longest records of a kind are of
-the next stage, and those of more than 8,192 tokens of none."""
+"""Kinds of records, by stage.
+
+A line and a question have eight tokens each, the text before them has one, and a drill has up to ten. Records of these
+kinds have at most 71, 133, 257, 1,017, 4,089 and 8,185 tokens. A five-digit number has two more tokens. With such
+numbers, the longest records of a kind go to the next stage, and records of more than 8,192 tokens are not used."""
 
 FEWEST = 100
-"""Records of a kind, whatever the share."""
+"""Smallest number of records of a kind, whatever the share."""
 MOST_RECORDS = 100
-"""The largest share."""
+"""Largest share."""
 
 
 def record(kind: int, number: int, largest: int) -> dict[str, Any]:
-    """A conversation: the record with its first question, the answer, and more questions with their answers.
+    """Return a conversation: the record with its first question, the answer, and more questions with their answers.
 
-    Its random numbers are those of no evaluation, whose seeds are whole numbers.
+    Its random numbers differ from those of every evaluation, because evaluations have integer seeds.
 
     Args:
-      kind: of `KINDS`.
-      number: of the record among its kind.
-      largest: the largest number of a line.
+      kind: index in `KINDS`.
+      number: number of the record among its kind.
+      largest: largest number in a line.
     """
     _, (fewest, most), questions, lines_per_word, drills, zipf = KINDS[kind]
     rng = seeded("records to train on", kind, number)
-    count = int(math.exp(rng.uniform(math.log(fewest), math.log(most + 1))))  # as many of each order of magnitude
+    count = int(math.exp(rng.uniform(math.log(fewest), math.log(most + 1))))  # evenly over orders of magnitude
     words = [
         rng.sample(known, math.ceil(count / lines_per_word)) if lines_per_word else known
         for known in (ADJECTIVES, NOUNS)
@@ -103,7 +106,7 @@ def record(kind: int, number: int, largest: int) -> dict[str, Any]:
 
 
 def zipf_indices(rng: random.Random, count: int) -> list[str]:
-    """Indices `adjective-noun` of distinct nouns, which are drawn by Zipf's law."""
+    """Return indices `adjective-noun` with distinct nouns, drawn by Zipf's law."""
     nouns: dict[str, None] = {}
     while len(nouns) < count:
         nouns.setdefault(NOUNS[int((len(NOUNS) + 1) ** rng.random()) - 1])
@@ -111,34 +114,35 @@ def zipf_indices(rng: random.Random, count: int) -> list[str]:
 
 
 def drill(rng: random.Random, index: str, number: int) -> tuple[str, str]:
-    """A text, and its noun or number as the answer: what is said of a line, kept at hand where its number stands.
+    """Return a text, and its noun or number as the answer. It trains the model to copy a line's noun to its number.
 
-    A match compares the noun of the question with those of the lines, so the first layer must bring a line's noun to
-    where the second one reads its number, and the question's to where the answer begins. With the task alone the first
-    layer collects the record's numbers instead, of which one is then guessed, and the second never has two nouns to
-    compare. Both answers are as likely, or the noun drowns the number.
+    To match a question with a line, the model compares their nouns. The first layer must therefore copy a line's noun
+    to the position where the second layer reads its number, and the question's noun to the start of the answer. If the
+    model trains only on the task, the first layer collects the record's numbers instead and the model guesses one of
+    them, so the second layer never has two nouns to compare. Both answers are equally likely; otherwise the model
+    learns the noun and not the number.
     """
     noun = index.split("-")[1]
     if rng.random() < 0.5:
         return FOOTER.format(index=index), noun
     behind = rng.choice(("", ">", ">\n"))
     text = LINE.format(index=index, number=number).removesuffix(">\n") + behind
-    # Right behind the number its digits would merge with those of the answer into other tokens.
+    # Directly after the number, its digits would merge with those of the answer into other tokens.
     return text, str(number) if behind and rng.random() < 0.5 else noun
 
 
 def pieces() -> list[str]:
-    """The tokens of the task: each fixed phrase, each word, and each number of one digit or two."""
+    """Return the tokens of the task: each fixed phrase, each word, and each number of one or two digits."""
     before, between, behind = LINE.replace("{number}", "{index}").split("{index}")
     question, rest = FOOTER.split("{index}")
-    # The space that ends a prompt is a token of its own: an answer's number then stands as far behind the noun of its
-    # question as a line's number behind the noun of its line.
+    # The space at the end of a prompt is a separate token. The distance from a question's noun to the answer's number
+    # then equals the distance from a line's noun to the line's number.
     phrases = [HEADER, before, "-", between, *behind, question, rest.rstrip(" "), " "]
     return [*phrases, *ADJECTIVES, *NOUNS, *map(str, range(100))]
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A tokenizer.json with `pieces`, and bytes for any other text, and its chat template."""
+    """Write a tokenizer.json with `pieces`, with bytes for all other text, and its chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -153,9 +157,9 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def make(folder: Path, share: float, largest: int) -> None:
-    """Write the tokenizer and the records, records.jsonl, if they are not there.
+    """Write the tokenizer and the records (records.jsonl) if they do not exist.
 
-    Raises ValueError if others are, and for a share or a largest number that cannot be.
+    Raises ValueError if different ones exist, and if the share or the largest number is invalid.
     """
     if not 1 <= largest <= LARGEST:
         raise ValueError(f"--largest={largest} must lie between 1 and LongEval's {LARGEST:,}")
@@ -184,22 +188,23 @@ def make(folder: Path, share: float, largest: int) -> None:
 
 
 def losses(run_dir: Path, every: int = 20) -> list[float]:
-    """The loss of a run, nats a trained token, the mean of each `every` steps."""
+    """Return the loss of a run in nats per trained token, averaged over every `every` steps."""
     found = [row["loss"] for row in read_metrics(run_dir / "metrics.jsonl") if "loss" in row]
     return [round(sum(part) / len(part), 4) for i in range(0, len(found), every) if (part := found[i : i + every])]
 
 
 def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
-    """What a run of scripts/retrieval.sh reached: its seed, its stages with their losses, its accuracy by context; and
-    the cases that it was measured with.
+    """Return the results of a run of scripts/retrieval.sh, and the cases that measured them.
+
+    The results are its seed, its stages with their losses, and its accuracy by context.
 
     Args:
-      evaluation: the folder of the cases: lines, or test, those that no choice was made with.
+      evaluation: folder of the cases: lines, or test (cases that were not used to choose the recipe).
 
     Raises:
-      FileNotFoundError: `folder` holds no such run.
-      ValueError: its stages are not finished, its evaluation is of another checkpoint, or not of as many cases at each
-        context, or a file is not as it was written.
+      FileNotFoundError: `folder` contains no such run.
+      ValueError: a stage is not finished, the evaluation belongs to another checkpoint or has different numbers of
+        cases per context, or a file was changed after it was written.
     """
     stages = json.loads((folder / "run" / "stages.json").read_text())
     last = folder / "run" / stages[-1]["run_dir"]
@@ -237,13 +242,13 @@ def reached(folder: Path, evaluation: str) -> tuple[dict[str, Any], list[Row]]:
 def report(
     path: Path, folders: Sequence[Path], measured_on: str, commands: Sequence[str], evaluation: str, add: bool
 ) -> None:
-    """Write what runs reached, `folders` of scripts/retrieval.sh, and their cases beside it, NAME_cases.jsonl.
+    """Write the results of runs (`folders` of scripts/retrieval.sh), and their cases to NAME_cases.jsonl beside them.
 
     Args:
-      evaluation: as `reached`.
-      add: to the runs, commands and cases that are there.
+      evaluation: as for `reached`.
+      add: add to the existing runs, commands and cases.
 
-    Raises what `reached` does, and ValueError for a run that is there twice.
+    Raises the errors of `reached`, and ValueError if a run is listed twice.
     """
     before = json.loads(path.read_text()) if add else {"runs": [], "commands": []}
     runs = {(run["form"], run["seed"], run["cases_seed"]): run for run in before["runs"]}
@@ -274,15 +279,15 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("make")
     verb.add_argument("folder", type=Path)
-    verb.add_argument("--largest", type=int, default=99, help="number of a line")
-    verb.add_argument("--share", type=float, default=1.0, help="of the records")
+    verb.add_argument("--largest", type=int, default=99, help="largest number in a line")
+    verb.add_argument("--share", type=float, default=1.0, help="share of the records to make")
     verb = verbs.add_parser("report")
     verb.add_argument("results", type=output_argument)
     verb.add_argument("folders", type=Path, nargs="+")
-    verb.add_argument("--measured_on", required=True, help="the machine, in words")
-    verb.add_argument("--command", action="append", default=[], help="that made them; once for each")
+    verb.add_argument("--measured_on", required=True, help="description of the machine")
+    verb.add_argument("--command", action="append", default=[], help="command that made the results; may be repeated")
     verb.add_argument("--evaluation", default="test", help="folder of the cases: test, or lines")
-    verb.add_argument("--add", action="store_true", help="to what the file has")
+    verb.add_argument("--add", action="store_true", help="add to the results in the file")
     args = parser.parse_args()
     try:
         if args.verb == "make":

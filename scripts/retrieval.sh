@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Line retrieval on the CPU, from nothing: a tokenizer and records are made, a small LLaMA learns to find lines, its
-# context is extended in stages on a ring of eight simulated devices, and its accuracy over the context is measured and
-# drawn. Writes OUT (runs/retrieval, with --short runs/retrieval_short); interrupted, the same command goes on.
-#   --short        numbers of two digits, which are one token; without: those of LongEval, up to five, which are three
-#   --seed=N       of the parameters and of the order of the records (default: 0)
-#   --share=X      of the records, and
-#   --config=FILE  another config than configs/retrieval.py: to try something
-#   --test         then evaluate with cases that no choice was made with, at 16K, too: at the end, once
+# Train a small LLaMA for line retrieval on the CPU. Makes a tokenizer and training records, trains from scratch, extends
+# the context in stages on a ring of eight simulated devices, and measures and plots the accuracy by context. Writes OUT
+# (default: runs/retrieval, or runs/retrieval_short with --short). If interrupted, run the same command again.
+#   --short        numbers of two digits, one token each (default: LongEval's, of up to five digits, three tokens each)
+#   --seed=N       seed of the parameters and of the order of the records (default: 0)
+#   --share=X      share of the records to make, to try something quickly
+#   --config=FILE  a config to use instead of configs/retrieval.py
+#   --test         finally evaluate once with cases that were not used to choose the recipe, also at 16K
 set -euo pipefail
 cd "$(dirname "$0")/.."
 largest=50000
@@ -47,7 +47,7 @@ train() {
         --config.cpu_devices="$2" --config.run_dir="$out/run" --config.data.store="$out/store" \
         --config.data.source="jsonl:$out/records.jsonl" --config.data.tokenizer="$out/tokenizer" --config.seed="$seed"
 }
-# A ring of eight costs two cores more than two replicas do, and a thousand tokens need no ring.
+# On two cores, a ring of eight is slower than two replicas, and a thousand tokens need no ring.
 for stage in 1 2 3 4; do train $stage 2; done
 for stage in 5 6; do train $stage 8; done
 last=$(ls -d "$out"/run/stage-*-8192)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Make .venv if there is none and install ringformer into it: scripts/setup_venv.sh [EXTRA], an extra of pyproject.toml
-# (train, test, docs, dev, cuda, tpu, ...; without: what trains, and plots its losses). Used by the others.
-# Versions and hashes are those of requirements/test.txt or dev.txt for these two, else train.txt (scripts/lock.sh writes them).
-# pip adds what they leave out, since the machine decides its build: libraries for CUDA and TPU, torch.
+# Make .venv if it does not exist, and install ringformer into it: scripts/setup_venv.sh [EXTRA]. EXTRA is an extra of
+# pyproject.toml (train, test, docs, dev, cuda, tpu, ...; default: train). Other scripts use this script.
+# Versions and hashes come from requirements/test.txt or dev.txt for these two extras, and from train.txt for the others
+# (scripts/lock.sh writes these files). pip adds packages whose build depends on the machine: CUDA and TPU libraries, torch.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 extra=${1:-train}
@@ -18,7 +18,7 @@ case "$extra" in
     test | dev) lock=requirements/$extra.txt ;;
     *) lock=requirements/train.txt ;;
 esac
-# Installed already, with this extra and from these files? Then there is nothing to do.
+# Do nothing if this extra was already installed from the current files.
 stamp=.venv/.ringformer-$extra
 if [ ! -e "$stamp" ] || [ setup.py -nt "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ "$lock" -nt "$stamp" ]; then
     echo "installing ringformer[$extra] into .venv (a minute or two)" >&2
@@ -26,7 +26,7 @@ if [ ! -e "$stamp" ] || [ setup.py -nt "$stamp" ] || [ pyproject.toml -nt "$stam
     "${pip[@]}" --require-hashes --no-deps --requirement "$lock"
     case "$extra" in
         train) "${pip[@]}" --no-build-isolation --no-deps --editable . ;;
-        *) "${pip[@]}" --no-build-isolation --editable ".[train,$extra]" ;; # and what the machine decides
+        *) "${pip[@]}" --no-build-isolation --editable ".[train,$extra]" ;; # with packages whose build depends on the machine
     esac
     touch "$stamp"
 fi

@@ -7,10 +7,10 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=USR1@180
-# Train on nodes of eight GPUs under SLURM, one process a GPU.
-# Three minutes before the job's time is up all processes save and end, and the job is queued again and goes on; a
-# process that dies or stalls is started again within the job.
-# Submitted from the repository's root, or from the folder that holds a copied scripts/.
+# Train on nodes of eight GPUs under SLURM, with one process per GPU.
+# Three minutes before the job's time is up, all processes save and end, and the job is queued again to resume the run. If
+# a process dies or stalls, the run is restarted within the job.
+# Submit this script from the repository's root, or from the folder that contains a copy of scripts/.
 set -euo pipefail
 if [ -n "${SLURM_JOB_ID:-}" ]; then # sbatch runs a copy of this file from elsewhere
     cd "$SLURM_SUBMIT_DIR"
@@ -28,7 +28,7 @@ usage() {
     cat <<END
 usage: sbatch --nodes=4 scripts/slurm.sh --target=32xA100-80 --config=FILE --run_dir=DIR [option ...]
 
-  --target=NAME       8xA100-80, 32xA100-80, 16xH100, ...: as many GPUs as the nodes of the job have
+  --target=NAME       the GPUs of all nodes together: 8xA100-80, 32xA100-80, 16xH100, ...
 $COMMON_OPTIONS
 END
 }
@@ -42,8 +42,8 @@ nodes=${SLURM_NNODES:-$(((gpus + 7) / 8))}
 [ $((8 * nodes)) -eq "$gpus" ] || fail "--target=$target has $gpus GPUs, $nodes nodes of eight have $((8 * nodes)): sbatch --nodes=$((gpus / 8))"
 [ -n "$dry_run${SLURM_JOB_ID:-}" ] || fail "this is a job: sbatch --nodes=$nodes scripts/slurm.sh ..., or --dry-run"
 require_ringformer cuda
-# JAX takes three quarters of a GPU's memory by default; the estimate counts on 92%, and says how large the pool of host
-# memory must be for what is offloaded. The trainer itself passes the compiler its options. The processes find each other
+# By default JAX takes three quarters of a GPU's memory; the estimate assumes 92%. The estimate also gives the size of the
+# host memory pool for offloaded arrays. The trainer passes options to the compiler itself. The processes find each other
 # through SLURM's variables.
 environment=(XLA_PYTHON_CLIENT_MEM_FRACTION=0.92)
 estimate_first
@@ -54,12 +54,12 @@ if [ -n "$dry_run" ]; then
     done
     exit
 fi
-# The processes end one another, and say why: SLURM must not kill those that are saving.
+# The processes end each other and report the reason, so SLURM must not kill processes that are still saving.
 AGAIN_ON_STOP=
 code=0
 keep_running "this job" srun --kill-on-bad-exit=0 --wait=180 "${command[@]}" || code=$?
 if [ "$code" -eq 75 ]; then
-    # A cancelled job stays cancelled, and a preempted one SLURM queues itself.
+    # A cancelled job stays cancelled. SLURM itself queues a preempted job again.
     state=$(squeue --noheader "--jobs=$SLURM_JOB_ID" --format=%T) || fail "squeue does not say what became of job $SLURM_JOB_ID"
     [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv if there is none, install with the test extra, check format and types, build the site, run the suite. --slow
-# also runs the long proofs. Other arguments go to pytest, and the site is not built: bash scripts/test.sh tests/ops -k zigzag
+# Make .venv if it does not exist, install the test extra, check format and types, build the site, and run the suite. --slow
+# also runs the slow tests. Other arguments go to pytest; the site is not built then: bash scripts/test.sh tests/ops -k zigzag
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup_venv.sh test
@@ -13,5 +13,5 @@ fi
 .venv/bin/python -m ruff check .
 .venv/bin/python -m mypy
 [ $# -gt 0 ] || bash scripts/docs.sh
-# Most of the time is compilation, on one core a process: two processes.
+# Most of the time is compilation, which uses one core per process, so two processes run.
 exec .venv/bin/python -m pytest -n 2 -m "$marker" "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Train on a TPU slice: queue it, install on all of its hosts, run one process a host, and show what process 0 says. The
-# run outlives this script. Again, it goes on where it was: a slice that exists is used, a run that is under way followed,
-# one that ended resumed. Needs gcloud, logged in.
+# Train on a TPU slice: request it, install ringformer on all of its hosts, run one process per host, and show the output
+# of process 0. The run continues if this script ends. The same command uses an existing slice, follows a run that is
+# under way, and resumes a run that ended. Needs gcloud with an active login.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/launch_options.sh
@@ -11,17 +11,17 @@ usage() {
 usage: bash scripts/tpu_pod.sh --name=NAME --zone=ZONE --accelerator=v5litepod-256 --nfs=IP:/SHARE \\
            --config=FILE --run_dir=/mnt/share/DIR [option ...]
 
-  --name=NAME         of the slice and of its queued resource
-  --zone=ZONE         where, e.g. us-central2-b (v4), us-west4-a (v5e)
+  --name=NAME         name of the slice and of its queued resource
+  --zone=ZONE         zone of the slice, e.g. us-central2-b (v4), us-west4-a (v5e)
   --accelerator=TYPE  v4-512, v5litepod-256, v5p-128, v6e-64, tpu7x-128, ...
-  --project=PROJECT   without: gcloud's own
-  --nfs=IP:/SHARE     a file system that all hosts mount at /mnt/share; without: they share one already
-  --spot              cheaper, and taken away at any time: run the command again
-  --follow            only show what process 0 of the run says; Ctrl-C ends the show alone
-  --stop              save and end the run that is under way
+  --project=PROJECT   project of the slice (default: gcloud's project)
+  --nfs=IP:/SHARE     a file system to mount at /mnt/share on all hosts, unless they already share one
+  --spot              request a cheaper slice that can be taken away at any time; then run the command again
+  --follow            only show the output of process 0; Ctrl-C does not stop the run
+  --stop              save and end the current run
 $COMMON_OPTIONS
 
-  Delete the slice when all is done: gcloud compute tpus queued-resources delete NAME --zone=ZONE --force
+  When you no longer need the slice, delete it: gcloud compute tpus queued-resources delete NAME --zone=ZONE --force
 END
 }
 parse_options "$@"
@@ -39,7 +39,7 @@ for option in "${own[@]}"; do
     esac
 done
 [ -n "$name" ] && [ -n "$zone" ] || fail "which slice? --name=NAME --zone=ZONE"
-# The table of ringformer/hardware/: here, where ringformer may not be installed yet (tests/scripts/test_tpu_pod.py compares).
+# Copy of a table in ringformer/hardware/, because ringformer may not be installed here (tests/scripts/test_tpu_pod.py compares).
 [[ "$accelerator" =~ ^([a-z0-9]+)-[1-9][0-9]*$ ]] && type=${BASH_REMATCH[1]} || type=unknown
 case "$type" in
     v4) slice=v4 image=tpu-ubuntu2204-base ;;
@@ -55,13 +55,13 @@ if [ -n "$nfs" ] && ! [[ "$nfs" =~ ^[A-Za-z0-9][A-Za-z0-9.-]*:/ ]]; then
 fi
 tpus=(gcloud compute tpus)
 
-# on_all_hosts COMMAND: a line of shell, on each of them at once.
+# on_all_hosts COMMAND: run a line of shell on all hosts at once.
 on_all_hosts() {
     run "this host" "${tpus[@]}" tpu-vm ssh "$name" "${where[@]}" --worker=all "--command=$1"
     [ -z "$dry_run" ] || echo "[every host of $name] $1"
 }
 
-# state: what gcloud says of the queued resource, and NONE where it says that there is none. Any other failure is one.
+# state: print gcloud's state of the queued resource, or NONE if gcloud reports that it does not exist. Fail on other errors.
 errors=$(mktemp -t ringformer-XXXXXX)
 archive=$(mktemp -t ringformer-XXXXXX.tar.gz)
 trap 'rm -f "$archive" "$errors"' EXIT
@@ -82,12 +82,12 @@ state() {
     fi
 }
 
-# on_first_host COMMAND: what it prints, of the host of process 0.
+# on_first_host COMMAND: print the command's output on the host of process 0.
 on_first_host() {
     "${tpus[@]}" tpu-vm ssh "$name" "${where[@]}" --worker=0 "--command=$1"
 }
 
-# What the hosts keep of a run: its process, what it says, its exit code.
+# Files of a run on the hosts: process id, output and exit code.
 # shellcheck disable=SC2016 # expanded there
 running='test -s /tmp/ringformer.pid && grep -qs keep_running "/proc/$(cat /tmp/ringformer.pid)/cmdline"'
 follow() {
@@ -106,7 +106,7 @@ if [ -z "$dry_run" ] && [ -n "$only" ]; then
     follow
 fi
 [ -n "$skip_estimate" ] || require_ringformer estimate
-# The hosts get HEAD: it must be what is here, and is estimated.
+# The hosts get HEAD, so there must be no uncommitted changes.
 if [ -z "$dry_run" ]; then
     git rev-parse --git-dir >/dev/null 2>&1 || fail "$PWD is no git repository: the hosts get what is committed in one"
     changed=$(git status --porcelain -- ringformer configs scripts requirements setup.py pyproject.toml "$config" | head -n 5)
@@ -149,13 +149,13 @@ run "this host" git archive --format=tar.gz "--output=$archive" HEAD
 run "this host" "${tpus[@]}" tpu-vm scp "$archive" "$name:ringformer.tar.gz" "${where[@]}" --worker=all
 [ -z "$nfs" ] || on_all_hosts "sudo apt-get install -y -q nfs-common && sudo mkdir -p /mnt/share && \
 (mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$nfs") /mnt/share)"
-# The image's Python is older than ringformer's 3.11.
+# The Python of the image is older than 3.11, which ringformer needs.
 on_all_hosts "mkdir -p ringformer && tar -xzf ringformer.tar.gz -C ringformer && python3 -m pip install -q --user uv && \
 (test -x ringformer/.venv/bin/python || python3 -m uv venv -q --python 3.12 ringformer/.venv) && \
 python3 -m uv pip install -q --python ringformer/.venv/bin/python --require-hashes -r ringformer/requirements/train.txt && \
 python3 -m uv pip install -q --python ringformer/.venv/bin/python -e './ringformer[train,tpu]'"
-# No environment flags: the trainer passes the compiler its options, the hosts find each other. In a session of its own,
-# the run does not hear of the end of ssh.
+# No environment variables are needed: the trainer passes options to the compiler, and the hosts detect each other. In a
+# separate session, the run is not stopped when ssh ends.
 train=".venv/bin/python -m ringformer.cli train --distributed$(printf ' %q' "--config=$config" "${overrides[@]}" "${allow[@]}")"
 kept="source scripts/launch_options.sh; run_dir=$(printf %q "$run_dir"); code=0; keep_running here $train || code=\$?; \
 echo \$code >../ringformer.code"

@@ -61,8 +61,8 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
     axes.set_ylim(len(rows) - 0.4, -1.3)
     log_tokens(axes, min(row.paper for row in rows), max(longest))
     axes.set_xlabel(
-        "tokens of the longest context that trains (compiled; × the paper's; like for like is float32)\n"
-        "days: of one modelled step, where it takes more than one"
+        "longest context that trains, in tokens (compiled; × the paper's context; float32 is like for like)\n"
+        "days: modelled duration of one step, if it exceeds a day"
     )
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)

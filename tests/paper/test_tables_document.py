@@ -31,7 +31,9 @@ def test_a_cell_says_what_a_step_takes():
     K = 1024
     slow = attempt(8 * K) | {"step_seconds_model": 1.6 * 86400}
     assert _fits_text([slow], 2 * K) == "≥ 8K (4×) **⚠ 1.6 days**"
-    assert _fits_text([attempt(8 * K) | {"step_seconds_model": 86399.0}], 2 * K) == "≥ 8K (4×) 86,399 s"
+    assert (
+        _fits_text([attempt(8 * K) | {"step_seconds_model": 86399.0}], 2 * K) == "≥ 8K (4×) 86,399\N{NO-BREAK SPACE}s"
+    )
     assert _fits_text([], 2 * K) == ""
 
 
@@ -45,7 +47,7 @@ def test_the_other_end_is_the_longest_that_a_person_would_wait_for():
         attempt(4 * n) | {"step_seconds_model": 3601.0},
         attempt(8 * n, fits=False),
     ]
-    assert _within_text(cell, known) == "4,096K (2×) 3,600 s"
+    assert _within_text(cell, known) == "4,096K (2×) 3,600\u00a0s"
     assert _within_text(cell, known[2:3]) == "~ 4,096K (2×)"
     assert _within_text(cell, known[3:]) == ""
 
@@ -63,7 +65,7 @@ def test_steps_of_more_than_a_day_are_marked_on_the_committed_page():
 
 def test_baselines_that_are_shorter_than_the_papers_are_named():
     page = (ROOT / "docs" / "tables.md").read_text()
-    said = page.partition("Shorter than the paper's: ")[2].partition("By the closed form")[0]
+    said = page.partition("shorter than the paper's: ")[2].partition("A closed form")[0]
     assert said.strip().split(", ") == [
         "blockwise of 32xA100-80 7B (64K of 128K)",
         "blockwise of 32xA100-80 13B (32K of 64K).",
@@ -85,7 +87,7 @@ def test_tables_and_figures_are_written_from_what_there_is(tmp_path):
     write_tables(Results(results, tmp_path / "held.json", tmp_path / "none.json"), tmp_path / "docs")
     text = (tmp_path / "docs" / "tables.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| v5e-256 | 7B | 256/2 | 2,048K |"))
-    ends = "≥ {0} 12 s | {0} 12 s"  # both: the step of what fits takes 12 s
+    ends = "≥ {0} 12\u00a0s | {0} 12\u00a0s"  # both: the step of what fits takes 12 s
     assert row.endswith(" | ".join(ends.format(x) for x in ("4,096K (2×)", "8,192K (4×)", "16,384K (8×)")) + " |")
     assert "| blockwise | 8,192 | 2 b s h | 64 | 192 | 1,024 |" in text
     assert "| 256 | ≥ 8,192K | 32,768 | 8.00 | 12 |" in text and "| 32 | - | - | - | - |" in text

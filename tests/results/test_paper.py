@@ -61,7 +61,7 @@ def test_contexts_with_kernels_beside_those_without():
     assert longer == {"32xa100-80/13b/ring/bfloat16+kernel/m=1"}
     assert shorter == {f"v5e-256/3b/ring/bfloat16+kernel/m={m}" for m in (1, 2)}
     page = (RESULTS.parent / "docs" / "tables.md").read_text()
-    said = page.partition("Shorter with the kernel: ")[2].partition(".\n")[0]
+    said = page.partition("shorter with the kernel: ")[2].partition(".\n")[0]
     assert set(said.split(", ")) == shorter
 
 
