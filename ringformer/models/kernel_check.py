@@ -157,7 +157,7 @@ def _arrays(trial: Trial) -> dict[str, np.ndarray]:
 
 def _blocks(trial: Trial, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Compute a rank's own block, one of an earlier and one of a later rank, without and with documents."""
-    outputs = {}
+    outputs: dict[str, np.ndarray] = {}
     for source, earlier in (("own", None), ("earlier", True), ("later", False)):
         for packed in (False, True) if trial.packed and source != "later" else (False,):
             ids = (arrays["own"], arrays["own" if earlier is None else "before"]) if packed else (None, None)
