@@ -38,7 +38,7 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
       paper: range of the paper's numbers, drawn as a band for its own convention.
     """
     figure, both = plt.subplots(1, 2, figsize=(8.6, 0.34 * len(rows) + 1.6), sharey=True, layout="constrained")
-    names = ("all pairs counted (PaLM), as in the paper", "attention halved for its mask")
+    names = ("counting all pairs (PaLM), as in the paper", "counting half of attention (causal)")
     for axes, name, field in zip(both, names, ("palm", "causal"), strict=True):
         for y, row in enumerate(rows):
             _row(axes, y, getattr(row, field), COLORS[row.variant])
@@ -59,7 +59,7 @@ def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> A
     for i, (variant, color) in enumerate(COLORS.items()):
         label(both[1], variant, (0.26 * i, -0.75), ha="left", fontsize=7.8, color=color)
     figure.supxlabel(
-        "model FLOPs utilisation, modelled   (open: blockwise, line: expected ring, filled: ring)", fontsize=9.5
+        "modelled MFU   (open dot: blockwise, line: expected for the ring, filled dot: ring)", fontsize=9.5
     )
     return figure
 

@@ -4,7 +4,7 @@ from ringformer.estimate.seconds.program_seconds import ATTENTION
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import GiB
 from ringformer.paper.mfu_figure import Bar, Shares
-from ringformer.paper.tables_text import SOURCES, seconds_by
+from ringformer.paper.tables_text import seconds_by, with_compilers
 from ringformer.paper.training_mfu import (
     BLOCKWISE,
     PAPER_MFU,
@@ -30,13 +30,13 @@ def rows(results: dict[str, dict], dtype: str) -> list[str]:
 
 def executables(results: dict[str, dict]) -> list[str]:
     """Return a row for each run: memory, settings, seconds and the peak's utilisation."""
-    return [
-        _executable(cell, run, runs[run], _used(cell, runs, causal=True))
+    return with_compilers(
+        (_executable(cell, run, runs[run], _used(cell, runs, causal=True)), runs[run])
         for cell in cells()
         for runs in (results.get(cell.name, {}),)
         for run in RUNS
         if run in runs
-    ]
+    )
 
 
 def bars(results: dict) -> list[Bar]:
@@ -83,7 +83,7 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
     for causal in (False, True):
         three = shares(cell, runs, causal=causal)
         for share, run in zip(three, (BLOCKWISE, BLOCKWISE, RING), strict=True):
-            columns.append("" if share is None else f"{share:.1%} {SOURCES[seconds_by(runs[run])]}")
+            columns.append("" if share is None else f"{share:.1%} {seconds_by(runs[run])}")
         for column, run in ((-3, BLOCKWISE), (-1, RING)):
             if run in runs and not runs[run]["fits"]:
                 columns[column] = "does not fit"
@@ -92,15 +92,16 @@ def _row(cell: Cell, runs: dict[str, dict]) -> str:
 
 
 def _executable(cell: Cell, run: str, a: dict, used: Utilisation | None) -> str:
-    """Return the table row of one of a cell's runs."""
+    """Return the table row of one of a cell's runs, without the compiler."""
     hbm, seconds = find_target(cell.target).chip.hbm_bytes, a["step_seconds_model"]
     time = "- | - | -"
     if seconds:
         exposed = a["seconds_by_purpose"]["exposed communication"] / seconds
-        time = f"{seconds:,.1f} | {exposed:.1%} | {a['seconds_source'].partition(',')[0]}"
+        source = a["seconds_source"].partition(",")[0].replace(" of the computation by", "")
+        time = f"{seconds:,.1f} | {exposed:.1%} | {source}"
     fitted = f"{used.products:.0%} / {used.attention:.0%}" if used and run == BLOCKWISE else ""
     return (
         f"| {cell.name} | {run} | {a['mesh_dim']} | {a['batch_size']} x {a['seq_len']:,} | {a['accumulate']} | "
         f"{a['peak_bytes'] / GiB:.2f} of {hbm / GiB:.2f} | {a['head_groups']} | {a['remat_group']} | {time} | "
-        f"{fitted} | {a['compiled_by']}, {a['date']} |"
+        f"{fitted} |"
     )

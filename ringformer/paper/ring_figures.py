@@ -45,7 +45,7 @@ def draw_ring(plt, n: int = 4) -> Any:
     for i in range(n):
         label(right, f"step {i}{'' if i else ' (own)'}", (i + 0.5, -0.18), ha="center", va="baseline")
         label(right, f"device {i}\nwith q{i}", (-0.05, i + 0.45), ha="right", fontsize=8.5)
-    caption = f"{n - 1} hops, each under the block computed meanwhile; then every q has met every k"
+    caption = f"{n - 1} hops, each hidden under a block; after them every q has met every k"
     label(right, caption, (n / 2, n + 0.18), ha="center", va="top", fontsize=8.5, color=FAINT)
     right.set(xlim=(-0.75, n), ylim=(n + 0.4, -0.4))
     right.axis("off")

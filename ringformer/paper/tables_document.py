@@ -16,7 +16,7 @@ from ringformer.paper.attempts import read, read_runs
 from ringformer.paper.figures import Contexts, draw_longest_contexts, draw_training_cost
 from ringformer.paper.max_context import REGIMES, ROWS, SCALING, Cell, K, Row, longest
 from ringformer.paper.mfu_figure import draw_training_mfu
-from ringformer.paper.tables_text import BLOCKWISE, FORMULAS, PAGE, seconds_by
+from ringformer.paper.tables_text import BLOCKWISE, FORMULAS, PAGE, seconds_by, with_compilers
 from ringformer.paper.training_mfu import PAPER_MFU
 
 DAY = 86400
@@ -55,7 +55,9 @@ def page(attempts: max_context.Results, runs: dict[str, dict], activations: dict
     """Return the text of tables.md, from the contents of the three files of results."""
     v4 = efficiency("v4")
     tried = [attempt for cell in attempts.values() for attempt in cell]
-    sources = {re.sub(r"^\d+%", "a part", attempt["seconds_source"]) for attempt in tried if attempt["fits"]}
+    part = r"^\d+% of the computation by ([^,]*), the rest", r"\1 for a part of the computation, and for the rest"
+    sources = {re.sub(*part, attempt["seconds_source"]) for attempt in tried if attempt["fits"]}
+    rings = {name: best for name, cell in attempts.items() if "/ring/" in name and (best := longest(cell))}
     kernels = [cell for cell in max_context.cells() if cell.kernel != "xla"]
     shorter = [cell.name for cell in kernels if 0 < _reached(attempts, cell) < _reached(attempts, cell.with_xla)]
     fields = {
@@ -65,10 +67,10 @@ def page(attempts: max_context.Results, runs: dict[str, dict], activations: dict
         "seconds": [f"{MAX_STEP_SECONDS:,.0f}"],
         "counted": [f"{USUAL} (v4: {v4.pairs:.0%} and {v4.products:.0%})"],
         "kernels": [_kernel_row(cell, attempts) for cell in kernels],
-        "shorter_kernels": [f"Shorter with the kernel: {', '.join(shorter) or 'none'}."],
+        "shorter_kernels": [f"These contexts are shorter with the kernel: {', '.join(shorter) or 'none'}."],
         "baselines": [_baseline_row(row, attempts) for row in ROWS],
         "shorter_baselines": _shorter_baselines(attempts),
-        "executables": [_executable(name, cell) for name, cell in attempts.items() if "/ring/" in name],
+        "executables": with_compilers((_executable(name, best), best) for name, best in rings.items()),
         "scaling": [_scaling_row(row, attempts) for row in (*SCALING, ROWS[-1])],
         "mfu_float32": mfu_table.rows(runs, "float32"),
         "mfu_bfloat16": mfu_table.rows(runs, "bfloat16"),
@@ -108,7 +110,11 @@ def _fits_text(attempts: list[dict], paper: int) -> str:
     if best is None:
         return text
     seconds = best["step_seconds_model"]
-    return f"{text} **⚠ {seconds / DAY:.1f} days**" if seconds > DAY else f"{text} {seconds:,.0f} s"
+    return f"{text} **⚠ {seconds / DAY:.1f} days**" if seconds > DAY else f"{text} {_seconds(seconds)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f}\N{NO-BREAK SPACE}s"
 
 
 def _within_text(cell: Cell, attempts: list[dict]) -> str:
@@ -118,7 +124,7 @@ def _within_text(cell: Cell, attempts: list[dict]) -> str:
     if not fitting:
         return ""
     if best := longest_within(attempts):
-        return f"{_length(best['seq_len'], cell.paper)} {best['step_seconds_model']:,.0f} s"
+        return f"{_length(best['seq_len'], cell.paper)} {_seconds(best['step_seconds_model'])}"
     counted = counted_longest_within(cell.workload(min(fitting) // 2))
     return f"~ {_length(counted, cell.paper)}" if counted else ""
 
@@ -158,26 +164,22 @@ def _shorter_baselines(attempts: max_context.Results) -> list[str]:
         for cell in _baseline_cells(row)
         if 0 < (reached := _reached(attempts, cell)) < cell.paper
     ]
-    return [f"Shorter than the paper's: {', '.join(shorter)}.", BLOCKWISE] if shorter else []
+    return [f"These contexts are shorter than the paper's: {', '.join(shorter)}.", BLOCKWISE] if shorter else []
 
 
-def _executable(name: str, tried: list[dict]) -> str:
-    """Return the memory and the settings of a cell's longest ring, and the bytes that its schedule exposes; empty if
-    none fits."""
-    best = longest(tried)
-    if best is None:
-        return ""
+def _executable(name: str, best: dict) -> str:
+    """Return the memory and the settings of a cell's longest ring, and the bytes that its schedule exposes, without the
+    compiler."""
     ring = max(best["hidden_permute_bytes"] + best["exposed_permute_bytes"], 1)
     chip = find_target(name.partition("/")[0]).chip
     programs = len(best.get("programs", [1]))  # the oldest attempts compiled one program only
     judged = "the train step" if programs == 1 else f"all {programs} programs"
     return (
-        f"| {name} | {best['seq_len']:,} | {best['peak_bytes'] / GiB:.2f} | {chip.hbm_bytes / GiB:.2f} | "
+        f"| {name} | {best['seq_len']:,} | {best['peak_bytes'] / GiB:.2f} of {chip.hbm_bytes / GiB:.2f} | "
         f"{best['host_bytes'] / GiB:.1f} | {best['head_groups']} | {best['remat_group']} | "
         f"{best['exposed_in_ring_loops_bytes'] / ring:.2%} | {best['exposed_permute_bytes'] / ring:.2%} | "
         f"{best['max_link_hops'] or '-'} | {best['step_seconds_model']:,.0f} | {seconds_by(best)} | "
-        f"{judged}, {'machine code' if best['generated_code'] else 'schedule'} | "
-        f"{best['compiled_by']}, {best['date']} |"
+        f"{judged}, {'machine code' if best['generated_code'] else 'schedule'} |"
     )
 
 
