@@ -71,7 +71,13 @@ def read_manifest(folder: Path) -> Hashes | None:
     path = folder / MANIFEST
     try:
         hashes = json.loads(path.read_text())
-        valid = type(hashes) is dict and all(_is_entry(name, entry) for name, entry in hashes.items())
+        valid = type(hashes) is dict and all(
+            not Path(name).is_absolute()
+            and ".." not in Path(name).parts
+            and type(entry) is list
+            and [type(x) for x in entry] == [int, str]
+            for name, entry in hashes.items()
+        )
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
@@ -174,11 +180,6 @@ def _part(folder: Path, process: int) -> Path:
 def _files(folder: Path) -> set[str]:
     """Return the files below a folder, except its manifest."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MANIFEST}
-
-
-def _is_entry(name: str, entry: object) -> bool:
-    inside = not Path(name).is_absolute() and ".." not in Path(name).parts
-    return inside and type(entry) is list and [type(x) for x in entry] == [int, str]
 
 
 def _write(path: Path, hashes: Hashes) -> None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import model_of, restore_params
 from ringformer.inference.program_sizes import round_up
-from ringformer.inference.programs import TOKENS, Programs, as_global, inference_config
+from ringformer.inference.programs import TOKENS, Programs, as_global, checked_config, inference_config
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session, check_room, check_tokens, padded
 from ringformer.inference.weight_shares import reshard, weight_shares
@@ -35,6 +35,9 @@ class Generator:
       prefill_chunk: number of tokens of a prompt to read at a time, if the whole prompt would need too much memory;
         None: all of them.
 
+    Attributes:
+      config: the model as it is computed here. kernel: its attention kernel, and the reason for it.
+
     Raises:
       ValueError: for sizes that are not positive, or a mesh that does not fit the model.
     """
@@ -43,7 +46,8 @@ class Generator:
         self, config: LlamaConfig, params: Any, mesh: Mesh, *, max_length: int, prefill_chunk: int | None = None
     ):
         check_sizes(max_length, prefill_chunk)
-        self.config = inference_config(config, mesh, (prefill_chunk or max_length) // mesh.shape["sp"])
+        local_tokens = (prefill_chunk or max_length) // mesh.shape["sp"]
+        self.config, self.kernel = checked_config(config, mesh, local_tokens)
         self.mesh, self.max_length, self._programs = mesh, max_length, Programs(self.config, mesh)
         self._sizes = self._programs.sizes(max_length, prefill_chunk)
         self._weights = reshard(self.config, params, mesh)
@@ -57,6 +61,7 @@ class Generator:
         max_length: int,
         prefill_chunk: int | None = None,
         compute_dtype: str | None = None,
+        kernel_check: bool = True,
     ) -> "Generator":
         """Load the model of a run's latest checkpoint, or a converted model.
 
@@ -64,6 +69,7 @@ class Generator:
           mesh_dim: "dp,fsdp,tp,sp". The mesh has the first devices, as many as it needs; one size may be -1 and then
             takes the remaining devices. Several processes always use all devices.
           compute_dtype: float32 or bfloat16; None: that of the run.
+          kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
 
         Raises:
           ValueError, FileNotFoundError: if `run` holds no LLaMA, or the mesh does not fit the model.
@@ -72,6 +78,7 @@ class Generator:
         config = model_of(run)
         if not isinstance(config, LlamaConfig):
             raise ValueError(f"{run} holds a {type(config).__name__}: inference is for LLaMA models")
+        config = replace(config, kernel_check=kernel_check)
         if compute_dtype is not None:
             config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # the config checks it
         devices, mesh_sizes = jax.devices(), mesh_dim.split(",")

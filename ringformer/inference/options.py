@@ -1,6 +1,7 @@
 """Options of the commands that load a model for inference."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -37,6 +38,12 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
     )
     parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
     parser.add_argument(
+        "--kernel_check",
+        choices=("true", "false"),
+        default="true",
+        help="compare the attention kernel with XLA's blocks before it is used; default: true",
+    )
+    parser.add_argument(
         "--tokenizer",
         help="bytes, a SentencePiece .model file, a tokenizer.json, or a folder with one of them; default: the run's",
     )
@@ -57,10 +64,14 @@ def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int
     """Load the model in `folder` with the options of the command."""
     from ringformer.inference.generator import Generator
 
-    return Generator.load(
+    generator = Generator.load(
         folder,
         mesh_dim=args.mesh_dim,
         max_length=max_length,
         prefill_chunk=args.prefill_chunk,
         compute_dtype=args.compute_dtype,
+        kernel_check=args.kernel_check == "true",
     )
+    if not generator.kernel.startswith("kernel xla") or "WARNING" in generator.kernel:
+        print(generator.kernel, file=sys.stderr)
+    return generator

@@ -26,6 +26,7 @@ from ringformer.inference.program_sizes import ProgramSizes, granule
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import weight_shares
 from ringformer.models.interface import Axes
+from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama import Llama
 from ringformer.models.llama_config import LlamaConfig
@@ -58,8 +59,9 @@ class Chunk(NamedTuple):
 CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"))
 
 
-def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> LlamaConfig:
-    """Return the config for inference: ring attention on every mesh, no rematerialization, no offloading.
+def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tuple[LlamaConfig, str]:
+    """Return the config for inference (ring attention on every mesh, no rematerialization, no offloading), and a line
+    that describes its kernel.
 
     Raises ValueError for a mesh that does not fit the model.
     """
@@ -67,9 +69,17 @@ def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> Llam
     config = replace(config, attention="ring", layout=layout, remat="none", remat_group=1, head_groups=1, offload=False)
     config.check_mesh(mesh)
     device = mesh.devices.flat[0]
-    model, _ = with_kernel(config, device.platform, chip_of(device.device_kind), local_tokens)
+    model, line = with_kernel(config, device.platform, chip_of(device.device_kind), local_tokens)
     assert isinstance(model, LlamaConfig)
-    return model
+    return model, line
+
+
+def checked_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tuple[LlamaConfig, str]:
+    """Return `inference_config` with a kernel that passed its check on these devices (`models/kernel_check.py`)."""
+    model, line = inference_config(config, mesh, local_tokens)
+    checked, line = check_kernel(model, line, config, mesh, local_tokens, backward=False)
+    assert isinstance(checked, LlamaConfig)
+    return checked, line
 
 
 def _compiled(lower: Callable) -> Callable:

@@ -8,7 +8,6 @@ and backward, in its own shapes.
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.llama_config import LlamaConfig
@@ -62,11 +62,10 @@ class Trial:
 def check_kernel(
     model: ModelConfig,
     line: str,
-    devices: Iterable[jax.Device],
+    configured: ModelConfig,
+    mesh: Mesh,
     local_tokens: int,
     *,
-    requested: str,
-    tp: int = 1,
     packed: bool = False,
     backward: bool = True,
 ) -> tuple[ModelConfig, str]:
@@ -77,11 +76,10 @@ def check_kernel(
     user's cache folder for the chip, the shapes, and the versions of packages and kernels.
 
     Args:
-      model: model with its kernel and chunks; line: its description (`kernel_choice.with_kernel`).
-      devices: devices of all processes that run the model.
+      model: model with its kernel and chunks; line: their description (`kernel_choice.with_kernel`).
+      configured: the model before that choice. Only kernel="auto" may become another kernel.
+      mesh: mesh (dp, fsdp, tp, sp) of the devices that will run the model.
       local_tokens: tokens of a sequence on a rank of the ring.
-      requested: the kernel that the config names. Only "auto" may become another one.
-      tp: size of the tensor parallel axis.
       packed, backward: True if the model gets segment ids, and if it is trained.
 
     Raises:
@@ -89,8 +87,8 @@ def check_kernel(
     """
     if not isinstance(model, LlamaConfig) or model.kernel in ("xla", "auto") or not model.kernel_check:
         return model, line
-    device = next(d for d in devices if d.process_index == jax.process_index())
-    trial = make_trial(model, local_tokens, tp, packed, backward)
+    device = next(d for d in mesh.devices.flat if d.process_index == jax.process_index())
+    trial = make_trial(model, local_tokens, mesh.shape["tp"], packed, backward)
     fault = _remembered(trial, device) or ""
     if jax.process_count() > 1:
         failed = np.flatnonzero(multihost_utils.process_allgather(np.int32(bool(fault))))
@@ -98,7 +96,7 @@ def check_kernel(
             fault = f"it failed on process {failed[0]}"
     if not fault:
         return model, f"{line}; checked on {device.device_kind}"
-    if requested != "auto":
+    if getattr(configured, "kernel", "auto") != "auto":
         raise ValueError(
             f"kernel={model.kernel!r} is wrong on {device.device_kind}: {fault}. kernel='xla' works; "
             "kernel_check=false uses it all the same"

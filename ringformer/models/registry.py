@@ -71,7 +71,7 @@ def family_of(preset: str) -> Family:
 def registered_by(config: ModelConfig) -> dict[str, str]:
     """Return the name of a configuration's family and the file of its model, or nothing for families of ringformer.
     Raises ValueError if no family has the configuration."""
-    family = _family(config)
+    family = _family(type(config))
     name = next(name for name, each in FAMILIES.items() if each is family)
     module = family.model.__module__
     if module.startswith("ringformer."):
@@ -81,12 +81,12 @@ def registered_by(config: ModelConfig) -> dict[str, str]:
 
 def build(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Build the model of a configuration, with parameters drawn from `rngs`. Raises ValueError if no family has it."""
-    return _family(config).model(config, rngs=rngs)
+    return _family(type(config)).model(config, rngs=rngs)
 
 
 def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
     """Raise ValueError if the model cannot be computed on the mesh."""
-    if mesh.shape["tp"] > 1 and not _family(config).tensor_parallel:
+    if mesh.shape["tp"] > 1 and not _family(type(config)).tensor_parallel:
         raise ValueError(
             f"{type(config).__name__} does not support tensor parallelism: the mesh has tp={mesh.shape['tp']}, use 1"
         )
@@ -95,12 +95,13 @@ def check_mesh(config: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> float | None:
     """Training FLOPs per token at a sequence length; None if the family has no closed form."""
-    closed_form = _family(config).flops_per_token
+    closed_form = _family(type(config)).flops_per_token
     return closed_form(config, seq_len) if closed_form else None
 
 
-def _family(config: ModelConfig) -> Family:
+def _family(config: type) -> Family:
+    """Return the family of a class of configurations."""
     for family in FAMILIES.values():
-        if type(config) is family.config:
+        if family.config is config:
             return family
-    raise ValueError(f"no registered family has the configuration {type(config).__name__}: register one")
+    raise ValueError(f"no registered family has the configuration {config.__name__}: register one")

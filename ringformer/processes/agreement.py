@@ -21,17 +21,15 @@ _numbers = itertools.count()
 
 def from_all(value: Any) -> list[Any]:
     """Return the JSON values that all processes pass, in order of process index. Every process must call this."""
-    return _exchange(value, range(jax.process_count()))
+    return _exchange(value, range(jax.process_count())) if jax.process_count() > 1 else [value]
 
 
 def from_process_0(value: Any) -> Any:
     """Return the JSON value that process 0 passes. Every process must call this."""
-    return _exchange(value, [0])[0]
+    return _exchange(value, [0])[0] if jax.process_count() > 1 else value
 
 
 def _exchange(value: Any, senders: Iterable[int]) -> list[Any]:
-    if jax.process_count() == 1:
-        return [value]
     client, key = ocp.multihost.get_jax_distributed_client(), f"ringformer/agreement/{next(_numbers)}/"
     if jax.process_index() in senders:
         client.key_value_set(f"{key}{jax.process_index()}", json.dumps(value))

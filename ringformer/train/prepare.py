@@ -14,6 +14,7 @@ from ringformer.data.loader import Parts
 from ringformer.data.packing.options import PackingOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.hardware import chip_of
+from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import check_mesh
 from ringformer.parallel.mesh import check_batch, make_mesh
@@ -98,6 +99,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         identity |= stores_identity(data.store, data.mixture, data.held_out > 0)
         if checked.step is not None:  # a store rebuilt from the same documents is the same
             checked = check_run(run_dir, identity, config.steps, allow)
+    model, kernel = check_kernel(model, kernel, config.model, mesh, local_tokens, packed=packing.has_segments)
     program = make_program(
         model, mesh, config.optimizer, steps=config.steps, seq_len=config.seq_len, accumulate=config.accumulate
     )

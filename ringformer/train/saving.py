@@ -97,7 +97,7 @@ class Saving:
         if (doubt := keep.doubt()) and step < self._run.config.steps and not keep.skipping:
             self._reports.say(f"warning: step {step} is saved, but {doubt}; the newest proven checkpoint is kept")
         self._reports.sync()
-        self._folder.save(self._checkpoints, state, self._reports.notes())
+        self._folder.save(self._checkpoints, state, {"kernel": self._run.kernel} | self._reports.notes())
         self._clock.saved(step)
         self.saved = step
 

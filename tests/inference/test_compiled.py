@@ -30,7 +30,7 @@ def decode_step(mesh_dim, context=CONTEXT):
     devices = list(find_target("v5e:4x2").devices())[: math.prod(map(int, mesh_dim.split(",")))]
     mesh = make_mesh(mesh_dim, devices)
     slots = context // mesh.shape["sp"]
-    compiled = Programs(inference_config(CONFIG, mesh, slots), mesh).decode(B, slots, slots, Kind())
+    compiled = Programs(inference_config(CONFIG, mesh, slots)[0], mesh).decode(B, slots, slots, Kind())
     return compiled, Program.parse(compiled.as_text())
 
 

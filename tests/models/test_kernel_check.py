@@ -12,11 +12,13 @@ from ringformer.models.kernel_check import Trial, check_kernel, find_fault, make
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.kernels import cudnn_calls, cudnn_documents
+from ringformer.parallel.mesh import make_mesh
 from tests.ops.kernels.cudnn_emulation import emulated
 
 __all__ = ["emulated"]
 
 CUDNN = Trial("cudnn", 4, 2, 16, "bfloat16", "zigzag", 64, None, None, packed=True, backward=True)
+MESH = make_mesh("1,1,1,8", jax.devices())
 MODEL = LlamaConfig(**preset("tiny") | {"kernel": "cudnn"})
 
 
@@ -78,19 +80,19 @@ def test_a_wrong_kernel_is_named(name, emulated, monkeypatch):
 
 def test_auto_falls_back_loudly_and_a_named_kernel_is_an_error():
     """cuDNN's calls cannot be compiled here: the compiler's reason is the verdict."""
-    devices = jax.devices()
-    model, line = check_kernel(MODEL, "kernel cudnn: the fastest", devices, 64, requested="auto")
+    auto = replace(MODEL, kernel="auto")
+    model, line = check_kernel(MODEL, "kernel cudnn: the fastest", auto, MESH, 64)
     assert isinstance(model, LlamaConfig) and model.kernel == "xla"
     assert "WARNING: kernel='cudnn' FAILED its check on cpu: NotImplementedError: kernel='cudnn' runs on GPUs" in line
     with pytest.raises(ValueError, match=r"is wrong on cpu: NotImpl.*kernel='xla' works; kernel_check=false uses it"):
-        check_kernel(MODEL, "kernel cudnn: as configured", devices, 64, requested="cudnn")
+        check_kernel(MODEL, "kernel cudnn: as configured", MODEL, MESH, 64)
     unchecked = replace(MODEL, kernel_check=False)
-    assert check_kernel(unchecked, "kernel cudnn: as configured", devices, 64, requested="cudnn")[0] is unchecked
+    assert check_kernel(unchecked, "kernel cudnn: as configured", MODEL, MESH, 64)[0] is unchecked
 
 
 def test_a_passed_check_is_remembered_for_its_shapes(emulated, monkeypatch):
     def check(**options):
-        return check_kernel(MODEL, "kernel cudnn: the fastest", jax.devices(), 64, requested="auto", **options)
+        return check_kernel(MODEL, "kernel cudnn: the fastest", replace(MODEL, kernel="auto"), MESH, 64, **options)
 
     assert check()[1] == "kernel cudnn: the fastest; checked on cpu"
     monkeypatch.setattr(kernel_check, "find_fault", lambda *_: "it is tried")
@@ -103,7 +105,8 @@ def test_a_passed_check_is_remembered_for_its_shapes(emulated, monkeypatch):
 def test_a_fault_elsewhere_counts(emulated, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(kernel_check.multihost_utils, "process_allgather", lambda x: [0, 1])
-    model, line = check_kernel(MODEL, "kernel cudnn: the fastest", jax.devices(), 64, requested="auto")
+    auto = replace(MODEL, kernel="auto")
+    model, line = check_kernel(MODEL, "kernel cudnn: the fastest", auto, MESH, 64)
     assert isinstance(model, LlamaConfig) and model.kernel == "xla" and "it failed on process 1" in line
 
 

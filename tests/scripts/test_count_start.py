@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "functions": 115,
-    "files": 35,
+    "functions": 117,
+    "files": 37,
     "functions of prepare with a config": 25,
     "calls of them": 60,
     "calls of check_run": 1,

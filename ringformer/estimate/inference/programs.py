@@ -19,7 +19,7 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     workload.check()
     mesh = make_mesh(workload.mesh_dim, workload.target.devices())
     sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
-    programs = Programs(inference_config(workload.model, mesh, workload.chunk // sizes.ranks), mesh)
+    programs = Programs(inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh)
     if program == LOADING:
         lowered, options = _lower_loading(programs.config, mesh), {}
     elif program == DECODE:
