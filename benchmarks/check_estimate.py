@@ -66,7 +66,7 @@ def measure(config: Config, steps: int) -> Measured:
     from ringformer.ops.layouts import permutation
     from ringformer.parallel.mesh import BATCH, check_batch, make_mesh
     from ringformer.parallel.parameters import abstract_model, weight_shardings
-    from ringformer.train.program import make_optimizer
+    from ringformer.train.optimizer import make_optimizer
     from ringformer.train.state import init_state, state_shardings
     from ringformer.train.step import make_train_step
 

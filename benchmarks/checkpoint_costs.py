@@ -35,7 +35,7 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
-from ringformer.train.program import make_optimizer
+from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import abstract_state, state_shardings
 
 FINALIZE = PlainFiles.finalize

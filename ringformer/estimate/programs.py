@@ -18,7 +18,8 @@ from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.parallel.mesh import BATCH, compiler_options, make_mesh
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.program import make_program
 from ringformer.train.state import all_finite, make_first_state, make_init

@@ -31,7 +31,7 @@ from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama import Llama
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.parallel.mesh import compiler_options
+from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.parameters import abstract_model
 
 TOKENS = P("dp", ("sp", "tp"))

@@ -21,7 +21,8 @@ from jax.typing import DTypeLike
 
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.parallel.gather_weight import GATHER
-from ringformer.parallel.parameters import TENSOR_PARALLEL, WeightSharding, abstract_model, weight_shardings
+from ringformer.parallel.parameters import abstract_model, weight_shardings
+from ringformer.parallel.weight_sharding import TENSOR_PARALLEL, WeightSharding
 
 ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
 """Axes that cut a weight, major first; axes that cut a tp rank's part of it."""

@@ -3,7 +3,7 @@
 A family of models is a configuration and an nnx module, registered by name (`registry.py`). The module sees one
 device's slice: local tokens and, inside a `shard_map`, the names of the axes that it may communicate over. Each
 `nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, from which
-`parallel/parameters.py` derives its sharding ("H", "K" and "F" over tp; vectors are replicated and not decayed).
+`parallel/weight_sharding.py` derives its sharding ("H", "K" and "F" over tp; vectors are replicated and not decayed).
 
 Tokens are sharded along the sequence over (sp, tp). A family with `tensor_parallel` gathers them over tp before a block
 that mixes them and reduces the result, as LLaMA does; other families are refused on meshes with tp > 1.

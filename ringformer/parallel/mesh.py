@@ -24,23 +24,6 @@ MOST_CPU_DEVICES = 1024
 BATCH = P(("dp", "fsdp"), ("sp", "tp"))
 """Sharding of arrays [B, T] of a batch, with T in layout order."""
 
-COMPILER_OPTIONS = {
-    # The scheduler's memory limit: at its default, nearly full programs lose their overlap.
-    "tpu": {
-        "xla_tpu_scheduler_percent_shared_memory_limit": "150",
-        # Pipelining a loop's copies to the host peels off an iteration, whose buffers then live as long as the loop.
-        "xla_tpu_pipeline_memory_host_transfers": "false",
-    },
-    "gpu": {
-        "xla_gpu_enable_latency_hiding_scheduler": "True",
-        # The default is one collective at a time, but the ring's keys and gradients travel together.
-        "xla_gpu_experimental_parallel_collective_overlap_limit": "4",
-        # As above: by default the scheduler plans for 76% of the memory.
-        "xla_gpu_memory_limit_slop_factor": "125",
-    },
-}
-"""XLA options by platform that let the ring's communication overlap with computation (docs/overlap.md)."""
-
 
 def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
     """Parse sizes "dp,fsdp,tp,sp"; one may be -1, the remaining devices. Raises ValueError if they do not fit."""
@@ -99,8 +82,3 @@ def simulate_cpu_devices(count: int) -> None:
     if count:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
-
-
-def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Return the options for programs on the devices of this mesh; none on CPUs."""
-    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import jax
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Wrapped
@@ -11,6 +10,7 @@ from ringformer.models.interface import ModelConfig
 from ringformer.parallel.mesh import BATCH
 from ringformer.parallel.parameters import abstract_model, shard_weights
 from ringformer.runs.config import OptimizerConfig
+from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import TrainState, abstract_state, state_shardings
 from ringformer.train.step import make_eval_step, make_train_step
 
@@ -66,31 +66,3 @@ def make_program(
     eval_step = make_eval_step(model, shardings.params, mesh, seq_len=seq_len, accumulate=accumulate)
     state = abstract_state(shardings, transformation, mesh)
     return Program(model, mesh, transformation, shardings, step, eval_step, state, NamedSharding(mesh, BATCH))
-
-
-def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step: linear warm-up from 0, then cosine or constant."""
-    peak, warmup = config.learning_rate, config.warmup(steps)
-    after = (
-        optax.constant_schedule(peak)
-        if config.schedule == "constant"
-        else optax.cosine_decay_schedule(peak, steps - warmup, alpha=config.final_fraction)
-    )
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
-
-
-def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.GradientTransformation:
-    """Return AdamW, which works on shards because it is elementwise.
-
-    Args:
-      letters: shape letters of the parameters (`abstract_model`); weight decay applies to all parameters except
-      vectors.
-    """
-    return optax.adamw(
-        schedule(config, steps),
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mask=jax.tree.map(lambda letter: len(letter) > 1, letters),
-    )

@@ -15,8 +15,8 @@ from ringformer.runs.folder import RunFolder
 from ringformer.runs.metrics import Reporter
 from ringformer.runs.record import describe
 from ringformer.train.checks import context_changes
+from ringformer.train.optimizer import schedule
 from ringformer.train.prepare import Run
-from ringformer.train.program import schedule
 from ringformer.train.skipped_steps import SkippedSteps
 
 PATIENCE = 100

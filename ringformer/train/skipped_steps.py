@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ringformer.data import Loader
-from ringformer.parallel.mesh import BATCH, compiler_options
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import BATCH
 from ringformer.parallel.nan_search import find_bad_operations
 from ringformer.parallel.parameters import specs
 from ringformer.runs.config import Config

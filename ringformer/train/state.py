@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import ModelConfig
 from ringformer.models.registry import build
-from ringformer.parallel.parameters import WeightSharding, abstract_params, named
+from ringformer.parallel.parameters import abstract_params, named
+from ringformer.parallel.weight_sharding import WeightSharding
 
 REPLICATED = WeightSharding((), None, None, (), 1)
 

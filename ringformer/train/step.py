@@ -12,9 +12,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import Axes, ModelConfig
-from ringformer.ops.varying_axes import vary, varying_axes
-from ringformer.parallel.mesh import AXIS_NAMES, BATCH, compiler_options
+from ringformer.ops.varying_axes import vary
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import AXIS_NAMES, BATCH
 from ringformer.parallel.parameters import abstract_model, specs
+from ringformer.train.optimizer import clip, global_norm
 from ringformer.train.state import TrainState
 
 
@@ -142,22 +144,3 @@ def _per_device(config, weights, mesh):
         return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)
 
     return abstract_model(config)[0], Axes(sp="sp", tp="tp" if mesh.shape["tp"] > 1 else None), gather
-
-
-def global_norm(tree) -> jax.Array:
-    """Return the norm of the whole gradient, on each device.
-
-    A leaf varies only over the axes that it is sharded over: a sum over these axes counts every element once, including
-    elements that are replicated. (optax's `global_norm` would return the norm of the local shards.)
-    """
-    squares: dict[frozenset, jax.Array] = {}
-    for leaf in jax.tree.leaves(tree):
-        axes = varying_axes(leaf)
-        squares[axes] = squares.get(axes, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
-    return jnp.sqrt(sum(lax.psum(s, tuple(sorted(axes))) if axes else s for axes, s in squares.items()))
-
-
-def clip(tree, norm: jax.Array, limit: float):
-    """Scale the gradient so that its norm is at most `limit`."""
-    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))
-    return jax.tree.map(lambda g: g * scale, tree)

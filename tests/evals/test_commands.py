@@ -16,7 +16,7 @@ from ringformer.data.stores.prepare import build_stores, open_or_build
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.data.tokenizers.byte_level import ByteTokenizer
 from ringformer.evals import lines, model_folder
-from ringformer.evals.opened import Opened, parse_lengths
+from ringformer.evals.evaluation_setup import Opened, parse_lengths
 from ringformer.inference.generator import Generator
 from tests.convert.models import load, save_model
 from tests.data.chat_samples import UNMARKED_JINJA, llama3
@@ -301,7 +301,7 @@ def test_one_process_at_a_time_writes_to_a_folder(run, answered_by, capsys, tmp_
     options = ["--num_lines=5", "--num_cases=1", f"--out={tmp_path / 'out'}"]
     program = f"""
 from argparse import Namespace
-from ringformer.evals.opened import out_folder
+from ringformer.evals.evaluation_setup import out_folder
 with out_folder(Namespace(out={str(tmp_path / "out")!r}), "lines"):
     print(flush=True)
     input()

@@ -19,8 +19,8 @@ from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig, base_config
 from ringformer.runs.config_file import parse
 from ringformer.train.loop import train
+from ringformer.train.optimizer import make_optimizer
 from ringformer.train.prepare import prepare
-from ringformer.train.program import make_optimizer
 from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_train_step
 from tests.helpers import relative_error

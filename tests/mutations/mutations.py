@@ -222,14 +222,16 @@ MUTATIONS = [
         "ops/kernels/test_flash_attention.py::test_bfloat16_gradients_are_as_exact_as_those_of_xla",
     ),
     # The optimizer, and what of its configuration the loop hands on.
-    Mutation("norm vectors decay", "train/program.py", "len(letter) > 1, letters", "len(letter) > 0, letters", UNTIED),
-    Mutation("betas ignored", "train/program.py", "        b1=config.b1,\n        b2=config.b2,\n", "", UNTIED),
-    Mutation("b1 ignored", "train/program.py", "b1=config.b1,", "", TIED),
-    Mutation("b2 ignored", "train/program.py", "b2=config.b2,", "", TIED),
-    Mutation("eps ignored", "train/program.py", "eps=config.eps,", "", UNTIED),
-    Mutation("decay ignored", "train/program.py", "weight_decay=config.weight_decay,", "", UNTIED),
     Mutation(
-        "no decay mask", "train/program.py", "mask=jax.tree.map(lambda letter: len(letter) > 1, letters),", "", TIED
+        "norm vectors decay", "train/optimizer.py", "len(letter) > 1, letters", "len(letter) > 0, letters", UNTIED
+    ),
+    Mutation("betas ignored", "train/optimizer.py", "        b1=config.b1,\n        b2=config.b2,\n", "", UNTIED),
+    Mutation("b1 ignored", "train/optimizer.py", "b1=config.b1,", "", TIED),
+    Mutation("b2 ignored", "train/optimizer.py", "b2=config.b2,", "", TIED),
+    Mutation("eps ignored", "train/optimizer.py", "eps=config.eps,", "", UNTIED),
+    Mutation("decay ignored", "train/optimizer.py", "weight_decay=config.weight_decay,", "", UNTIED),
+    Mutation(
+        "no decay mask", "train/optimizer.py", "mask=jax.tree.map(lambda letter: len(letter) > 1, letters),", "", TIED
     ),
     Mutation(
         "clip_norm ignored by the loop",
@@ -275,14 +277,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a learning rate of the step after",
-        "train/program.py",
+        "train/optimizer.py",
         "        schedule(config, steps),",
         "        lambda step: schedule(config, steps)(step + 1),",
         UNTIED,
     ),
-    Mutation("the cosine ends late by the warm-up", "train/program.py", "steps - warmup", "steps", UNTIED),
-    Mutation("the cosine ends at 0", "train/program.py", "alpha=config.final_fraction", "alpha=0.0", UNTIED),
-    Mutation("no warm-up", "train/program.py", "[warmup]) if warmup else after", "[warmup]) if 0 else after", TIED),
+    Mutation("the cosine ends late by the warm-up", "train/optimizer.py", "steps - warmup", "steps", UNTIED),
+    Mutation("the cosine ends at 0", "train/optimizer.py", "alpha=config.final_fraction", "alpha=0.0", UNTIED),
+    Mutation("no warm-up", "train/optimizer.py", "[warmup]) if warmup else after", "[warmup]) if 0 else after", TIED),
     # What a run reports.
     Mutation(
         "masked tokens counted in evaluation",
@@ -514,7 +516,7 @@ MUTATIONS = [
     ),
     Mutation(
         "--template is not passed on",
-        "evals/opened.py",
+        "evals/evaluation_setup.py",
         'template=getattr(args, "template", None)',
         "template=None",
         WITH_CHAT,

@@ -9,7 +9,8 @@ from jax.sharding import AbstractMesh
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import PRESETS
 from ringformer.parallel.mesh import AXIS_NAMES
-from ringformer.parallel.parameters import shard_weight, weight_shardings
+from ringformer.parallel.parameters import weight_shardings
+from ringformer.parallel.weight_sharding import shard_weight
 
 MESHES = [(1, 1, 1, 256), (1, 1, 1, 512), (1, 4, 1, 64), (2, 8, 2, 3), (1, 7, 4, 5), (1, 1, 8, 32)]
 

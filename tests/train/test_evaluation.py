@@ -16,7 +16,7 @@ from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train import evaluation, step
 from ringformer.train.evaluation import evaluate
-from ringformer.train.program import make_optimizer
+from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_eval_step, make_logits, position_bucket
 from tests.helpers import packed_segments

@@ -13,8 +13,8 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 from ringformer.train.evaluation import evaluate
 from ringformer.train.loop import train
+from ringformer.train.optimizer import schedule
 from ringformer.train.prepare import prepare
-from ringformer.train.program import schedule
 from tests.data.chat_samples import llama3
 from tests.helpers import relative_error
 

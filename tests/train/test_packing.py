@@ -15,7 +15,7 @@ from ringformer.ops.layouts import permutation
 from ringformer.parallel.mesh import BATCH, make_mesh
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.runs.config import OptimizerConfig
-from ringformer.train.program import make_optimizer
+from ringformer.train.optimizer import make_optimizer
 from ringformer.train.state import init_state, state_shardings
 from ringformer.train.step import make_logits, make_train_step
 from tests.data.packing_samples import build

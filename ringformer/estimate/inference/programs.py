@@ -9,7 +9,8 @@ from ringformer.inference.programs import Programs, inference_config
 from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import make_reshard, weight_shares
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.parallel.mesh import compiler_options, make_mesh
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_params, weight_shardings
 
 

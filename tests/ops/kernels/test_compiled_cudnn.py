@@ -16,7 +16,7 @@ from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.estimate.seconds.program_seconds import host_waits
 from ringformer.estimate.targets import find_target
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.parallel.mesh import COMPILER_OPTIONS
+from ringformer.parallel.compiler_options import COMPILER_OPTIONS
 from tests.hlo import on_cuda
 
 B, T, H, K, d = 1, 1024, 8, 2, 128

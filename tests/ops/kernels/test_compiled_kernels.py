@@ -12,7 +12,8 @@ from ringformer.estimate.seconds.kernel_keys import KernelKeys
 from ringformer.estimate.seconds.machine_code import grid_of
 from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.parallel.mesh import compiler_options, make_mesh
+from ringformer.parallel.compiler_options import compiler_options
+from ringformer.parallel.mesh import make_mesh
 from tests.hlo import on_tpu
 
 B, T, H, K, d, N = 1, 1024, 4, 2, 128, 8

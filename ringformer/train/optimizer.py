@@ -1,0 +1,56 @@
+"""AdamW and its schedule (optax), and the global norm of a sharded gradient."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from ringformer.ops.varying_axes import varying_axes
+from ringformer.runs.config import OptimizerConfig
+
+
+def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Return the learning rate by step: linear warm-up from 0, then cosine or constant."""
+    peak, warmup = config.learning_rate, config.warmup(steps)
+    after = (
+        optax.constant_schedule(peak)
+        if config.schedule == "constant"
+        else optax.cosine_decay_schedule(peak, steps - warmup, alpha=config.final_fraction)
+    )
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
+
+
+def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.GradientTransformation:
+    """Return AdamW, which works on shards because it is elementwise.
+
+    Args:
+      letters: shape letters of the parameters (`abstract_model`); weight decay applies to all parameters except
+      vectors.
+    """
+    return optax.adamw(
+        schedule(config, steps),
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=jax.tree.map(lambda letter: len(letter) > 1, letters),
+    )
+
+
+def global_norm(tree) -> jax.Array:
+    """Return the norm of the whole gradient, on each device.
+
+    A leaf varies only over the axes that it is sharded over: a sum over these axes counts every element once, including
+    elements that are replicated. (optax's `global_norm` would return the norm of the local shards.)
+    """
+    squares: dict[frozenset, jax.Array] = {}
+    for leaf in jax.tree.leaves(tree):
+        axes = varying_axes(leaf)
+        squares[axes] = squares.get(axes, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+    return jnp.sqrt(sum(lax.psum(s, tuple(sorted(axes))) if axes else s for axes, s in squares.items()))
+
+
+def clip(tree, norm: jax.Array, limit: float):
+    """Scale the gradient so that its norm is at most `limit`."""
+    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))
+    return jax.tree.map(lambda g: g * scale, tree)
