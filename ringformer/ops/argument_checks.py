@@ -16,12 +16,12 @@ SegmentIds = Integer[AnyArray, "B T"] | tuple[Integer[AnyArray, "B T"], Integer[
 """Ids of all tokens, or a pair of the ids of queries and keys; None: one segment."""
 
 Segments = Literal["any", "ascending"]
-"""What the caller promises of segment ids: nothing, or that they never decrease along the sequence (in natural order),
-so that each segment is one interval of it."""
+"""Promise of the caller about segment ids. "any" promises nothing. "ascending" promises that the ids never decrease
+along the sequence (in natural order), so that each segment is one interval of the sequence."""
 
 
 def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk) -> None:
-    """Raise ValueError for shapes, dtypes, layout or chunks that do not fit together, naming both sides."""
+    """Raise ValueError if shapes, dtypes, layout or chunks do not fit together; the message names both sides."""
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
     (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
@@ -50,7 +50,7 @@ def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk
 
 
 def check_promise(segments: str, segment_ids: SegmentIds) -> None:
-    """Raise ValueError for an unknown promise, or one that a pair of ids cannot keep."""
+    """Raise ValueError for an unknown promise, or for one that a pair of id arrays cannot keep."""
     if segments not in get_args(Segments):
         raise ValueError(f"segments={segments!r}: choose one of {', '.join(get_args(Segments))}")
     if segments == "ascending" and isinstance(segment_ids, tuple):
@@ -62,8 +62,9 @@ def as_segment_ids(
 ) -> tuple[Int[AnyArray, "B T"] | None, Int[AnyArray, "B S"] | None]:
     """Return the ids of queries and keys as int32, preserving equality and order.
 
-    Host arrays beyond 32 bits are replaced by their ranks. Device arrays beyond 32 bits exist only under
-    `jax_enable_x64` and keep their dtype. (JAX cuts an argument of a `jit` to 32 bits before this function sees it.)
+    Host arrays with ids beyond 32 bits are replaced by the ranks of their ids. Device arrays beyond 32 bits exist only
+    under `jax_enable_x64` and keep their dtype. (JAX cuts an argument of a `jit` to 32 bits before this function sees
+    it.)
     """
     if segment_ids is None:
         return None, None
@@ -74,7 +75,8 @@ def as_segment_ids(
     int32 = np.iinfo(np.int32)
     too_wide = [isinstance(x, np.ndarray) and x.size > 0 and (x.min() < int32.min or x.max() > int32.max) for x in pair]
     if any(too_wide) and all(isinstance(x, np.ndarray) for x in pair):
-        # Python integers where int64 is too narrow: numpy would convert int64 and uint64 to float64, with rounding.
+        # Use Python integers where int64 is too narrow: numpy would convert a mix of int64 and uint64 to float64 and
+        # round.
         wide = object if any(x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max for x in pair) else np.int64
         together = np.concatenate([x.ravel().astype(wide) for x in pair])
         ranks = np.unique(together, return_inverse=True)[1].astype(np.int32)

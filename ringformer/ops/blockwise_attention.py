@@ -1,10 +1,11 @@
 """Attention of one shard of queries to one shard of keys, chunk by chunk, forward and backward (XLA).
 
-The block contract of every kernel: forward adds the visiting keys to a running softmax (o, m, l); backward gets the
-FINAL maximum m and denominator l of the whole row, so probabilities are `exp(s - m) / l` and hops need no correction
-between them. (Not `exp(s - lse)`: where |m| is large, float32 has no digits left for log l.)
-Arrays are head-major, with query heads grouped by the key head that they read (G = H // K): GQA is a taller matmul, and
-keys are never repeated.
+Every kernel keeps this block contract: the forward adds the visiting keys to a running softmax (o, m, l). The backward
+gets the FINAL maximum m and denominator l of the whole row, so probabilities are `exp(s - m) / l` and nothing needs
+correction between hops. (They are not `exp(s - lse)`: where |m| is large, float32 has no digits left for log l.)
+
+Arrays are head-major, with query heads grouped by the key head that they read (G = H // K). So GQA only makes a matmul
+taller, and keys are never repeated.
 """
 
 from typing import NamedTuple
@@ -170,7 +171,7 @@ def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: W
         def body(i, carry, pairs=pairs, masked=masked):
             return chunk_pair(carry, jax.tree.map(lambda x: _at(x, i), pairs), masked)
 
-        # The length may be data, so the loop's name tells readers of the compiled program its bound.
+        # The number of trips may depend on data, so the loop's name tells readers of the compiled program its bound.
         with jax.named_scope(f"at_most_{len(pairs.q)}_trips"):
             carry = lax.fori_loop(0, length, body, carry)
         if not isinstance(length, int):
@@ -179,7 +180,8 @@ def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: W
 
 
 def live_pairs(queries: Queries, keys: Keys, work_list: WorkList) -> tuple[Bool[Array, " P"] | None, ...]:
-    """Return masks of the unmasked pairs and of the masked pairs that share a segment; None without segment ids."""
+    """Return two masks, over the unmasked and over the masked pairs: True where a pair shares a segment. None without
+    segment ids."""
     return tuple(_live(queries, keys, pairs, work_list) for pairs, _ in (work_list.unmasked, work_list.masked))
 
 
@@ -194,7 +196,7 @@ def _segments_overlap(
 ) -> Bool[Array, " P"]:
     """Mask the pairs in which a query may share a segment with a key.
 
-    The comparison is of ranges of ids, which is exact for packed documents, whose ids ascend without gaps.
+    It compares ranges of ids. This is exact for packed documents, whose ids ascend without gaps.
     """
     q_min, q_max = _id_ranges(q_ids, work_list.q_chunks, pairs.q)
     k_min, k_max = _id_ranges(k_ids, work_list.k_chunks, pairs.k)
@@ -204,7 +206,7 @@ def _segments_overlap(
 def _id_ranges(
     ids: Int[Array, "B T"], chunks: AxisChunks, wanted: Int32[np.ndarray | Array, " P"]
 ) -> tuple[Int[Array, "B P"], Int[Array, "B P"]]:
-    """Find the smallest and the largest id of each wanted chunk, without a gather, as above."""
+    """Find the smallest and the largest id of each wanted chunk without a gather, as in `_for_each_pair`."""
     size, parts = chunks.size, rearrange(ids, "b (p t) -> b p t", p=int(chunks.part[-1]) + 1)
     n_aligned = len(chunks.part) // parts.shape[1] - 1  # the last chunk of a part may overlap its neighbour
     aligned = rearrange(parts[:, :, : n_aligned * size], "b p (n t) -> b p n t", t=size)

@@ -1,7 +1,8 @@
 """Cross-entropy through the output head, chunk by chunk: the [T, V] logits never exist.
 
-The forward pass also computes the gradients while it has a chunk's logits: this takes three matmuls, where
-recomputation would take four. For the backward pass it keeps only the gradients, dx [T, D] and dhead [D, V].
+The forward pass also computes the gradients while it has a chunk's logits. This takes three matmuls; recomputing the
+logits in the backward pass would take four. For the backward pass it keeps only the gradients, dx [T, D] and dhead [D,
+V].
 """
 
 from functools import partial

@@ -1,8 +1,8 @@
-"""Dense attention and cross-entropy in plain JAX, as the vanilla attention and as a reference.
+"""Dense attention and cross-entropy in plain JAX: the model's vanilla attention, and a reference for tests.
 
-Tests compare every optimised op of this package and its gradients with them, and benchmarks use them as a baseline.
-They materialize the [T, S] and [T, V] logits and compute in the dtype of their inputs, at least float32. (The tests'
-second reference, `tests/dense.py`, is numpy in float64 with explicit gradients.)
+Tests compare every optimised op of this package, and its gradients, with these functions; benchmarks use them as a
+baseline. They materialize the [T, S] and [T, V] logits and compute in the dtype of their inputs, at least float32. (The
+tests' second reference, `tests/dense.py`, is numpy in float64 with explicit gradients.)
 """
 
 import jax
@@ -43,7 +43,7 @@ def dense_attention(
         mask &= q_ids[:, :, None] == k_ids[:, None, :]
     mask = mask[:, None, None]
     s = jnp.where(mask, s, -jnp.inf)
-    # By maximum and denominator: exp(s - lse) would lose log(denominator) next to a large maximum.
+    # Divide by the denominator: exp(s - lse) would lose log(denominator) next to a large maximum.
     m = jax.lax.stop_gradient(s.max(axis=-1, keepdims=True))
     p = jnp.exp(s - jnp.where(jnp.isneginf(m), 0.0, m))  # an empty row: exp(-inf - 0) = 0
     total = p.sum(axis=-1, keepdims=True)

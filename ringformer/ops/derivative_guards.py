@@ -1,9 +1,10 @@
-"""Guards that raise a clear error for derivatives that an op with a custom backward does not support.
+"""Guards that raise a clear error if an op with a custom backward does not support a derivative.
 
-A `custom_vjp` supports reverse mode, and forward mode over it (its backward is differentiated like any program). That
-covers `jax.grad`, `jax.hessian`, and Hessian-vector products whose gradient is taken with respect to every input that
-the outer tangent moves. (Any other moved input is in pure forward mode, which is refused.) The guards are identity
-functions. They detect the mode by their tangent: forward mode evaluates it, reverse mode transposes it.
+A `custom_vjp` supports reverse mode, and forward mode over reverse mode (its backward is differentiated like any
+program). That covers `jax.grad`, `jax.hessian`, and Hessian-vector products whose gradient is taken with respect to
+every input that the outer tangent moves. (Any other input that the tangent moves is in pure forward mode, which is
+refused.) The guards are identity functions. They detect the mode by what happens to their tangent: forward mode
+evaluates it, reverse mode transposes it.
 """
 
 import jax
@@ -38,7 +39,7 @@ def _guard(primitive, tree, name):
 
 
 def _identity(tree, jvp):
-    """Pass the inexact leaves of `tree` through an identity with this rule for (primals, tangents)."""
+    """Pass the inexact leaves of `tree` through an identity whose rule for (primals, tangents) is `jvp`."""
 
     @jax.custom_jvp
     def identity(x):

@@ -10,7 +10,8 @@ from ringformer.ops.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 CHUNK = 1024
-"""Tokens of a sequence whose gradients are converted to float32, and sorted by the compiler's scatter, at a time."""
+"""Tokens of a sequence per chunk: their gradients are converted to float32 and sorted by the compiler's scatter
+together."""
 
 
 def embed(table: Float[Array, "V D"], tokens: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:

@@ -1,6 +1,6 @@
-"""Layouts: the tokens that each rank of the ring holds, and which visiting keys its queries see.
+"""Layouts: the tokens that each rank of the ring holds, and the visiting keys that its queries see.
 
-Let the sequence have n*T tokens on a ring of n ranks.
+Definitions for a sequence of n*T tokens on a ring of n ranks:
 
     contiguous  rank r holds tokens [r*T, (r+1)*T): the paper's layout. Causal work is uneven, (2n-1):1.
     striped     rank r holds tokens r, r+n, r+2n, ... (Brandon et al., Striped Attention).
@@ -61,7 +61,7 @@ def check_layout(layout: str, seq_len: int, ring_size: int) -> None:
 def permutation(layout: Layout, seq_len: int, ring_size: int) -> Int64[np.ndarray, " {seq_len}"]:
     """Return the token at each index of the concatenated shards of all ranks.
 
-    `x[:, permutation(...)]` is a natural-order array brought into the layout.
+    `x[:, permutation(...)]` moves an array from natural order into the layout.
     """
     check_layout(layout, seq_len, ring_size)
     index = np.arange(seq_len // ring_size)
@@ -108,7 +108,7 @@ def _move(x, layout, axis_name, inverse):
         return (x.swapaxes(1, 2) if inverse else x).reshape(B, T, *rest)
     if layout == "zigzag":
         # Piece p of 2n lives on rank p//2 in natural order and on rank min(p, 2n-1-p) in zigzag. The even pieces reach
-        # every rank once, and so do the odd pieces: there is one permutation of ranks for each parity.
+        # every rank once, and so do the odd pieces. So each parity is one permutation of the ranks.
         halves = x[:, : T // 2], x[:, T // 2 :]
         low_is_even = (lax.axis_index(axis_name) % 2 == 0).reshape((1,) * x.ndim)
         home = [[min(p, 2 * n - 1 - p) for p in range(parity, 2 * n, 2)] for parity in (0, 1)]

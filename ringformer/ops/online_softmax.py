@@ -19,7 +19,7 @@ class Softmax(NamedTuple):
 
 
 def init(rows: tuple[int, ...], d: int) -> Softmax:
-    """Make the state of rows of this shape, with values of d features, that have seen no key."""
+    """Make the initial state of rows of this shape, which have seen no key; values have d features."""
     return Softmax(
         o=jnp.zeros((*rows, d), jnp.float32),
         m=jnp.full(rows, -jnp.inf, jnp.float32),

@@ -40,7 +40,7 @@ SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
 """`checkpoint_name`s of o and of [m, l]; a remat policy that saves both avoids a second forward ring."""
 
 LOOP = "ring"
-"""Name scope of the loops over hops, for readers of the compiled program."""
+"""Name scope of the loops over hops, by which readers of the compiled program recognise them."""
 
 Output = Float[Array, "B T H d"]
 """Attention of queries, in their dtype."""
@@ -123,8 +123,8 @@ def ring_attention(
       layout: the tokens that each rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
       causal: a query sees no later token. If False, the layout does not matter.
       segment_ids: one array, or a pair for queries and keys: tokens see only their own segment. Blocks and chunks
-        without a common segment cost nothing if ids ascend along the sequence. Numpy ids of 64 bits are exact, except
-        as arguments of an enclosing jit: JAX cuts those to 32 bits.
+        without a common segment cost nothing if ids ascend along the sequence. Numpy ids of 64 bits stay exact, unless
+        they are arguments of an enclosing jit, which JAX cuts to 32 bits.
       segments: "ascending" promises that ids never decrease along the sequence (in natural order; padding comes last or
         has ids of its own), as those of `ringformer.data` do. Nothing checks it; wrong ids give wrong attention.
       bias: added to the scaled logits of this rank's keys (the paper's attn_bias, Figure 4).
@@ -151,8 +151,8 @@ def ring_attention(
     ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, return_lse)
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))
     ring, arrays = ring.whole_chunks(*arrays)
-    # A custom_vjp must return cotangents that vary as its inputs do. The cast to a common type is outside of it, so
-    # that its transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.
+    # A custom_vjp must return cotangents that vary as its inputs do. So the cast to a common type stays outside of it:
+    # the cast's transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
     o, lse = _ring_attention(ring, *reverse_mode_only(arrays, "ring_attention"))
     o, lse = (without_padding(x, ring.parts, q.shape[1], axis) for x, axis in ((o, 1), (lse, 2)))
@@ -206,7 +206,8 @@ def _backward(ring: Ring, residuals, cotangents):
     rows = Cotangents(do, rearrange(numbers, "three b (k g) t -> three b k g t", k=K), o, dlse)
 
     def step(t, carry, send):
-        """Run block t, and meanwhile fetch the gradients of the present keys, which are one hop behind."""
+        """Run block t, and meanwhile fetch the gradients of the present keys; these gradients travel one hop behind the
+        keys."""
         dq, dkeys, keys = carry
         arriving = ring.shift(keys) if send else None
         behind = None if dkeys is None else ring.shift(dkeys)
@@ -223,7 +224,7 @@ def _backward(ring: Ring, residuals, cotangents):
         with jax.named_scope(LOOP):
             carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry)
         carry = step(n - 1, carry, send=False)
-    # The own keys are stacked again: kept through the loop, they would take the memory of k and v twice.
+    # Stack the rank's own keys again: keeping them through the loop would take the memory of k and v twice.
     dq, dkeys, k_now, v_now = lax.optimization_barrier((*carry[:2], k, v))
     dq, dkeys, _ = step(None, (dq, dkeys, _stacked(k_now, v_now, bias, tied[2])), send=False)
 

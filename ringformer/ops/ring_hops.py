@@ -26,7 +26,7 @@ class Ring:
     returns_lse: bool = True
     """True if lse may have a cotangent."""
     key_filler: int = 0
-    """Keys at the end of each part of a shard that only pad its last chunk."""
+    """Number of keys at the end of each part of a shard that only pad the part's last chunk."""
 
     @property
     def size(self) -> int:
@@ -35,8 +35,8 @@ class Ring:
     def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
         """Return this device's rank, q and segment ids, tied together so that all depend on q.
 
-        Masks made from a plain `axis_index` depend on no traced input, so partial evaluation would compute all of them
-        before the loops and keep them, S x T x 4 bytes. It would also run a separate ring for the ids.
+        Masks made from a plain `axis_index` depend on no traced input. Partial evaluation would therefore compute all
+        masks before the loops and keep them, S x T x 4 bytes, and would run a separate ring for the ids.
         """
         if self.axis_name is None:
             return jnp.zeros((), jnp.int32), q, *ids
@@ -44,7 +44,7 @@ class Ring:
 
     @property
     def parts(self) -> int:
-        """Parts of a shard that a chunk never straddles."""
+        """Number of parts of a shard; no chunk straddles two parts."""
         return layouts.PARTS[self.layout] if self.causal else 1
 
     @property
@@ -53,7 +53,8 @@ class Ring:
         return BLOCK_KERNELS[self.kernel]
 
     def chunk(self, length: int, requested: int | None) -> int:
-        """Tokens of a chunk of an axis of `length`; for a kernel, a multiple of its lanes, or a whole part."""
+        """Return the tokens of a chunk of an axis of `length`. Kernels need a multiple of their lanes, or a whole
+        part."""
         if self.blocks.whole_parts:
             return length // self.parts
         size, lanes = default_chunk(length) if requested is None else requested, self.blocks.lanes
@@ -77,12 +78,13 @@ class Ring:
         return replace(self, key_filler=-(k.shape[1] // self.parts) % k_chunk), filled
 
     def shift(self, tree):
-        """Send every leaf to the next rank, and receive those of the previous one."""
+        """Send every leaf to the next rank, and receive the leaves of the previous rank."""
         n = self.size
         return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
 
     def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
-        """Make the chunk pairs of a visiting block; `earlier`: it comes from an earlier rank; None: the own block."""
+        """Make the chunk pairs of a visiting block. `earlier`: True if its keys come from an earlier rank; None: the
+        rank's own block."""
         if earlier is None and self.blocks.whole_parts and self.parts > 1:
             return replace(self, layout="contiguous").work_list(T, S, None)  # every layout keeps tokens in order
         q = cut_axis(T, self.parts, self.chunk(T, self.q_chunk))

@@ -1,8 +1,8 @@
 """Rotary position embedding with phases exact at any position (Su et al., RoFormer), and its scaling to long contexts.
 
-A float32 angle `position * frequency` is off by 1 rad at 16M tokens. Here a phase is a fixed-point fraction of a turn:
-a frequency has 64 bits, its product with a position wraps around, and the upper 32 bits, exact to one unit (2^-32
-turns), are the phase. Neighbouring and relative phases are therefore as exact at 2^31 as at 0.
+A float32 angle `position * frequency` is off by 1 rad at 16M tokens. Here a phase is a fixed-point fraction of a turn.
+A frequency has 64 bits, and its product with a position wraps around; the upper 32 bits of the product are the phase,
+exact to one unit (2^-32 turns). Neighbouring and relative phases are therefore as exact at 2^31 as at 0.
 """
 
 import math
@@ -44,8 +44,8 @@ class RopeScaling:
     linear divides all frequencies by `factor` (Chen et al., position interpolation). yarn divides those that turn less
     than `beta_slow` times in the original context, keeps those that turn more than `beta_fast` times, and blends
     between; it also multiplies cos and sin by the attention factor (Peng et al., YaRN). llama3 does the same with
-    `low_freq_factor` and `high_freq_factor` turns, blended in the frequency (LLaMA 3.1). A larger `rope_theta` needs
-    no scaling: kind none. A field that is None has the kind's default.
+    `low_freq_factor` and `high_freq_factor` turns, but blends linearly in the frequency (LLaMA 3.1). A model with a
+    larger `rope_theta` needs no scaling: kind none. A field that is None has the kind's default.
 
     Raises ValueError for a field that the kind does not use, a missing field, or an invalid value.
     """
@@ -115,7 +115,7 @@ class RopeScaling:
         return _yarn_amplitude(factor, 1.0)
 
     def option(self, name: str) -> Any:
-        """Return the value of a field, or its kind's default. (None is left to fields of other kinds.)"""
+        """Return the value of a field, or the default of this kind. (Fields of other kinds stay None.)"""
         defaults = {
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,

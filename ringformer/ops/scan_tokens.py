@@ -17,8 +17,9 @@ def scan_tokens(
     """Scan `body(carry, tokens) -> (carry, y)` over `chunk` tokens at a time; the last chunk may be shorter.
 
     Args:
-      body: gets `chunk` tokens of every array, or the rest; y holds arrays [B, t, ...] for the same tokens.
-      carry: carry of the first call of the body.
+      body: gets the next `chunk` tokens of every array (fewer at the end); its y holds arrays [B, t, ...] for those
+        tokens.
+      carry: the carry that the first call of the body gets.
       tokens: pytree of the arrays to scan.
 
     Returns:

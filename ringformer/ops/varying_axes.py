@@ -1,7 +1,7 @@
 """Varying manual axes: a common type for arrays that are combined inside `shard_map`.
 
-Under `check_vma=True` every array inside a `shard_map` carries the set of mesh axes it may differ along. Loop
-carries must keep that type, and a `custom_vjp` must return cotangents of the type of its inputs.
+Under `check_vma=True`, the type of every array inside a `shard_map` includes the mesh axes along which it may differ.
+Loop carries must keep that type, and a `custom_vjp` must return cotangents of the type of its inputs.
 """
 
 from collections.abc import Iterable

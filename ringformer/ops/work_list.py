@@ -1,8 +1,8 @@
 """The work list of one block: the pairs of a query chunk and a key chunk that have anything to compute.
 
-A shard is cut into chunks that never straddle a part (see `layouts`). The pairs that a causal mask leaves of a block
-are tabulated before the program runs, so that the loop over them needs no branch and every iteration does useful work.
-On a ring, a traced condition selects between the tables for earlier and later ranks.
+A shard is cut into chunks that never straddle a part (see `layouts`). The pairs of a block that a causal mask leaves
+are tabulated before the program runs. So the loop over them needs no branch, and every iteration does useful work. On a
+ring, a traced condition selects between the tables for earlier and later ranks.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,8 @@ class ChunkPairs(NamedTuple):
 
 
 class PairList(NamedTuple):
-    """Chunk pairs; only the first `length` count, a number or a traced int32. The arrays may be traced."""
+    """Chunk pairs, of which only the first `length` (a number or a traced int32) count. The arrays may be traced
+    too."""
 
     pairs: ChunkPairs
     length: int | Int32[Array, ""]
@@ -113,8 +114,8 @@ def _pairs(visible: Iterable[tuple[int, int, int]], q: AxisChunks, k: AxisChunks
 def make_work_list(
     layout: Layout, causal: bool, q: AxisChunks, k: AxisChunks, earlier: Bool[Array, ""] | None
 ) -> WorkList:
-    """Make the chunk pairs of a visiting block. `earlier`: whether it comes from an earlier rank; None if it is the
-    rank's own."""
+    """Make the chunk pairs of a visiting block. `earlier`: True if its keys come from an earlier rank; None: the rank's
+    own block."""
     if earlier is None or not causal:
         unmasked, masked = (PairList(x, len(x.q)) for x in visible_pairs(layout, "own", causal, q, k))
     else:
@@ -124,15 +125,16 @@ def make_work_list(
 
 
 def diagonal_work_list(length: int, pieces: int) -> WorkList:
-    """Make the chunk pairs of a rank's own shard, cut into `pieces` equal pieces, that lie within a piece, under a
-    causal mask."""
+    """Make the chunk pairs of a rank's own shard, cut into `pieces` equal pieces, under a causal mask: only the pairs
+    within a piece."""
     chunks = cut_axis(length, pieces, default_chunk(length))
     unmasked, masked = (PairList(x, len(x.q)) for x in _pairs([(i, i, 0) for i in range(pieces)], chunks, chunks))
     return WorkList(chunks, chunks, unmasked, masked, every_pair=pieces > 1)
 
 
 def _select(condition: jax.Array, a: ChunkPairs, b: ChunkPairs) -> PairList:
-    """Select `a` or `b`. Lists of equal length, as in a balanced layout, keep a static length and need no branch."""
+    """Select `a` or `b`. If both have the same length, as in a balanced layout, the length stays static and no branch
+    is needed."""
     length: int | jax.Array = len(a.q)
     if len(a.q) != len(b.q):
         length = jnp.where(condition, len(a.q), len(b.q))

@@ -1,4 +1,4 @@
-"""Table of the code that computes a block of the ring: XLA's, or a kernel."""
+"""Table of the implementations that compute a block of the ring: XLA's own code, or a kernel."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
@@ -24,12 +24,12 @@ class BlockKernel(NamedTuple):
     log_unit: float
     """Unit of logits in the running maximum m."""
     lanes: int
-    """Number of tokens that a chunk's length must be a multiple of, without overlap; 1: any chunks."""
+    """Tokens that a chunk's length must be a multiple of; such chunks must not overlap. 1: any chunks."""
     whole_parts: bool = False
-    """True if there are no chunks: a pair is two whole parts of a shard (`layouts.PARTS`)."""
+    """True if the kernel uses no chunks: a pair then consists of two whole parts of a shard (`layouts.PARTS`)."""
     takes_any_mask: bool = True
     """True if the kernel supports any segment ids and a bias of keys. Otherwise segment ids must ascend along the
-    sequence, under a causal mask, in a layout whose parts are intervals of it."""
+    sequence, the mask must be causal, and the parts of the layout must be intervals of the sequence."""
 
 
 BLOCK_KERNELS: dict[str, BlockKernel] = {
@@ -44,8 +44,8 @@ BLOCK_KERNELS: dict[str, BlockKernel] = {
 
 
 def check_kernel(name: str, dtype: jnp.dtype, platform: str | None = None, chip: Chip | None = None) -> None:
-    """Raise ValueError for an unknown kernel, or one that does not support the dtype, the platform ("cpu", "gpu",
-    "tpu"; None: unknown) or the chip (None: unknown); the message names one that does."""
+    """Raise ValueError if a kernel is unknown, or does not support the dtype, the platform ("cpu", "gpu", "tpu"; None:
+    unknown) or the chip (None: unknown). The message names a kernel that does."""
     if name not in BLOCK_KERNELS:
         raise ValueError(f"kernel={name!r}: choose one of {', '.join(get_args(Kernel))}")
     if name == "pallas" and dtype not in (jnp.bfloat16, jnp.float32):
@@ -74,8 +74,8 @@ def check_head_size(name: str, head_size: int, capability: int | None = None) ->
 
 
 def check_masks(name: str, segments: Segments | None, layout: Layout, causal: bool = True, bias: bool = False) -> None:
-    """Raise ValueError if a kernel does not support segment ids (None: there are none) in a layout, or a bias; the
-    message names the nearest setting that works."""
+    """Raise ValueError if a kernel does not support a bias, or segment ids (`segments` None: there are none) in this
+    layout. The message names the nearest setting that works."""
     if BLOCK_KERNELS[name].takes_any_mask:
         return
     if bias:
@@ -99,7 +99,8 @@ def check_masks(name: str, segments: Segments | None, layout: Layout, causal: bo
 def padded_parts(
     x: jax.Array | None, parts: int, multiple: int, axis: int, mode: Literal["constant", "edge"] = "constant"
 ) -> jax.Array | None:
-    """Pad each of the equal parts of an axis to a multiple, with 0 or its last element; None stays None."""
+    """Pad each of the equal parts of an axis to a multiple of `multiple`, with 0 or with the part's last element; None
+    stays None."""
     if x is None or not (missing := -(x.shape[axis] // parts) % multiple):
         return x
     shape = x.shape

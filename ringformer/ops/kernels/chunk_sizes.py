@@ -1,4 +1,4 @@
-"""The best chunks for the TPU kernels by generation and head size, from tables that `ringformer tune` writes."""
+"""Best chunks of the TPU kernels for each generation and head size, from tables that `ringformer tune` writes."""
 
 import json
 from functools import lru_cache
@@ -10,12 +10,13 @@ TABLES = Path(__file__).parent / "chunk_tables"
 """Folder with a file GENERATION.json for each tuned generation."""
 
 STRETCH = 32768
-"""Tokens for which chunks were evaluated: a shard of 7B at 8,388,608 tokens on 256 chips."""
+"""Tokens of the shard for which chunks were evaluated: that of a 7B model at 8,388,608 tokens on 256 chips."""
 
 
 def chunk_sizes(generation: str, head_dim: int) -> tuple[int, int] | None:
-    """Tokens of a chunk of queries and of keys for heads of `head_dim` features, from the next larger tuned head size;
-    None if the generation, or a head that large, was not tuned. Raises ValueError for an invalid table."""
+    """Return the tokens of a chunk of queries and of a chunk of keys for heads of `head_dim` features, as tuned for the
+    next larger head size; None if the generation, or a head that large, was not tuned. Raises ValueError for an invalid
+    table."""
     if generation not in {path.stem for path in TABLES.glob("*.json")}:
         return None
     sizes = _read(TABLES / f"{generation}.json", generation)
@@ -23,7 +24,8 @@ def chunk_sizes(generation: str, head_dim: int) -> tuple[int, int] | None:
 
 
 def read_chunk_sizes(path: Path, generation: str) -> dict[int, tuple[int, int]]:
-    """Read the chunks of a table by head size. Raises ValueError if the table is invalid or of another generation."""
+    """Read a table's chunks by head size. Raises ValueError if the table is invalid, or belongs to another
+    generation."""
     renew = f"ringformer tune --target={generation} writes one"
     try:
         table = json.loads(path.read_text())
@@ -39,8 +41,9 @@ def read_chunk_sizes(path: Path, generation: str) -> dict[int, tuple[int, int]]:
 
 
 def tuned_share(generation: str, head_dim: int) -> float | None:
-    """Share of a core's matrix FLOPs that a train step's attention reaches with the tuned chunks and segment ids, in
-    the chunk pairs that are computed; None if the generation, or a head that large, was not tuned."""
+    """Return the share of a core's peak matrix FLOPs that a train step's attention reaches in the chunk pairs that it
+    computes, with the tuned chunks and with segment ids; None if the generation, or a head that large, was not
+    tuned."""
     if chunk_sizes(generation, head_dim) is None:
         return None
     row = min(

@@ -1,16 +1,16 @@
 """Attention of a block by cuDNN on GPUs, with the block contract of `ops/blockwise_attention.py`.
 
-Each pair of whole parts of a shard is one call (`cudnn_calls.py`). In a call, all keys are visible, those that a causal
-mask leaves once the queries are shifted by the offset, or those of one packed document (`cudnn_documents.py`). The
-indices of the parts may be data, so that calls need no branch around them.
+Each pair of whole parts of a shard is one call (`cudnn_calls.py`). A call sees one of three sets of keys: all of them,
+those that a causal mask leaves once the queries are shifted by the offset, or those of one packed document
+(`cudnn_documents.py`). The indices of the parts may be traced, so that no call needs a branch around it.
 
     forward    a call returns o and lse for only its keys: a softmax state with m = lse and l = 1, joined to the running
                state in float32.
     backward   given the FINAL o and lse of the row, each call returns its share of dq, dk, dv, rounded to the dtype of
                the inputs; the shares are added in float32.
 
-cuDNN computes delta = rowsum(o * do) and supports no cotangent of lse. The gradients are linear in the two cotangents:
-the share of dlse is ds = p * dlse, which a second call with do v^T = dlse and o = 0 computes.
+cuDNN computes delta = rowsum(o * do) and supports no cotangent of lse. The gradients are linear in the two cotangents,
+so a second call adds the share of dlse: with do v^T = dlse and o = 0, it computes ds = p * dlse.
 """
 
 import jax
@@ -28,7 +28,7 @@ from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import AxisChunks, ChunkPairs, WorkList, diagonal_work_list
 
 SECOND = "ring_attention with kernel='cudnn'", "kernel='xla'"
-"""Names, for an error, of this kernel without second derivatives and of the alternative."""
+"""Names that an error about second derivatives uses: this kernel, which lacks them, and the alternative."""
 
 HEAD_SIZES = {8: 128, 9: 256}
 """Largest head size by the major version of a GPU's compute capability: Ampere, Hopper."""
@@ -94,7 +94,8 @@ def block_backward(
 
 
 def _for_each_call(call, carry, work_list: WorkList):
-    """Run `call(carry, pair, masked)` for the pairs of a block; in a loop only if their number is data."""
+    """Run `call(carry, pair, masked)` for the pairs of a block, in a loop only if the number of pairs depends on
+    data."""
     for (pairs, length), masked in ((work_list.unmasked, False), (work_list.masked, True)):
         most = len(pairs.q)
 
@@ -112,7 +113,7 @@ def _for_each_call(call, carry, work_list: WorkList):
 
 
 def _call(queries: Queries, keys: Keys, pair: ChunkPairs, masked: bool, work_list: WorkList):
-    """Return the queries and keys of a pair of parts, and what the queries see."""
+    """Return the queries and keys of a pair of parts, and the view: the logits that the call sees."""
     q, kv = _part(queries.q, pair.q, work_list.q_chunks), _part(keys.kv, pair.k, work_list.k_chunks)
     if queries.segment_ids is None or keys.segment_ids is None:
         return q, kv, under_offset(pair, masked)
@@ -122,7 +123,7 @@ def _call(queries: Queries, keys: Keys, pair: ChunkPairs, masked: bool, work_lis
 
 
 def _part(x, i, chunks: AxisChunks, axis: int = 3):
-    """Return part `i`, which may be data, of an axis of tokens."""
+    """Return part `i` of an axis of tokens; `i` may be traced."""
     if chunks.size == x.shape[axis]:
         return x
     return lax.dynamic_slice_in_dim(x, jnp.asarray(chunks.start)[i], chunks.size, axis)
@@ -139,12 +140,13 @@ def _put(x, part, i, chunks: AxisChunks):
 
 
 def _is_own(queries: Queries, work_list: WorkList) -> bool:
-    """True for the block of a rank's own documents: of packed blocks, it alone has a causal mask."""
+    """Return True for the block of a rank's own documents, the only block of packed documents with a causal mask."""
     return queries.segment_ids is not None and len(work_list.masked.pairs.q) > 0
 
 
 def _own_forward(state: Softmax, queries: Queries, keys: Keys, scale: float) -> Softmax:
-    """Attend to a rank's own documents: XLA computes the chunk pairs on the diagonal, cuDNN the rectangles below."""
+    """Attend to a rank's own documents: XLA computes the chunk pairs on the diagonal, and cuDNN computes the rectangles
+    below it."""
     T = queries.q.shape[3]
     diagonal = diagonal_work_list(T, cudnn_documents.count_pieces(T))
     state = blockwise_attention.block_forward(state, queries, keys, diagonal, scale)

@@ -1,16 +1,16 @@
 """cuDNN's fused attention as two calls, forward and backward, of arrays [B, T, H, d] in bfloat16 or float16.
 
-XLA knows them as the custom calls that `jax.nn.dot_product_attention` also makes. This module makes them with `jax.ffi`
-because JAX's own function drops the cotangent of lse, keeps its backward private, and queries the devices of this
-process for cuDNN's capabilities, which may differ from those that a program is compiled for. cuDNN compiles the calls,
-and refuses unsupported ones, when XLA compiles the program for a device that is present.
+They are the custom calls of XLA that `jax.nn.dot_product_attention` also makes. This module makes them with `jax.ffi`
+for three reasons: JAX's own function drops the cotangent of lse, keeps its backward private, and asks the devices of
+this process what cuDNN supports, although the program may be compiled for other devices. cuDNN compiles the calls, and
+refuses unsupported ones, when XLA compiles the program for a device that is present.
 
-Query head h reads key head h // (H // K). Logits are in natural units; inside, sums are float32, and results rounded to
-the dtype of the inputs.
+Query head h reads key head h // (H // K). Logits are in natural units. Sums are computed in float32, and results are
+rounded to the dtype of the inputs.
 
-A call sees all pairs, or those of a causal mask, or with `lengths` a rectangle: the first `lengths[0][b]` queries and
-the first `lengths[1][b]` keys of row b (cuDNN's padding mask). What lies outside of the rectangle in the results is
-undefined. Lengths are at least 1.
+A call sees all pairs, the pairs under a causal mask, or, with `lengths`, a rectangle: the first `lengths[0][b]` queries
+and the first `lengths[1][b]` keys of row b (cuDNN's padding mask). Results outside the rectangle are undefined. Lengths
+are at least 1.
 """
 
 import json
@@ -62,8 +62,8 @@ def backward(
     causal: bool = False,
     lengths: Lengths | None = None,
 ) -> tuple[Float[Array, "B T H d"], Float[Array, "B S K d"], Float[Array, "B S K d"]]:
-    """Return `(dq, dk, dv)` with p = exp(scale q k^T - lse) and ds = p (do v^T - rowsum(o do)); the rows of `o` and
-    `lse` may also see other keys."""
+    """Return `(dq, dk, dv)` with p = exp(scale q k^T - lse) and ds = p (do v^T - rowsum(o do)). The rows that `o` and
+    `lse` describe may also see keys that are not in this call."""
     (B, T, H, d), (_, S, K, _) = q.shape, k.shape
     config = _config(q, k, scale, _mask(causal, lengths), _BACKWARD)
     shapes = [(B, H, T, d), (B, K, S, d), (B, K, S, d)]
@@ -73,8 +73,8 @@ def backward(
 
 
 def _workspace(q, k) -> int:
-    """Bytes that the backward takes besides its results: dq and rowsum(o do) in float32, and with GQA dk and dv of each
-    query head. Only estimates use the value: on a device, XLA replaces it by cuDNN's."""
+    """Bytes that the backward takes besides its results: dq and rowsum(o do) in float32 and, with GQA, dk and dv for
+    each query head. Only estimates use this value; on a device, XLA replaces it with cuDNN's own."""
     (B, T, H, d), (_, S, K, _) = q.shape, k.shape
     return 4 * B * H * T * (d + 1) + (2 * q.dtype.itemsize * B * H * S * d if H > K else 0)
 
@@ -110,7 +110,7 @@ _BACKWARD = {
     "bmm2_grad_gemm1": ((2, 1), (1, 2)),
     "bmm2_grad_gemm2": ((3, 3), (2, 2)),
 }
-"""Dimensions of both factors of each product that are summed over, and those of the heads."""
+"""Dimension numbers of each product: the dimensions of both factors that are summed over, and those of the heads."""
 
 
 def _mask(causal: bool, lengths: Lengths | None) -> str:

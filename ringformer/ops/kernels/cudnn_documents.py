@@ -1,14 +1,14 @@
 """Packed documents as rectangles, for kernels without segment ids.
 
-If segment ids ascend along the sequence, documents are intervals of it, and so are the parts of a shard (contiguous,
-and zigzag under a causal mask). Two parts share at most one document, since a document with tokens in both contains
-everything between them. So all that queries see of an earlier part is a rectangle: the rows before the shared
-document's end, and the keys from its start on.
+If segment ids ascend along the sequence, documents are intervals of the sequence. So are the parts of a shard in the
+contiguous layout and, under a causal mask, in zigzag. Two parts share at most one document, since a document with
+tokens in both contains everything between them. So queries see only a rectangle of an earlier part: the rows before the
+shared document's end, and the keys from its start on.
 
     earlier part   |.....aaaa|       later part   |aaaaaa..bbb...|      a: the shared document
     keys seen             ^^^^       rows that see ^^^^^^
 
-A rank's own shard has many documents. Cut into pieces, its pairs of different pieces are rectangles again:
+A rank's own shard has many documents. If it is cut into pieces, two different pieces again see only a rectangle:
 
     piece 0   d                  d    diagonal: chunk pairs with segment ids (XLA)
           1   3 d                3    4 pairs of neighbours, one call with 4 times the batch
@@ -31,11 +31,12 @@ from ringformer.ops.blockwise_attention import Keys, Queries
 from ringformer.ops.kernels.cudnn_shares import View
 
 SHORTEST = 1024
-"""Tokens of the shortest pieces: the diagonal is slow, and calls for shorter pieces are too."""
+"""Tokens of the shortest pieces. Longer pieces leave more work to the slow diagonal; calls for shorter pieces are slow
+too."""
 
 
 def shared_document(q_ids: Int[Array, "B T"], k_ids: Int[Array, "B S"]) -> View:
-    """Return what queries see of keys that all come before them, by ascending segment ids."""
+    """Return the view of queries on keys that all come before them, given ascending segment ids."""
     first, last = q_ids[:, :1], k_ids[:, -1:]
     rows, columns = (q_ids == last).sum(axis=1), (k_ids == first).sum(axis=1)
     return View(lengths=(rows.astype(jnp.int32), columns.astype(jnp.int32)))
@@ -50,9 +51,9 @@ def count_pieces(length: int) -> int:
 
 
 class Level(NamedTuple):
-    """Pairs of neighbouring pieces, the pairs as further rows of the batch.
+    """Pairs of neighbouring pieces, arranged as more rows of the batch.
 
-    Arrays have tokens in axis 3 and the batch in axis 0, but keys and values, [2, B, K, S, d], in axis 1.
+    Arrays have tokens in axis 3 and the batch in axis 0; keys and values, [2, B, K, S, d], have the batch in axis 1.
     """
 
     pairs: int
@@ -73,7 +74,8 @@ class Level(NamedTuple):
         return _put(kv, pieces, 0, self.pairs, batch=1)
 
     def rectangles(self, queries: Queries, keys: Keys) -> tuple[Array, Array, View]:
-        """Return the queries of the later pieces, the keys and values of the earlier ones, and what the first see."""
+        """Return the queries of the later pieces, the keys and values of the earlier pieces, and the view of those
+        queries."""
         assert queries.segment_ids is not None and keys.segment_ids is not None
         q_ids = _take(queries.segment_ids, 1, self.pairs, tokens=1)
         k_ids = _take(keys.segment_ids, 0, self.pairs, tokens=1)

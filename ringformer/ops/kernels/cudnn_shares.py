@@ -1,4 +1,4 @@
-"""The share of one cuDNN call in a block: the part of the logits that it sees, its softmax state, its gradients."""
+"""Share of one cuDNN call in a block: the logits that the call sees, its softmax state and its gradients."""
 
 from typing import Any, NamedTuple
 
@@ -19,10 +19,12 @@ class View(NamedTuple):
 
     causal: bool = False
     moved: Int32[Array, ""] | None = None
-    """Rows at the start that see nothing: row t sees columns up to t - moved. None: statically 0."""
+    """Number of rows at the start that see nothing: row t sees columns up to t - moved. None: 0, known at trace
+    time."""
     lengths: Lengths | None = None
-    """Rectangle of the first queries and the LAST keys of each row of the batch; may be empty. cuDNN's padding mask is
-    for the first keys, so that a call gets the keys in reverse order, which full attention does not notice."""
+    """Rectangle of the first queries and the LAST keys of each row of the batch; may be empty. cuDNN's padding mask
+    keeps the first keys, so a call gets the keys in reverse order; their order does not matter without a causal
+    mask."""
 
     def hidden_rows(self, T: int) -> Bool[Array, "*B T"] | None:
         """Mask the rows that see nothing, [T] or [B, T]; None: there are none."""
@@ -37,7 +39,7 @@ class Rows(NamedTuple):
     o: Float[Array, "B K G T d"]
     do: Float[Array, "B K G T d"]
     lse: Float32[Array, "B K G T"]
-    """Of the whole row; +inf for a row that sees nothing."""
+    """Log-sum-exp of the whole row, not only of this call's keys; +inf for a row that sees nothing."""
     dlse: Float32[Array, "B K G T"] | None
 
     @staticmethod
@@ -110,7 +112,7 @@ _NOTHING = 1e30
 
 
 def _rolled(x, moved, up: bool = False):
-    """Roll rows [B, K, G, T, ...]. With `up`, a plain causal mask then fits the rows, and rows that see nothing come
+    """Roll rows [B, K, G, T, ...]. With `up`, the rows then fit a plain causal mask, and rows that see nothing come
     last."""
     return x if moved is None else jnp.roll(x, -moved if up else moved, 3)
 
@@ -125,7 +127,7 @@ def _keys_for(view: View, kv: Float[Array, "2 B K S d"]) -> Float[Array, "2 B S 
 
 
 def _at_least_one(lengths: Lengths | None) -> Lengths | None:
-    """Return lengths for a call: an empty rectangle becomes one pair, whose results are hidden."""
+    """Return lengths of at least 1 for a call: an empty rectangle becomes one pair, whose results are hidden later."""
     return None if lengths is None else (jnp.maximum(lengths[0], 1), jnp.maximum(lengths[1], 1))
 
 
@@ -136,11 +138,12 @@ def _of_heads(hidden: Bool[Array, "*B T"]) -> Bool[Array, "#B 1 1 T"]:
 # --- the cotangent of lse -----------------------------------------------------------------------------------------
 
 _PIECES = 3
-"""Number of bfloat16 that hold the digits of a float32."""
+"""Number of bfloat16 values that together hold the digits of a float32."""
 
 
 def _pieces(dlse, q):
-    """Write dlse as the sum of the first features of a cotangent of o, [B, K, G, T, d] in q's dtype; others are 0."""
+    """Split dlse into pieces that add up to it: the first features of a cotangent of o, [B, K, G, T, d] in q's dtype.
+    Other features are 0."""
     pieces, rest = [], dlse
     for _ in range(_PIECES):
         pieces.append(rest.astype(q.dtype))
@@ -149,5 +152,5 @@ def _pieces(dlse, q):
 
 
 def _ones(v):
-    """Make values of 1 in the features of `_pieces`, else 0."""
+    """Make values that are 1 in the features that `_pieces` uses, and 0 in all others."""
     return jnp.zeros_like(v).at[..., :_PIECES].set(1)

@@ -1,5 +1,5 @@
-"""Flash attention on TPU with the block contract of `ops/blockwise_attention.py`: forward and backward of one shard of
-queries and one of keys, by Pallas kernels.
+"""Flash attention on TPU with the block contract of `ops/blockwise_attention.py`: Pallas kernels for the forward and
+the backward of one shard of queries and one shard of keys.
 
 Here `m` of the contract is in units of log 2 (`LOG_UNIT`): probabilities are 2^(s - m) / l. Chunks must be multiples of
 128 tokens and must not overlap (`Ring.whole_chunks`).
@@ -23,17 +23,17 @@ from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import WorkList
 
 SECOND = "ring_attention with kernel='pallas'", "kernel='xla'"
-"""Names, for an error, of this kernel without second derivatives and of the alternative."""
+"""Names that an error about second derivatives uses: this kernel, which lacks them, and the alternative."""
 
 LOG_UNIT = math.log(2.0)
-"""Unit of logits."""
+"""Unit in which the kernels express logits."""
 
 FEW_DIGITS = 2.0**10
-"""Maximum, in that unit, from which float32 has fewer than 14 binary digits left for log l: rows that see only a
-mask."""
+"""Maximum m, in that unit, from which float32 has fewer than 14 binary digits left for log l. Rows reach it if a bias
+masks all of their keys."""
 
 LARGE = 1e38
-"""Bias, in that unit, from which float32 may overflow."""
+"""Bias, in that unit, from which float32 arithmetic may overflow."""
 
 
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
@@ -55,8 +55,8 @@ def block_backward(
     """Add this block's share to `dq`, and return the gradients of its keys."""
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
     m, weight, delta = cotangents.rows
-    # Where float32 has digits left, log l is added to m. Elsewhere, do and delta are divided by l, and do is rounded
-    # again.
+    # Where float32 has digits left, log l is added to m. Elsewhere, do and delta are divided by l, so do is rounded
+    # once more.
     has_digits = (jnp.abs(m) < FEW_DIGITS) & (weight > 0.0)
     m, weight = jnp.where(has_digits, m - jnp.log2(weight), m), jnp.where(has_digits, 1.0, weight)
     do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
@@ -76,8 +76,9 @@ def block_backward(
 
 @lru_cache
 def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -> int:
-    """Most on-chip memory that the kernels need for `heads` query heads per key head and any masks. A backward that
-    continues another table needs [dk, dv] of a chunk in addition (benchmarks/kernel_matrix.py tries it)."""
+    """Return the most bytes of on-chip memory that the kernels need for `heads` query heads per key head, with any
+    masks. A backward that continues another table also needs [dk, dv] of a chunk (benchmarks/kernel_matrix.py tries
+    it)."""
     memories = (of(heads, head_dim, chunks, dtype, True, True) for of in (forward_on_chip, backward_on_chip))
     return max(memory.bytes for memory in memories)
 
@@ -87,8 +88,8 @@ def _tables(queries: Queries, keys: Keys, work_list: WorkList, by) -> list[PairT
 
 
 def _bias(keys: Keys) -> Float32[Array, "B S"] | None:
-    """Convert the bias to units of log 2. Beyond LARGE, where that would overflow, it is halved, which exp cannot
-    distinguish; the lse of rows that see only such keys is not exact."""
+    """Convert the bias to units of log 2. A bias beyond LARGE, where the conversion would overflow, is halved instead:
+    exp gives the same result. Only the lse of rows that see nothing but such keys is not exact."""
     if keys.bias is None:
         return None
     bias = keys.bias

@@ -16,8 +16,8 @@
              As in the forward, the source has the products of the next part before the gradients of this one. dq
              is the first of the three gradients, so that it is transposed while the units compute the others.
 
-p needs no division by l (of the whole row): log l is already added to m, or do and delta are already divided by l. The
-gradients are linear in do and delta (`flash_attention.py`).
+p needs no division by l of the whole row: either log l is already added to m, or do and delta are already divided by l.
+The gradients are linear in do and delta (`flash_attention.py`).
 """
 
 from functools import partial
@@ -65,7 +65,7 @@ def flash_backward(
 
     Args:
       dkv: [dk, dv] of the previous table, to add to; None: zeros. dbias covers only this table.
-      do: divided by l, unless m includes log l. rows: m in units of log 2, and delta, divided as do is.
+      do: cotangents of o, divided by l unless m includes log l. rows: m in units of log 2, and delta, divided like do.
       chunks: tokens of a chunk of (queries, keys).
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
@@ -183,8 +183,8 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
 
     @pl.when(is_first)
     def begin():
-        """Manage three buffers for dq: of the previous, current and next visit. A copy started two visits ago is
-        complete by now."""
+        """Manage three buffers for dq: those of the previous, the current and the next visit. A copy that was started
+        two visits ago is complete by now."""
         chunk, following = q_of[p], q_of[jnp.minimum(next_of[p], count - 1)]
         pl.when(visit == 0)(send_for_first)
         pl.when((visit >= 2) & (here["waited"][0] == 0))(lambda: departure(visit - 2, chunk).wait())
@@ -196,7 +196,8 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         arrival(visit, chunk).wait()
 
     def go_on():
-        """Load the sums of these keys: the previous table may have ended within their queries."""
+        """Load the sums of these keys, because the previous table may have ended before it reached all of their
+        queries."""
         place = pl.ds(k_of[p] * Tk, Tk)
         copy = pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
         copy.start()

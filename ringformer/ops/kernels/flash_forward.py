@@ -16,8 +16,8 @@
              The source has the logits of the second half before the weights of the first. The compiler keeps this
              order, so the matrix units work on one while the vector units work on the other.
 
-Logits are in units of log 2 (c = scale / log 2), which saves a multiplication each. During a visit, o is also
-transposed, and l is kept as 8 partial sums, one per sublane. Everything but k and v is moved by explicit DMA between
+Logits are in units of log 2 (c = scale / log 2), which saves one multiplication per logit. During a visit, o is also
+transposed, and l is kept as 8 partial sums, one per sublane. Explicit DMA moves everything except k and v between
 visits, so that a grid step does little besides its pair.
 """
 
@@ -59,7 +59,8 @@ def flash_forward(
     chunks: tuple[int, int],
     logit_scale: float,
 ) -> Softmax:
-    """Add the pairs of a table to the running softmax, m in units of log 2. Chunks are those of (queries, keys)."""
+    """Add the pairs of a table to the running softmax, whose m is in units of log 2. `chunks` are the tokens of a chunk
+    of (queries, keys)."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None

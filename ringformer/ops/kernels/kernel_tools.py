@@ -25,10 +25,10 @@ class OnChip(NamedTuple):
     """Arrays of a kernel in VMEM."""
 
     blocks: dict[str, tuple[pl.BlockSpec, Any]]
-    """Blocks and dtypes of operands and results by name; Pallas holds two of each."""
+    """Blocks and dtypes of operands and results by name; Pallas keeps two buffers for each."""
     scratch: dict[str, Any]
     logits: int
-    """Most float32 logits that a step computes in addition."""
+    """Largest number of float32 logits that a grid step holds in addition."""
 
     @property
     def bytes(self) -> int:
@@ -39,7 +39,8 @@ class OnChip(NamedTuple):
 
     @property
     def limit(self) -> int | None:
-        """Limit to request from the compiler, a quarter more than needed; None where its default 16 MiB suffice."""
+        """Return the limit to request from the compiler, a quarter more than needed; None if its default of 16 MiB
+        suffices."""
         return None if 1.25 * self.bytes < 15 * 2**20 else int(1.25 * self.bytes)
 
 
@@ -71,18 +72,18 @@ def start(copies) -> None:
 
 
 def wait(copies) -> None:
-    """Wait until as many bytes have arrived as these copies move."""
+    """Wait for these copies: until as many bytes have arrived as they move."""
     for copy in copies:
         copy.wait()
 
 
 def column(row: jax.Array) -> jax.Array:
-    """Broadcast [1, T] to [T, 128], the same in every lane."""
+    """Turn a row [1, T] into a column [T, 128] that is the same in every lane."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
 def repeated(x: jax.Array, n: int) -> jax.Array:
-    """Widen [T, 128], the same in every lane, to [T, n]."""
+    """Widen an array [T, 128] that is the same in every lane to [T, n]."""
     return jnp.concatenate([x] * (n // LANES), axis=1)
 
 

@@ -1,10 +1,10 @@
 """The chunk pairs of a block in the order in which a kernel's grid processes them.
 
-Unmasked and masked pairs form one list; pairs without anything to compute come last. The forward pass processes all
-keys of a chunk of queries before the next chunk of queries (`by="q"`), so that the state of the rows stays on the chip.
-The backward pass processes all queries of a chunk of keys before the next chunk of keys (`by="k"`), so that the keys'
-gradients stay on the chip. A **visit** is a run of pairs with the same queries. A list of more than `MOST_PAIRS` pairs
-is cut and processed by several calls.
+Unmasked and masked pairs form one list, in which pairs without anything to compute come last. The forward pass
+processes all keys of a chunk of queries before the next chunk of queries (`by="q"`), so that the state of the rows
+stays on the chip. The backward pass processes all queries of a chunk of keys before the next chunk of keys (`by="k"`),
+so that the keys' gradients stay on the chip. A **visit** is a run of pairs with the same queries. A list of more than
+`MOST_PAIRS` pairs is cut and processed by several calls.
 """
 
 import math
@@ -19,7 +19,7 @@ from jaxtyping import Array, Int32
 from ringformer.ops.work_list import WorkList
 
 MOST_PAIRS = 2**15
-"""Most pairs of one table: its six columns must fit in a core's SMEM of 1 MiB."""
+"""Most pairs in one table, whose six columns must fit in a core's SMEM of 1 MiB."""
 
 
 class PairTable(NamedTuple):
@@ -27,12 +27,13 @@ class PairTable(NamedTuple):
 
     columns: tuple[Int32[Array, " P"], ...]
     """Scalars to prefetch: the chunk of queries, the chunk of keys, the offset (query row t sees key column s,
-    chunk-local, where t + offset >= s), the number of keys that are used if the pair needs a mask, else 0, the number
-    of the visit, and the first pair of the next visit."""
+    chunk-local, where t + offset >= s), the number of used keys (0 if the pair needs no mask), the number of the visit,
+    and the first pair of the next visit."""
     length: Int32[Array, ""] | int
     """Number of pairs to compute."""
     most: tuple[int, int]
-    """Bounds on the numbers of unmasked and masked pairs, which hold for the sum over a block's tables."""
+    """Upper bounds on the numbers of unmasked and of masked pairs. They hold for the sum over a block's tables, not for
+    each table."""
     share: float = 1.0
     """Share of the block's pairs in this table."""
 
@@ -65,14 +66,14 @@ def pair_tables(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None,
     for begin in range(0, P, MOST_PAIRS):
         end = min(begin + MOST_PAIRS, P)
         dead, *columns = (x[begin:end] for x in (keys[0], keys[1 + order[0]], keys[1 + order[1]], *keys[3:]))
-        whole, masked = (n * end // P - n * begin // P for n in most)  # assuming an even distribution
+        whole, masked = (n * end // P - n * begin // P for n in most)  # as if pairs were spread evenly
         walked, length = _walked(array, dead, columns)
         tables.append(PairTable(walked, length, (whole, masked), (end - begin) / P))
     return tables
 
 
 def _used_keys(work_list: WorkList, k: Any) -> Any:
-    """Number of keys that are not padding in each of the chunks `k` [P], which may be traced."""
+    """Count the keys that are not padding in each chunk of `k` [P]; `k` may be traced."""
     used = work_list.k_chunks.used
     if isinstance(k, np.ndarray):
         return used[k]
@@ -80,7 +81,8 @@ def _used_keys(work_list: WorkList, k: Any) -> Any:
 
 
 def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
-    """Add the columns of visits to those of a table; also return its length. Pairs that are not dead come first."""
+    """Add the columns about visits to the columns of a table; also return the table's length. Pairs that are not dead
+    must come first."""
     q, n = columns[0], len(dead)
     is_first = array.concatenate([array.ones(1, bool), q[1:] != q[:-1]]) & (dead == 0)
     starts = array.where(is_first, array.arange(n, dtype=np.int32), np.int32(n))
@@ -92,8 +94,9 @@ def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
 
 
 def kernel_name(kind: str, table: PairTable, times: int, visits: int) -> str:
-    """Name a kernel for compiled programs by the most pairs without and with a mask in its grid, each `times`, once per
-    key head, and by how often the data kept on the chip changes."""
+    """Name a kernel for readers of compiled programs. The name states the most pairs without a mask and with a mask in
+    its grid (each multiplied by `times`, the batch times the key heads), and how often the data kept on the chip
+    changes."""
     whole, masked = (times * n for n in table.most)
     visits = times * math.ceil(visits * table.share)
     return f"flash_{kind}_{whole}_whole_{masked}_masked_{visits}_visits_{times}_heads"
