@@ -1,1 +1,1 @@
-"""Models: LLaMA in Flax NNX, and the interface by which training and estimates use any family."""
+"""Models: LLaMA in Flax NNX, and the interface through which training and estimates use any family of models."""

@@ -1,11 +1,11 @@
 """FLOPs of the matrix products of LLaMA, by two conventions: for MFU, and as executed.
 
-A weight takes 2 FLOPs per token in the forward and 4 in the backward: the gradients of the activations and of the
-weight. A pair of a query and a key takes, for each of the d features of a head, 4 FLOPs in the forward (the logit; its
-share of the output) and 8 in the backward (gradients of v, p, q and k). Blockwise attention keeps no logits and
-recomputes them in the backward, 2 more.
+A weight takes 2 FLOPs per token in the forward and 4 in the backward, for the gradients of the activations and of the
+weight. A pair of a query and a key takes, for each of the d features of a head, 4 FLOPs in the forward (the logit, and
+its share of the output) and 8 in the backward (the gradients of v, p, q and k). Blockwise attention keeps no logits: it
+recomputes them in the backward, which takes 2 more.
 
-The input embedding takes none unless it is also the output head.
+The input embedding takes no FLOPs, unless it is also the output head.
 """
 
 from ringformer.models.llama_config import LlamaConfig
@@ -14,7 +14,7 @@ WEIGHT_FORWARD, WEIGHT_BACKWARD = 2, 4
 """FLOPs per weight and token."""
 
 PAIR_FORWARD, PAIR_BACKWARD, PAIR_LOGITS_AGAIN = 4, 8, 2
-"""FLOPs per pair of a query and a key, head, and feature of the head."""
+"""FLOPs per pair of a query and a key, for each head and each feature of the head."""
 
 
 def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = False) -> float:
@@ -29,8 +29,8 @@ def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = F
 
 
 def forward_runs(config: LlamaConfig) -> tuple[int, int]:
-    """Count how often a step runs the forward of a layer's weights, and of its attention: once, plus once for each
-    level of rematerialisation whose results `remat` does not keep."""
+    """Count how often a step runs the forward of a layer's weights, and how often that of its attention. Each runs
+    once, plus once for each level of rematerialisation that does not keep its results."""
     levels = 1 + (config.remat_group > 1)
     kept = {"full": (0, 0), "attention": (0, 1), "dots": (1, 0), "none": (1, 1)}[config.remat]
     return 1 + levels - kept[0], 1 + levels - kept[1]
@@ -44,7 +44,7 @@ def executed_flops(config: LlamaConfig, seq_len: int) -> float:
 
 
 def executed_attention_flops(config: LlamaConfig, seq_len: int) -> float:
-    """Part of `executed_flops` that attention takes."""
+    """Return the part of `executed_flops` that attention takes."""
     visible = _pair_features(config) * seq_len * seq_len / 2
     _, forwards = forward_runs(config)
     return (PAIR_FORWARD * forwards + PAIR_BACKWARD + PAIR_LOGITS_AGAIN) * visible
@@ -56,5 +56,5 @@ def working_params(config: LlamaConfig) -> int:
 
 
 def _pair_features(config: LlamaConfig) -> int:
-    """Heads times features in all layers, which multiply the FLOPs of a pair of a query and a key."""
+    """Return heads times features, summed over layers: the factor of the FLOPs of a pair of a query and a key."""
     return config.num_layers * config.num_heads * config.head_dim

@@ -1,12 +1,12 @@
-"""Interface of a model for the trainer and the estimator, which use nothing else of it.
+"""Interface of a model: everything that the trainer and the estimator use of it.
 
 A family of models is a configuration and an nnx module, registered by name (`registry.py`). The module sees one
 device's slice: local tokens and, inside a `shard_map`, the names of the axes that it may communicate over. Each
 `nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, from which
 `parallel/weight_sharding.py` derives its sharding ("H", "K" and "F" over tp; vectors are replicated and not decayed).
 
-Tokens are sharded along the sequence over (sp, tp). A family with `tensor_parallel` gathers them over tp before a block
-that mixes them and reduces the result, as LLaMA does; other families are refused on meshes with tp > 1.
+Tokens are sharded along the sequence over (sp, tp). A family with `tensor_parallel` gathers tokens over tp before a
+block that mixes them, and reduces the block's result, as LLaMA does. Other families are refused on meshes with tp > 1.
 """
 
 from collections.abc import Callable, Collection
@@ -36,7 +36,7 @@ class ModelConfig(Protocol):
     """
 
     ARCHITECTURE: ClassVar[tuple[str, ...]]
-    """Fields that decide the shapes of the parameters."""
+    """Fields that determine the shapes of the parameters."""
     CONTEXT: ClassVar[tuple[str, ...]]
     """Fields that a run initialized from another model may change, to extend the context."""
     INHERITED: ClassVar[tuple[str, ...]]
@@ -70,8 +70,8 @@ class ModelConfig(Protocol):
 class Model(Protocol):
     """An `nnx.Module`, constructed as `Model(config, rngs=nnx.Rngs(seed))` with parameters in float32.
 
-    `gather(name, shards)` gathers the parameters of the model's attribute `name`, a pytree (of one layer if layers are
-    stacked), and casts them to the compute dtype. The model calls it where it uses them.
+    `gather(name, shards)` gathers the parameters of the model's attribute `name` and casts them to the compute dtype.
+    They are a pytree, that of one layer if layers are stacked. The model calls it where it uses them.
     """
 
     def loss(self, batch: Any, *, axes: Axes, gather: Callable) -> jax.Array:

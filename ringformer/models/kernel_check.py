@@ -1,8 +1,8 @@
 """Check of the attention kernel on the devices that will run it, against XLA's blocks: the safety of `kernel="auto"`.
 
-A kernel is judged by counts and by compilers, which say nothing about the numbers that a chip, its driver and its
-libraries compute. So a run, an evaluation or a generation first tries the pairs of chunks that it will compute, forward
-and backward, in its own shapes.
+Counts and compilers are used to judge a kernel, but they say nothing about the numbers that a chip, its driver and its
+libraries compute. So a run, an evaluation or a generation first tries the kinds of chunk pairs that it will compute,
+forward and backward, in its own shapes.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ FACTOR = 2.0
 OUTPUTS = ("o", "dq", "dk", "dv")
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
-"""Packages whose versions a passed check is remembered for."""
+"""Packages whose versions are part of a remembered check; with another version, the check is repeated."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,21 @@ def check_kernel(
     packed: bool = False,
     backward: bool = True,
 ) -> tuple[ModelConfig, str]:
-    """Try the kernel of a model on one of this process's devices; return the model with a kernel that passed, and the
-    line that describes it.
+    """Try the kernel of a model on one of this process's devices; return the model with a kernel that passed, and a
+    line that describes this kernel.
 
     All processes agree: if the kernel fails on one of them, all use XLA's blocks. A passed check is remembered in the
     user's cache folder for the chip, the shapes, and the versions of packages and kernels.
 
     Args:
       model: model with its kernel and chunks; line: their description (`kernel_choice.with_kernel`).
-      configured: the model before that choice. Only kernel="auto" may become another kernel.
+      configured: the model before the kernel was chosen. Only kernel="auto" may become another kernel.
       mesh: mesh (dp, fsdp, tp, sp) of the devices that will run the model.
       local_tokens: tokens of a sequence on a rank of the ring.
-      packed, backward: True if the model gets segment ids, and if it is trained.
+      packed: True if the model gets segment ids. backward: True if the model is trained.
 
     Raises:
-      ValueError: a kernel that the config names fails; the message says how to go on.
+      ValueError: the check fails for a kernel that the config names; the message says how to go on.
     """
     if not isinstance(model, LlamaConfig) or model.kernel in ("xla", "auto") or not model.kernel_check:
         return model, line
@@ -107,7 +107,8 @@ def check_kernel(
 
 
 def make_trial(model: LlamaConfig, local_tokens: int, tp: int, packed: bool, backward: bool) -> Trial:
-    """Choose blocks that stand for those of a model: its heads and chunks, and at least two chunks of each part."""
+    """Choose blocks that represent those of a model: they have its heads and chunks, and at least two chunks in each
+    part."""
     chunks = max(model.q_chunk or 0, model.k_chunk or 0)
     tokens = min(local_tokens, max(4 * chunks, MOST_TOKENS // 2), MOST_TOKENS)
     return Trial(
@@ -126,7 +127,8 @@ def make_trial(model: LlamaConfig, local_tokens: int, tp: int, packed: bool, bac
 
 
 def find_fault(trial: Trial, device: jax.Device) -> str | None:
-    """Compare the kernel with XLA's blocks on a device; describe the first difference, None if there is none."""
+    """Compare the kernel with XLA's blocks on a device. Return a description of the first difference; None if there is
+    none."""
     with jax.default_device(device):
         arrays = _arrays(trial)
         with jax.default_matmul_precision("highest"):
@@ -134,7 +136,7 @@ def find_fault(trial: Trial, device: jax.Device) -> str | None:
         limits = _errors(_blocks(replace(trial, kernel="xla"), arrays), truth)
         try:
             errors = _errors(_blocks(trial, arrays), truth)
-        except Exception as error:  # a compiler's or a library's refusal is a verdict, whatever its type
+        except Exception as error:  # any error of a compiler or a library is a verdict
             return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     for name, limit in limits.items():
         if not errors[name] <= max(FACTOR * limit, 1e-5):
@@ -154,7 +156,8 @@ def _arrays(trial: Trial) -> dict[str, np.ndarray]:
 
 
 def _blocks(trial: Trial, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute a rank's own block, one of an earlier and one of a later rank, without and with documents."""
+    """Compute a rank's own block, a block of an earlier rank and one of a later rank, each without and with
+    documents."""
     outputs: dict[str, np.ndarray] = {}
     for source, earlier in (("own", None), ("earlier", True), ("later", False)):
         for packed in (False, True) if trial.packed and source != "later" else (False,):
@@ -192,7 +195,7 @@ def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dic
 
 
 def _errors(outputs: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the relative norm of each difference; of an array that should be 0, the norm itself."""
+    """Return the relative norm of each difference; for an array that should be 0, the norm itself."""
     norms = {name: float(np.linalg.norm(x)) or 1.0 for name, x in truth.items()}
     return {name: float(np.linalg.norm(outputs[name] - x)) / norms[name] for name, x in truth.items()}
 
@@ -201,7 +204,7 @@ def _errors(outputs: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> dic
 
 
 def _remembered(trial: Trial, device: jax.Device) -> str | None:
-    """Return the fault of a trial on a device; a trial that passed before is not repeated."""
+    """Run a trial on a device, unless it passed there before; return the fault, or None."""
     path, key = _cache_file(), _key(trial, device)
     try:
         passed = json.loads(path.read_text())

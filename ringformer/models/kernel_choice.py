@@ -13,15 +13,15 @@ from ringformer.ops.kernels.flash_attention import vmem_bytes
 from ringformer.ops.kernels.kernel_tools import LANES
 
 JUDGED = ("v4", "v5e", "v5p", "v6e")
-"""TPUs for which the kernels' machine code was evaluated, with heads of at most 128 features and `USUAL` chunks
-(docs/performance.md)."""
+"""Generations of TPU for which the kernels' machine code was evaluated (docs/performance.md), with heads of at most 128
+features and `USUAL` chunks."""
 
 USUAL, USUAL_HEAD = (1024, 1024), 128
-"""Tokens of untuned chunks of queries and keys, and the largest head evaluated with them."""
+"""Tokens of untuned chunks of queries and of keys, and the largest head size that was evaluated with these chunks."""
 FEWEST = 256
-"""Fewest queries or keys of a chunk, where larger chunks do not fit a chip."""
+"""Fewest queries or keys of a chunk to which larger chunks are halved if they do not fit a chip."""
 VMEM = 16 * 2**20
-"""On-chip memory to assume for a TPU that is not in `CHIPS`: the smallest of all."""
+"""Bytes of on-chip memory to assume for a TPU that is not in `CHIPS`: the least of all TPUs."""
 
 
 def with_kernel(
@@ -30,9 +30,10 @@ def with_kernel(
     """Choose the kernel and chunks of a model for a device; also return a line with the choice and its reason, empty
     for families without a choice.
 
-    auto means pallas in bfloat16 on TPUs for which it was evaluated or tuned (`ringformer tune`), cudnn on GPUs for
-    what cuDNN can compute, and xla otherwise. If the model sets no chunks for pallas, they are the tuned ones, else
-    1024 x 1024, limited to an eighth of a rank's tokens and halved until the kernels fit the chip's VMEM.
+    auto means pallas in bfloat16 on TPUs for which it was evaluated or tuned (`ringformer tune`), cudnn on GPUs if
+    cuDNN can compute the model, and xla otherwise. If the model sets no chunks for pallas, this chooses the tuned ones,
+    or else 1024 x 1024; it limits them to an eighth of a rank's tokens, and halves them until the kernels fit the
+    chip's VMEM.
 
     Args:
       platform: "cpu", "gpu" or "tpu". chip: None if it is not in `CHIPS`.
@@ -80,8 +81,9 @@ def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> 
 
 
 def _chunks(model: LlamaConfig, generation: str, chip: Chip | None, local_tokens: int) -> tuple[tuple[int, int], str]:
-    """Choose the tokens of chunks of queries and of keys, and name their source. Chunks too large for the chip's VMEM
-    are halved, those of queries first, whose arrays grow with the number of heads that share a key head."""
+    """Choose the tokens of chunks of queries and of keys, and name their source. Chunks that are too large for the
+    chip's VMEM are halved. Chunks of queries come first, because their arrays grow with the number of heads that share
+    a key head."""
     tuned = chunk_sizes(generation, model.head_dim)
     most = max(512, local_tokens // 8 // LANES * LANES)
     q_chunk, k_chunk = (min(n, most) for n in tuned or USUAL)

@@ -1,4 +1,5 @@
-"""The scan over equal layers: rematerialised, in groups of layers, with kept arrays on the device or offloaded."""
+"""Scan over equal layers, with rematerialisation, optional groups of layers, and kept arrays on the device or
+offloaded."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +18,8 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "none": jax.checkpoint_policies.everything_saveable,
 }
-"""Policies of what a layer keeps for its backward: only its input; its input, o and the softmax's m and l, so that the
-ring runs forward once; its input and the matmul outputs; everything."""
+"""Policies that decide what a layer keeps for its backward, in order: only its input; its input, o and the softmax's m
+and l, so that the ring runs forward only once; its input and the matmul outputs; everything."""
 
 
 def scan_layers(layer: Callable, c: LlamaConfig, x: jax.Array, layers: Any, shared: Any) -> tuple[jax.Array, Any]:
@@ -26,7 +27,7 @@ def scan_layers(layer: Callable, c: LlamaConfig, x: jax.Array, layers: Any, shar
     None if layers are grouped or offloaded.
 
     Args:
-      c: its remat, remat_group, offload and fetch_ahead decide what the backward finds kept, and where.
+      c: its remat, remat_group, offload and fetch_ahead decide which arrays are kept for the backward, and where.
       layers: arrays with a leading dimension for the layers.
       shared: arrays for all layers, which get no gradient.
     """

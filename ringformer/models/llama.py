@@ -1,8 +1,8 @@
-"""LLaMA for one device's slice of the batch and of the sequence.
+"""LLaMA as computed on one device, for its slice of the batch and of the sequence.
 
-The code below sees local tokens and, inside the train step's `shard_map`, the names of two mesh axes: the ring
-`sp` and the tensor parallel `tp`. With neither it is an ordinary Flax model on one device. Weights may be sharded
-further at rest; the `gather` passed in gathers a layer's weights just before they are used.
+The code below sees local tokens and, inside the train step's `shard_map`, the names of two mesh axes: the ring `sp` and
+the tensor parallel `tp`. Without these axes, it is an ordinary Flax model on one device. Weights may be stored as
+smaller shards; the function `gather` that is passed in gathers a layer's weights just before they are used.
 
 Shape letters: B batch, T local length, D model, H query heads, K key heads, d head dim, F feed-forward, V
 vocabulary, L layers. Parameters of the layers are stacked, [L, ...].
@@ -39,8 +39,8 @@ class Attention(nnx.Module):
     """Pre-norm causal self-attention with rotary positions and grouped key heads.
 
     Each group of heads recomputes the norm, so its output is never kept. With tp, x and the result are the rank's part
-    t of the local tokens T, and the rotation covers all T; without tp, t is T. `attend(q, k, v)`, with rotated q and k,
-    returns the outputs and anything it keeps besides, which is returned too.
+    t of the local tokens T, and the rotation covers all T; without tp, t is T. `attend(q, k, v)` gets rotated q and k,
+    and returns the outputs and anything that it keeps; the module returns this too.
     """
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
@@ -62,7 +62,7 @@ class Attention(nnx.Module):
         wq, wk, wv, wo = (w[...].astype(x.dtype) for w in (self.wq, self.wk, self.wv, self.wo))
         K = max(1, wq.shape[1] * c.num_kv_heads // c.num_heads)  # key heads that the queries here read
         if wk.shape[1] > K:
-            # Fewer key heads than tp ranks: the weights are not sharded over tp, and each rank uses one head.
+            # With fewer key heads than tp ranks, the weights are not sharded over tp, and each rank uses one head.
             head = lax.axis_index(axes.tp) * c.num_kv_heads // lax.axis_size(axes.tp)
             wk, wv = (lax.dynamic_slice_in_dim(w, head, 1, axis=1) for w in (wk, wv))
         of_heads: Callable = partial(self._of_heads, x, norm.scale[...], rotation, attend)
@@ -78,14 +78,15 @@ class Attention(nnx.Module):
         return _leave_tp(y, axes), kept
 
     def _of_heads(self, x, scale, rotation, attend, wq, wk, wv):
-        """Return the outputs [B, T, h, d] of the heads in some columns of the weights for x [B, T, D], and `kept`."""
+        """Return the outputs [B, T, h, d], for x [B, T, D], of the heads whose columns of the weights are passed, and
+        `kept`."""
         x = rms_norm(x, scale, self.config.norm_eps)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
         return attend(rope.rotate(q, rotation), rope.rotate(k, rotation), v)
 
 
 class FeedForward(nnx.Module):
-    """Pre-norm SwiGLU. It and the norm run chunk by chunk, as the paper's blockwise computation does."""
+    """Pre-norm SwiGLU. The norm and SwiGLU run chunk by chunk, like the paper's blockwise computation."""
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.config = config
@@ -162,7 +163,7 @@ class Llama(nnx.Module):
     ) -> Float32[Array, "B T V"]:
         """Compute the logits of the next token.
 
-        Positions default to each token's place in the sequence, on a ring according to the config's layout. Without
+        Positions default to each token's place in the sequence; on a ring, the config's layout determines it. Without
         segment_ids, the sequence is one document; `segments` as in `ring_attention`.
         """
         x = self.hidden(tokens, positions, segment_ids, segments=segments, axes=axes, gather=gather)
@@ -209,8 +210,9 @@ class Llama(nnx.Module):
         attend=None,
         given=None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Compute `hidden`, and what each layer kept, stacked [L, ...]. `attend(given, q, k, v) -> (o, kept)`, with
-        rotated q and k, replaces the config's attention; `given` is also stacked. Remat groups keep nothing."""
+        """Compute `hidden`, and return it with what each layer kept, stacked [L, ...]. `attend(given, q, k, v) -> (o,
+        kept)` replaces the config's attention: q and k are rotated, and `given` is the layer's part of an argument that
+        is also stacked. Remat groups keep nothing."""
         c = self.config
         if c.attention != "ring" and axes.sp is not None and lax.axis_size(axes.sp) > 1:
             raise ValueError(f"attention {c.attention!r} needs the whole sequence on a device: sp=1, or 'ring'")
@@ -233,7 +235,8 @@ class Llama(nnx.Module):
         return self.norm(x), kept
 
     def _places(self, length: int, axes: Axes):
-        """Return the positions of this device's tokens, int32 [1, T]; a tp rank holds `length` of them."""
+        """Return the positions of this device's tokens, int32 [1, T]. `length` is the number of tokens that a tp rank
+        holds."""
         length *= 1 if axes.tp is None else lax.axis_size(axes.tp)
         if axes.sp is None or self.config.attention != "ring":
             return jnp.arange(length, dtype=jnp.int32)[None]
@@ -280,5 +283,5 @@ def _enter_tp(x, axes: Axes):
 
 
 def _leave_tp(x, axes: Axes):
-    """Sum the tp ranks' partial results, sharded along the sequence again."""
+    """Sum the tp ranks' partial results, and shard the sum along the sequence again."""
     return x if axes.tp is None else lax.psum_scatter(x, axes.tp, scatter_dimension=1, tiled=True)

@@ -3,8 +3,8 @@
     forward    layer i    | arrays that it keeps are sent to the host
     backward   layer i    | arrays that layer i-1 kept arrive from the host
 
-A custom backward overlaps each transfer with the work of a whole layer. Transposing a `lax.scan` would instead fetch a
-layer's arrays at the start of its own iteration, with nothing to overlap.
+A custom backward overlaps each transfer with the work of a whole layer. The transpose of a `lax.scan` would instead
+fetch a layer's arrays at the start of the layer's own iteration, when no work can hide the transfer.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,8 @@ from jax import lax
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Argument:
-    """Placeholder, among the arrays that a layer keeps, for the argument with this index, which the backward has."""
+    """Placeholder among the arrays that a layer keeps. It stands for the argument with this index, which the backward
+    gets anyway."""
 
     index: int
 

@@ -25,7 +25,8 @@ class Family(NamedTuple):
     flops_per_token: Callable[[Any, int], float] | None = None
     """Training FLOPs per token of a configuration at a sequence length, for the MFU of a run."""
     tensor_parallel: bool = False
-    """True if the model gathers tokens over the axis tp where it needs them; else meshes with tp > 1 are refused."""
+    """True if the model gathers tokens over the axis tp where it needs them. If False, meshes with tp > 1 are
+    refused."""
 
 
 FAMILIES = {"llama": Family(LlamaConfig, Llama, PRESETS, model_flops_per_token, tensor_parallel=True)}
@@ -43,7 +44,7 @@ ASKED = {
     ),
     "model": ("loss", "token_losses"),
 }
-"""Attributes that the trainer uses of the two classes of a family (`interface.py`)."""
+"""Attributes of a family's two classes (`interface.py`) that the trainer uses."""
 
 
 def register(name: str, family: Family) -> None:
