@@ -1,1 +1,2 @@
-"""Training and inference compiled for absent hardware: memory, collectives, seconds, and the settings that fit."""
+"""Estimates of training and inference, compiled for hardware that is absent: memory, collectives, seconds, and the
+settings that fit."""

@@ -23,7 +23,7 @@ CLOSED_FORM = "closed form"
 
 LOGITS_ON_CHIP = {"v4": 32 * 2**20, "v5e": 32 * 2**20, "v6e": 32 * 2**20}
 """Largest float32 logits of a chunk pair, in bytes, that the TPU compiler keeps on the chip, by generation. In every
-program compiled so far, larger logits spill to HBM, and so do all logits on other generations."""
+program compiled so far, larger logits spill to HBM. On other generations, all logits do."""
 
 SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes per byte of a chunk pair's logits where these spill, (forward, backward), from compiled programs: v5e for
@@ -36,14 +36,14 @@ class StepTime:
 
     compute: float
     exposed: float
-    """Communication that the schedule leaves exposed, at the link's full rate."""
+    """Seconds of communication that the schedule leaves exposed, at the link's full rate."""
     tokens: int
     source: str = ""
     """Description of what `compute` is based on."""
     floor: float = 0.0
     """Lower bound (roofline): each instruction takes its FLOPs at the peak or its bytes, whichever is longer."""
     serial: float = 0.0
-    """Upper bound: no data moves while an instruction computes."""
+    """Upper bound: no data moves while an instruction computes, so both times add up."""
 
     @property
     def step(self) -> float:
@@ -70,10 +70,12 @@ def step_time(schedule: Schedule, tokens: int) -> StepTime:
 
 
 def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = None) -> float:
-    """Return the number of query-key pairs that a ring's busiest ranks compute, relative to a rank's causal share.
+    """Return the number of query-key pairs that a ring's busiest ranks compute, relative to an equal share of the
+    causal pairs.
 
-    Every hop waits for its busiest rank, so an uneven layout costs up to 2. With m chunks per shard, blocks that the
-    mask cuts along their diagonal cost 1 + 1/m: a rank's own block, and with stripes every block.
+    Every hop waits for its busiest rank, so an uneven layout costs up to 2. With m chunks per shard, a block that the
+    mask cuts along its diagonal costs 1 + 1/m. A rank's own block is such a block; in the striped layout, every block
+    is.
     """
     m = -(-local // (chunk or default_chunk(local)))
     cut = m * (m + 1) / 2
@@ -108,7 +110,7 @@ def computation_time(workload: Workload) -> StepTime:
 
 
 def _logits_on_chip(workload: Workload) -> bool:
-    """Return True if the logits of one chunk pair, for all heads computed at once, stay out of HBM."""
+    """Return True if the logits of one chunk pair stay on the chip, counting all heads that are computed at once."""
     if workload.model.kernel != "xla":
         return True
     model, (_, _, tp, sp) = workload.model, workload.mesh_shape
@@ -121,7 +123,7 @@ def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = 
     """Attention FLOPs of one device in one hop of a balanced ring, with `local` tokens of one sequence per device.
 
     Each visible pair of a query and a key takes 4 d FLOPs forward (two products) and 10 d FLOPs backward (five
-    products); a causal mask leaves half of the pairs visible.
+    products). A causal mask leaves half of the pairs visible.
     """
     pairs = local * local * (0.5 if causal else 1.0)
     each = PAIR_BACKWARD + PAIR_LOGITS_AGAIN if backward else PAIR_FORWARD
@@ -151,7 +153,7 @@ class Hop:
 
 
 def ring_hops(workload: Workload) -> dict[str, Hop]:
-    """Return a hop of the ring for "forward" and "backward"; empty without a ring."""
+    """Return one hop of the ring for each of the keys "forward" and "backward"; empty without a ring."""
     model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
     if model.attention != "ring" or sp == 1:
         return {}
@@ -164,10 +166,10 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
-    """Return the local length from which a hop's computation takes as long as its transfer (paper, Table 2).
+    """Return the smallest local length at which a hop's computation takes as long as its transfer (paper, Table 2).
 
-    The paper's column (forward, no mask) is F/B. A balanced causal ring needs 2 (K/H) F/B, and 2.4 (K/H) F/B in the
-    backward pass, which also sends float32 gradients.
+    The paper's column, F/B, is for the forward without a mask. A balanced causal ring needs 2 (K/H) F/B forward. It
+    needs 2.4 (K/H) F/B backward, where it also sends float32 gradients.
     """
     seconds = hop_bytes(model, 1, backward=backward) / chip.link_bandwidth
     return seconds * chip.bf16_flops / hop_flops(model, 1, backward=backward, causal=causal)
@@ -186,8 +188,8 @@ def state_bytes(workload: Workload) -> float:
 def memory(workload: Workload) -> dict[str, float]:
     """Bytes of device memory of a train step, by purpose.
 
-    Kept inputs and state are exact. The numbers of [T, D] arrays alive at the peak of a layer's backward pass (7, plus
-    18 divided by the number of head groups) were fitted to compiled TPU programs.
+    Kept inputs and state are exact. The number of [T, D] arrays alive at the peak of a layer's backward pass is 7, plus
+    18 divided by the number of head groups; both numbers were fitted to compiled TPU programs.
     """
     model, local, (_, _, tp, _) = workload.model, workload.local_tokens, workload.mesh_shape
     D, F, V = model.hidden_size, model.intermediate_size, model.vocab_size
@@ -200,7 +202,7 @@ def memory(workload: Workload) -> dict[str, float]:
     here += model.remat_group * (of_input + of_attention) if groups else 0
     working = 7 * stream + 18 * stream / model.head_groups
     chunks, usual = (model.q_chunk or 0) * (model.k_chunk or 0), default_chunk(local) ** 2
-    if chunks:  # float32 p, its gradient and the logits: the difference to the fitted chunks
+    if chunks:  # float32 p, its gradient and the logits: the difference from the fitted chunks
         working += 12 * model.num_heads / tp / model.head_groups * (chunks - usual)
     if model.attention in ("vanilla", "memory_efficient"):
         working += 4 * item * local * F / tp
@@ -225,7 +227,7 @@ ADVICE = {
 
 
 def peak_bytes(workload: Workload) -> float:
-    """Sum of `memory`. It ranks workloads before compilation, and is the answer if there is no compiler."""
+    """Sum up `memory`. The sum ranks workloads before compilation, and is the estimate if there is no compiler."""
     return sum(memory(workload).values())
 
 

@@ -16,7 +16,7 @@ _KERNEL = re.compile(r"flash_(forward|backward)_\d+_whole_")
 
 
 def fitting(untried_kernels: bool) -> str:
-    """Return the verdict on something that fits, which depends on its kernels if they were not tried."""
+    """Return the verdict on a program or a run that fits; it mentions kernels that no compiler has tried yet."""
     return "SHOULD FIT, if its kernels compile, which was not tried" if untried_kernels else "FITS"
 
 
@@ -39,7 +39,8 @@ class Estimate:
 
     fits: bool
     peak_bytes: int
-    """Arguments, results, temporaries, machine code if there is any, and everything else alive at that time."""
+    """Bytes at the peak: arguments, results, temporaries, machine code if there is any, and everything else alive at
+    that time."""
     hbm_bytes: int
     budget: float
     """Bytes of device memory that a program may use."""
@@ -68,7 +69,7 @@ class Estimate:
     own_machine_code: bool = False
     """True if the schedule's seconds are based on this program's own machine code."""
     by_parts: Schedule | None = None
-    """For comparison with own machine code: the schedule with the cycles of parts that were compiled alone."""
+    """Schedule with the cycles of parts that were compiled alone, to compare with the program's own machine code."""
     largest: str = ""
     """Largest allocations as listed by the compiler, if the program does not fit."""
     peak_buffers: PeakBuffers | None = None

@@ -1,4 +1,4 @@
-"""Estimates of a whole run, with their reports: each of its device programs, and the host memory that saves need."""
+"""Estimate of a whole run, and its report: each of the run's device programs, and the host memory that saves need."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +23,8 @@ class RunEstimate:
         return self.programs[0]
 
     def peak_bytes(self, program: Estimate) -> int:
-        """Bytes on a device while this program runs, assuming that the machine code of the others stays loaded."""
+        """Bytes on a device while this program runs, assuming that the machine code of the run's other programs stays
+        loaded."""
         return program.peak_bytes + sum(p.code_bytes or 0 for p in self.programs if p is not program)
 
     def fits(self, program: Estimate) -> bool:
@@ -38,8 +39,8 @@ class RunEstimate:
 
     @property
     def reasons_against(self) -> list[str]:
-        """Programs that need more memory than a device has, and a save that needs more than a host has, with the
-        excess; empty if the run fits."""
+        """Reasons why the run does not fit, with the excess: programs that need more memory than a device has, and a
+        save that needs more than a host has. Empty if the run fits."""
         reasons = [
             f"{p.program} needs {self.peak_bytes(p) / GiB:.2f} of {p.budget / GiB:.2f} GiB on each device, "
             f"{(self.peak_bytes(p) - p.budget) / GiB:.2f} too much"
@@ -61,7 +62,7 @@ def compile_others(workload: Workload, *, generate_code: bool = False) -> Iterat
 
 @dataclass(frozen=True)
 class RunCompiler:
-    """The compiler of whole runs that plans use; it remembers every schedule."""
+    """Compiler of whole runs, used by plans; it remembers every schedule."""
 
     log: Callable[[str], None]
     generate_code: bool
@@ -75,7 +76,8 @@ class RunCompiler:
         return self._once((workload, program), lambda: with_tried_kernels(workload, compile_apart(workload, program)))
 
     def timed(self, workload: Workload) -> Estimate:
-        """Return the train step's estimate with the seconds that plans compare: by machine code if it is generated."""
+        """Return the train step's estimate with the seconds that plans compare: from machine code, if that is
+        generated."""
         step = self.scheduled(workload)
         if not (self.thorough and self.generate_code and step.fits):
             return step
@@ -123,7 +125,7 @@ def programs_text(run: RunEstimate) -> str:
 
 
 def verdict_line(run: RunEstimate) -> str:
-    """Return the verdict on the run: that it fits, or what does not fit and by how much."""
+    """Return the verdict on the run: it fits, or these parts do not fit, with the excess."""
     if reasons := run.reasons_against:
         return f"DOES NOT FIT: {'; '.join(reasons)}"
     return f"{fitting(run.untried_kernels)}: every program of the run and its saves, {how_far(run)}"

@@ -1,4 +1,4 @@
-"""Compilation targets: hardware by name, described without having it.
+"""Compilation targets: descriptions of hardware, by name, that need no such hardware.
 
     TPU     v3-512 (cores; each is a device), v4-1024 (cores; megacore joins them into 512 devices), v5e-256,
             v5p-1024 (cores), v6e-256, tpu7x-64, or any slice by its shape: v5e:4x8, v4:4x4x8
@@ -24,7 +24,8 @@ from ringformer.parallel.runtime_environment import GPU_FRACTION
 
 
 def only_compilers() -> None:
-    """Configure JAX to use the TPU and GPU compilers, which several processes may load at once, but no devices.
+    """Configure JAX to use the TPU and GPU compilers but no devices; several processes may then load a compiler at
+    once.
 
     Environment variables that are already set stay as they are. JAX's compilation cache is disabled: programs for
     absent devices cannot be read back (JAX warns and recompiles), and a cached program would leave no dump.
@@ -63,7 +64,7 @@ class Target:
 
     @property
     def budget(self) -> float:
-        """Bytes that a step may use on a device: all of a TPU's memory, most of a GPU's."""
+        """Bytes that a step may use on a device: all of a TPU's memory, or most of a GPU's."""
         return self.chip.hbm_bytes * (GPU_FRACTION if self.chip.kind == "gpu" else 1.0)
 
     @property
@@ -95,7 +96,8 @@ class Target:
         return list(_devices(self.generation, self.topology))
 
     def ring_bandwidth(self, ranks: int) -> float:
-        """Bytes per second, one way, of the slowest hop of a ring of `ranks` neighbouring devices (tp included)."""
+        """Return the bytes per second, one way, of the slowest hop of a ring over `ranks` neighbouring devices (tp
+        included)."""
         if self.chip.kind == "gpu" and ranks > GPUS_OF_A_NODE and self.chip.node_bandwidth:
             return self.chip.node_bandwidth
         return self.chip.link_bandwidth
@@ -113,7 +115,7 @@ def compiled_by(target: Target) -> str:
 
 
 def find_target(name: str) -> Target:
-    """Return the target of a name; raises ValueError that lists the valid names."""
+    """Return the target with this name; raises ValueError that lists the valid names."""
     if re.search(r"(?<!\d)0+(?!\d)", name.partition(":")[2] or name.partition("x")[0]):
         raise ValueError(f"target {name!r} has a size of 0")
     if match := re.fullmatch(r"(\d+)x([A-Za-z][\w-]*)", name):
@@ -161,7 +163,7 @@ def _check_shape(name: str) -> None:
 
 
 def _is_cut(generation: str, shape: list[int]) -> bool:
-    """Return True for shapes that exist, in any orientation: named slices, parts of a host, cubes of 4x4x4."""
+    """Return True if a shape exists, in any orientation: named slices, parts of a host, and cubes of 4x4x4."""
     sold = [*SLICES[generation].values(), *_PARTS_OF_A_HOST.get(generation, ())]
     cubes = len(shape) == 3 and all(side % 4 == 0 for side in shape)
     return cubes or sorted(shape) in [sorted(int(x) for x in sides.split("x")) for sides in sold]
@@ -195,7 +197,7 @@ def _gpu_target_config(chip: Chip, cores: Multiprocessors) -> str:
 def _devices(generation: str, topology: str) -> tuple:
     chip = CHIPS[generation]
     if chip.multiprocessors:
-        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # it checks versions of drivers that are not installed
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # JAX would check the versions of drivers that are absent
         config = _gpu_target_config(chip, chip.multiprocessors)
         more: dict[str, Any] = dict(topology_name="", platform="cuda", target_config=config, topology=topology)
     else:
@@ -209,7 +211,7 @@ def _devices(generation: str, topology: str) -> tuple:
 
 
 def installed_version(wheel: str) -> str:
-    """Return the version of an installed wheel; "unknown" if the compiler was installed another way."""
+    """Return the version of an installed wheel; "unknown" if the compiler was installed in another way."""
     try:
         return version(wheel)
     except PackageNotFoundError:

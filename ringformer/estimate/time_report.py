@@ -13,7 +13,7 @@ def figures(x: float) -> str:
 
 
 def modelled_time(workload: Workload, estimate: Estimate) -> StepTime | None:
-    """Return the time of a step by its schedule; None if the compiler stopped before it had one."""
+    """Return the time of a step by its schedule; None if the compiler stopped before it had a schedule."""
     return step_time(estimate.schedule, workload.step_tokens) if estimate.schedule else None
 
 
@@ -29,8 +29,9 @@ def time_json(time: StepTime | None) -> dict:
 def mfu(workload: Workload, time: StepTime) -> dict[str, float]:
     """Model FLOPs utilisation of a modelled step in two conventions; empty for a model without closed forms.
 
-    "causal" counts the half of attention that the mask leaves to compute; "palm" counts all of it, as most papers do
-    (PaLM, appendix B). At long contexts they differ by almost 2. Both are relative to the peak of the compute dtype.
+    "causal" counts the half of attention that the mask leaves; "palm" counts all of it, as most papers do (PaLM,
+    appendix B). At long contexts they differ by a factor of almost 2. Both are relative to the peak of the compute
+    dtype.
     """
     if not workload.has_closed_forms:
         return {}
@@ -58,8 +59,8 @@ def seconds_by_purpose(schedule: Schedule) -> dict[str, float]:
 
 
 def seconds_text(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
-    """Return the lines on a compiled step's seconds, bounds and source, its speed, and the cost of the tokens. For a
-    step with its own machine code, they include the seconds that the estimate would have without it."""
+    """Return the lines on a compiled step's seconds, bounds and source, its speed, and the cost of the tokens. If a
+    step's estimate is based on its own machine code, they include the seconds that it would have without this code."""
     speed = f"  {figures(time.tokens_per_second)} tokens per second"
     if used := mfu(workload, time):
         speed += (
@@ -104,7 +105,7 @@ def _cost(workload: Workload, time: StepTime) -> list[str]:
 
 
 def purposes_text(schedule: Schedule) -> list[str]:
-    """Return the lines of `seconds_by_purpose` and, if a GPU waits for its host, how often and where."""
+    """Return the lines of `seconds_by_purpose` and, if a GPU waits for its host, lines that say how often and where."""
     seconds = seconds_by_purpose(schedule)
     whole = sum(seconds.values())
     digits = 3 if whole >= 0.1 else 6

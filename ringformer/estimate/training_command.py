@@ -72,7 +72,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload], bool]:
-    """Return the workloads with the flags applied, and whether they are the stages of a config."""
+    """Return the workloads with the flags applied, and True if they are the stages of a config."""
     stages = 0
     if args.config:
         values = load_config(args.config, args.overrides)
@@ -99,7 +99,8 @@ def _workloads(args: argparse.Namespace, target: Target) -> tuple[list[Workload]
 
 
 def _estimate_run(workload: Workload, args: argparse.Namespace, show: Callable[[str], None]) -> dict:
-    """Estimate a run and return its report as JSON; `show` is called with each part of its text once it is known."""
+    """Estimate a run and return its report as JSON. `show` is called with each part of the text report as soon as it is
+    known."""
     workload, step = _compile(workload, args)
     head = title(args.config or args.model, workload)
     if step is None:
@@ -119,7 +120,7 @@ def _estimate_run(workload: Workload, args: argparse.Namespace, show: Callable[[
 
 def _compile(workload: Workload, args: argparse.Namespace) -> tuple[Workload, Estimate | None]:
     """Return the workload as it was compiled and its estimate; without a compiler, the first settings and None."""
-    if not workload.has_closed_forms:  # no closed form to choose settings with, or to answer without the compiler
+    if not workload.has_closed_forms:  # no closed form could choose settings, or replace the compiler
         return workload, compile_apart(workload, generate_code=args.generate_code)
     chosen = args.config or args.head_groups or args.remat_group
     settings = [workload.settings] if chosen else likely_settings(workload)

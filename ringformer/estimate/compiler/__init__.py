@@ -1,1 +1,1 @@
-"""The compiler in a separate process, and readers of its dumps: instructions, buffers, collectives."""
+"""Compilation in a separate process, and readers of the compiler's dumps: instructions, buffers, collectives."""

@@ -1,4 +1,4 @@
-"""Collectives of a compiled step grouped by purpose: a short table instead of hundreds of lines."""
+"""Collectives of a compiled step, grouped by purpose in a short table instead of hundreds of lines."""
 
 import math
 from collections import defaultdict
@@ -21,8 +21,9 @@ PURPOSES = (
     "offloaded, from the host",
 )
 """Purposes of transfers, in the order of the table. The ends of a ring's loops are the hops before the first and after
-the last iteration. Gradients occur in training; in inference, activations are gathered and partial results merged, for
-split products and for attention to a cache spread over devices. Other: activations over tp, scalars like the loss."""
+the last iteration. Only training has gradients. Only inference gathers activations and merges partial results, for
+split products and for attention to a cache that is spread over devices. "Other" are activations over tp, and scalars
+like the loss."""
 
 
 class Group(NamedTuple):
@@ -32,7 +33,7 @@ class Group(NamedTuple):
     kind: str
     executions: float
     synchronous: float
-    """Executions without a separate start, so that nothing can be hidden under other work."""
+    """Number of executions without a separate start; these cannot be hidden behind other work."""
     hidden_bytes: float
     exposed_bytes: float
     longest: Transfer
@@ -48,7 +49,8 @@ def purpose(t: Transfer) -> str:
         return "ring, inside its loops" if t.in_ring_loop else "ring, at their ends"
     if GATHER in t.op_name:
         return "weights gathered"
-    # Gradients of weights that are whole on every device are summed where their replicas were made, without a scope.
+    # Gradients of weights that are whole on every device are summed where the weights were replicated, which has no
+    # scope.
     if SCATTER in t.op_name or (t.kind == "all-reduce" and math.prod(t.shape) > 1):
         return "gradients reduced"
     return "other"

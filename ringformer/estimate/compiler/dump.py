@@ -1,7 +1,7 @@
-"""Scheduled programs with their buffer assignment, read from what XLA dumps before it generates code.
+"""Reader of scheduled programs and their buffer assignment, from the dump that XLA writes before it generates code.
 
-At that point, it is decided whether the program fits, what it holds in memory and what it overlaps. On TPU, nine tenths
-of the compilation are still ahead: generating the machine code, which an estimate does not need.
+At that point, the compiler has decided whether the program fits, what it keeps in memory and what it overlaps. On TPU,
+nine tenths of the compilation are still ahead: the generation of machine code, which an estimate does not need.
 """
 
 import re
@@ -30,7 +30,7 @@ HOST = "5"
 
 
 class CompilerFailure(RuntimeError):
-    """The compiler broke down, which does not show whether the program fits."""
+    """The compiler broke down, so it is unknown whether the program fits."""
 
     meaning = "the compiler broke down, so it is unknown whether it fits: "
     """Introduction to the error in a command's output."""
@@ -88,7 +88,8 @@ def read_dump(folder: Path, kind: str) -> Compiled | None:
 def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[str, Any]) -> jax.stages.Compiled:
     """Compile with `options`, and with those options in `printing` that the compiler accepts.
 
-    A compiler rejects an unknown option at once; a compiler older than an option always behaves as the option asks.
+    A compiler rejects an unknown option at once. This is harmless: a compiler that is older than an option always
+    behaves as the option asks.
     """
     try:
         return lowered.compile(compiler_options=options | printing)
@@ -100,7 +101,7 @@ def compile_printing(lowered: jax.stages.Lowered, options: dict, printing: dict[
 
 
 USES = {"parameter ": "arguments", "preallocated-temp": "temporaries", "maybe-live-out": "outputs"}
-"""Fields of `Memory`, by a word in the description of an allocation in device memory."""
+"""Fields of `Memory`, each by a word that the description of such an allocation in device memory contains."""
 
 
 def read_memory(assignment: str) -> Memory:

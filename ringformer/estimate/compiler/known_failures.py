@@ -1,15 +1,16 @@
-"""Workloads that are known to crash a compiler, or to be compiled wrongly, and are refused before compilation."""
+"""Known failures of compilers: workloads that crash a compiler, or that it compiles wrongly, are refused before
+compilation."""
 
 from ringformer.estimate.closed_forms import itemsize
 from ringformer.estimate.workload import Workload
 
 HOST_TRANSFER_LIMIT = 2**32
-"""Size in bytes from which libtpu 0.0.52 fails on one transfer to the host: it counts granules in 32 bits, so that at
+"""Size in bytes from which libtpu 0.0.52 fails on a single transfer to the host. It counts granules in 32 bits; at
 exactly this size the count is 0, and it aborts (`llo_loop.cc`: index_space_.start <= index_space_.limit)."""
 
 
 def known_failure(workload: Workload) -> str:
-    """Describe the array that the compiler fails on and what to do; empty if no failure is known."""
+    """Describe the array on which the compiler fails, and what to do; empty if no failure is known."""
     model = workload.model
     if not workload.has_closed_forms or workload.target.chip.kind != "tpu" or not model.offload:
         return ""

@@ -1,8 +1,8 @@
-"""Largest buffers of a compiled program at its peak, and the source lines that made them.
+"""Largest buffers of a compiled program at its peak of memory, and the source lines that created them.
 
 XLA dumps the place of every value (`*-buffer-assignment.txt`) and its lifetime (`*-live-range.txt`). This module finds
-the moment at which the values in device memory take the most bytes, and the largest values alive at that moment, which
-are worth reducing. Whatever the heap needs beyond the sum of all values is fragmentation.
+the moment at which the values in device memory take the most bytes, and the largest values alive at that moment: those
+are worth reducing. The bytes that the heap needs beyond the sum of these values are fragmentation.
 """
 
 import os
@@ -20,7 +20,7 @@ VALUE = r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offse
 
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
 ESTIMATE = str(Path(__file__).parents[1]) + os.sep
-"""Files that lower the program; their frames are not part of it."""
+"""Folder of the files that lower the program; their stack frames are not part of the program."""
 
 WRAPPERS = tuple(PACKAGE + os.path.join("ops", name) for name in ("derivative_guards.py", "varying_axes.py"))
 """Modules that compute nothing themselves; their callers are reported instead."""
@@ -122,7 +122,7 @@ def _values(assignment: str, ranges: dict[str, tuple[int, int]]) -> list[_Value]
     values: list[_Value] = []
     whole_step = 0, max((end for _, end in ranges.values()), default=0)
     for allocation in read_allocations(assignment):
-        if allocation.color or "thread-local" in allocation.use:  # another memory, or scalars of a fused loop
+        if allocation.color or "thread-local" in allocation.use:  # in another memory, or scalars of a fused loop
             continue
         heap, argument = "preallocated-temp" in allocation.use, allocation.use.startswith("parameter ")
         for instruction, element, size, offset, type_ in re.findall(VALUE, allocation.values):
@@ -146,10 +146,11 @@ def _size(place: list[_Value]) -> int:
 
 
 def _buffer(place: list[_Value], sources: "_Sources") -> Buffer:
-    """Describe the buffer of the values in one place by one of the largest, preferably one with a known source."""
+    """Describe the buffer that the values in one place share: choose one of the largest values, preferably one with a
+    known source."""
     size = _size(place)
     largest = [(v, *sources.of(v.name)) for v in place if v.size == size]
-    if place[0].is_argument:  # by its own name, not by the name of a value written in its place
+    if place[0].is_argument:  # under its own name, not that of a value written in its place
         largest = largest[:1]
     value, op_name, source = max(largest, key=lambda described: (bool(described[2]), bool(described[1])))
     return Buffer(size, value.type, value.name.removesuffix("{}"), op_name, source, value.is_argument)
@@ -163,9 +164,9 @@ class _Sources:
         self._frames = _frames(text)
         self._instructions = {name: i for inside in program.computations.values() for name, i in inside.items()}
         self._loops: dict[str, str] = {}
-        """Loop by the name of its body's parameter."""
+        """Loops by the names of their bodies' parameters."""
         self._users: dict[str, Instruction] = {}
-        """First instruction that has a value as an operand, by the value's name."""
+        """First instructions that use a value as an operand, by the value's name."""
         for instruction in self._instructions.values():
             for operand in instruction.operands:
                 self._users.setdefault(operand, instruction)
@@ -174,10 +175,10 @@ class _Sources:
                 self._loops |= dict.fromkeys(program.parameters(body).values(), instruction.name)
 
     def of(self, value: str) -> tuple[str, str]:
-        """Return the op's name and `file:line` of a value.
+        """Return the name of the op that made a value, and the op's `file:line`.
 
-        For a value that a loop or a copy passes on, they are those of the value passed on; for a value without either,
-        those of the first instruction that uses it.
+        If a loop or a copy only passes the value on, they are those of the original value. If the value has neither,
+        they are those of the first instruction that uses it.
         """
         name, _, element = value.removesuffix("}").partition("{")
         op_name, source = self._passed_on(name, element.split(",") if element else [])
@@ -226,8 +227,8 @@ def _frames(program: str) -> dict[int, str]:
         for table in ("StackFrames", "FileLocations")
     )
     files = rows("FileNames")
-    # XLA prints the number of a frame's parent plus one, so that the outermost frame seems to be its own parent, or to
-    # have a sibling for a parent.
+    # XLA prints the number of a frame's parent plus one. So the outermost frame seems to be its own parent, or a
+    # sibling's child.
     plus = 1 if any(frame.get("parent_frame_id") == n for n, frame in frames.items()) else 0
 
     def innermost(frame: int) -> str:
@@ -245,8 +246,8 @@ def _frames(program: str) -> dict[int, str]:
 
 
 def _place(file: str, line: int | str) -> str:
-    """Return `file:line`, with paths of the package starting at it. Empty for files of Python, of other installed
-    packages and of the estimate itself, and for wrappers."""
+    """Return `file:line`; the path of a file of the package starts with the package's name. Empty for files of Python,
+    of other installed packages and of the estimate itself, and for wrappers."""
     foreign = file.startswith((ESTIMATE, "<", *WRAPPERS)) or (
         not file.startswith(PACKAGE) and re.search(r"/(?:site|dist)-packages/|/lib/python[\d.]+/", file)
     )

@@ -1,9 +1,9 @@
 """Compilation in a separate process, so that a crash of the compiler is contained.
 
-`python -m ringformer.estimate.compiler.process FOLDER PARENT` is that process. It reads the call that `compile_apart`
-left in the folder, and writes there the program's surroundings before compilation, the compiler's dump, and the answer
-if it finishes. The parent reads the dump: a program's fit is known once it is scheduled, whatever happens to the
-compiler after that.
+`python -m ringformer.estimate.compiler.process FOLDER PARENT` is that process. It reads from the folder the call that
+`compile_apart` left there. It writes to the folder the program's surroundings before compilation, the compiler's dump,
+and the compiler's answer if it finishes. The parent reads the dump: once the program is scheduled, it is known whether
+it fits, whatever happens to the compiler after that.
 """
 
 import os
@@ -64,11 +64,12 @@ def compile_apart(
     """Compile one of `PROGRAMS` or `INFERENCE` in a separate process until it is scheduled and its buffers are placed,
     which on TPU takes a tenth of the compiler's work. Then end the process; the rest cannot change the answer.
 
-    With `generate_code`, the compiler continues to machine code, and a crash on the way is a failure. For a train step
-    on TPU, that code is read, and the estimate's seconds include its cycles.
+    With `generate_code`, the compiler continues until it has generated machine code, and a crash before that is a
+    failure. For a train step on TPU, the machine code is read, and the estimate's seconds include its cycles.
 
-    Raises ValueError for an invalid mesh, MissingCompiler, and CompilerFailure (with a message of one line) if the
-    compiler fails for another reason than memory, crashes, or is known to crash on such a workload.
+    Raises ValueError for an invalid mesh, MissingCompiler, and CompilerFailure (with a message of one line).
+    CompilerFailure means that the compiler crashes, is known to crash on such a workload, or fails for another reason
+    than memory.
     """
     workload.target.require_compiler()
     if type(workload.model).__module__ == CONFIG_MODULE:
@@ -95,9 +96,9 @@ def compile_apart(
 
 @contextmanager
 def at_work(call: tuple, *, read_code: bool) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """Start a process that compiles `call`, a tuple (workload, program, generate_code), and yield it with its folder.
-    It dumps to the subfolder "dump", and with `read_code` a TPU's machine code to `MACHINE_CODE`. When the context
-    ends, the process is killed and the folder removed."""
+    """Start a process that compiles `call`, a tuple (workload, program, generate_code), and yield the process with its
+    folder. It dumps to the subfolder "dump"; with `read_code`, it dumps a TPU's machine code to `MACHINE_CODE`. When
+    the context ends, the process is killed and the folder is removed."""
     with tempfile.TemporaryDirectory(prefix="ringformer-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "call").write_bytes(pickle.dumps(call))
@@ -121,8 +122,8 @@ def at_work(call: tuple, *, read_code: bool) -> Iterator[tuple[subprocess.Popen,
 
 
 def child_environment(libtpu_flags: str) -> dict[str, str]:
-    """Return the variables of a child process that imports from this process's paths; the flags are added to those of
-    libtpu."""
+    """Return the environment variables of a child process: it imports from this process's paths, and `libtpu_flags` are
+    added to the flags of libtpu."""
     path = os.pathsep.join(path for path in sys.path if path)
     flags = f"{os.environ.get(LIBTPU_FLAGS, '')} {libtpu_flags}".strip()
     return os.environ | {LIBTPU_FLAGS: flags, "PYTHONPATH": path}
@@ -131,10 +132,10 @@ def child_environment(libtpu_flags: str) -> dict[str, str]:
 def wait_for_schedule(
     process: subprocess.Popen, folder: Path, dumps: str | None
 ) -> Compiled | Refusal | Exception | None:
-    """Return the contents of the dump, for a target of the kind `dumps`, as soon as the dump is complete, or the
-    process's answer if the process ends first; None if it died without an answer."""
+    """Return the contents of the dump as soon as it is complete, or the process's answer if the process ends first;
+    None if it died without an answer. `dumps`: kind of the target that is compiled for."""
     while True:
-        ended = process.poll() is not None  # before the dump is read, so that its last files are not missed
+        ended = process.poll() is not None  # checked before the dump is read, so as not to miss its last files
         if dumps and (compiled := read_dump(folder / "dump", dumps)):
             return compiled
         if ended:
@@ -184,7 +185,8 @@ def _compile(folder: Path, workload: Workload, program: str, generate_code: bool
     if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # the user's own dump takes precedence
         dumps = {}
     compiled = compile_printing(lowered, options, dumps)
-    # `as_text` fails on programs with offloaded arrays on some TPUs, whose compiler also dumps the schedule at the end.
+    # On some TPUs, `as_text` fails on programs with offloaded arrays; their compiler also dumps the schedule at the
+    # end.
     written = next(dump.glob("*after_codegen.txt"), None)
     text, memory = written.read_text() if written else compiled.as_text(), compiled.memory_analysis()
     if text is None or memory is None:
@@ -213,7 +215,8 @@ def _lower(workload: Workload, program: str) -> LoweredProgram:
 
 
 def _cycles(text: str, code: Path) -> dict[str, float]:
-    """Cycles of a program's instructions by key; the compiler writes the machine code of equal instructions once."""
+    """Read the cycles of a program's instructions, by key. The compiler writes the machine code of equal instructions
+    only once."""
     by_name = read_kernels(code)
     kernels = KernelKeys(Program.parse(text)).kernels()
     return {key: by_name[instruction.name] for _, instruction, key in kernels if instruction.name in by_name}

@@ -1,8 +1,8 @@
-"""Parser of compiled programs: their instructions, how often each runs, and their order.
+"""Parser of compiled programs: their instructions, the order of these, and how often each runs.
 
-XLA prints the body of a loop once. Its instructions run as often as the loop's trip count, which compilers either state
-(`known_trip_count`) or leave to be derived: counters start at a constant and stop below another. A loop whose trip
-count depends on data (chunk pairs with segment ids) has its upper bound in its name, `at_most_N_trips`.
+XLA prints the body of a loop once. Its instructions run as often as the loop's trip count. Compilers either state the
+trip count (`known_trip_count`) or leave it to be derived: counters start at one constant and stop below another. A loop
+whose trip count depends on data (chunk pairs with segment ids) has its upper bound in its name, `at_most_N_trips`.
 
 In a scheduled module, instructions are executed in the order of the text.
 """
@@ -57,7 +57,7 @@ class Instruction(NamedTuple):
 
     @property
     def op_name(self) -> str:
-        """Path of scopes and the primitive that it was traced from; empty if the compiler added it."""
+        """Scopes and primitive that it was traced from, as a path; empty if the compiler added the instruction."""
         return (self.search(r'op_name="((?:[^"\\]|\\.)*)"') or "").replace("\\'", "'")
 
     @property
@@ -94,14 +94,14 @@ class Instruction(NamedTuple):
 
 
 class KernelCost(NamedTuple):
-    """Cost of one run of a Pallas kernel, as the kernel states it."""
+    """Cost of one run of a Pallas kernel, as stated by the kernel."""
 
     flops: float
     hbm_bytes: float
 
 
 def kernel_cost(instruction: Instruction) -> KernelCost | None:
-    """Return the cost estimate given to a kernel; None if it has none."""
+    """Return the cost estimate that a kernel states; None if it states none."""
     estimate = instruction.search(r'"cost_estimate":\{([^}]*)\}') or ""
     numbers = dict(re.findall(r'"(\w+)":"(\d+)"', estimate))
     return KernelCost(float(numbers["flops"]), float(numbers["bytes_accessed"])) if "flops" in numbers else None
@@ -136,7 +136,8 @@ class Program:
 
     @property
     def executed_instructions(self) -> Iterator[tuple[str, Instruction, float]]:
-        """Every executed instruction except those inside fusions: its computation, itself, and its number of runs."""
+        """Yield every executed instruction, except those inside fusions, as (computation, instruction, number of
+        runs)."""
         for name, times in self.executed.items():
             for instruction in self.computations[name].values():
                 yield name, instruction, times
@@ -167,7 +168,8 @@ class Program:
         return counts
 
     def flops(self, name: str) -> float:
-        """Matrix multiplication FLOPs of one run of a computation; of a conditional's branches, the cheapest counts."""
+        """Return the matrix multiplication FLOPs of one run of a computation; a conditional counts as its cheapest
+        branch."""
         if name not in self._flops:
             self._flops[name] = sum(self.instruction_flops(name, i) for i in self.computations[name].values())
         return self._flops[name]
@@ -194,7 +196,7 @@ class Program:
         return sum(inside) * (self.trip_count(computation, instruction) if opcode == "while" else 1)
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """Number of runs of a loop's body: an upper bound if it depends on data, 1 if nothing is known."""
+        """Return how often a loop runs its body: an upper bound if this depends on data, 1 if nothing is known."""
         exact = loop.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)')
         if trips := exact or loop.search(r"at_most_(\d+)_trips/while"):
             return int(trips)
@@ -230,7 +232,8 @@ def _product_flops(computation: dict[str, Instruction], product: Instruction, co
 
 
 def _attention_flops(computation: dict[str, Instruction], call: Instruction) -> float:
-    """FLOPs of a call of cuDNN's attention: two products forward, five backward, half of each under a causal mask."""
+    """Return the FLOPs of a call of cuDNN's attention: two products forward or five backward; under a causal mask, half
+    of each product."""
     (B, T, H, d), (_, S, _, _) = (computation[name].arrays[0].shape for name in call.operands[:2])
     products = 5 if cudnn_calls.BACKWARD in call.text else 2
     seen = 0.5 if re.search(r'"mask_type":\s*"CAUSAL"', call.text) else 1.0
@@ -242,8 +245,8 @@ WINDOW = {"stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 
 
 def _convolution_flops(computation: dict[str, Instruction], convolution: Instruction) -> float:
-    """FLOPs of a convolution. The TPU compiler writes every matmul as one, with batch dimensions as dilated or padded
-    windows, so this counts the pairs of an output and a kernel position that meet an element of the input."""
+    """FLOPs of a convolution. The TPU compiler writes every matmul as a convolution, with batch dimensions as dilated
+    or padded windows. So this counts the pairs of an output and a kernel position that meet an element of the input."""
     labels = re.split("_|->", convolution.stated(r"dim_labels=(\w+_\w+->\w+)"))
     lhs, rhs = (computation[name].arrays[0].shape for name in convolution.operands[:2])
     out = convolution.arrays[0].shape

@@ -21,15 +21,16 @@ def weight_bytes(workload: InferenceWorkload) -> int:
 
 
 def cache_bytes(workload: InferenceWorkload) -> int:
-    """Bytes of a device's keys and values: 2 L B S K d, split over sp, and over tp up to the number of key heads."""
+    """Bytes of a device's share of the keys and values: 2 L B S K d elements, split over sp, and over tp up to the
+    number of key heads."""
     m, (dp, _, tp, _) = workload.model, workload.mesh_shape
     slots = workload.batch_size // dp * workload.sizes.capacity
     return 2 * m.num_layers * slots * max(1, m.num_kv_heads // tp) * m.head_dim * itemsize(m)
 
 
 def floor_seconds(workload: InferenceWorkload) -> float:
-    """Lower bound of the seconds of one token in every row: cache and weights are read once at the memory's rate. If
-    the embedding is not also the output head, only the tokens' rows of it are read."""
+    """Lower bound of the seconds that one token in every row takes: cache and weights are read once, at the memory's
+    rate. Only the tokens' rows of the embedding are read, unless it is also the output head."""
     unread = 0 if workload.model.tie_embeddings else _weight_bytes(workload.model, workload.mesh_shape)["embed"]
     return (weight_bytes(workload) - unread + cache_bytes(workload)) / workload.target.chip.hbm_bandwidth
 
@@ -37,8 +38,8 @@ def floor_seconds(workload: InferenceWorkload) -> float:
 def prefill_memory(workload: InferenceWorkload) -> dict[str, float]:
     """Bytes on a device during the prefill of a context's last chunk, by purpose.
 
-    Weights, cache and new keys are exact (without chunks, keys are computed in their place in the cache). The number of
-    arrays of a layer that are alive at once was read from compiled programs.
+    Weights, cache and new keys are exact (without chunks, keys are computed directly in the cache). The number of a
+    layer's arrays that are alive at once was read from compiled programs.
     """
     m, (dp, _, tp, sp) = workload.model, workload.mesh_shape
     item, rows = itemsize(m), workload.batch_size // dp
@@ -64,8 +65,8 @@ def prefill_peak(workload: InferenceWorkload) -> float:
 
 
 def prefill_seconds(workload: InferenceWorkload) -> float:
-    """Seconds of a whole context's prefill, by FLOPs at the usual shares of the peak and the bytes that each layer of a
-    chunk moves; only the ring's transfers count as hidden."""
+    """Seconds of a whole context's prefill, from FLOPs at the usual shares of the peak and from the bytes that each
+    layer moves for a chunk. Only the ring's transfers count as hidden."""
     m, target, (dp, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
     share, item = efficiency(target.generation, m.kernel, m.head_dim), itemsize(m)
     rows, shared = workload.batch_size // dp, tp * sp  # fsdp does not split work

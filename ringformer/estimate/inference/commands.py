@@ -31,12 +31,12 @@ OF_TRAINING = (
     "generate_code",
     "closed_form",
 )
-"""Flags that apply only to a train step, or that programs of inference do not support."""
+"""Flags that apply only to a train step, or that inference does not support."""
 
 
 def estimate_inference(args: argparse.Namespace) -> int:
     """Compile prefill or decoding (`args.mode`) for a context, or for the longest that fits, and print the report.
-    Raises ValueError for flags of training and for settings that no session can have."""
+    Raises ValueError for flags of training, and for settings that are invalid for every session."""
     for flag, value in given(args, OF_TRAINING).items():
         if value is not False:
             raise ValueError(f"--{flag} does not apply to --mode={args.mode}: leave it out, or use --mode=train")
@@ -77,7 +77,7 @@ def estimate_inference(args: argparse.Namespace) -> int:
 
 
 def _with_seconds(accepted: Accepted, program: str, quick: bool) -> Accepted:
-    """Add the loading and everything that the seconds of `program` depend on."""
+    """Add the estimate of the loading, and those that the seconds of `program` depend on."""
     chunked = program == PREFILL and accepted.workload.chunks > 1
     workload, estimates = accepted = completed(accepted, (FIRST_CHUNK, LOADING) if chunked else (LOADING,), log)
     if program == PREFILL and not quick:

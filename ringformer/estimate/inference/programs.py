@@ -1,4 +1,4 @@
-"""Programs of inference, lowered for a target as a generator and its sessions run them."""
+"""Programs of inference, lowered for a target in the form in which a generator and its sessions run them."""
 
 import jax
 from jax.sharding import Mesh
@@ -15,8 +15,8 @@ from ringformer.parallel.parameters import abstract_params, weight_shardings
 
 
 def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram:
-    """Lower `LOADING` or one of `INFERENCE` for abstract arrays on the target, with greedy decoding. Nothing but the
-    arguments and results is on a device. Raises ValueError for an invalid mesh."""
+    """Lower `LOADING` or one of `INFERENCE` for abstract arrays on the target, with greedy decoding. While such a
+    program runs, a device holds only its arguments and results besides. Raises ValueError for an invalid mesh."""
     workload.check()
     mesh = make_mesh(workload.mesh_dim, workload.target.devices())
     sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
@@ -35,7 +35,8 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
 
 
 def _lower_loading(config: LlamaConfig, mesh: Mesh) -> jax.stages.Lowered:
-    """Lower the conversion of the largest parameter from shards to shares while all other parameters are loaded."""
+    """Lower the conversion of the largest parameter from shards to shares, as it runs when all other parameters are
+    loaded."""
     shardings, shares = weight_shardings(config, mesh), weight_shares(config, mesh)
     params = jax.tree.map(lambda x, share: x.update(dtype=share.dtype), abstract_params(shardings, mesh), shares)
     leaves = zip(*map(jax.tree.leaves, (params, shardings, shares)), strict=True)

@@ -11,8 +11,8 @@ from ringformer.hardware import GiB
 
 
 def prefill_time(workload: InferenceWorkload, estimates: dict[str, Estimate]) -> StepTime | None:
-    """Return the time of a whole context's prefill from the compiled first and last chunk; the times of chunks between
-    them are interpolated by the number of slots that each chunk attends to. None if the first or last chunk has no
+    """Return the time of a whole context's prefill, from the compiled first and last chunk. The times of the chunks
+    between them are interpolated by the number of slots that each attends to. None if the first or last chunk has no
     schedule."""
     first, last = _first_and_last(workload, estimates)
     if first is None or last is None:
@@ -32,8 +32,8 @@ def _first_and_last(workload: InferenceWorkload, estimates: dict[str, Estimate])
 
 
 def inference_json(workload: InferenceWorkload, program: str, estimates: dict[str, Estimate]) -> dict:
-    """Return bytes per device and modelled seconds of a whole context's prefill or of a decode step. A value is null
-    if the compiler did not report it."""
+    """Return the bytes per device and the modelled seconds, either of a whole context's prefill or of a decode step. A
+    value is null if the compiler did not report it."""
     e = estimates[program]
     s, time, loading = e.schedule, _step(workload, e), estimates.get(LOADING)
     shape = fields(workload, "mesh_dim", "seq_len", "batch_size") | fields(workload.model, "kernel", "compute_dtype")

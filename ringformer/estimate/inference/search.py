@@ -1,5 +1,5 @@
-"""Search for the mesh and chunks of a context, and for the longest context on a target: closed forms choose what to
-compile, the compiler decides."""
+"""Search for the mesh and chunks of a context, and for the longest context on a target. Closed forms choose what to
+compile; the compiler decides what fits."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,8 +32,8 @@ class Accepted(NamedTuple):
 
 
 def candidates(workload: InferenceWorkload, mesh: bool, chunk: bool) -> Iterator[InferenceWorkload]:
-    """Yield the workload on every mesh of tp and sp if `mesh`, with every power-of-two chunk that divides the context
-    if `chunk`; combinations that no session can have are left out."""
+    """Yield variants of a workload: with `mesh`, on every mesh of tp and sp; with `chunk`, with every power-of-two
+    chunk that divides the context. Combinations that are invalid for every session are left out."""
     n = workload.target.num_devices
     meshes = [f"1,1,{tp},{n // tp}" for tp in (1, 2, 4, 8) if n % tp == 0] if mesh else [workload.mesh_dim]
     chunks = [workload.prefill_chunk]
@@ -55,9 +55,10 @@ def candidates(workload: InferenceWorkload, mesh: bool, chunk: bool) -> Iterator
 
 
 def likely(workload: InferenceWorkload, *, mesh: bool, chunk: bool) -> list[InferenceWorkload]:
-    """Return the candidates to compile in order: those that should fit, fastest first, then the smallest.
+    """Return the candidates in the order in which to compile them: those that should fit, fastest first, then the
+    smallest.
 
-    Raises ValueError if no session can have any of them.
+    Raises ValueError if every candidate is invalid for a session.
     """
     options = list(candidates(workload, mesh, chunk))
     if not options:
@@ -72,7 +73,7 @@ def likely(workload: InferenceWorkload, *, mesh: bool, chunk: bool) -> list[Infe
 
 def _spread(ranked: list[InferenceWorkload]) -> list[InferenceWorkload]:
     """Return the first workload, and then each workload that needs at most three quarters of the working memory of the
-    previously returned workload."""
+    one returned before it."""
     chosen: list[InferenceWorkload] = []
     for option in ranked:
         if not chosen or _working(option) <= 0.75 * _working(chosen[-1]):
@@ -85,7 +86,7 @@ def _working(workload: InferenceWorkload) -> float:
 
 
 def first_accepted(options: list[InferenceWorkload], program: str, log: Callable[[str], None]) -> Accepted:
-    """Compile a program for one workload after another until it fits; return the last workload that was compiled.
+    """Compile a program for one workload after another until one fits; return the workload that was compiled last.
     Raises the errors of `compile_apart`."""
     for option in options:
         chunk = f" in chunks of {option.chunk:,}" if option.chunks > 1 and program == PREFILL else ""
@@ -100,7 +101,8 @@ def first_accepted(options: list[InferenceWorkload], program: str, log: Callable
 
 
 def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str], None]) -> Accepted:
-    """Add the estimates of more programs, up to the first that does not fit. Raises the errors of `compile_apart`."""
+    """Add the estimates of more programs, stopping after the first that does not fit. Raises the errors of
+    `compile_apart`."""
     estimates = dict(accepted.estimates)
     for name in programs:
         if name not in estimates and all(e.fits for e in estimates.values()):
@@ -109,7 +111,8 @@ def completed(accepted: Accepted, programs: tuple[str, ...], log: Callable[[str]
 
 
 def whole(options: list[InferenceWorkload], log: Callable[[str], None]) -> Accepted:
-    """Compile until a workload's prefill fits, then its other programs. Raises the errors of `compile_apart`."""
+    """Compile one workload after another until a prefill fits, then compile the other programs of that workload. Raises
+    the errors of `compile_apart`."""
     return completed(first_accepted(options, PREFILL, log), (DECODE, LOADING), log)
 
 
@@ -117,16 +120,16 @@ def longest(
     workload: InferenceWorkload, *, mesh: bool, chunk: bool, log: Callable[[str], None]
 ) -> tuple[Accepted | None, list[str]]:
     """Search powers of two for the longest context that fits prefill, decoding and loading; the workload's own context
-    is ignored. Also return the reasons why longer contexts do not fit. None: not even SHORTEST tokens fit. Raises the
-    errors of `compile_apart`.
+    is ignored. Also return the reasons why longer contexts do not fit. The result is None if not even SHORTEST tokens
+    fit. Raises the errors of `compile_apart`.
 
-    Before compilation, weights and cache are counted: they are arguments and need memory in any case.
+    Weights and cache are counted before compilation, because they are arguments and need memory in any case.
     """
     reasons: list[str] = []
     length, budget = SHORTEST, workload.target.budget
 
     def held(tokens: int) -> float:
-        """Bytes of weights and cache, the least over all meshes."""
+        """Bytes of weights and cache on the mesh where they take the least."""
         sized = replace(workload, seq_len=tokens, prefill_chunk=None)
         return min(weight_bytes(o) + cache_bytes(o) for o in candidates(sized, mesh, False))
 

@@ -1,1 +1,1 @@
-"""Kernels compiled alone: their cycles, their use of a core, and the fastest chunks (`ringformer tune`)."""
+"""Kernels that are compiled alone: their cycles, their use of a core, and their fastest chunks (`ringformer tune`)."""

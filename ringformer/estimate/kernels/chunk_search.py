@@ -1,8 +1,9 @@
 """Search for the chunks with which the TPU kernels take the fewest cycles, counted in machine code, without the TPU.
 
-It compares attention over a causal stretch of a shard as a train step with full rematerialisation computes it: twice
-forward and once backward, with segment ids, so that packed documents fit too. The score relates the cycles of all pairs
-of chunks, including what pairs cut by the mask waste, to the query-key pairs that are needed.
+It compares attention over a causal stretch of a shard, computed as in a train step with full rematerialisation: twice
+forward and once backward. Segment ids are included, so that the chunks also fit for packed documents. The score relates
+the query-key pairs that are needed to the cycles of all chunk pairs, including the cycles that are wasted in pairs cut
+by the mask.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ class Candidate(NamedTuple):
     q_chunk: int
     k_chunk: int
     share_of_ideal: float | None
-    """Ideal cycles of the needed matrix products, divided by the actual cycles; None: not computed."""
+    """Ideal cycles of the needed matrix products, divided by the actual cycles; None if not computed."""
     why: str = ""
     """Reason why the share is None: the chunks are too large for the chip, or their forward pass alone makes them
     slower than another candidate."""
@@ -36,10 +37,10 @@ Count = Callable[[str, Kind, Pair], dict[str, SlotUse]]
 
 
 def search(generation: str, head_dim: int, count: Count = count_kernel) -> Iterator[Candidate]:
-    """Yield every candidate as it is judged. The search starts in the middle and tries chunks with twice or half as
-    many queries or keys as the best so far, until none of them is better. Two kinds are not compiled: chunks larger
-    than chunks that were too large, and the backward pass of chunks whose forward pass, even with an ideal backward
-    pass, is slower than the best.
+    """Yield every candidate as soon as it is judged. The search starts in the middle. It tries chunks with twice or
+    half as many queries or keys as the best so far, until none of them is better. Two things are not compiled: chunks
+    larger than chunks that were too large, and backward passes that cannot win. A backward pass cannot win if the
+    forward pass plus an ideal backward pass is already slower than the best.
 
     Raises CompilerFailure and MissingCompiler.
     """
@@ -92,8 +93,8 @@ def best_of(candidates: list[Candidate]) -> Candidate:
 
 
 def stretch_cycles(kind: Kind, pair: Pair, uses: dict[str, SlotUse], generation: str) -> float:
-    """Cycles of a kernel over a causal stretch; each part takes its cycles or its HBM bytes, whichever is longer. A
-    visit is to a chunk of queries forward, and to a chunk of keys backward."""
+    """Cycles of a kernel over a causal stretch. Each part takes the longer of its cycles and the transfer of its HBM
+    bytes. In the forward, a visit is to a chunk of queries; in the backward, to a chunk of keys."""
     q, k = (cut_axis(STRETCH, 1, chunk) for chunk in (pair.q_chunk, pair.k_chunk))
     whole, masked = (len(pairs.q) for pairs in visible_pairs("contiguous", "own", True, q, k))
     visits = len((q if kind == "forward" else k).start)
@@ -103,6 +104,6 @@ def stretch_cycles(kind: Kind, pair: Pair, uses: dict[str, SlotUse], generation:
 
 
 def ideal_cycles(generation: str, kind: Kind, head_dim: int) -> float:
-    """Cycles of a stretch's needed products, as often as a step computes them."""
+    """Ideal cycles of the products that a stretch needs, counted as often as a step computes them."""
     needed = Pair(STRETCH, STRETCH, head_dim).ideal_cycles(generation, kind) * (STRETCH + 1) / (2 * STRETCH)
     return TIMES[kind] * needed

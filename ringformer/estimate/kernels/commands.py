@@ -10,7 +10,7 @@ from ringformer.cli.parser import output_file
 
 
 def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Arguments of `ringformer tune`."""
+    """Add the arguments of `ringformer tune`."""
     parser.description = (
         "Find the chunks with which the TPU kernels (model.kernel=pallas) take the fewest cycles and fit a chip's "
         "VMEM, and write the table that the kernels read. Cycles are counted in machine code, without the chip: 5 to "

@@ -1,4 +1,5 @@
-"""TPU kernels compiled alone, for their cycles per step: one pair of chunks with all query heads of a key head.
+"""TPU kernels compiled alone, to count their cycles per grid step: one pair of chunks with all query heads of a key
+head.
 
 `python -m ringformer.estimate.kernels.pair_kernels GENERATION KIND NUMBERS` compiles one kernel, in a process that
 dumps its machine code.
@@ -33,10 +34,10 @@ from ringformer.ops.kernels.pair_table import PairTable
 from ringformer.ops.online_softmax import Softmax
 
 TARGETS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
-"""Generations whose kernels are judged, each with a slice that the compiler supports."""
+"""Generations for which kernels are judged, each with a slice that the compiler supports."""
 
 TOKENS, KEY_HEADS, PAIRS = 65536, 16, 64
-"""Size of the shard. The compiler would keep smaller arrays on the chip, which would distort the counts."""
+"""Size of the shard. The compiler would keep arrays of a smaller shard on the chip, which would distort the counts."""
 
 Kind = Literal["forward", "backward"]
 
@@ -63,8 +64,8 @@ class Pair:
     def ideal_cycles(self, generation: str, kind: Kind) -> float:
         """Cycles of a step's matrix products (two forward, five backward) at the full rate of a core's units.
 
-        On v6e, products over heads of up to 128 features fill half of a unit and take twice as long; products over more
-        keys may take fewer cycles.
+        On v6e, products over heads of up to 128 features fill only half of a unit, and so take twice as long. Products
+        over keys may take fewer cycles than these.
         """
         cores = CHIPS[generation].tensor_cores
         assert cores is not None, "the targets are TPUs"
@@ -74,7 +75,8 @@ class Pair:
 
 
 def find_generation(target: str) -> str:
-    """Return the generation of a target such as "v5e" or a slice of it. Raises ValueError that lists the valid ones."""
+    """Return the generation of a target, such as "v5e" or a slice of it. Raises ValueError that lists the valid
+    generations."""
     generation = re.split("[-:]", target)[0]
     if generation in TARGETS and (target in TARGETS or find_target(target)):
         return generation
@@ -82,7 +84,7 @@ def find_generation(target: str) -> str:
 
 
 def hbm_bytes_per_cycle(generation: str) -> float:
-    """Bytes of HBM per cycle of one core; the cores of a chip share its memory."""
+    """HBM bytes per cycle that one core gets; the cores of a chip share its memory."""
     chip = CHIPS[generation]
     assert chip.tensor_cores is not None, "the targets are TPUs"
     return chip.hbm_bandwidth / chip.tensor_cores.count / chip.clock_hz
@@ -90,7 +92,7 @@ def hbm_bytes_per_cycle(generation: str) -> float:
 
 @contextmanager
 def dumped(command: list[str]) -> Iterator[tuple[Path, str]]:
-    """Run a Python command and yield the folder with the machine code of what it compiled, and its output.
+    """Run a Python command, and yield the folder with the machine code that it compiled, and the command's output.
 
     Raises TooLarge if a kernel needs more on-chip memory than there is, and CompilerFailure if the process fails for
     another reason.
@@ -142,7 +144,7 @@ def compile_kernel(
     """
     mesh = jax.sharding.Mesh(target.devices()[:1], "x")
     chunks = pair.q_chunk, pair.k_chunk
-    array: Callable[..., Any] = partial(abstract_array, mesh, PartitionSpec())  # lowered in place of arrays
+    array: Callable[..., Any] = partial(abstract_array, mesh, PartitionSpec())  # what is lowered instead of arrays
     f32, bf16, int32 = jnp.float32, jnp.bfloat16, jnp.int32
     q = array(bf16, 1, key_heads, pair.heads, tokens, pair.head_dim)
     kv, ids = array(bf16, 2, 1, key_heads, tokens, pair.head_dim), array(int32, 1, tokens) if pair.packed else None

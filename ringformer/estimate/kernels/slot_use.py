@@ -1,8 +1,8 @@
 """Use of a TPU core by a kernel or a whole program: slots, spilled registers, on-chip memory, and bytes of HBM.
 
-libtpu dumps, beside a program, how many slots of each unit every bundle uses. Weighted by how often the bundles run,
-this shows a kernel's bottleneck: the unit whose slots are nearly full. A whole program counts each instruction as
-often as it runs.
+Beside a program, libtpu dumps how many slots of each unit every bundle uses. Weighted by how often the bundles run,
+these numbers show a kernel's bottleneck: the unit whose slots are nearly full. In a whole program, each instruction
+counts as often as it runs.
 """
 
 import json
@@ -35,22 +35,22 @@ _FILLS, _SPILLS = "VLOAD:FILL", "VSTORE:SPILL"
 
 _SLOTS, _VMEM = "pre-delay_hlo-static-per-bundle-utilization", "vmem_report"
 _COPY = re.compile(r"dma\.(?:hbm_to_vmem|vmem_to_hbm|general) [^;]*?size_in_granules=\*/(\d+)")
-"""Copies between HBM and VMEM; `general` copies are those of arrays that are not contiguous."""
+"""Pattern of copies between HBM and VMEM; `general` copies move arrays that are not contiguous."""
 _GRANULE_BYTES = {"v3": 512, "v4": 512}
-"""Unit in which sizes of copies are counted; 32 bytes on later chips."""
+"""Bytes of the unit in which the sizes of copies are given, by generation; 32 on later chips."""
 
 
 class SlotUse(NamedTuple):
-    """Use by a kernel, or by one step of its grid."""
+    """Use of a core by a kernel, or by one step of its grid."""
 
     cycles: float
     busy: dict[str, float]
-    """Cycles in which a unit would use its slots if all of them were full, by `UNITS`."""
+    """Cycles that each of the `UNITS` would take if it filled all of its slots in every cycle."""
     fills: float
     """Number of vector registers read back after a spill."""
     spills: float
     hbm_bytes: float
-    """Upper bound of the bytes copied between HBM and VMEM: every conditional copy counts."""
+    """Bytes copied between HBM and VMEM, as an upper bound: every conditional copy counts."""
     vmem_bytes: float
     """Bytes of on-chip memory for blocks, scratch and spills."""
 
@@ -67,7 +67,7 @@ def detailed_dump_flags(folder: Path) -> str:
 
 def read_slot_use(folder: Path, name: str, generation: str, grid: Grid | None = None) -> SlotUse:
     """Read the slot use of an instruction's kernel from a finished dump made with `detailed_dump_flags`; with `grid`,
-    count only those grid steps. Raises ValueError if the dump lacks the kernel or its slots."""
+    count only the steps of that grid. Raises ValueError if the dump lacks the kernel or its slots."""
     text, slots = (_only(folder, f"*-{name}-*-{what}.txt").read_text() for what in (DUMP, _SLOTS))
     runs = Code.read(text).runs(grid)
     capacity, used = _read_slots(slots)
@@ -149,19 +149,22 @@ class ProgramSlots:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """Instruction whose machine code was dumped, by key; the compiler dumps equal instructions once."""
+        """Names of the instructions whose machine code was dumped, by key; the compiler dumps equal instructions only
+        once."""
         dump = dumped_kernels(self.folder)
         return {key: i.name for _, i, key in self._keys.kernels() if i.name in dump}
 
     def of_computation(self, name: str) -> SlotUse:
-        """Use of one run of a computation and everything it calls; of a conditional's branches, the longest counts."""
+        """Return the use of one run of a computation and everything that it calls; a conditional counts as its longest
+        branch."""
         if name not in self._uses:
             here = self.program.computations[name].values()
             self._uses[name] = one_after_the_other(self.of_instruction(name, i) for i in here)
         return self._uses[name]
 
     def of_instruction(self, computation: str, instruction: Instruction) -> SlotUse:
-        """Use of one run of an instruction; an instruction without machine code of its own only moves bytes."""
+        """Return the use of one run of an instruction. An instruction without machine code of its own only moves
+        bytes."""
         if instruction.opcode == "while":
             turns = self.program.trip_count(computation, instruction)
             return times(self.of_computation(instruction.called[0]), turns)

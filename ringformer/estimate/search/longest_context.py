@@ -1,5 +1,5 @@
-"""Search for the longest context that trains on a target, and for the longest context whose step is short enough to
-wait for. Every attempt compiles a context that is a power of two."""
+"""Search for the longest context that fits on a target, and for the longest context whose step is short enough to wait
+for. Every attempt compiles a context whose length is a power of two."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ def attempt(
 
     Returns the `brief_json` of the estimate. If no settings fit, returns the JSON for the smallest settings. A workload
     that offloads more than a usual host holds does not fit either. The entry `programs` lists the programs that were
-    judged: the train step or, with `whole_run`, every program of a run; with `generate_code`, they were compiled to
+    judged: the train step or, with `whole_run`, every program of a run. With `generate_code`, they were compiled to
     machine code. Raises CompilerFailure if a compiler broke down.
     """
     workload, estimate = compile_first_accepted(
@@ -59,7 +59,7 @@ def next_length(attempts: list[dict], first: int) -> int | None:
 
 
 def longest_start(workload: Workload) -> int:
-    """Return the length to begin a search with: the longest power of two that fits by the closed form with any
+    """Return the length at which a search begins: the longest power of two that fits by the closed form, with any
     settings."""
     model, length = workload.model, 1024
     settings = list(possible_settings(model)) if model.attention == "ring" else [workload.settings]
@@ -81,11 +81,11 @@ def longest_within(attempts: list[dict], max_step_seconds: float = MAX_STEP_SECO
 
 
 def counted_longest_within(workload: Workload, max_step_seconds: float = MAX_STEP_SECONDS) -> int | None:
-    """Return the longest context whose step takes at most `max_step_seconds` by the closed form; the search halves the
-    workload's own context.
+    """Return the longest context whose step takes at most `max_step_seconds` by the closed form. The search starts at
+    the workload's own context and halves it.
 
-    This is for contexts that were not compiled. The closed form ignores exposed communication and uses the fastest
-    memory settings that should fit. None: a step of 1024 tokens takes longer.
+    This is for contexts that were not compiled. The closed form ignores exposed communication, and uses the fastest
+    memory settings that should fit. The result is None if even a step of 1024 tokens takes longer.
     """
     length = workload.seq_len
     while length >= 1024:

@@ -1,4 +1,4 @@
-"""Memory settings to compile a workload with: closed forms choose them, the compiler decides."""
+"""Memory settings to compile a workload with. Closed forms choose them; the compiler decides what fits."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ def possible_settings(model: LlamaConfig) -> Iterator[MemorySettings]:
     """Yield the settings worth trying: head groups save memory at the cost of latency, two-level remat saves memory at
     the cost of a forward pass."""
     groups = [g for g in (1, 4, 8, 13, 16) if g in possible_head_groups(model)]
-    # Layers outside the groups need a second loop in the program, which is worth it only if they save much.
+    # Layers outside the groups need a second loop in the program, so they must save much to be worth it.
     fewest = min(
         range(1, model.num_layers), default=1, key=lambda g: model.num_layers // g + g + 2 * (model.num_layers % g > 0)
     )

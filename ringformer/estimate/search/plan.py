@@ -1,7 +1,8 @@
 """Search for the settings to train with: closed forms rank candidates, and the compiler judges them in that order.
 Neighbours of the first accepted candidate are compared by the seconds of their compiled programs.
 
-It also searches for the longest context that trains, and for the longest whose step is short enough to wait for.
+This module also searches for the longest context that fits, and for the longest one whose step is short enough to wait
+for.
 """
 
 import math
@@ -53,10 +54,10 @@ def plan(
     """Find the fastest settings of a preset for which the compiler accepts all programs, trying at most `attempts` of
     the likely candidates and the neighbours of the first that fits.
 
-    The mesh, the batch and the memory settings of `goal` are ignored. A modelled step, with all of its sequences, takes
-    at most `max_step_seconds`. If the compiler rejects a candidate, its bytes correct the closed forms for the
-    candidates that follow. Without the compiler, the fastest settings that fit by the closed forms are chosen, and the
-    log says what to install. Raises CompilerFailure if the compiler broke down on every candidate.
+    The mesh, the batch and the memory settings of `goal` are ignored. The chosen settings' modelled step, with all of
+    its sequences, takes at most `max_step_seconds`. If the compiler rejects a candidate, the compiled bytes correct the
+    closed forms of the candidates that follow. Without the compiler, the fastest settings that fit by the closed forms
+    are chosen, and the log says what to install. Raises CompilerFailure if the compiler broke down on every candidate.
     """
     target, seq_len = goal.target, goal.seq_len
     if seq_len < 1:
@@ -74,7 +75,7 @@ def plan(
     # Closed forms, even corrected ones, may be wrong about the smallest candidate, so the compiler judges it.
     smallest = min(likely or (c for c in ranked if not c.impossible), key=lambda c: c.peak, default=None)
     failures: list[CompilerFailure] = []
-    failed: set[Workload] = set()  # in generating machine code, or in another program than the step
+    failed: set[Workload] = set()  # when machine code was generated, or in another program than the step
     asked, waiting = 0, likely or ([smallest] if smallest else [])
     for candidate in waiting:
         if candidate is not smallest and candidate.peak * excess > target.budget:
@@ -112,10 +113,10 @@ def plan(
 
 
 def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, failed: set[Workload]) -> Candidate:
-    """Return the candidate, or a neighbour that fits, has not failed, and whose compiled step is over 3% faster; then
-    repeat from that neighbour.
+    """Return the candidate, unless a neighbour fits, has not failed, and has a compiled step that is over 3% faster;
+    then repeat from that neighbour.
 
-    Raises CompilerFailure as `RunCompiler.scheduled` for the candidate, but not for a neighbour.
+    Raises CompilerFailure for the candidate, as `RunCompiler.scheduled` does, but not for a neighbour.
     """
     seconds = candidate.timed(compiler.timed(candidate.workload)).step
     for other in neighbours(candidate):
@@ -134,7 +135,7 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
 
 
 def _slower(ranked: list[Candidate]) -> list[tuple[Candidate, str]]:
-    """Return the candidates that are slower than the first, with the difference."""
+    """Return the candidates that are slower than the first one, each with the difference."""
     pairs = [(c, c.seconds_per_token / ranked[0].seconds_per_token - 1) for c in ranked]
     return [(c, f"{slower:.1%} slower (modelled)") for c, slower in pairs if slower > 0]
 
@@ -144,11 +145,12 @@ SHORTEST = 2**12
 
 
 def longest_plan(goal: Workload, compiler: RunCompiler) -> Plan:
-    """Return the plan of the longest power of two at which a candidate is accepted; the goal's own length is ignored.
+    """Return the plan for the longest context, a power of two, for which a candidate is accepted; the goal's own length
+    is ignored.
 
-    The search starts at the limit of the closed forms. It doubles the length as long as a candidate fits; if none fits
-    at the start, it halves the length. Neighbours are compiled and machine code is generated only at the end; a length
-    that fails then is halved again.
+    The search starts at the longest context that fits by the closed forms. It doubles the length as long as a candidate
+    fits; if none fits at the start, it halves the length. Only for the last length does it compile neighbours and
+    generate machine code; if that fails, it halves the length again.
     """
     first = SHORTEST
     while any(not c.reason_against for c in candidates(replace(goal, seq_len=2 * first))):

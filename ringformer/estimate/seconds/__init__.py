@@ -1,1 +1,2 @@
-"""Seconds of a compiled program: cycles, bytes and FLOPs of its instructions, and the transfers that they hide."""
+"""Seconds of a compiled program, from the cycles, bytes and FLOPs of its instructions and from the transfers that they
+hide."""

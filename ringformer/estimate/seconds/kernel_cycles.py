@@ -1,4 +1,4 @@
-"""Seconds of a train step on TPU by machine code, which is generated only for the part that matters."""
+"""Seconds of a train step on TPU from machine code, which is generated only for the part that matters."""
 
 import json
 import os
@@ -23,12 +23,13 @@ from ringformer.estimate.targets import Target, compiler_versions
 from ringformer.estimate.workload import Workload
 
 IDLE_SECONDS = 15.0
-"""Seconds to wait for a new kernel once the kernels with matrix products are there; after that, generation stops: only
-the program around the kernels is left, and it takes long."""
+"""Seconds to wait for another kernel once the kernels with matrix products are there. After that, generation stops:
+only the program around the kernels is left, which takes long."""
 
 
 class NoMachineCode(CompilerFailure):
-    """A kernel cannot become machine code, so the program does not compile, whatever its schedule shows."""
+    """The compiler generates no machine code for a kernel, so the program does not compile, whatever its schedule
+    shows."""
 
     meaning = ""
 
@@ -41,9 +42,9 @@ def with_machine_code(
     For a train step, `part` is one layer's attention; for any other program, it is the name of the whole program.
 
     Machine code that is not cached is generated, which takes about a minute. If the estimate is already based on the
-    step's own machine code, its seconds stay, and the new seconds are added beside them. Estimates for GPUs and for
-    models without known parts do not change; if the compiler writes no machine code, the estimate does not change
-    either, and the log mentions it. Raises NoMachineCode.
+    step's own machine code, its seconds stay, and the new seconds are reported beside them. Estimates for GPUs and for
+    models without known parts do not change. If the compiler writes no machine code, the estimate does not change
+    either, and the log says so. Raises NoMachineCode.
     """
     attends = workload.has_closed_forms and workload.model.attention != "vanilla"
     if workload.target.chip.kind != "tpu" or estimate.schedule is None or not attends:
@@ -51,7 +52,7 @@ def with_machine_code(
     program, cache = Program.parse(estimate.text), KernelCache.of(workload.target)
     wanted, cycles = kernel_keys(program, of_chunk_pairs), cache.read()
     missing = wanted.keys() - cycles.keys()
-    if any(wanted[key] for key in missing):  # not for copies and sums alone: their bytes are accurate enough
+    if any(wanted[key] for key in missing):  # not if only copies and sums are missing: their bytes suffice
         log("generating the machine code of a layer's attention, for its cycles; about a minute, once")
         try:
             generated = generate_cycles(workload, {key: wanted[key] for key in missing}, part)
@@ -68,7 +69,7 @@ def with_machine_code(
 
 
 def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
-    """Mark the kernels as tried if this compiler has turned all of them into machine code before, here or in another
+    """Mark the kernels as tried if this compiler has already turned all of them into machine code, for this or another
     program."""
     if not estimate.untried_kernels:
         return estimate
@@ -78,7 +79,8 @@ def with_tried_kernels(workload: Workload, estimate: Estimate) -> Estimate:
 
 
 def kernel_keys(program: Program, among: Callable[[Instruction], bool] = lambda _: True) -> dict[str, bool]:
-    """Keys of a program's instructions that have machine code, and whether they compute matrix products."""
+    """Return the keys of a program's instructions that have machine code; each value is True if the instruction
+    computes matrix products."""
     return {
         key: program.instruction_flops(name, instruction) > 0
         for name, instruction, key in KernelKeys(program).kernels()
@@ -117,7 +119,7 @@ def generate_cycles(workload: Workload, wanted: dict[str, bool], program: str = 
 def _read_as_written(
     process: subprocess.Popen, folder: Path, keys: dict[str, str], products: set[str]
 ) -> dict[str, float]:
-    """Read cycles by key while the compiler writes, until all are there or no more appear."""
+    """Read cycles by key while the compiler writes them, until all are there or no more appear."""
     cycles: dict[str, float] = {}
     last = time.monotonic()
     while cycles.keys() != set(keys.values()):
@@ -136,8 +138,8 @@ def _read_as_written(
 class KernelCache:
     """Cycles by `KernelKeys.key`, for one generation of TPU and one version of its compiler.
 
-    The file is in $XDG_CACHE_HOME/ringformer/kernels, or in ~/.cache; an unreadable file counts as empty. None marks an
-    instruction that was looked for and not found.
+    The file is in $XDG_CACHE_HOME/ringformer/kernels, or in ~/.cache; an unreadable file counts as empty. A value of
+    None marks an instruction whose machine code was looked for but does not exist.
     """
 
     path: Path

@@ -1,8 +1,8 @@
 """Keys of machine code: instructions with equal keys have equal code.
 
 The compiler generates code for an instruction from its opcode, the computation that it fuses, and the types of its
-operands and results with their layouts and memory spaces. Names and metadata do not matter (the compiler reuses code by
-the same rule). So the cycles of a step's instruction can be read from another program with the same instruction.
+operands and results with their layouts and memory spaces. Names and metadata do not matter; the compiler reuses code by
+the same rule. So the cycles of an instruction can be read from any other program that has the same instruction.
 """
 
 import base64
@@ -28,7 +28,7 @@ class KernelKeys:
     _texts: dict[str, str] = field(default_factory=dict)
 
     def kernels(self) -> Iterator[tuple[str, Instruction, str]]:
-        """Yield every executed instruction that has machine code of its own: its computation, itself, and its key."""
+        """Yield every executed instruction that has machine code of its own, as (computation, instruction, key)."""
         for name, instruction, _ in self.program.executed_instructions:
             if instruction.opcode in KERNEL_OPCODES:
                 yield name, instruction, self.key(name, instruction)
@@ -44,7 +44,7 @@ class KernelKeys:
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:20]
 
     def _text(self, computation: str) -> str:
-        """Return a computation's instructions as a hash in which each value is named by its position."""
+        """Return a hash of a computation's instructions, in which each value is named by its position."""
         if computation not in self._texts:
             instructions = self.program.computations[computation].values()
             places = {instruction.name: f"%{place}" for place, instruction in enumerate(instructions)}

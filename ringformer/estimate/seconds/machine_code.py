@@ -1,8 +1,8 @@
 """Cycles of TPU programs, counted in the machine code that the compiler writes, without the TPU.
 
-libtpu dumps the final VLIW program of everything that it generates, XLA's fusions and Pallas kernels alike, one bundle
-per line; a bundle issues in one cycle. Each bundle counts as often as the loops around it run; branches count as not
-taken. Waiting for data from HBM is not included.
+libtpu dumps the final VLIW program of everything that it generates, for XLA's fusions and for Pallas kernels, one
+bundle per line. A bundle issues in one cycle. Each bundle counts as often as the loops around it run, as if no branch
+were taken. Time spent waiting for data from HBM is not included.
 """
 
 import re
@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 DUMP = "packed-bundles-post-ra"
-"""Dump after the last pass that changes a program: registers are allocated, bundles packed, nops in place."""
+"""Name of the dump after the last pass that changes a program: registers are allocated, bundles packed and nops in
+place."""
 
 _FILE = re.compile(rf"\d+-(.+)(?<!schedule-analysis)-\d\d-{DUMP}\.txt")
 _BUNDLE = re.compile(r" *(0x[0-9a-f]+|0) ")
@@ -29,7 +30,8 @@ def dump_flags(folder: Path, *more: str) -> str:
 
 
 def dumped_kernels(folder: Path) -> dict[str, Path]:
-    """Return the files of a dump by the name of their instruction; the compiler writes equal instructions once."""
+    """Return the files of a dump by the names of their instructions; the compiler writes equal instructions only
+    once."""
     return {match[1]: path for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))}
 
 
@@ -40,7 +42,7 @@ def read_kernels(folder: Path) -> dict[str, float]:
 
 
 SHORT = 200
-"""Bundles up to which a conditional part of a grid's step counts as running in every step."""
+"""Largest number of bundles of a conditional part of a grid step that is assumed to run in every step."""
 
 
 class Grid(NamedTuple):
@@ -69,11 +71,11 @@ class Code(NamedTuple):
 
     bundles: int
     loops: dict[int, tuple[int, int | None]]
-    """Last bundle and trip count of each loop, by its first bundle; None: the trip count is not stated."""
+    """Last bundle and trip count of each loop, by the loop's first bundle; None if the trip count is not stated."""
     skipped: list[tuple[int, int]]
-    """From each forward branch to its target: the parts that run under a condition."""
+    """Ranges of bundles from each forward branch to its target: the parts that run only under a condition."""
     products: list[int]
-    """Bundles that feed a matrix unit."""
+    """Numbers of the bundles that feed a matrix unit."""
     cores: int
     """Number of cores that share a kernel's grid."""
 
@@ -100,8 +102,8 @@ class Code(NamedTuple):
         return Code(number + 1, loops, skipped, products, 2 if "megacore core id" in text else 1)
 
     def runs(self, grid: Grid | None) -> Float[np.ndarray, " bundles"]:
-        """Number of runs of each bundle: the product of the trip counts of the loops around it; with a grid, the runs
-        on the core with the most heads."""
+        """Return how often each bundle runs: the product of the trip counts of the loops around it. With a grid, these
+        are the runs on the core with the most heads."""
         turns = np.ones(self.bundles)
         steps = max(self.loops, key=lambda first: self.loops[first][0] - first) if grid and self.loops else None
         for first, (last, trips) in self.loops.items():
@@ -112,9 +114,10 @@ class Code(NamedTuple):
         return turns * self._runs_of_grid(grid, steps) * (-(-grid.heads // self.cores) / grid.heads)
 
     def _runs_of_grid(self, grid: Grid, first: int) -> Float[np.ndarray, " bundles"]:
-        """Number of runs in the loop over a grid's steps. Each step runs one of two bodies, without and with a mask:
-        the conditional parts with matrix products, in this order. A single body runs in every step. Other long parts
-        run in every visit; short ones, which start copies, are assumed to run in every step."""
+        """Return how often each bundle of the loop over a grid's steps runs. Each step runs one of two bodies, without
+        or with a mask: the conditional parts with matrix products, in this order. If there is only one body, it runs in
+        every step. Of the other parts, long ones run in every visit; short ones, which start copies, are assumed to run
+        in every step."""
         last, _ = self.loops[first]
         within = [span for span in self.skipped if first <= span[0] and span[1] <= last + 1]
         parts = [span for span in within if SHORT < span[1] - span[0] < 0.9 * (last - first)]

@@ -1,7 +1,7 @@
 """Bytes that an instruction of a compiled program moves to and from HBM.
 
-The layout of an operand or result shows if the compiler placed it in on-chip memory: `S(1)` is VMEM, `S(3)` CMEM. If a
-fusion only slices an operand, it reads the slices; if it updates a result in place, it writes the update.
+The layout of an operand or result shows if the compiler placed it in on-chip memory: `S(1)` is VMEM, `S(3)` CMEM. A
+fusion that only slices an operand reads only the slices; one that updates a result in place writes only the update.
 """
 
 import re
@@ -27,10 +27,11 @@ _NO_WORK = (
 
 
 def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> float:
-    """Bytes that one run of an instruction reads and writes; computations that it calls are included only for a fusion.
+    """Bytes that one run of an instruction reads and writes. Computations that it calls are included only if it is a
+    fusion.
 
-    The start of an asynchronous copy counts for the whole copy; the end of a copy and the start of a collective move
-    none.
+    The start of an asynchronous copy counts for the whole copy. The end of a copy and the start of a collective count
+    as no bytes.
     """
     opcode, here = instruction.opcode, program.computations[computation]
     if opcode in _NO_WORK or opcode.endswith(("-done", "-update")) or instruction.collective:
@@ -57,7 +58,7 @@ def _fusion(program: Program, fusion: Instruction, operands: list[Instruction]) 
 
 
 def _read(program: Program, computation: str, name: str, size: float) -> float:
-    """Bytes that a fused computation reads of one of its values; `size` is the value's own."""
+    """Bytes that a fused computation reads of one of its values; `size` is the size of the whole value."""
     here, total = program.computations[computation], 0.0
     for user in here.values():
         for place in (i for i, operand in enumerate(user.operands) if operand == name):
@@ -100,7 +101,8 @@ def _update(program: Program, computation: str, result: Instruction, size: float
 
 
 def _asynchronous(start: Instruction) -> float:
-    """Bytes of an asynchronous copy: half of the arrays of its tuple move, and count for each end that is in HBM."""
+    """Bytes of an asynchronous copy. Half of the arrays of its tuple move; they count once for each end of the copy
+    that is in HBM."""
     arrays = [(array.bytes, _in_hbm(layout)) for array, layout in parse_type(start.type) if array.bytes > 4]
     moved = min((size for size, _ in arrays), default=0.0)
     return moved * min(2, sum(here for _, here in arrays))

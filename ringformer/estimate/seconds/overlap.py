@@ -2,9 +2,9 @@
 
 A collective with a start and an end travels while the instructions between the two execute. It is hidden if these
 instructions take (`program_seconds.py`) at least as long as the collective's bytes take on the link. Permutes share one
-link, in the order in which they start. A collective without a separate start is exposed, and so is a collective in a
-branch that may not be taken. Copies to the host share one link, and copies from the host share another; both kinds also
-travel while the device waits for collectives.
+link, in the order in which they start. A collective without a separate start is exposed. So is a collective in a branch
+that may not be taken. Copies to the host share one link, and copies from the host share another; both kinds also travel
+while the device waits for collectives.
 """
 
 import re
@@ -21,7 +21,7 @@ TO_HOST, FROM_HOST = "copy to the host", "copy from the host"
 """Kinds of transfers other than collectives: arrays that `offload` keeps in host memory."""
 
 _IN_HOST_MEMORY = "S(5)"
-"""Mark in the layout of an array."""
+"""Mark of host memory in the layout of an array."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Schedule:
 
     transfers: list[Transfer]
     flops: float
-    """Matrix multiplication FLOPs of one step on one device; chunk pairs are counted as for one document."""
+    """Matrix multiplication FLOPs of one step on one device; chunk pairs count as if a sequence were one document."""
     rates: Rates
     purposes: dict[str, Seconds]
-    """Seconds of computation by purpose; chunk pairs are counted as for one document."""
+    """Seconds of computation by purpose; chunk pairs count as if a sequence were one document."""
     host_waits: dict[str, float] = field(default_factory=dict)
     """Upper bound of the number of times that a GPU waits for its host, by purpose."""
 
@@ -87,7 +87,7 @@ class Schedule:
 
     @property
     def exposed_in_ring_loops(self) -> float:
-        """Bytes of permutes inside the loops over hops that are exposed."""
+        """Bytes of exposed permutes inside the loops over hops."""
         return sum(t.all_bytes for t in self.transfers if t.in_ring_loop and not t.hidden)
 
     @property
@@ -107,7 +107,7 @@ class Schedule:
 
 
 def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = None) -> Schedule:
-    """Read the schedule from a compiled program's text; `cycles` of machine code are by `KernelKeys.key`."""
+    """Read the schedule from a compiled program's text; `cycles` holds cycles of machine code by `KernelKeys.key`."""
     program = Program.parse(text)
     seconds = ProgramSeconds(program, rates, cycles or {})
     loops = {
@@ -125,7 +125,8 @@ def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = 
 
 
 class _Span(NamedTuple):
-    """A transfer during a computation's instructions from `start` to `end`; end None: during none of them."""
+    """A transfer that travels during a computation's instructions from `start` to `end`; end None: during none of
+    them."""
 
     kind: str
     array: Array
@@ -140,14 +141,15 @@ class _Span(NamedTuple):
 
 
 def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str | None) -> list[Transfer]:
-    """Return the transfers of a computation; `loop` is the op's name of the loop whose body it is."""
+    """Return the transfers of a computation. If the computation is a loop's body, `loop` is the op name of that
+    loop."""
     program, rates = seconds.program, seconds.rates
     instructions = list(program.computations[name].values())
     spans = [*_collectives(program, instructions), *_host_copies(instructions)]
     if not spans:
         return []
     of_kind = {kind: [s for s in spans if s.kind == kind] for kind in ("collective-permute", TO_HOST, FROM_HOST)}
-    before = [0.0]  # seconds of computation before each instruction; of branches, only what is certain
+    before = [0.0]  # seconds of computation before each instruction; branches: only certain ones
     for instruction in instructions:
         taken = sum(s.certain for s in seconds.of_instruction(name, instruction).values())
         before.append(before[-1] + taken)
@@ -208,8 +210,8 @@ def _share_link(spans: list[_Span], compute: list[float], rate: float) -> list[t
 
 
 def _in_ring_loop(op_name: str, loop: str | None) -> bool:
-    """Return True if a loop over hops executes a collective; False if the collective is in a loop around an inlined
-    loop over hops."""
+    """Return True if a loop over hops executes a collective; False if the collective belongs to a loop around an
+    inlined loop over hops."""
     inside = re.search(f"/{LOOP}/(eval_jaxpr/)?while/body", op_name) is not None
     return inside and (not loop or re.search(f"/{LOOP}/(eval_jaxpr/)?while$", loop) is not None)
 
@@ -217,9 +219,9 @@ def _in_ring_loop(op_name: str, loop: str | None) -> bool:
 def _collectives(program: Program, instructions: list[Instruction]) -> Iterator[_Span]:
     """Yield the collectives of a computation.
 
-    They have three forms: X-start and X-done; async-start and async-done around X; and on TPU chains of fusions from
-    AsyncCollectiveStart to AsyncCollectiveDone, which carry a gather along with other work, also across the iterations
-    of a loop.
+    They have three forms: X-start and X-done; async-start and async-done around X; and, on TPU, chains of fusions from
+    AsyncCollectiveStart to AsyncCollectiveDone. Such a chain carries a gather along while it does other work, even
+    across the iterations of a loop.
     """
     ends = _ends(instructions)
     chains: dict[str, tuple[Instruction, int]] = {}
@@ -266,7 +268,7 @@ def _host_copies(instructions: list[Instruction]) -> Iterator[_Span]:
 
 
 def _ends(instructions: list[Instruction]) -> dict[str, int]:
-    """Return the position of the instruction that waits for each asynchronous one, by its name."""
+    """Return, by the name of each asynchronous instruction, the position of the instruction that waits for it."""
     place = {x.name: i for i, x in enumerate(instructions)}
     ends: dict[str, int] = {}
     for i, x in enumerate(instructions):

@@ -1,7 +1,7 @@
-"""Seconds of a compiled program on one device, from cycles of machine code where they are known, bytes, and FLOPs.
+"""Seconds of a compiled program on one device, from bytes, FLOPs and, where known, the cycles of machine code.
 
-An instruction takes its cycles at the chip's clock or its HBM bytes at the memory's rate, whichever is longer, each
-time it is executed: data are fetched while the units compute. Without machine code, FLOPs at a share of the peak
+Each execution of an instruction takes the longer of two times, because data are fetched while the units compute: its
+cycles at the chip's clock, and its HBM bytes at the memory's rate. Without machine code, FLOPs at a share of the peak
 replace the cycles. Communication is not included; the schedule shows how much of it is exposed (`overlap.py`).
 """
 
@@ -31,15 +31,16 @@ SCOPES = {
     "embedding": "embedding",
     "optimizer": "optimizer",
 }
-"""Purpose in a report, by `jax.named_scope` of the model or the train step; for attention, without its chunk pairs."""
+"""Purposes in a report, by the `jax.named_scope` of the model or the train step. The purpose for attention excludes its
+chunk pairs."""
 
 
 class Efficiency(NamedTuple):
     """Shares of the peak that replace the cycles of matrix products without machine code."""
 
     pairs: float = 0.55
-    """Share for the products of chunk pairs, chosen so that attention takes the seconds of its machine code, including
-    exponentials."""
+    """Share for the products of chunk pairs. With it, attention takes as many seconds as by its machine code,
+    exponentials included."""
     products: float = 0.85
     """Share for all other products."""
     pairs_of: str = ""
@@ -51,7 +52,8 @@ class Efficiency(NamedTuple):
 
 
 USUAL = Efficiency()
-"""Shares that match the machine code of v5e; used for every generation whose own was not read completely."""
+"""Shares that match the machine code of v5e. They are used for every generation whose own machine code was not read
+completely."""
 
 _EFFICIENCY = {
     "v4": Efficiency(0.27, 0.70),
@@ -64,16 +66,16 @@ machine code of attention alone, and the rest from v6e, whose matrix units have 
 
 
 _CUDNN = 0.61, "cuDNN's by NVIDIA's table of H200"
-"""Causal bfloat16 attention over 16K tokens, 64 heads of 128 on 8 key heads: 673 TFLOP/s forward and 579 backward, of a
-peak of 989."""
+"""Share of the peak, and its source: causal bfloat16 attention over 16K tokens, 64 heads of 128 features, 8 key heads.
+It reaches 673 TFLOP/s forward and 579 backward; the peak is 989."""
 
 _PALLAS = "the kernels' by their machine code"
 
 
 def efficiency(generation: str, kernel: str = "xla", head_dim: int = LANES) -> Efficiency:
-    """Return the shares for a key of CHIPS, for the kernel that computes attention's blocks
-    (`ops/kernels/block_kernels.py`) and for heads of `head_dim` features. On TPU a product over a number of features
-    that is not a multiple of 128 takes as long as one over the next multiple."""
+    """Return the shares for a generation (a key of CHIPS), for the kernel that computes attention's blocks
+    (`ops/kernels/block_kernels.py`), and for heads of `head_dim` features. On TPU, a product over a number of features
+    that is not a multiple of 128 takes as long as a product over the next multiple."""
     own = _EFFICIENCY.get(generation, USUAL)
     chip = CHIPS.get(generation)
     if kernel == "cudnn":
@@ -95,7 +97,7 @@ class Rates(NamedTuple):
     """Bytes of a gather or reduction, over all links that it uses."""
     hbm_bytes: float
     cycles: float
-    """Clock rate; 0 where machine code is not counted (GPU)."""
+    """Cycles of the clock; 0 if machine code is not counted (GPU)."""
     efficiency: Efficiency = USUAL
     host_bytes: float = math.inf
     """Bytes between a device and its host, one way."""
@@ -105,17 +107,19 @@ class Seconds(NamedTuple):
     """Seconds of instructions if data are fetched while the units compute, with lower and upper bounds."""
 
     busy: float = 0.0
-    """Seconds of the units: cycles, or FLOPs at an efficiency."""
+    """Seconds that the units compute: cycles, or FLOPs at an efficiency."""
     memory: float = 0.0
     """Seconds of HBM bytes."""
     overlapped: float = 0.0
     """Estimate: for each instruction, the larger of `busy` and `memory`."""
     floor: float = 0.0
-    """Roofline: for each instruction, the larger of FLOPs at the peak and HBM bytes."""
+    """Lower bound (roofline): for each instruction, the larger of FLOPs at the peak and HBM bytes at the memory's
+    rate."""
     counted: float = 0.0
-    """Part of the estimate with machine code, or with bytes that take longer than the computation could."""
+    """Part of the estimate that is based on machine code, or on bytes that certainly take longer than the
+    computation."""
     certain: float = 0.0
-    """Part of the estimate that is spent whichever branches are taken."""
+    """Part of the estimate that is spent regardless of which branches are taken."""
 
     def __add__(self, other):
         return Seconds(*(a + b for a, b in zip(self, other, strict=True)))
@@ -144,7 +148,8 @@ class ProgramSeconds:
         return self.of_computation(self.program.entry)
 
     def of_computation(self, name: str) -> dict[str, Seconds]:
-        """Seconds of one run of a computation, at least those of its HBM bytes, which include asynchronous copies."""
+        """Return the seconds of one run of a computation, but at least the seconds of all its HBM bytes, asynchronous
+        copies included."""
         if name not in self._computations:
             sums: dict[str, Seconds] = {}
             for instruction in self.program.computations[name].values():
@@ -156,13 +161,13 @@ class ProgramSeconds:
         return self._computations[name]
 
     def of_instruction(self, computation: str, instruction: Instruction) -> dict[str, Seconds]:
-        """Seconds of one run of an instruction; of branches, the slowest counts, because the ring waits for its busiest
-        rank."""
+        """Return the seconds of one run of an instruction. A conditional counts as its slowest branch, because the ring
+        waits for its busiest rank."""
         if instruction.opcode == "while":
             trips = self.program.trip_count(computation, instruction)
             sums: dict[str, Seconds] = {}
             for name, seconds in self.of_computation(instruction.called[0]).items():
-                # GPU compilers merge equal computations: the names inside are those of one of the loops around it
+                # GPU compilers merge equal computations: names inside come from one of the loops that call it
                 shared = of_chunk_pairs(instruction) and name.startswith(ATTENTION)
                 _add(sums, {purpose(instruction) if shared else name: seconds.times(trips)})
             return sums
@@ -185,7 +190,7 @@ class ProgramSeconds:
         share = self.rates.efficiency.pairs if of_chunk_pairs(instruction) else self.rates.efficiency.products
         guess = flops / (share * self.rates.flops)
         busy = guess if cycles is None else cycles / self.rates.cycles
-        if instruction.opcode.endswith("-start"):  # runs beside what follows; of_computation counts its bytes
+        if instruction.opcode.endswith("-start"):  # overlaps with what follows; of_computation counts its bytes
             return Seconds(memory=memory)
         overlapped = max(busy, memory)
         counted = overlapped if cycles is not None or memory >= guess else 0.0
@@ -217,17 +222,18 @@ def purpose(instruction: Instruction) -> str:
 
 
 def of_chunk_pairs(instruction: Instruction) -> bool:
-    """Return True for an instruction in a loop over chunk pairs of attention, and for a kernel that walks them."""
+    """Return True for an instruction in a loop over attention's chunk pairs, and for a kernel that processes a list of
+    them."""
     return re.search(r"at_most_\d+_trips|flash_(forward|backward)_", instruction.op_name) is not None
 
 
 def host_waits(program: Program) -> dict[str, float]:
     """Upper bound of the number of times that a GPU waits for its host in one run of a program, by purpose.
 
-    XLA runs a loop with a known trip count entirely from the device's queue. For any other loop, and for a branch, the
-    host reads the predicate back before it can launch the next program: once before each iteration, once for each
-    branch. (TPUs decide on the chip.) A loop whose trip count depends on data counts with its bound, and every branch
-    counts as reached.
+    XLA runs a loop with a known trip count entirely from the device's queue. For any other loop and for a conditional,
+    the host must read the predicate back before it can launch the next kernels: once before each iteration, and once
+    for each conditional. (TPUs decide on the chip.) A loop whose trip count depends on data counts with its bound, and
+    every branch counts as reached.
     """
     counts: dict[str, float] = defaultdict(float)
     for name, instruction, times in program.executed_instructions:
