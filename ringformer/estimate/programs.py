@@ -16,7 +16,6 @@ from jax.typing import DTypeLike
 
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
-from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH, make_mesh
@@ -90,12 +89,10 @@ def abstract_array(mesh: Mesh, spec: P, dtype: DTypeLike, *shape: int) -> jax.Sh
 
 
 def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
-    """Return a batch with segment ids if the workload has them; if unspecified, if the model's kernel supports them."""
+    """Return a batch, with segment ids if the workload has them."""
     dtypes = (jnp.bool_ if field in ("mask", "ends") else jnp.int32 for field in Batch._fields)
     batch = Batch(*(abstract_array(mesh, BATCH, dtype, workload.batch_size, workload.seq_len) for dtype in dtypes))
-    kernel = BLOCK_KERNELS.get(getattr(workload.model, "kernel", "xla"))
-    masks = kernel is None or kernel.takes_any_mask if workload.masks is None else workload.masks
-    return batch if masks else batch._replace(segment_ids=None)
+    return batch if workload.masks else batch._replace(segment_ids=None)
 
 
 ATTENTION = "attention of a layer"

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from ringformer.estimate.advice import advice
 from ringformer.estimate.closed_forms import (
     ADVICE,
     computation_time,
@@ -49,6 +50,7 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict:
     s, alive, hops = e.schedule, e.peak_buffers, ring_hops(w) if estimate and llama else None
     time = modelled_time(w, e) if estimate else computation_time(w)
     used = mfu(w, time) if s and time else {}
+    proposals = advice(w, estimate, time) if estimate and s and time else []
     return {
         "closed_form": estimate is None,
         **fields(w, "mesh_dim", "seq_len", "batch_size", "accumulate", "tokens"),
@@ -62,11 +64,13 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict:
         "step_seconds_bounds": s and time and [time.floor + time.exposed, time.serial + time.exposed],
         "mfu_causal_model": used.get("causal"),
         "mfu_palm_model": used.get("palm"),
+        "advice": proposals,
         "hops_model": hops and {name: vars(h) | {"flops_per_byte": h.intensity} for name, h in hops.items()},
         "alive_at_peak_bytes": alive and alive.bytes,
         "largest_buffers": alive and [b._asdict() for b in alive.largest],
         "collective_groups": s and [group_json(g) for g in grouped(s.transfers)],
         **cost_json(w, time),
+        "passes": w.passes,
     }
 
 
@@ -134,7 +138,8 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         f"transfer ({h.compute / h.link:.2f}x), {h.intensity:,.0f} FLOPs per byte"
         for name, h in (ring_hops(workload) if workload.has_closed_forms else {}).items()
     )
-    seconds = [*seconds_text(workload, e, time), *purposes_text(s)]
+    proposals = [f"  try: {line}" for line in advice(workload, e, time)]
+    seconds = [*seconds_text(workload, e, time), *proposals, *purposes_text(s)]
     return "\n".join(lines + scheduled_text(e, s, held, [*seconds, ring, *hops]))
 
 
@@ -221,26 +226,59 @@ def memory_parts(title: str, parts: dict[str, float]) -> list[str]:
     return [f"  {title}", *(f"    {size / GiB:6.2f} GiB  {name}" for name, size in ranked)]
 
 
+COLUMNS = (
+    ("stage", "<9"),
+    ("context", ">10"),
+    ("batch", ">6"),
+    ("mesh", ">11"),
+    ("peak GiB", ">14"),
+    ("host GiB", ">9"),
+    ("s/step", ">9"),
+    ("tokens/s", ">10"),
+    ("MFU", ">6"),
+    ("days", ">7"),
+    ("device-hours", ">13"),
+    ("passes", ">7"),
+)
+"""Columns of the table of stages: title, alignment and width."""
+
+
 def stages_table(stages: list[dict]) -> str:
-    """Return a table of the stages' `estimate_json`, each with its name, and a line that explains the times."""
-    lines = [
-        f"{'stage':9}{'context':>10}{'batch':>6}  {'mesh':13}{'peak GiB':>16}{'host GiB':>9}{'s/step':>9}"
-        f"{'days':>8}{'device-hours':>14}"
-    ]
+    """Return a table of the stages' `estimate_json`, each with its name, and lines that explain it."""
+    lines = ["".join(f"{title:{width}}" for title, width in COLUMNS)]
+    sources: dict[str, list[str]] = {}
     for stage in stages:
         fits = "should fit" if stage["closed_form"] or stage["untried_kernels"] else "fits"
         verdict = "DOES NOT FIT" if not stage["fits"] else fits if stage["fits_host"] else "HOST MEMORY DOES NOT FIT"
-        gigabytes = f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}"
-        times = [stage["step_seconds_model"], stage.get("days_model"), stage.get("device_hours_model")]
-        seconds, days, hours = ("-" if x is None else f"{x:,.{d}f}" for x, d in zip(times, (1, 2, 0), strict=True))
-        compiled = f"compiled, {'its kernels not' if stage['untried_kernels'] else 'time modelled'};"
-        how = f"{'not compiled,' if stage['closed_form'] else compiled} {stage['seconds_source']}"
+        cells = [
+            stage["stage"],
+            f"{stage['seq_len']:,}",
+            str(stage["batch_size"]),
+            stage["mesh_dim"],
+            f"{stage['peak_bytes'] / GiB:.1f} of {stage['hbm_bytes'] / GiB:.1f}",
+            f"{stage['host_bytes'] / GiB:.1f}",
+            _number(stage["step_seconds_model"], ",.1f"),
+            _number(stage["tokens_per_second_model"], ",.0f"),
+            _number(stage["mfu_causal_model"], ".0%"),
+            _number(stage.get("days_model"), ",.2f"),
+            _number(stage.get("device_hours_model"), ",.0f"),
+            _number(stage.get("passes"), ".3g"),
+        ]
         lines.append(
-            f"{stage['stage']:9}{stage['seq_len']:>10,}{stage['batch_size']:>6}  {stage['mesh_dim']:13}{gigabytes:>16}"
-            f"{stage['host_bytes'] / GiB:>9.1f}{seconds:>9}{days:>8}{hours:>14}  {verdict} ({how})"
+            "".join(f"{cell:{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)) + f"  {verdict}"
         )
-    lines.append(
+        compiled = f"compiled, {'its kernels not' if stage['untried_kernels'] else 'time modelled'}"
+        how = "not compiled" if stage["closed_form"] else compiled
+        sources.setdefault(f"{how}: {stage['seconds_source']}", []).append(stage["stage"])
+    lines += [f"{', '.join(names)}: {source}" for source, names in sources.items()]
+    lines += [f"{stage['stage']}: try: {line}" for stage in stages for line in stage.get("advice", ())]
+    lines += [
         "s/step: one optimizer step, from the batch on the devices to the updated state; days and device-hours: all "
-        "tokens of the stage"
-    )
+        "tokens of the stage",
+        "MFU: model FLOPs, attention halved for its causal mask; passes: through the store, once it is built",
+    ]
     return "\n".join(lines)
+
+
+def _number(x: float | None, form: str) -> str:
+    return "-" if x is None else f"{x:{form}}"

@@ -1,10 +1,12 @@
 """Workloads of training: a train step of a model on a target."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from jax.sharding import AbstractMesh
 
+from ringformer.data.stores.integrity import read_meta
 from ringformer.estimate.command_tools import MODEL_FLAGS
 from ringformer.estimate.targets import Target
 from ringformer.models.kernel_choice import with_kernel
@@ -44,8 +46,15 @@ class Workload:
     """Total training tokens; None if not given."""
     name: str = ""
     """The name of a preset (required by `estimate_command`), or the stage of a config."""
-    masks: bool | None = None
-    """True if sequences have segment ids; None: they do if the kernel supports them."""
+    store_tokens: int | None = None
+    """Tokens of the training store; None if it is not built yet."""
+    masks: bool = True
+    """True if sequences have segment ids, as packed documents do."""
+
+    @property
+    def passes(self) -> float | None:
+        """Number of passes through the store's tokens."""
+        return self.tokens / self.store_tokens if self.tokens and self.store_tokens else None
 
     @property
     def step_tokens(self) -> int:
@@ -87,13 +96,13 @@ class Workload:
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_batch(self.model.layout, mesh, self.seq_len, self.batch_size, self.accumulate)
-        with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, bool(self.masks))  # raises if it cannot
+        with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, self.masks)  # raises if it cannot
 
     def with_kernel(self) -> tuple[Self, str]:
         """Return the workload with kernel and chunks chosen for the target, and a line that says which and why. Raises
         ValueError for a kernel that the target does not support."""
         chip = self.target.chip
-        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, bool(self.masks))
+        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks)
         return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":
@@ -117,10 +126,16 @@ def stage_workloads(configs: list[Config], target: Target) -> list[Workload]:
             c.accumulate,
             c.steps * c.batch_size * c.seq_len,
             f"stage {n}" if len(configs) > 1 else "run",
+            _store_tokens(c.data.store),
             c.data.has_segments,
         )
         for n, c in enumerate(configs, 1)
     ]
+
+
+def _store_tokens(store: str) -> int | None:
+    path = Path(store) / "train" / "store.json"
+    return read_meta(path)["tokens"] if store and path.is_file() else None
 
 
 def estimate_command(workload: Workload) -> str:

@@ -60,7 +60,7 @@ def test_without_its_compiler_it_is_a_closed_form_and_says_so(no_compiler, capsy
     assert estimate("--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["closed_form"] and answer["fits"] and answer["peak_bytes"] < answer["hbm_bytes"]
-    assert answer["exposed_permute_bytes"] is None and answer["seconds_source"].startswith("closed form: FLOPs at 55%")
+    assert answer["exposed_permute_bytes"] is None and answer["seconds_source"].startswith("closed form: FLOPs at 61%")
     assert estimate("--json", "--tokens=1e9") == 0
     counted = json.loads(capsys.readouterr().out)
     assert counted["hours_model"] == pytest.approx(1e9 / answer["tokens_per_second_model"] / 3600)
@@ -223,16 +223,19 @@ def test_a_broken_compiler_is_not_called_too_large(compiled, monkeypatch, capsys
 
 
 def test_a_kernel_takes_the_masks_that_the_run_has(compiled, capsys):
-    """cuDNN has no segment ids: a config whose documents are packed is estimated as it would be trained, or refused."""
-    options = [f"--config={LLAMA3}", "--target=8xH100", "--closed_form"]
-    for packed, kernel in (("document", "xla"), ("sequence", "cudnn")):
-        assert (
-            run_verb(add_estimate, *options, "--config.model.kernel=auto", f"--config.data.packed_attention={packed}")
-            == 0
-        )
+    """cuDNN takes packed documents in layouts whose shards are intervals: a config is estimated as it would be trained,
+    or refused."""
+    options = [f"--config={LLAMA3}", "--target=8xH100", "--closed_form", "--stage=2"]
+    for layout, packed, kernel in (
+        ("zigzag", "document", "cudnn"),
+        ("striped", "document", "xla"),
+        ("striped", "sequence", "cudnn"),
+    ):
+        settings = f"--config.model.layout={layout}", f"--config.data.packed_attention={packed}"
+        assert run_verb(add_estimate, *options, *settings) == 0
         assert f"kernel {kernel}: " in capsys.readouterr().err
-    with pytest.raises(ValueError, match="kernel='cudnn' takes no segment ids"):
-        run_verb(add_estimate, *options, "--config.model.kernel=cudnn", "--config.data.packed_attention=document")
+    with pytest.raises(ValueError, match="not in striped"):
+        run_verb(add_estimate, *options, "--config.model.kernel=cudnn", "--config.model.layout=striped")
 
 
 ONE_LAYER = """

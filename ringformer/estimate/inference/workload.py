@@ -24,6 +24,8 @@ class InferenceWorkload(Workload):
 
     prefill_chunk: int | None = None
     """Tokens of a row that prefill reads at once; None: all."""
+    masks: bool = False
+    """A row is one document."""
 
     @property
     def chunk(self) -> int:

@@ -70,14 +70,15 @@ class Candidate(NamedTuple):
         chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
         remat = "" if m.remat == "full" else f" remat {m.remat}"
         return (
-            f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{chunk}{remat} head_groups {m.head_groups} "
+            f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout} {m.kernel}{chunk}{remat} head_groups {m.head_groups} "
             f"remat_group {m.remat_group}{' offload' if m.offload else ''}"
         )
 
 
 def candidates(goal: Workload) -> list[Candidate]:
-    """Return the goal on every mesh of rings (and of tp within a node, or within 8 chips) with every layout, chunk size
-    and memory setting, fastest first."""
+    """Return the goal on every mesh of rings (and of tp within a node, or within 8 chips) with every layout and memory
+    setting, and with the target's own kernel and XLA's blocks (if it has no kernel, with XLA's blocks of two sizes),
+    fastest first."""
     ranked = []
     shape, devices, seq_len = goal.model, goal.target.num_devices, goal.seq_len
     for tp, rings in product((1, 2, 4, 8), repeat=2):
@@ -85,17 +86,22 @@ def candidates(goal: Workload) -> list[Candidate]:
         split = shape.num_heads, shape.intermediate_size, shape.num_kv_heads
         if left or any(size % tp for size in split) or seq_len % (2 * sp * tp):
             continue
-        chunks = None, default_chunk(seq_len // sp) // 2
-        for layout, remat, offload, chunk in product(VISIBLE, OFFLOADABLE, (False, True), chunks):
-            # Fetching ahead would take memory that the longest contexts need.
-            ahead = {"offload": offload, "fetch_ahead": not offload}
-            config = replace(shape, layout=layout, remat=remat, **ahead, q_chunk=chunk, k_chunk=chunk)
-            workload = replace(goal, model=config, mesh_dim=f"1,{rings},{tp},{sp}", batch_size=rings)
-            ranked += [
-                _counted(workload.with_settings(settings))
-                for settings in possible_settings(config)
-                if (shape.num_kv_heads // tp) % settings.head_groups == 0
-            ]
+        blocks = {"kernel": "xla", "q_chunk": None, "k_chunk": None}
+        half = default_chunk(seq_len // sp) // 2
+        for layout in VISIBLE:
+            auto = replace(goal, model=replace(shape, layout=layout, kernel="auto"), mesh_dim=f"1,{rings},{tp},{sp}")
+            own = {name: getattr(auto.with_kernel()[0].model, name) for name in blocks}
+            other = blocks | {"q_chunk": half, "k_chunk": half} if own["kernel"] == "xla" else blocks
+            for remat, offload, kernel in product(OFFLOADABLE, (False, True), (own, other)):
+                # Fetching ahead would take memory that the longest contexts need.
+                ahead = {"offload": offload, "fetch_ahead": not offload}
+                config = replace(auto.model, remat=remat, **ahead, **kernel)
+                workload = replace(auto, model=config, batch_size=rings)
+                ranked += [
+                    _counted(workload.with_settings(settings))
+                    for settings in possible_settings(config)
+                    if (shape.num_kv_heads // tp) % settings.head_groups == 0
+                ]
     return sorted(ranked, key=lambda c: c.seconds_per_token)
 
 
@@ -112,14 +118,15 @@ def _counted(workload: Workload) -> Candidate:
     moved = host_bytes(workload) / target.chip.host_bandwidth  # out during forward, back before a layer's backward
     exposed += max(0.0, moved - time.compute / (of_weights + 2)) + moved
     # Groups of heads and small chunks result in more and smaller kernels.
-    smaller = math.log2(model.head_groups) + 2 * (model.q_chunk is not None)
+    smaller = math.log2(model.head_groups) + 2 * (model.kernel == "xla" and model.q_chunk is not None)
     slower = 1 + 0.005 * smaller
     time = replace(time, compute=time.compute * slower, exposed=exposed * slower)
     return Candidate(workload, peak_bytes(workload), host_bytes(workload), time)
 
 
 def neighbours(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with half or double the head groups, layers per remat group, or tokens per chunk."""
+    """Yield the candidate with half or double the head groups, layers per remat group, or tokens per chunk of XLA's
+    blocks (a kernel's chunks are tuned)."""
     workload, m = candidate.workload, candidate.workload.model
     tp, local = workload.mesh_shape[2], workload.ring_tokens
     chunk = m.q_chunk or default_chunk(local)
@@ -130,7 +137,7 @@ def neighbours(candidate: Candidate) -> Iterator[Candidate]:
             if g in possible_head_groups(m) and (m.num_kv_heads // tp) % g == 0
         ),
         *({"remat_group": g} for g in (m.remat_group * 2, m.remat_group // 2) if 0 < g < m.num_layers),
-        *({"q_chunk": c, "k_chunk": c} for c in (chunk * 2, chunk // 2) if 128 <= c <= local),
+        *({"q_chunk": c, "k_chunk": c} for c in (chunk * 2, chunk // 2) if m.kernel == "xla" and 128 <= c <= local),
     ]
     for option in options:
         yield _counted(workload.with_settings(replace(workload.settings, **option)))

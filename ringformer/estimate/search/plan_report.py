@@ -40,6 +40,7 @@ def plan_text(planned: Plan) -> str:
     else:
         w, m = planned.chosen.workload, planned.chosen.workload.model
         chunks = f" --config.model.q_chunk={m.q_chunk} --config.model.k_chunk={m.k_chunk}" if m.q_chunk else ""
+        kernel = f" --config.model.kernel=xla{chunks}" if m.kernel == "xla" else ""  # others come with auto
         programs = "  evaluation, init, saves and machine code were not checked: this needs the compiler"
         if run := planned.run:
             programs = f"  {verdict_line(run)}\n  {save_line(run.step)}"
@@ -52,7 +53,7 @@ def plan_text(planned: Plan) -> str:
             f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat={m.remat} "
             f"--config.model.head_groups={m.head_groups} --config.model.remat_group={m.remat_group} "
             f"--config.model.offload={m.offload}{'' if m.fetch_ahead else ' --config.model.fetch_ahead=False'}",
-            f"    --config.model.layout={m.layout}{chunks}",
+            f"    --config.model.layout={m.layout}{kernel}",
         ]
     refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)
     lines.append(f"  rejected candidates (the fastest {min(LISTED, len(refused))} of {len(refused)}):")

@@ -1,0 +1,61 @@
+"""Settings that an estimate proposes: a faster rematerialisation, and the cure of a slow step."""
+
+from dataclasses import replace
+
+from ringformer.estimate.closed_forms import StepTime, computation_seconds, host_bytes, peak_bytes, state_bytes
+from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.time_report import mfu
+from ringformer.estimate.workload import Workload
+from ringformer.hardware import GiB
+
+SLOW = 0.2
+"""MFU, with causal attention halved, below which an estimate names a cure."""
+
+EXPOSED = 1 / 3
+"""Share of a step in exposed communication that explains a low MFU."""
+
+
+def advice(workload: Workload, estimate: Estimate, time: StepTime) -> list[str]:
+    """Return a line for each setting that should make a compiled step faster; empty for models without closed forms."""
+    if not workload.has_closed_forms:
+        return []
+    used = mfu(workload, time)["causal"]
+    lines = [f"MFU is {used:.0%}: {cure}" for cure in _cures(workload, time)] if used < SLOW else []
+    return [*lines, *_rematerialisation(workload, estimate)]
+
+
+def _cures(workload: Workload, time: StepTime) -> list[str]:
+    model = workload.model
+    if model.compute_dtype == "float32":
+        return ["set compute_dtype=bfloat16; float32 has a fraction of the peak, and no kernel"]
+    if model.kernel == "xla":
+        auto, line = replace(workload, model=replace(model, kernel="auto")).with_kernel()
+        if auto.model.kernel != "xla":
+            return [f"set kernel=auto, which is {auto.model.kernel} here"]
+        return [f"attention runs in XLA's blocks ({line.removeprefix('kernel xla: ')})"]
+    if time.exposed > EXPOSED * time.step:
+        sp, tokens = workload.mesh_shape[3], workload.ring_tokens
+        return [
+            f"{time.exposed / time.step:.0%} of the step is exposed communication, with {tokens:,} tokens per rank: "
+            f"use a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
+        ]
+    return ["train longer sequences or more of them per step, so that weights are read less often per token"]
+
+
+def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
+    """Propose to keep the attention's outputs, so that the ring runs forward once, if they should fit."""
+    model, target = workload.model, workload.target
+    if model.remat != "full" or model.remat_group > 1:
+        return []
+    above = estimate.peak_bytes / peak_bytes(workload)  # the compiler's bytes by the closed form's
+    for offload in dict.fromkeys((model.offload, True)):
+        groups = 1 if offload else model.head_groups
+        other = replace(model, remat="attention", offload=offload, head_groups=groups)
+        faster = replace(workload, model=other)
+        peak, host = above * peak_bytes(faster), host_bytes(faster)
+        if peak <= target.budget and host + state_bytes(faster) <= target.chip.host_bytes:
+            ratio = computation_seconds(faster) / computation_seconds(workload)
+            settings = "remat=attention" + (" with offload" if offload and not model.offload else "")
+            held = f", {host / GiB:.1f} GiB of host memory" if offload else ""
+            return [f"{settings} should fit ({peak / GiB:.1f} GiB{held}) and take {ratio:.0%} of the computation"]
+    return []
