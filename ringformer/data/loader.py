@@ -23,7 +23,7 @@ from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
 
 Parts = Sequence[tuple[TokenStore, int]]
-"""Stores and their integer shares of the sequences."""
+"""Stores, each with its integer share of the sequences."""
 
 
 class Loader:
@@ -34,7 +34,7 @@ class Loader:
 
     Args:
       store: a store, or several with their shares.
-      packing: the choice of documents, and the way they are packed: as a `DocumentStream` or as `WholeDocuments`.
+      packing: the selection of documents, and how they are packed: as a `DocumentStream` or as `WholeDocuments`.
 
     Attributes:
       stores: the stores; `batch` and `iterate` raise ValueError once the check of any store has failed.
@@ -99,7 +99,8 @@ class Loader:
         """Return a step's batch as global jax Arrays [batch_size, seq_len], in one process or in each of several."""
         self._raise_if_damaged()
         shape = self.batch_size, self.seq_len
-        # The columns of this process's devices, by rows. They are read together: a ring's are neighbours in the store.
+        # The columns of this process's devices, by rows. They are read together, because those of a ring are neighbours
+        # in the store.
         held: dict[tuple[int, int], np.ndarray] = {}
         for index in sharding.addressable_devices_indices_map(shape).values():
             rows, columns = index or (slice(None), slice(None))

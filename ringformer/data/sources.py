@@ -37,15 +37,15 @@ STDLIB_EXCLUDED = frozenset({"site-packages", "test", "idlelib", "__pycache__"})
 
 
 class Document(NamedTuple):
-    """A text and its name in errors: a path, or the name of its `Row`."""
+    """A text, and the name that errors use for it: a path, or the name of its `Row`."""
 
     text: str
     name: str
 
 
 class Row(NamedTuple):
-    """A record of a source, and its name in errors: a path and line, or a path and row. For an array, the name also has
-    the record's number, because the whole file may be one line."""
+    """A record of a source, and the name that errors use for it: a path and line, or a path and row. For an array, the
+    name also has the record's number, because the whole file may be one line."""
 
     record: dict[str, Any]
     name: str

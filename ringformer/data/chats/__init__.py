@@ -1,1 +1,1 @@
-"""Conversations: cleaning of records, and chat templates, which run in a process with limits."""
+"""Conversations: cleaning of their records, and chat templates, which run in a separate process with limits."""

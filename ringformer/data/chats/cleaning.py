@@ -1,8 +1,8 @@
 """Cleaning of conversations: repairs or drops conversations, and counts how often each rule applies.
 
 Every template needs the same order of turns: an optional system message, then alternating questions and answers.
-Messages before the first question are dropped. The conversation ends where one speaker has two messages in a row (or,
-with `merge`, the two become one), and a final question without an answer is dropped.
+Messages before the first question are dropped. The conversation ends where one speaker has two messages in a row (with
+`merge`, the two become one message instead). A final question without an answer is dropped.
 
 Further rules are chosen by name:
 
@@ -93,7 +93,8 @@ class Cleaning:
         return message._replace(content=content)
 
     def _reason(self, messages: list[Message], seen: set[bytes]) -> str | None:
-        """Return the reason to drop the conversation: no messages, or the first rule that drops it; None to keep it."""
+        """Return the reason to drop the conversation (it has no messages, or the first rule that drops it); None to
+        keep it."""
         if not messages:
             return "no question with an answer"
         text = "\n".join(message.content for message in messages)

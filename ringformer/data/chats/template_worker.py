@@ -1,4 +1,4 @@
-"""Process in which an untrusted chat template runs: a script that imports only the standard library and jinja2.
+"""Script of the process in which an untrusted chat template runs. It imports only the standard library and jinja2.
 
 A template is a program. Jinja's sandbox restricts it to its inputs. The kernel enforces limits of time and memory and
 kills this process if the template exceeds them. Each line of stdin and stdout is a JSON value.
@@ -9,9 +9,9 @@ kills this process if the template exceeds them. Each line of stdin and stdout i
     in   [[[role, content], ...], ...]   conversations
     out  a line per conversation: [[text, is trained on, is a control token], ...], or {"error": ...}
 
-`{% generation %}` blocks in a template mark its answers. Without them, an answer is the text that the template adds to
-the conversation up to the question with its generation prompt. It is an error if this text is not added at the end,
-does not begin with the answer, or is not ended by a token.
+`{% generation %}` blocks in a template mark its answers. Without them, the conversation is rendered up to a question,
+with a generation prompt; the text that the template then adds for the answer is trained on. It is an error if this text
+is not added at the end, does not begin with the answer, or is not ended by a token.
 
 Names of special tokens in the messages are broken up before the template runs and restored afterwards, so that only
 the special tokens that the template itself writes become control tokens.
@@ -27,17 +27,19 @@ import signal
 import sys
 
 TOO_MUCH_MEMORY, TOO_MUCH_OUTPUT = 3, 4
-"""Exit codes. The signal for too much time is SIGPROF."""
+"""Exit codes of a process that exceeded a limit. If it takes too much time, SIGPROF ends it."""
 ROOM = 32
-"""Bytes of memory, besides the template's, per byte of a line for reading, breaking up, rendering and writing it."""
+"""Bytes of memory per byte of a line, to read it, break up names in it, render it and write it; the template's memory
+is not included."""
 
 _NONCE = secrets.token_hex(8)
 BREAK, START, STOP = (f"\ufdd0{_NONCE}{letter}\ufdd1" for letter in "bse")
-"""Marks that no message contains: a break within a special token's name; begin and end of a `generation` block."""
+"""Marks that no message contains: a break within a special token's name, and the begin and end of a `generation`
+block."""
 
 
 class Refused(Exception):
-    """Error of a template, or in its rendering of a conversation."""
+    """Error in a template, or in its rendering of a conversation."""
 
 
 def make_sandbox(chat_date: str | None):
@@ -85,7 +87,7 @@ class ChatTemplate:
       values: variables of the template, such as bos_token.
       controls: names of the tokenizer's control tokens.
       chat_date: see `load_template`.
-      output: characters that the template may write in addition to those of the messages.
+      output: number of characters that the template may write in addition to those of the messages.
     """
 
     def __init__(self, source: str, values: dict[str, str], controls: list[str], chat_date: str | None, output: int):
@@ -173,7 +175,7 @@ class ChatTemplate:
 
 
 def describe(error: Exception) -> str:
-    """Return the message of an error, with the error's type if the template did not choose the message."""
+    """Return the message of an error, preceded by the error's type unless the template chose the message."""
     from jinja2 import TemplateError
 
     words = str(error) if isinstance(error, TemplateError | Refused) else f"{type(error).__name__}: {error}"
@@ -181,7 +183,7 @@ def describe(error: Exception) -> str:
 
 
 def limit_memory(most: int) -> None:
-    """Limit the process to `most` bytes of address space, where the kernel enforces it (Linux)."""
+    """Limit the process to `most` bytes of address space, if the kernel enforces such a limit (Linux)."""
     if sys.platform == "linux":
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -199,7 +201,7 @@ def address_space() -> int:
 def read(parent: int, memory: int | None = None):
     """Read the next value from stdin; exit at the end of stdin, or if the parent is gone.
 
-    Another process may hold the other end of the pipe open, so the end of stdin is not a sufficient test.
+    Another process may hold the other end of the pipe open, so stdin may not end although the parent is gone.
 
     Args:
       memory: bytes of address space to allow afterwards, besides those for the value itself.

@@ -50,7 +50,7 @@ def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | 
 
     Args:
       chat_date: today's date for a tokenizer's own template, e.g. 2026-11-22; None: today. "": a template that asks for
-        the date is refused. Unless `chat_date` is None, a template that makes random text is also refused.
+        the date is refused. Unless `chat_date` is None, a template that generates random text is refused too.
 
     Raises:
       ValueError: if the template is unknown, or needs tokens that the tokenizer lacks.
@@ -70,8 +70,8 @@ def load_template(name: TemplateName, tokenizer: Tokenizer, *, chat_date: str | 
 
 
 def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
-    """Return the identifier of a template in a store's settings: its name, and the hash of a tokenizer's own template,
-    which may change."""
+    """Return the identifier of a template for a store's settings: its name and, for a tokenizer's own template, a hash,
+    because that template may change."""
     if name != "tokenizer":
         return name
     digest = hashlib.blake2b(repr(tokenizer.config.get("chat_template")).encode(), digest_size=8)
@@ -79,7 +79,7 @@ def template_id(name: TemplateName, tokenizer: Tokenizer) -> str:
 
 
 def template_name(template: str) -> str:
-    """Return the name in a `template_id`."""
+    """Return the name of the template that a `template_id` identifies."""
     return template.partition("-")[0]
 
 

@@ -1,4 +1,5 @@
-"""Chat template of a tokenizer: renders conversations, and finds the answers and the tokens that end them.
+"""Chat template of a tokenizer: it renders conversations, and finds the answers in them and the tokens that end the
+answers.
 
 A template is an untrusted program. `template_worker.py` compiles and runs it in a separate process, which is ended if
 the template exceeds its limits of time, memory or output. The results are checked and treated as text.
@@ -25,20 +26,21 @@ from ringformer.data.chats.template_worker import TOO_MUCH_MEMORY, TOO_MUCH_OUTP
 from ringformer.data.tokenizers.base import Segment, Tokenizer, token_name
 
 SAFE_VERSION = (3, 1, 6)
-"""First safe version of jinja2: before it, a template could escape the sandbox by `attr` (CVE-2025-27516)."""
+"""First safe version of jinja2: in earlier versions, a template could escape the sandbox through `attr`
+(CVE-2025-27516)."""
 
 SECONDS = 2.0
-"""CPU time that a template may take to compile, and to render one conversation."""
+"""Seconds of CPU time that a template may take to compile, and to render one conversation."""
 CLOCK = 10.0
-"""Multiple of SECONDS that a conversation may take in wall time, because other programs also use the machine."""
+"""Wall time that a conversation may take, as a multiple of SECONDS; other programs also use the machine."""
 SECONDS_TO_SEND = 2e-6
-"""Wall time to send a character there and back."""
+"""Seconds of wall time to send one character to the process and back."""
 MEMORY = 2**30
 """Bytes of address space that the process may use in addition to what it uses at its start."""
 OUTPUT = 1_000_000
 """Characters that a template may write besides the text of the messages."""
 START_SECONDS = 60.0
-"""Wall time for the process to start and import jinja2."""
+"""Seconds of wall time in which the process must start and import jinja2."""
 
 
 class JinjaTemplate:
@@ -71,12 +73,13 @@ class JinjaTemplate:
     def __call__(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
         """Return the segments of each conversation, or an error."""
         results: list[list[Segment] | ValueError] = []
-        while len(results) < len(conversations):  # once, if the template stays within its limits
+        while len(results) < len(conversations):  # only one pass if the template stays within its limits
             results += self._render(conversations[len(results) :])
         return results
 
     def _render(self, conversations: Sequence[Sequence[Message]]) -> list[list[Segment] | ValueError]:
-        """Return the results of the first conversations, at least one: the last may be that the process has ended."""
+        """Return the results of the first conversations, at least one; the last result may be an error that says that
+        the process has ended."""
         results: list[list[Segment] | ValueError] = []
         sizes = [sum(len(content) for _, content in messages) for messages in conversations]
         with self._lock:
@@ -113,9 +116,9 @@ def _named(tokenizer: Tokenizer) -> str:
 
 
 def segments_of(answer: Any, messages: Sequence[Message], tokenizer: Tokenizer) -> list[Segment] | ValueError:
-    """Check the worker's answer for a conversation and return its segments, or an error.
+    """Check the worker's answer for a conversation, and return the conversation's segments or an error.
 
-    Raises EOFError for an answer that neither `ChatTemplate.segments` nor its error can have given.
+    Raises EOFError for an answer that is neither a result of `ChatTemplate.segments` nor an error of it.
     """
     if type(answer) is dict:
         return ValueError(f"{_named(tokenizer)} {answer.get('error')}")
@@ -158,7 +161,7 @@ class Worker:
 
     @property
     def own(self) -> bool:
-        """True if this process started the worker, rather than a process that this one was forked from."""
+        """True if this process started the worker; False if it was forked from the process that did."""
         return self._pid == os.getpid()
 
     @contextmanager
@@ -181,7 +184,7 @@ class Worker:
                 timer.cancel()
         except EOFError:
             raise ValueError(f"{self._named} {self._cause_of_death(work)}; choose another template") from None
-        except BaseException:  # an answer may still be on its way
+        except BaseException:  # a late answer may still arrive
             self.end()
             raise
 
@@ -206,7 +209,7 @@ class Worker:
             raise EOFError from error
 
     def _cause_of_death(self, work: str) -> str:
-        """End the process, and describe what the template did to it during `work`."""
+        """End the process, and describe how the template caused that during `work`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode
@@ -240,7 +243,7 @@ def _with_end_tokens(segments: list[Segment], messages: Sequence[Message]) -> li
     if len(runs) != answers or not runs:
         raise ValueError(f"shows {len(runs)} of {answers} answers")
     first, last = runs[-1]
-    # The last answer shows the token that ends a turn, because nothing else can follow it.
+    # The last answer shows which token ends a turn, because nothing else can follow it.
     inside = [s for s in segments[first:last] if s.control is not None]
     end = inside[-1] if inside else next(iter(segments[last:]), None)
     if end is None or end.control is None:

@@ -1,9 +1,9 @@
 """Bin packing by length: assigns pieces of documents to sequences, and sequences to batches.
 
-The attention work of a sequence is the sum of the squared lengths of its pieces if each piece attends only to itself
-(packed attention "document"), and the square of the summed lengths if pieces also attend to all previous pieces
-("sequence"). A step takes as long as its heaviest sequence, so the sequences of a batch should have equal work: they
-are sorted by work and cut into batches, and pieces trade places within batches that are still uneven.
+If each piece attends only to itself (packed attention "document"), the attention work of a sequence is the sum of the
+squared lengths of its pieces. If pieces also attend to all previous pieces ("sequence"), it is the square of the summed
+lengths. A step takes as long as its heaviest sequence, so the sequences of a batch should have equal work. Therefore
+sequences are sorted by work and cut into batches, and pieces trade places within batches that are still uneven.
 """
 
 from bisect import bisect_left, insort
@@ -14,24 +14,26 @@ import numpy as np
 from ringformer.data.packing.options import PackedAttention
 
 POOL = 2**14
-"""Number of pieces to pack together: enough to fill sequences as well as millions would, yet the sorted lists stay
-short.
+"""Number of pieces to pack together: enough to fill sequences as well as millions of pieces would, and few enough to
+keep the sorted lists short.
 """
 
 JITTER = 0.02
-"""Relative noise on the lengths by which pieces are sorted, longest first; it changes neighbours in every epoch."""
+"""Relative noise on the lengths by which pieces are sorted, longest first. It gives a piece other neighbours in every
+epoch."""
 
 BALANCED = 0.7
-"""Share of tokens, in the longest pieces, that is assigned by work before the rest fills the gaps."""
+"""Share of the tokens, those in the longest pieces, that is assigned by work before the other pieces fill the gaps."""
 
 PRICE = 1.02
-"""Most bins that assignment by work may need, relative to best-fit. Pieces about as long as a bin would need more."""
+"""Most bins that assignment by work may use, relative to best-fit. It would use more for pieces that are about as long
+as a bin."""
 
 TOLERANCE = 0.05
-"""Spread of work, (max - min) / mean, at which a batch is even enough."""
+"""Largest spread of work, (max - min) / mean, of a batch that counts as even."""
 
 TRADES = 8
-"""Most trades per sequence of a batch."""
+"""Largest number of trades per sequence of a batch."""
 
 
 def pack(
@@ -39,9 +41,9 @@ def pack(
 ) -> np.ndarray:
     """Assign pieces to full bins, int64 [N], numbered from 0 without gaps.
 
-    Random pools of pieces are packed by best-fit decreasing. Where the number of bins hardly grows, the longest pieces
-    are first assigned to the bins of least work, so that the bins have equal work. With "sequence" attention, full bins
-    have equal work, so the fewest bins are best.
+    Random pools of pieces are packed by best-fit decreasing. The longest pieces are first assigned to the bins with the
+    least work, so that all bins have equal work, unless this takes many more bins (`PRICE`). With "sequence" attention,
+    all full bins have equal work anyway, so the fewest bins are best.
 
     Args:
       lengths: int64 [N], each at most `capacity`.
@@ -121,7 +123,8 @@ def order_by_batch(
 
 
 def attention_work(lengths: np.ndarray, bins: np.ndarray, packed_attention: PackedAttention = "document") -> np.ndarray:
-    """Compute the sum of squared lengths in each bin, or the square of the summed lengths, float64 [bins]."""
+    """Compute the attention work of each bin, float64 [bins]: the sum of squared lengths, or the square of the summed
+    lengths."""
     load, power = _load(lengths, packed_attention)
     return np.bincount(bins, load) ** power
 
@@ -155,7 +158,7 @@ def _even_out(
 def _trade(
     lengths: np.ndarray, places: np.ndarray, size: int, capacity: int, packed_attention: PackedAttention
 ) -> np.ndarray:
-    """Swap pairs of pieces for as long as a swap lightens the heaviest of `size` bins or, failing that, adds to the
+    """Swap pairs of pieces as long as a swap lightens the heaviest of `size` bins or, if none does, adds to the
     lightest."""
     n = len(lengths)
     lengths = np.append(lengths, np.zeros(size, np.int64))  # an empty piece in each bin: swapping with it is a move
@@ -173,7 +176,7 @@ def _trade(
             growth = sign * (lengths[inside, None] - lengths[outside])
             useful = (leaving > 0) & (leaving < gap) & (growth <= (room[other] if sign > 0 else room[extreme]))
             if useful.any():
-                # Choose by how far the extreme bin and its partner will then be from the others.
+                # Choose the swap after which the extreme bin and its partner are least extreme.
                 reach = np.maximum(load[extreme] * sign - leaving, load[other] * sign + leaving)
                 i, j = np.unravel_index(np.where(useful, reach, np.inf).argmin(), reach.shape)
                 a, b = inside[i], outside[j]

@@ -2,7 +2,7 @@
 
 A context packed with short documents is not a long context. With packed attention "document", no token sees beyond its
 document, and larger RoPE positions never occur. With "sequence", tokens see the whole sequence and positions span it,
-but the text beyond a document is other documents.
+but the text beyond a document belongs to other documents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from ringformer.data.packing.options import PackedAttention
 from ringformer.data.packing.sequences import StoreSequences
 
 MOST_PASSES = 4
-"""Number of passes over the same tokens that are worth nearly as much as new tokens (Muennighoff et al., Scaling
-Data-Constrained Language Models, 2023)."""
+"""Largest number of passes over the same tokens that are worth nearly as much as new tokens (Muennighoff et al.,
+Scaling Data-Constrained Language Models, 2023)."""
 
 
 class DocumentLengths(NamedTuple):

@@ -84,7 +84,8 @@ def schedule(shares: Sequence[int]) -> np.ndarray:
     slack = max(2 * k - 2, 1)
     counts, order = [0] * k, []
     for n in range(1, total + 1):
-        # Parts that are due by more than 1/slack of a sequence; the part that will be overdue first goes first.
+        # Parts that are behind their share by at least 1/slack of a sequence; the part that will be overdue first goes
+        # first.
         due = [c for c in range(k) if slack * (n * shares[c] - counts[c] * total) >= total]
         chosen = min(due, key=lambda c: Fraction(slack * (counts[c] + 1) - 1, shares[c])) if k > 1 else 0
         counts[chosen] += 1
@@ -93,7 +94,8 @@ def schedule(shares: Sequence[int]) -> np.ndarray:
 
 
 class Mixture:
-    """Packed sequences of several parts in the given shares; like each part's, they are a function of (seed, index).
+    """Packed sequences of several parts in the given shares. Like the sequences of each part, they are a function of
+    (seed, index).
 
     Attributes:
       parts: the sequences to mix: all `DocumentStream` or all `WholeDocuments`, with the same packed_attention.
@@ -137,6 +139,6 @@ class Mixture:
         return float(np.average([part.bytes_per_token for part in self.parts], weights=self.shares))
 
     def _until(self, part: int, count: int) -> int:
-        """Return the index of the sequence that would be number `count` of the part."""
+        """Return the index, in the mixture, of the part's sequence number `count`."""
         periods, rest = divmod(count, self.shares[part])
         return periods * len(self._period) + int(np.flatnonzero(self._period == part)[rest])

@@ -16,7 +16,7 @@ from ringformer.data.packing.options import PackingOptions
 from ringformer.data.stores.token_store import TokenStore
 
 MOST_RUNS = 64
-"""Most runs of positions to read one by one; a ring's zigzag layout has two runs for each rank."""
+"""Largest number of runs of positions that are read one by one; a ring's zigzag layout has two runs for each rank."""
 
 
 class Batch(NamedTuple):
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     """int32: the next token; arbitrary where the mask is False."""
     positions: Any
     """int32: index in the document, counted from the sequence's start if the document began before the sequence. With
-    packed attention "sequence", the index in the sequence. For padding, 0."""
+    packed attention "sequence", this is the index in the sequence; for padding, it is 0."""
     segment_ids: Any
     """int32: 1, 2, ... for the documents of the sequence, in order, then a separate number for each token of padding.
     With packed attention "sequence", all documents are 1; if that packing has no padding (stream), the field is None.
@@ -36,8 +36,8 @@ class Batch(NamedTuple):
     mask: Any
     """bool: True where the target is predicted: the target is in the same document, and the store trains on it."""
     ends: Any
-    """bool: True where the target is never predicted, regardless of the store: the token is the last of its document,
-    or padding."""
+    """bool: True where the target is never predicted, whatever the store's mask says: the token is the last of its
+    document, or padding."""
 
 
 class StoreSequences(ABC):
@@ -54,7 +54,7 @@ class StoreSequences(ABC):
     per_epoch: int
 
     def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
-        """Select the documents; the choice of the subclass has already used `options.packing`."""
+        """Select the documents. `options.packing` is not used here: it has already determined the subclass."""
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:
@@ -110,7 +110,7 @@ class StoreSequences(ABC):
         apart = (lows[1:] > highs[:-1]) & (len(begins) <= MOST_RUNS)
         lows, highs = lows[np.append(True, apart)], highs[np.append(apart, True)]
         stretches = [self._stretch(index, low, high) for low, high in zip(lows.tolist(), highs.tolist(), strict=True)]
-        # Find the positions of each run in the stretches end to end.
+        # Find the positions of each run in the concatenated stretches.
         shifts = np.cumsum(highs - lows) - highs
         places = positions + np.repeat(shifts[np.searchsorted(lows, begins, side="right") - 1], ends - begins)
         fields = zip(*stretches, strict=True)
@@ -130,7 +130,8 @@ class StoreSequences(ABC):
         return np.random.Generator(bits.jumped(stream))
 
     def _text(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read the tokens at the places [begins[i], ends[i]) of the store, int32, and their mask from it, bool."""
+        """Read the tokens at the places [begins[i], ends[i]) of the store, int32, and the store's mask of these tokens,
+        bool."""
         tokens, mask = self.store.tokens, self.store.mask
         text = tokens.join(begins, ends).astype(np.int32)
         self.bytes_read += len(text) * (tokens.itemsize + (0 if mask is None else mask.itemsize))

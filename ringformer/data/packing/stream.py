@@ -1,4 +1,4 @@
-"""Packing "stream": the documents of a store end to end, cut every T tokens.
+"""Packing "stream": the documents of a store are joined end to end and cut every T tokens.
 
 In epoch e the documents are permuted by a counter-based generator keyed with (seed, e) and concatenated. The stream is
 cut every T tokens, and a tail that does not fill a sequence is dropped. The pieces are permuted too, so that a long
@@ -35,7 +35,7 @@ class DocumentStream(StoreSequences):
 
     def _stretch(self, index: int, low: int, high: int) -> Batch:
         order, starts, start = self._cut(index)
-        first, last = start + low, start + high  # of the stream: the first token, and the last target
+        first, last = start + low, start + high  # in the stream: the first token and the last target
         i, j = np.searchsorted(starts, [first, last], side="right")
         starts, ends, documents = starts[i - 1 : j], starts[i : j + 1], order[i - 1 : j]
         begins, stops = np.maximum(starts, first), np.minimum(ends, last + 1)

@@ -5,9 +5,9 @@ piece. In each epoch the pieces are packed by their lengths (`bin_packing.py`), 
 sequences are ordered so that those of a batch have equal attention work. Every epoch has every token once. The number
 of sequences may differ between epochs, so finding the first sequence of epoch e requires packing all previous epochs.
 
-Each token of padding is its own segment, at position 0 and not trained on, so only chunks on the diagonal compare it
-with anything. All sequences have segment ids, including sequences without padding. With packed attention "sequence",
-those would not need segment ids, but batches with and without ids would be two compiled programs.
+Each token of padding is its own segment, at position 0 and not trained on, so that only chunks on the diagonal compare
+it with anything. All sequences have segment ids, even without padding. With packed attention "sequence", sequences
+without padding would not need them, but batches with ids and batches without ids would need two compiled programs.
 """
 
 from bisect import bisect_right
@@ -60,7 +60,7 @@ class WholeDocuments(StoreSequences):
         pieces = self.pieces(index)
         starts = np.concatenate([[0], np.cumsum(self._lengths[pieces])])
         filled, segments = int(starts[-1]), len(pieces)
-        end = min(high, filled)  # of the text; the rest is padding
+        end = min(high, filled)  # end of the text; the rest is padding
         size = max(end - low, 0)
         tokens, targets, positions, segment_ids = np.zeros((4, high - low), np.int32)
         mask, ends = np.zeros(high - low, bool), np.ones(high - low, bool)
@@ -69,7 +69,7 @@ class WholeDocuments(StoreSequences):
             pieces, begins = pieces[i - 1 : j], np.maximum(starts[i - 1 : j], low)
             lengths = np.minimum(starts[i : j + 1], end) - begins
             from_store = begins + self._begins[pieces] - starts[i - 1 : j]
-            # Only the last piece can be cut, here or by the sequence; then its last token still has a target.
+            # Only the last piece can be cut, by this read or by the sequence; then its last token still has a target.
             more = from_store + lengths < self._ends[pieces]
             text, trained = self._text(from_store, from_store + lengths + more)
             goes_on = np.ones(size, bool)

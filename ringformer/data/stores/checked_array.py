@@ -1,12 +1,12 @@
-"""An array in a file, read in blocks; each block is compared with its earlier content.
+"""Array in a file that is read in blocks; each block is compared with its content when it was first read.
 
 The file is not memory-mapped: if it were truncated during a run, touching the next page would raise SIGBUS, and mapped
 bytes could change between comparison and use. Here the bytes that are compared are the bytes that are returned.
 
-The hashes of blocks exist only in memory. The first reader of a block sets its hash, whether it is the verification of
-the whole file (`whole_hash`) or a reader ahead of the verification; all later readers compare the block with this hash.
-Once the hash of the whole file is verified, everything that was or will be read from the file is therefore what was
-written. The store's format needs no block hashes.
+The hashes of blocks exist only in memory. The first reader of a block sets its hash; this may be the verification of
+the whole file (`whole_hash`), or a reader ahead of it. All later readers compare the block with this hash. Therefore,
+once the hash of the whole file is verified, everything that was read or will be read from the file is what was written.
+The store's format needs no block hashes.
 """
 
 import os
@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest as hash_block
 from xxhash import xxh3_128
 
 BLOCK = 2**14
-"""Bytes of a block: reading a single token reads this much; the hash of a block takes 8 bytes of memory."""
+"""Bytes of a block. Reading a single token reads a whole block; the hash of a block takes 8 bytes of memory."""
 AT_ONCE = 2**8
 """Blocks that a verification reads at a time."""
 
@@ -35,7 +35,7 @@ class DamagedStore(ValueError):
 class CheckedArray:
     """An array [n] that fills a file; a slice, an index or `join` reads a copy of a part.
 
-    Reading raises DamagedStore, with the file and the bytes, for content that has changed. Any thread may read.
+    Reading content that has changed raises DamagedStore, which names the file and the bytes. Any thread may read.
 
     Attributes:
       path: the file.

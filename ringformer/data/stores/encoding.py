@@ -16,7 +16,7 @@ from ringformer.data.sources import Document, Documents, Malformed, check_size
 from ringformer.data.tokenizers.base import Segment, Tokenizer
 
 RENDER_CHARACTERS = 2**17
-"""Characters of conversations to render at a time, since a template may run in another process."""
+"""Characters of conversations to render at a time; batches save round trips to a template in another process."""
 
 
 class Encoded(NamedTuple):
@@ -32,7 +32,8 @@ class Encoded(NamedTuple):
 
 
 def in_groups(items: Iterable[tuple[int, Any]], characters: int) -> Iterator[list[Any]]:
-    """Group items, given with their lengths, into groups of at least `characters`; the last group may be smaller."""
+    """Collect items, given as (length, item), into groups of at least `characters` in total; the last group may be
+    smaller."""
     group: list[Any] = []
     total = 0
     for length, item in items:
@@ -72,7 +73,7 @@ class DocumentEncoder:
         try:
             return self._tokenizer.encode_batch([document.text for document in group])
         except UnicodeEncodeError:
-            for document in group:  # find the one to name
+            for document in group:  # find the document to name
                 try:
                     document.text.encode("utf-8")
                 except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The folder of a preparation: complete or absent, with verified files.
+"""Folder of prepared stores: it is either complete or absent, and its files are verified.
 
     DIR/train, DIR/eval   the stores (`token_store.py`)
     DIR/report.json       what was included and left out
@@ -31,8 +31,8 @@ from ringformer.files.process_identity import began, machine
 
 BUILDER = "builder.json"
 ABANDONED = 24 * 3600.0
-"""Seconds without a change after which the folder of a process on another host, which cannot be checked, counts as
-abandoned."""
+"""Seconds without a change after which the folder of a process on another host counts as abandoned; whether that
+process still runs cannot be checked."""
 
 
 @contextmanager

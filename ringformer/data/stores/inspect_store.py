@@ -55,7 +55,7 @@ def _coloured(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> Tex
             for i in places:
                 text.append(visible(names[int(ids[i])]), f"{style} reverse")
             continue
-        # Decode the run as an addition to all before it: decoded alone, it could lose its leading space.
+        # Decode the run together with everything before it: decoded alone, it could lose its leading space.
         before = tokenizer.decode(ids[: places[0]])
         text.append(visible(tokenizer.decode(ids[: places[-1] + 1])[len(before) :]), style)
     return text

@@ -1,9 +1,9 @@
-"""Integrity of stores, by hashes of their files and of store.json itself.
+"""Integrity of stores, verified by hashes of their files and of store.json itself.
 
-The hashes are in store.json. They are compared when a store is opened; for a store of more than AT_ONCE bytes, this
-takes place in a background thread. Training checks the thread's result at every batch (`raise_if_failed`) and waits for
-it before a save (`wait`), so that no checkpoint depends on unverified tokens. Later reads are compared block by block
-(`checked_array.py`). Every process verifies the store, because hosts may have their own copies.
+The hashes are in store.json. Files are compared with them when a store is opened; for a store of more than AT_ONCE
+bytes, a background thread does this. Training checks the thread's result at every batch (`raise_if_failed`) and waits
+for it before a save (`wait`), so that no checkpoint depends on unverified tokens. Later reads are compared block by
+block (`checked_array.py`). Every process verifies the store, because hosts may have their own copies.
 """
 
 import json
@@ -83,11 +83,11 @@ class ContentCheck:
 
     @property
     def pending(self) -> bool:
-        """True until all files are verified."""
+        """True until all files have been verified."""
         return self._thread.is_alive()
 
     def raise_if_failed(self) -> None:
-        """Raise the error of the thread, if the thread has failed so far."""
+        """Raise the error of the thread, if it has failed already."""
         if self._error:
             raise self._error
 

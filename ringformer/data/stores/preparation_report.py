@@ -1,4 +1,4 @@
-"""The report of a preparation, as JSON and as text."""
+"""Report on the preparation of stores, as JSON and as text."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -32,9 +32,10 @@ from ringformer.data.tokenizers.load import save_tokenizer
 ENCODE_CHARACTERS = 2**21
 """Characters of text to tokenize at a time, which bounds the memory of a build."""
 IN_FLIGHT = 3
-"""Groups that are tokenized but not yet written, so that the tokenizer never waits for reading, hashing and writing."""
+"""Number of groups that are tokenized ahead of writing, so that the tokenizer never waits for reading, hashing and
+writing."""
 FINGERPRINTED = ("held_out", "format", "template", "chat_length", "clean")
-"""Settings in a store's fingerprint, in addition to a chat_date if one is set; the other settings only locate the
+"""Settings that are part of a store's fingerprint; so is a chat_date if one is set. The other settings only locate the
 documents."""
 
 
@@ -99,10 +100,10 @@ def build_stores(
 
     Args:
       held_out: share of documents that go to eval, in [0, 1).
-      settings: selection of the documents, for store.json; the tokenizer and `held_out` are added.
+      settings: settings that selected the documents, for store.json; the tokenizer and `held_out` are added to them.
 
     Raises:
-      ValueError: if a split gets no document, a document cannot be encoded, or either none or all of the conversations'
+      ValueError: if a split gets no document, if a document cannot be encoded, or if none or all of the conversations'
         tokens are trained on.
       FileExistsError: if `directory` is not empty.
     """

@@ -31,7 +31,8 @@ FINGERPRINTED_FORMAT = 2
 class TokenStore:
     """A store opened for reading; its tokens are read from disk on demand.
 
-    Raises ValueError if its files have changed since they were written; for a large store, `check` reports it later.
+    Raises ValueError if its files have changed since they were written; for a large store, `check` reports changes
+    later.
 
     Attributes:
       check: comparison of its files with their hashes.
@@ -163,7 +164,7 @@ class StoreWriter:
 
 
 class HashedFile:
-    """A file that is written once, and the xxh3_128 of the content passed to it."""
+    """File that is written once, together with the xxh3_128 of the content that was passed to it."""
 
     def __init__(self, path: Path):
         self.name, self.size = path.name, 0

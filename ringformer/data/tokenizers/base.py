@@ -51,11 +51,11 @@ class Tokenizer(Protocol):
         ...
 
     def encode_chats(self, chats: Sequence[Sequence[Segment]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Encode each conversation as a whole; return its ids, and for each id whether it is trained on.
+        """Encode each conversation as a whole; return its ids, and a mask of the ids that are trained on.
 
         Text between two control tokens is encoded in one piece, even if it has several segments. A token is trained on
-        if any of its characters is trained on, so a token with an answer's first character is trained on even if the
-        token begins before the answer.
+        if any of its characters is trained on. So a token with an answer's first character is trained on even if it
+        begins before the answer.
         """
         ...
 
@@ -86,7 +86,8 @@ def token_name(token: Any) -> Any:
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Return the settings in the files beside a tokenizer, with `chat_template.jinja`, and the paths of all files."""
+    """Return the settings from the files beside a tokenizer, including `chat_template.jinja`, and the paths of all
+    these files."""
     settings, template = (contained(path.parent, name) for name in ("tokenizer_config.json", "chat_template.jinja"))
     config = read_object(path.parent, settings.name) if settings.is_file() else {}
     if template.is_file():

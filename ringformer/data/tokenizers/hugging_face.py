@@ -33,7 +33,7 @@ BEGIN_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>")
 """Default names of the tokens that end and begin a text, used if no tokenizer_config.json names these tokens."""
 
 LONG_TEXT = 2**19
-"""Most characters of a text to encode in one piece; longer texts are encoded in windows, in bounded memory."""
+"""Most characters of a text that is encoded in one piece; longer texts are encoded in windows, in bounded memory."""
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NONCE = secrets.token_hex(8)
@@ -61,7 +61,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(self._original.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _token_bytes(self._encoder, description, self.vocab_size)
         self.bos_id = self._named("bos_token", BEGIN_TOKENS, path)
-        # The post-processor decides, not add_bos_token in tokenizer_config.json: GPT-2 names a token but adds none.
+        # The post-processor decides this, not add_bos_token in tokenizer_config.json: GPT-2 names a token but does not
+        # add it.
         self.begins = self.bos_id is not None and self._original.encode("").ids[:1] == [self.bos_id]
         eos_id = self._named("eos_token", END_TOKENS, path)
         if eos_id is None:
@@ -118,7 +119,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _with_private_names(description: dict[str, Any], special: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rename the special tokens of a tokenizer.json: the names, new in every process, are between noncharacters."""
+    """Rename the special tokens of a tokenizer.json. The new names differ in every process and stand between
+    noncharacters."""
     names = {token["content"]: f"\ufdd0{_NONCE}:{token['id']}\ufdd1" for token in special}
     added = [
         token | {"content": names[token["content"]], "normalized": False, "single_word": False}

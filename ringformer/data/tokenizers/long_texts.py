@@ -1,11 +1,12 @@
-"""Encode long texts with the `tokenizers` library in bounded memory: in windows that are joined where they agree.
+"""Encode long texts with the `tokenizers` library in bounded memory: as windows that are joined where they agree.
 
 The library takes about two hundred bytes per input byte: positions of every byte in every stage, and a string for every
 token. A long text is therefore encoded in overlapping windows. Near the ends of a window, tokens may differ from those
-of the whole text, because the text beyond is missing. Two windows are joined in the middle of their overlap, and only
-if they have the same tokens at the same places for `MARGIN / 2` characters on both sides of the border: then the text
-beyond the windows made no difference. If the windows differ (for example in a run of spaces longer than the overlap),
-the earlier window is encoded again at twice its length, if necessary up to the end of the text.
+of the whole text, because the text beyond is missing. Two windows are joined in the middle of their overlap, at a
+border. They are joined only if they have the same tokens at the same places for `MARGIN / 2` characters on both sides
+of the border: then the text beyond the windows made no difference. If the windows differ (for example in a run of
+spaces longer than the overlap), the earlier window is encoded again at twice its length, if necessary up to the end of
+the text.
 
 A Unigram model compares sums of float scores over a word (of the pre-tokenizer); the rounding of these sums depends on
 the preceding text. Windows of such a model are joined between words, so that every word is encoded whole.
@@ -71,7 +72,7 @@ def encode_long(
     joint = partial(_joint, text, whole_words)
     done: list[np.ndarray] = []
     (left,) = encoded([(0, min(WINDOW, len(text)))])
-    begin, before = 0, None  # of left: its first token that is not done, and the previous window's tokens
+    begin, before = 0, None  # the first token of `left` that is not done, and the previous window's tokens
     while left.last < len(text):
         firsts = range(left.last, len(text), WINDOW)[:AT_ONCE]
         for right in encoded([(first, min(first + WINDOW, len(text))) for first in firsts]):

@@ -1,6 +1,6 @@
 """Masks of the tokens that are trained on, computed from the bytes of the tokens.
 
-Computing them from the offsets of a tokenizer's library would take half as long again.
+Computing them from the offsets of a tokenizer's library would take 50% longer.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -21,7 +21,7 @@ class TokenBytes:
     """The bytes of every token of a vocabulary.
 
     Args:
-      tokens: the bytes of each id: the name that a control token has in `pieces`, and b"" for an id without text.
+      tokens: the bytes of each id. For a control token, they are its name in `pieces`; for an id without text, b"".
     """
 
     def __init__(self, tokens: Sequence[bytes]):
@@ -53,12 +53,12 @@ class TokenBytes:
     ) -> np.ndarray:
         """Return the mask of the tokens `ids` of a chat that have a byte of a trained piece, bool [tokens].
 
-        The bytes of the tokens are compared with the chat, and with the chat after the space that SentencePiece models
-        put before a text, their "dummy prefix".
+        The bytes of the tokens are compared with the chat, and with the chat preceded by a space, because SentencePiece
+        models put a space before a text (their "dummy prefix").
 
         Args:
           ask_library: returns the mask of a chat from the library's offsets. It is called if the bytes differ from the
-            chat's because a normalizer changed the text, or characters are unknown.
+            chat's, because a normalizer changed the text or because characters are unknown.
         """
         text = b"".join(b"".join(self._tokens[ids[i : i + JOINED]]) for i in range(0, len(ids), JOINED))
         lengths = self._lengths[ids]
