@@ -1,4 +1,5 @@
-"""Configuration of a run: frozen dataclasses that check themselves, and the ConfigDict that a config file starts from.
+"""Configuration of a run: frozen dataclasses that check their own values, and the ConfigDict from which a config file
+starts.
 
 The fields are the keys `--config.KEY=VALUE`, and their docstrings are the help of `ringformer train --help`.
 `config_file.py` turns a file into the dataclasses.

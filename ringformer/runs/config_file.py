@@ -1,12 +1,12 @@
-"""Config files: `ml_collections` outside, the dataclasses of `config.py` inside.
+"""Config files: users write `ml_collections`, and the code uses the dataclasses of `config.py`.
 
 A config file's `get_config()` starts from `base_config(model)`, which has every key with its default. `load_config`
 reads the file with the overrides of a command line, and `parse_stages` turns the result into one `Config` per stage
 (`parse` does so for a config without stages). No code outside these functions reads a ConfigDict.
 
 An existing store records how it was made. If the command line names the store, this record replaces the settings in the
-config file (e.g. `data.source`). Keys on the command line are compared with the record instead; if the file itself
-names the store, its keys are compared too.
+config file (e.g. `data.source`). Keys on the command line are not replaced but compared with the record. If the file
+itself names the store, its keys are compared too.
 
 Some values of a model determine what its weights mean but not their shapes: for LLaMA, the rope and the norm's epsilon.
 Where a config does not set these values, they are inherited from the model that the run starts from or, without one,
@@ -96,7 +96,7 @@ def _run_file(path: Path) -> ConfigDict:
         module = sys.modules[CONFIG_MODULE] = module_from_spec(spec)
         loader.exec_module(module)
         config = module.get_config()
-    except Exception as error:  # of any kind: the file is the user's program
+    except Exception as error:  # any error: the file is the user's program
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         why = f"{type(error).__name__}: {error}".replace("\n", " ") + (f" (line {lines[-1]})" if lines else "")
         raise ValueError(f"{path} cannot be read: {why}") from error
@@ -113,7 +113,7 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
 
     Args:
       inherit: take the model's unset values from the run itself if it is resumed, otherwise from init_from. If False,
-        take them from the preset, as without init_from; then no checkpoint need exist.
+        take them from the preset, as without init_from; then no checkpoint is needed.
       before: model of the previous stage, which takes precedence over init_from and the preset.
 
     Raises:
@@ -136,7 +136,7 @@ def parse(config: ConfigDict, *, inherit: bool = True, before: ModelConfig | Non
         inherited: Any = getattr(base, field)
         nested = dataclasses.is_dataclass(inherited)
         if nested and "kind" not in given.get(field, {}):
-            # The config sets single fields, or none: change these in the inherited scaling.
+            # The config sets some fields, or none: replace these fields in the inherited scaling.
             given[field] = dataclasses.replace(inherited, **given.get(field, {}))
         given.setdefault(field, inherited)
     parts = {"model": family.config, "data": DataConfig, "optimizer": OptimizerConfig}

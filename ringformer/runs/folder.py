@@ -1,4 +1,4 @@
-"""Folder of a run while this process trains in it: the folder is compared with its record, resumed, and recorded
+"""Folder of a run while this process trains in it: the run is compared with the folder's record, resumed, and recorded
 again."""
 
 import dataclasses
@@ -28,7 +28,7 @@ from ringformer.runs.record import Checked, check_run, keep_record, note_saved
 
 
 class RunFolder:
-    """Folder of a run that is trained: resumed from its latest checkpoint, and recorded."""
+    """Folder of a run that is being trained; resumes the run from its latest checkpoint, and records it."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RunFolder:
         self.path, self.changes = path, checked.changes
         self._config, self._tokenizer, self._identity = config, tokenizer, identity
         self.check = lock.check
-        """Raises OSError if this process has lost the lock."""
+        """Function that raises OSError if this process has lost the lock."""
         self._recorded = False
         self.keep = Keep(config.keep_checkpoints, config.keep_every, config.keep_best)
         self._copies: Copies | None = None
@@ -73,7 +73,8 @@ class RunFolder:
             note_saved(self.path)
 
     def resume(self, target: State, shardings: State) -> tuple[Checkpoints, State | None]:
-        """Open the checkpoints, restore the newest whole one (None: the run begins), and record the run.
+        """Open the checkpoints, restore the newest whole one, and record the run. The state is None if there is no
+        checkpoint.
 
         A changed run is recorded only with its first save: until then, the run can still continue with its old config.
 
@@ -110,7 +111,7 @@ class RunFolder:
         about = {"run": identity_hash(self._identity), "data.store": self._identity["data.store"]}
         checkpoints.save(state, about | {"run_dir": str(self.path)} | notes)
         if jax.process_index() == 0:
-            note_saved(self.path)  # for the previous save, which is finished by now
+            note_saved(self.path)  # notes the previous save, which is finished by now
 
     def _open_copies(self) -> Copies | None:
         """Return the copier of checkpoints, on process 0 only.

@@ -3,8 +3,8 @@
 An identity is a flat dict from config keys (`optimizer.b1`) to JSON values. Files and folders are identified by their
 contents: token stores by their fingerprints, the tokenizer by its name, the initial model by its checkpoint.
 
-A field of a config defines a run, by its value, unless it is in `RESOLVED`, `IN_STORE` or `HARMLESS`. For a model's
-fields, the model family decides (fields in `EXECUTION` are harmless).
+The value of a config's field is part of the identity, unless the field is in `RESOLVED`, `IN_STORE` or `HARMLESS`. For
+a model's fields, the model family decides (fields in `EXECUTION` are harmless).
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ RESOLVED = frozenset(
         "data.mixture",  # resolved by contents
     }
 )
-"""Keys that define a run by the values that the keys resolve to; `data.store` also stands for a mixture."""
+"""Keys that are part of the identity with the values that they resolve to; `data.store` also stands for a mixture."""
 
 IN_STORE = frozenset(f"data.{field.name}" for field in dataclasses.fields(StoreOptions)) - RESOLVED
 """Keys that the token stores were built with. They are compared with the stores' records when the stores are opened,
@@ -83,7 +83,7 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
             if key not in RESOLVED | IN_STORE | HARMLESS | {"model", "data", "optimizer"}:
                 identity[key] = getattr(values, field.name)
     optimizer, cosine = config.optimizer, config.optimizer.schedule == "cosine"
-    identity |= {  # with a constant rate a run of more steps is the same run, longer
+    identity |= {  # with a constant rate, a run with more steps is the same run, only longer
         "steps": config.steps if cosine else None,
         "optimizer.final_fraction": optimizer.final_fraction if cosine else None,
         "optimizer.warmup_steps": optimizer.warmup_steps if cosine else optimizer.warmup(config.steps),
@@ -95,8 +95,8 @@ def run_identity(config: Config, tokenizer: str) -> Identity:
 
 
 def stores_identity(store: str, mixture: str, held_out: bool) -> Identity:
-    """Return `data.store` of an identity: the fingerprints of the train and held-out stores, in order and with their
-    shares of a mixture; nothing if one of these stores is not built yet."""
+    """Return `data.store` of an identity: the fingerprints of the train and held-out stores, in order, each with its
+    share of a mixture. Return nothing if one of these stores is not built yet."""
     parts = parse_mixture(mixture) if mixture else [(store, 1)]
     splits = ("train", "eval") if held_out else ("train",)
     described = {split: [(Path(path, split, "store.json"), share) for path, share in parts] for split in splits}
@@ -121,7 +121,8 @@ def defaults() -> Identity:
 
 
 def identity_hash(value: Any) -> str:
-    """Return the hash of an identity, or of one of its values, as 32 hexadecimal digits; paths do not affect it."""
+    """Return the hash of an identity, or of one of its values, as 32 hexadecimal digits; paths do not affect the
+    hash."""
     text = json.dumps(contents(value), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

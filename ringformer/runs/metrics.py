@@ -160,8 +160,8 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Run in a Weights & Biases project, named after the training run's folder. A resumed run continues the same one,
-    whose id is in the file `wandb_id`."""
+    """Run in a Weights & Biases project, named after the training run's folder. A resumed training run continues the
+    same Weights & Biases run, whose id is in the file `wandb_id`."""
 
     def __init__(self, project: str, run_dir: Path):
         try:

@@ -1,4 +1,5 @@
-"""Record of a run's identity, kept in its folder and compared before the run writes anything again.
+"""Record of a run's identity, kept in the run's folder and compared with the config before the run writes anything
+again.
 
     RUN_DIR/identity.json    the run's identity (`identity.py`), and the step of a checkpoint that once existed
     RUN_DIR/changes.jsonl    intended changes, one JSON object per line: the step they apply from, old and new values
@@ -44,7 +45,7 @@ class Checked(NamedTuple):
     step: int | None = None
     """Step of its latest checkpoint."""
     changes: Changes = MappingProxyType({})
-    """Differences of the config, all of them allowed."""
+    """Differences between the config and the run, all of them allowed."""
 
 
 def check_run(run_dir: Path, identity: Identity, steps: int, allow: Collection[str] = ()) -> Checked:
@@ -56,8 +57,8 @@ def check_run(run_dir: Path, identity: Identity, steps: int, allow: Collection[s
 
     Raises:
       RunChanged: other keys changed.
-      ValueError: the run has metrics but its checkpoints are gone (beginning anew would drop the metrics), or it is
-        beyond `steps`.
+      ValueError: the run has metrics but its checkpoints are gone (beginning anew would drop the metrics), or the run
+        is already beyond `steps`.
     """
     step = latest_step(run_dir)
     if step is None:
@@ -85,7 +86,7 @@ def describe(changes: Changes) -> str:
 
 
 def recorded(run_dir: str | Path, tokenizer: str = "") -> Identity:
-    """Return the identity of the run in a folder, from config.json if an older version wrote it.
+    """Return the identity of the run in a folder; if an older version wrote the folder, it is derived from config.json.
 
     Raises ValueError if the folder has neither.
     """
@@ -116,7 +117,7 @@ def keep_record(run_dir: Path, identity: Identity, step: int | None, changes: Ch
 
 
 def note_saved(run_dir: Path) -> None:
-    """Record that the run has a checkpoint, if it has one: if it later has none, its checkpoints were lost."""
+    """Record that the run has a checkpoint, if it has one. If the run has none later, its checkpoints were lost."""
     step = latest_step(run_dir)
     if step is not None and (run_dir / IDENTITY).is_file() and (record := _read(run_dir))["saved"] is None:
         _write(run_dir, record["identity"], step)
@@ -144,7 +145,7 @@ def _read(run_dir: Path) -> dict[str, Any]:
 
 
 def _changes(old: Identity, new: Identity) -> Changes:
-    """Return the keys that changed or are new. Where a path no longer exists, only the path is compared."""
+    """Return the keys that changed or are new. If a path no longer exists, only the path itself is compared."""
     changes: dict[str, tuple[Any, Any]] = {}
     for key, value in new.items():
         before = old.get(key)

@@ -1,1 +1,1 @@
-"""Training: preparation of a run, the train step, the loop, evaluation, stages, and the command."""
+"""Training: preparation of a run, train step, loop, evaluation, stages, and the command `ringformer train`."""

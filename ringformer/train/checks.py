@@ -68,7 +68,7 @@ def check_host_pool(model: ModelConfig, tokens: int) -> None:
 
 
 def count_batches(eval_batches: int, data: Loader) -> int:
-    """Return the number of batches in an evaluation; raises ValueError if the held-out data have none."""
+    """Return the number of batches in an evaluation; raises ValueError if the held-out data do not fill a batch."""
     batches = min(eval_batches, data.sequences.per_epoch // data.batch_size)
     if batches == 0:
         raise ValueError(

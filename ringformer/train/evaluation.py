@@ -28,10 +28,10 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Evaluate parameters on the first `eval_batches` batches of the held-out data and return the metrics.
 
-    eval_loss is the mean loss of the eval_tokens trained tokens, in nats; eval_bits_per_byte is this loss per byte of
-    text, comparable between tokenizers; eval_perplexity is the exponential of eval_loss. eval_by_position has the loss
-    of the tokens at RoPE positions `first` to `last`, for one range per power of two: it shows whether distant context
-    helps. If no token is trained on, eval_tokens = 0 is the only metric.
+    eval_loss is the mean loss, in nats, of the eval_tokens tokens that are trained on. eval_bits_per_byte is this loss
+    in bits per byte of text, which is comparable between tokenizers. eval_perplexity is the exponential of eval_loss.
+    eval_by_position has the loss of the tokens at RoPE positions `first` to `last`, for one range per power of two: it
+    shows whether distant context helps. If no token is trained on, eval_tokens = 0 is the only metric.
 
     Args:
       eval_step: result of `make_eval_step`.
@@ -45,7 +45,7 @@ def evaluate(
         if stop():
             return None
         enqueued = eval_step(params, data.batch(i, sharding))
-        if pending:  # one batch behind, no more: an enqueued step holds its batch, and its collectives wait
+        if pending:  # only one batch behind: an enqueued step holds its batch, and its collectives wait
             sums.append(jax.device_get(pending))
         pending = enqueued
     sums.append(jax.device_get(pending))

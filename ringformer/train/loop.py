@@ -1,4 +1,4 @@
-"""The training loop: restore or initialise, step, save, evaluate, ask whether to stop."""
+"""The training loop: it restores or initialises the state, then runs steps, saves, evaluates, and checks for a stop."""
 
 import signal
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ def train(run: Run, stopping: Stopping | None = None) -> TrainState:
       stopping: decides when to stop early; by default, a signal stops the run early if it has a single process.
 
     Raises:
-      FloatingPointError: the state is not finite, and was not saved; or too many steps in a row were skipped.
+      FloatingPointError: the state is not finite and was not saved, or too many steps in a row were skipped.
       Terminated: a signal ended the run, and the state was saved.
-      ValueError: another process trains in the run's folder, or the folder holds another run (`record.check_run`); or a
-        file of a store is damaged, and no state trained on that file was saved.
+      ValueError: another process trains in the run's folder, or the folder holds another run (`record.check_run`), or a
+        file of a store is damaged (no state that was trained on it was saved).
     """
     stopping = stopping or Termination()
     stopping.run_dir = run.run_dir
@@ -87,7 +87,7 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
 
 @contextmanager
 def _way_back(checkpoints: Checkpoints) -> Iterator[None]:
-    """If the run diverges, add to its error the checkpoint to go back to."""
+    """Context that, if the run diverges, completes its error with the checkpoint to go back to."""
     try:
         yield
     except FloatingPointError as error:

@@ -40,8 +40,8 @@ def make_optimizer(config: OptimizerConfig, steps: int, letters: dict) -> optax.
 def global_norm(tree) -> jax.Array:
     """Return the norm of the whole gradient, on each device.
 
-    A leaf varies only over the axes that it is sharded over: a sum over these axes counts every element once, including
-    elements that are replicated. (optax's `global_norm` would return the norm of the local shards.)
+    A leaf varies only over the axes that shard it. So a sum over these axes counts every element once, even if it is
+    replicated over other axes. (optax's `global_norm` would return the norm of the local shards.)
     """
     squares: dict[frozenset, jax.Array] = {}
     for leaf in jax.tree.leaves(tree):

@@ -64,15 +64,15 @@ class Run(NamedTuple):
 
 
 def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) -> Run:
-    """Check the configuration against devices, data and tokenizer; raise ValueError naming the conflict.
+    """Check the configuration against devices, data and tokenizer; raise ValueError that names a conflict.
 
     Args:
       allow: keys that may have changed since the run in `config.run_dir` began (`record.check_run`).
-      anew: whether the run begins anew; the contents of `config.run_dir` will then be set aside.
+      anew: True if the run begins anew; the contents of `config.run_dir` will then be set aside.
     """
     run_dir = folder_of(config.run_dir)
     if run_dir.exists() or config.init_from:
-        check_folders(run_dir, config)  # first: the rest may take hours
+        check_folders(run_dir, config)  # checked first: the rest may take hours
     if allow:
         check_keys(config, allow)
     mesh = make_mesh(config.mesh_dim)

@@ -27,7 +27,7 @@ class Program(NamedTuple):
     step: Wrapped
     """Jitted train step, from `make_train_step`."""
     eval_step: Wrapped
-    """Jitted sums of an evaluation's batch, from `make_eval_step`."""
+    """Jitted function that sums the losses of one batch of an evaluation, from `make_eval_step`."""
     state: TrainState
     """Shapes, dtypes and shardings of the state."""
     batch_sharding: NamedSharding

@@ -1,4 +1,4 @@
-"""Reports of a run: a description at its start, and each step's metrics, one step late."""
+"""Reports of a run: a description at its start, and the metrics of each step, reported one step late."""
 
 import time
 from typing import Any
@@ -20,15 +20,15 @@ from ringformer.train.prepare import Run
 from ringformer.train.skipped_steps import SkippedSteps
 
 PATIENCE = 100
-"""Number of consecutive batches without a trained token (or, in chats, without a masked token) that shows that the
-store is faulty."""
+"""Number of consecutive batches without a trained token (or, in chats, without a masked token) after which the store
+counts as faulty."""
 
 
 class BatchWatch:
     """Counts the batches without a token to train on and, in chats, the batches without a masked token.
 
-    Either kind may occur: in a chat about a long document, a context may be all question or all answer. `PATIENCE` such
-    batches in a row show that the store was built wrongly.
+    Single batches of either kind are normal: in a chat about a long document, a whole context may be part of a
+    question, or of an answer. `PATIENCE` such batches in a row show that the store was built wrongly.
     """
 
     def __init__(self, chats: bool):
@@ -88,7 +88,8 @@ class StepReports:
         return self._skipped.notes() | self._keep.notes()
 
     def largest_norm(self, step: int) -> jax.Array:
-        """Return the norm above which the train step skips this step, with `skip_spikes`, as a replicated float32."""
+        """Return the norm above which the train step skips this step if `skip_spikes` is set, as a replicated
+        float32."""
         limit = self._skipped.largest_norm(step)
         return jax.make_array_from_callback((), self._everywhere, lambda _: np.float32(limit))
 

@@ -18,10 +18,11 @@ from ringformer.train.state import TrainState, check_state_finite
 
 
 class SaveClock:
-    """Reports when `minutes` have passed since the last save, at the same step on all processes; 0: never.
+    """Clock that reports, at the same step on all processes, that `minutes` have passed since the last save; 0: never.
 
     Process 0 decides by its clock. It tells the other processes its decision and the number of steps until they ask
-    again: as many steps as fit into half of the remaining time, because the devices wait while the processes agree.
+    again. That is the number of steps that fit into half of the remaining time; asking at every step would make the
+    devices wait.
     """
 
     def __init__(self, minutes: float, step: int):
@@ -70,7 +71,7 @@ class Saving:
     def save_if_due(self, state: TrainState, step: int) -> None:
         """Save after the last step, and whenever the clock or the number of steps requires a save.
 
-        While steps are being skipped, a save waits for a step that trains.
+        While steps are being skipped, the save is postponed until a step trains again.
         """
         config = self._run.config
         self._due |= self._clock.due(step) or (config.checkpoint_every > 0 and step % config.checkpoint_every == 0)
@@ -104,7 +105,7 @@ class Saving:
     @contextmanager
     def reading(self, state: TrainState, step: int) -> Iterator[None]:
         """Context for reading from the stores after `step`. If a store has changed since it was verified, raise
-        ValueError with the name of the file and the step to resume from; a single process saves the steps so far first.
+        ValueError with the name of the file and the step to resume from. A single process first saves the steps so far.
         """
         try:
             yield

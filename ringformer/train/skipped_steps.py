@@ -1,6 +1,6 @@
-"""Skipped steps, which train on nothing: their loss or gradient is not finite, or the gradient's norm is a spike.
+"""Skipped steps, which change no parameters: their loss or gradient is not finite, or the gradient's norm is a spike.
 
-Checkpoints carry the skipped steps and recent norms to a resumed run; `metrics.jsonl` has the reasons for each skip.
+Checkpoints carry the skipped steps and recent norms to a resumed run; `metrics.jsonl` states the reason for each skip.
 """
 
 import math
@@ -22,7 +22,7 @@ from ringformer.train.state import all_finite
 from ringformer.train.step import make_gradients
 
 WINDOW = 128
-"""Number of latest steps whose norms determine what a spike is."""
+"""Number of latest steps whose norms define the limit of a spike."""
 FEWEST = 32
 """Number of norms required before any norm counts as a spike."""
 LEAST_DEVIATION = 0.01
@@ -36,7 +36,7 @@ class SkippedSteps:
         """
         Args:
           history: rows of metrics.jsonl up to the step that the run continues from.
-          notes: what `notes` returned when that step was saved; it fills in for rows of metrics.jsonl that were lost.
+          notes: the result of `notes` when that step was saved; it replaces rows of metrics.jsonl that were lost.
         """
         self.steps: list[int] = []
         self._factor, self._most = config.optimizer.skip_spikes, config.max_skipped_in_a_row
@@ -51,7 +51,7 @@ class SkippedSteps:
         self._norms |= {int(step): norm for step, norm in notes.get("gradient_norms", {}).items()}
 
     def notes(self) -> dict[str, Any]:
-        """Return notes for a resumed run as JSON values: copies, because the notes are written while the run
+        """Return notes for a resumed run as JSON values. They are copies, because the notes are written while the run
         continues."""
         return {"skipped_steps": list(self.steps)} | ({"gradient_norms": dict(self._norms)} if self._factor else {})
 
@@ -60,10 +60,10 @@ class SkippedSteps:
         return step - 1 - sum(s < step for s in self.steps)
 
     def largest_norm(self, step: int) -> float:
-        """Return the norm above which `step` counts as a spike, with `skip_spikes`.
+        """Return the norm above which `step` counts as a spike, if `skip_spikes` is set.
 
         This limit depends only on the norms of steps up to `step` - 2, which are available while the previous step is
-        running. The limit is therefore the same whenever it is computed, also after a resume.
+        running. The limit is therefore the same whenever it is computed, even after a resume.
         """
         norms = [norm for s, norm in self._norms.items() if step - 2 - WINDOW < s <= step - 2]
         if len(norms) < FEWEST:
@@ -113,7 +113,7 @@ class SkippedSteps:
 
 
 def _ranges(steps: list[int]) -> str:
-    """List at most the first 20 steps: a line has no room for thousands of them."""
+    """List at most the first 20 steps, because thousands of steps would not fit in a line."""
     return ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
 
 

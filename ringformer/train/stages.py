@@ -5,8 +5,8 @@
     RUN_DIR/stage-2-131072/
 
 Only parameters pass from stage to stage (each stage has a fresh optimizer and schedule). Finished stages are skipped
-and an unfinished stage is resumed, so the same command continues wherever it was interrupted. A stage that began with
-parameters that its predecessor no longer has is refused, or begins anew; the old stage is then moved to
+and an unfinished stage is resumed, so the same command continues wherever it was interrupted. If a stage began with
+parameters that its predecessor no longer has, it is refused, or it begins anew. In that case, the old stage is moved to
 RUN_DIR/replaced-1-stage-...
 """
 
@@ -44,8 +44,8 @@ def prepare_stages(configs: list[Config], only: int | None = None, allow: Collec
         predecessor no longer has the parameters that the second stage began with.
 
     Raises:
-      ValueError: the devices, the data or a stage's own settings do not allow it (the message names the stage), the run
-        directory holds stages of another config, or the predecessor of a single stage is not finished.
+      ValueError: a stage is impossible with the devices, the data or its own settings (the message names the stage),
+        the run directory holds stages of another config, or the predecessor of a single stage is not finished.
       RunChanged: keys changed; one error covers all stages.
     """
     if not configs[0].run_dir:
@@ -93,7 +93,7 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
         for run in runs:
             if jax.process_index() == 0:
                 _write_record(configs)
-            # An earlier stage is verified when the next one starts from it.
+            # Earlier stages need no check here: each is verified when the next one starts from it.
             if not (nothing_left if run is runs[-1] else finished)(run.config):
                 train(run, stopping)
         if jax.process_index() == 0:
@@ -101,7 +101,8 @@ def train_stages(configs: list[Config], runs: list[Run], stopping: Stopping | No
 
 
 def _other_beginnings(configs: list[Config]) -> dict[int, str]:
-    """Return the changes to the predecessors of stages with checkpoints since those stages began, by stage number."""
+    """Return, by stage number, how the predecessor of a stage that has checkpoints has changed since that stage
+    began."""
     others: dict[int, str] = {}
     for number, (before, config) in enumerate(pairwise(configs), 2):
         if latest_step(config.run_dir) is None:
@@ -160,8 +161,8 @@ def _write_record(configs: list[Config]) -> list[dict]:
 def _row(number: int, config: Config) -> dict:
     """Return the record of a stage.
 
-    Losses are in nats per token on held-out data at the stage's own context: one with the stage's initial parameters,
-    one at its latest evaluation.
+    Losses are in nats per token, on held-out data at the stage's own context: one loss is that of the stage's initial
+    parameters, the other that of its latest evaluation.
     """
     rows = read_metrics(Path(config.run_dir, METRICS))
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]

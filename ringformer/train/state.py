@@ -98,7 +98,7 @@ def abstract_state(shardings: TrainState, optimizer: optax.GradientTransformatio
 
 
 def check_state_finite(state, which: str) -> None:
-    """Raise FloatingPointError if any number of the state is not finite; in the message, `which` follows "the
+    """Raise FloatingPointError if any number of the state is not finite. In the message, `which` follows the words "the
     state"."""
     if not bool(all_finite(state)):
         raise FloatingPointError(f"the state {which} has numbers that are not finite; it is not saved")
@@ -106,5 +106,5 @@ def check_state_finite(state, which: str) -> None:
 
 @jax.jit
 def all_finite(tree) -> jax.Array:
-    """Return whether all numbers of a tree are finite, as a bool scalar."""
+    """Return a bool scalar that is True if all numbers of a tree are finite."""
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()

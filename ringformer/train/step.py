@@ -1,4 +1,4 @@
-"""Train step: the view of one device, inside the program's only `shard_map`."""
+"""Train step as seen by one device, inside the program's only `shard_map`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,13 +32,14 @@ def make_train_step(
 ):
     """Return the jitted `step(state, batch) -> (state, metrics)` for global [B, T] arrays; the state is donated.
 
-    Loss and gradient are sums over tokens, divided once by the global number of trained tokens, so masks may be
-    arbitrarily uneven. Metrics: loss (nats per token; 0 if no token is trained on), grad_norm (before clipping), tokens
-    (those trained on), masked (tokens that the store masks, not counting document ends and padding), skipped (0 or 1).
+    Loss and gradient are sums over tokens that are divided once, by the global number of trained tokens. So masks may
+    be arbitrarily uneven. Metrics: loss (nats per token; 0 if no token is trained on), grad_norm (before clipping),
+    tokens (those trained on), masked (tokens that the store masks, not counting document ends and padding), skipped (0
+    or 1).
 
     A step whose loss or gradient norm is not finite is skipped: on every device, parameters, moments and the
-    optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes` the step takes a third
-    argument, a float32 scalar, and also skips larger norms.
+    optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes`, the step takes a third
+    argument, a float32 scalar, and is also skipped if its norm is larger than that.
     """
 
     def step(state, batch, *largest_norm):
@@ -47,7 +48,8 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            # Elementwise, fused into the update: a branch, or a second copy of the state, would cost memory.
+            # The choice is elementwise and fused into the update; a branch or a second copy of the state would cost
+            # memory.
             sound = jnp.isfinite(loss) & jnp.isfinite(norm)
             for limit in largest_norm:
                 sound &= norm <= limit
@@ -71,7 +73,7 @@ def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate
         return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
 
     def gradients(params, batch):
-        # The transpose of `vary` sums a gradient over the axes over which its parameter is replicated: dp and others.
+        # The transpose of `vary` sums a gradient over the axes along which its parameter is replicated: dp and others.
         params, sum_over_replicas = jax.vjp(partial(vary, axes=AXIS_NAMES), params)
 
         def add_microbatch(total, microbatch):
@@ -90,7 +92,7 @@ def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate
 
 
 def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: int, accumulate: int = 1):
-    """Return the jitted `evaluate(params, batch) -> (nats, tokens)`: sums over trained tokens by RoPE position.
+    """Return the jitted `evaluate(params, batch) -> (nats, tokens)`, which sums over trained tokens by RoPE position.
 
     Both are [buckets], one bucket per power of two (`position_bucket`): the summed loss, float32, and the number of
     tokens in the sum, int32. The evaluation uses as many microbatches as training, so that it fits into memory wherever
@@ -138,7 +140,8 @@ def make_logits(config: ModelConfig, weights: dict, mesh: Mesh):
 
 
 def _per_device(config, weights, mesh):
-    """Return the model's definition, the axes it communicates over, and the function that gathers its weights."""
+    """Return the model's definition, the axes that the model communicates over, and the function that gathers its
+    weights."""
 
     def gather(name, shards):
         return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)
