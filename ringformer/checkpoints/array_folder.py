@@ -1,7 +1,8 @@
-"""Folder with a saved tree of arrays: Orbax makes it, and a manifest lists all its files (`files/manifest.py`).
+"""Folder with a saved tree of arrays. Orbax makes the folder, and a manifest lists all of its files
+(`files/manifest.py`).
 
-Each process makes the entries of the chunks that it wrote; process 0 adds all others before Orbax gives the folder its
-name.
+Each process makes the manifest's entries for the chunks that it wrote. Process 0 adds all other entries before Orbax
+gives the folder its name.
 """
 
 import json
@@ -33,7 +34,7 @@ WRITTEN_LAST = ("commit_success.txt", "_CHECKPOINT_METADATA")
 
 
 class PlainFiles(ocp.PyTreeCheckpointHandler):
-    """Handler of trees with one kind of leaf, each a folder of plain zarr files; it writes a manifest.
+    """Handler of trees whose leaves are of one kind, each stored as a folder of plain zarr files; it writes a manifest.
 
     Args:
       kind: type of the leaves.
@@ -47,8 +48,8 @@ class PlainFiles(ocp.PyTreeCheckpointHandler):
         super().__init__(use_ocdbt=False, use_zarr3=True, type_handler_registry=kinds)
 
     def finalize(self, directory) -> None:
-        """Write the manifest: on process 0, when all processes have written, before the folder gets its name. (Orbax's
-        own method would merge the databases of the processes, and warn that there are none.)"""
+        """Write the manifest. This runs on process 0, after all processes have written and before the folder gets its
+        name. (Orbax's own method would merge the databases of the processes, and warn that there are none.)"""
         write_manifest(Path(directory), jax.process_count(), but=WRITTEN_LAST)
 
 
@@ -66,7 +67,8 @@ class Restore(ocp.args.PyTreeRestore):
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
-    """Return the values that were saved with a tree (`Save`); None if it was saved before there were manifests.
+    """Return the values that were saved with a tree (`Save`); None if the tree was saved before manifests were
+    introduced.
 
     Raises DamagedFiles if the folder's metadata cannot be read, or differ from what was written.
     """

@@ -31,18 +31,18 @@ AT_ONCE = 8
 
 
 def copied_steps(store: ObjectStore) -> list[int]:
-    """Return the steps of which a store has a complete checkpoint, in order."""
+    """Return the steps whose checkpoint is complete in a store, in order."""
     return sorted(step for step, places in _places(store).items() if any(places.values()))
 
 
 def settled_steps(store: ObjectStore) -> set[int]:
-    """Return the steps of which a store has a complete checkpoint that was not being replaced when copying stopped."""
+    """Return the steps whose checkpoint is complete in a store and was not being replaced when copying stopped."""
     return {step for step, places in _places(store).items() if list(places.values()) == [True]}
 
 
 def _places(store: ObjectStore) -> dict[int, dict[str, bool]]:
-    """Return, for each step in a store, the prefixes of its copies, and True for a complete copy. There are two copies
-    while a step is being replaced."""
+    """Return, for each step in a store, the prefixes of its copies, each with True if that copy is complete. There are
+    two copies while a step is being replaced."""
     steps: dict[int, dict[str, bool]] = {}
     for name in store.names():
         if match := re.match(r"checkpoints/(\d+)(?:\.2)?/", name):
@@ -143,8 +143,9 @@ def parts_of(place: ObjectStore | Path) -> list[str]:
 
 
 def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
-    """Copy to a store whatever it lacks of a run. Yield a line for each checkpoint, and True if it is damaged. Raises
-    ValueError if the store has checkpoints that the run lacks, or if the store and the run's folder overlap."""
+    """Copy everything of a run that a store lacks to the store. Yield a line for each checkpoint, and True if it is
+    damaged. Raises ValueError if the store has checkpoints that the run lacks, or if the store and the run's folder
+    overlap."""
     if refused := refusal(run_dir, store):
         raise ValueError(refused)
     send_files(run_dir, store)
@@ -154,8 +155,8 @@ def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
 
 
 def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
-    """Copy to a folder whatever it lacks of a run, and yield lines as `send` does. Raises ValueError if the folder has
-    later checkpoints, holds another run, or overlaps the store."""
+    """Copy everything of a run that a folder lacks to the folder, and yield lines as `send` does. Raises ValueError if
+    the folder has later checkpoints, holds another run, or overlaps the store."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):
         if refused := not_apart(run_dir, store):
@@ -186,8 +187,8 @@ def _copy_missing(
 
 
 def refusal(run_dir: Path, store: ObjectStore) -> str:
-    """Return the reason why a run may not start while its copies go to this store; "" if it may. Raises OSError if the
-    store fails."""
+    """Return the reason why a run that sends its copies to this store may not start; "" if it may. Raises OSError if
+    the store fails."""
     store.check()
     if refused := not_apart(run_dir, store):
         return refused
@@ -204,15 +205,16 @@ def refusal(run_dir: Path, store: ObjectStore) -> str:
 
 
 def not_apart(run_dir: Path, store: ObjectStore) -> str:
-    """Return the reason to copy nothing between a folder and a store: they overlap, so losing one means losing the
-    other; "" if they do not."""
+    """Return the reason to copy nothing between a folder and a store that overlap (losing one would mean losing the
+    other); "" if they do not overlap."""
     if any(store.overlaps(folder, CHECKPOINTS) for folder in (run_dir, run_dir / CHECKPOINTS)):
         return f"{store.url} and {run_dir} are one place, or one is in the other: name another place for the copies"
     return ""
 
 
 def _same_run(run_dir: Path, store: ObjectStore, common: set[int]) -> bool:
-    """Compare the newest of the `common` checkpoints; without any, compare the hashes in the runs' records."""
+    """Return True if folder and store hold the same run: compare the newest of the `common` checkpoints or, if there
+    are none, the hashes in the runs' records."""
     if common := common & settled_steps(store):
         manifest = tree_folder(run_dir, max(common)) / MANIFEST
         (place,) = _places(store)[max(common)]
@@ -221,7 +223,7 @@ def _same_run(run_dir: Path, store: ObjectStore, common: set[int]) -> bool:
 
 
 def _run_hash(record: bytes) -> str:
-    """Return the hash of the run in the content of an identity.json; "" if there is none."""
+    """Return the run's hash from the content of an identity.json; "" if it has none."""
     with suppress(ValueError, TypeError, KeyError):
         return str(json.loads(record)["hash"])
     return ""
@@ -247,7 +249,8 @@ class Copies:
 
     def start(self, step: int, keep: Keep) -> None:
         """Wait until the previous checkpoint is sent, then start sending this one. Raises OSError if the previous one
-        failed. The copy of the newest proven checkpoint stays, even if the run's folder no longer has it."""
+        failed. The copy of the newest proven checkpoint stays in the store, even if the run's folder no longer has that
+        checkpoint."""
         self.wait()
         self._sending = self._threads.submit(self._send, step, keep.proven(self._sent))
 

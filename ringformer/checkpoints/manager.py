@@ -1,8 +1,8 @@
 """Checkpoints of a run, written by Orbax: the state in logical shapes and the step, in RUN_DIR/checkpoints/STEP.
 
 Arrays are written without their padding (`sharded_arrays.py`) and can be restored onto any mesh. A batch is a function
-of (seed, step), so the step is the whole position in the data. Files are compared with the hashes that were saved with
-them before they are used (`verify.py`).
+of (seed, step), so the step alone determines the position in the data. Before files are used, they are compared with
+the hashes that were saved with them (`verify.py`).
 """
 
 import logging
@@ -31,8 +31,8 @@ State = Any
 
 
 class Checkpoints:
-    """Checkpoints of one run. A save is checked twice: each chunk is read back before the checkpoint counts as
-    finished, and then the latest checkpoint and its arrays must be those that were saved.
+    """Checkpoints of one run. A save is checked twice. Each chunk is read back before the checkpoint counts as
+    finished; after that, the latest checkpoint and its arrays must be those that were saved.
 
     Args:
       target: the shapes, dtypes and shardings of a state, a NamedTuple with a `step`.
@@ -57,8 +57,8 @@ class Checkpoints:
         )
 
     def restore_newest(self) -> tuple[int | None, State, list[str]]:
-        """Return the step to continue from, its state, and lines to report; None, None and no lines if there are no
-        checkpoints. Damaged checkpoints are moved to RUN_DIR/damaged.
+        """Return the step to continue from, its state, and lines to report; if there are no checkpoints: None, None and
+        no lines. Damaged checkpoints are moved to RUN_DIR/damaged.
 
         Raises DamagedFiles if there are checkpoints but none of them is whole, and ValueError if they belong to another
         model.
@@ -100,7 +100,7 @@ class Checkpoints:
         return read_about(tree_folder(self._run_dir, step)) or {}
 
     def way_back(self) -> str:
-        """Return a sentence for a run that has diverged: the checkpoint to go back to, and how."""
+        """Return a sentence for a run that has diverged: it names the checkpoint to go back to, and how to do that."""
         steps = sorted(self._manager.all_steps())
         proven = self._keep.proven(steps)
         if proven is None:
@@ -117,7 +117,7 @@ class Checkpoints:
     def close(self) -> None:
         """Wait for the save in progress. Raises OSError if it fails; does not repeat the error of an earlier save."""
         if self._failed:
-            if jax.process_count() == 1:  # if there are several, the others will not come to Orbax's barriers
+            if jax.process_count() == 1:  # other processes would not come to Orbax's barriers
                 with suppress(Exception):
                     self._manager.close()
             return
@@ -149,7 +149,8 @@ class Checkpoints:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Raise the error of a save as one line with the step, the cause, and the step to continue from."""
+        """Context that raises the error of a save as one line with the step, the cause, and the step to continue
+        from."""
         try:
             yield
         except Exception as error:
@@ -163,7 +164,7 @@ class Checkpoints:
 
 
 def _check(run_dir: Path, step: int, target: State, shardings: State) -> None:
-    """Raise OSError if a restore of the run would not find this step, or not the arrays that were saved."""
+    """Raise OSError if a restore of the run would not find this step, or would not find the arrays that were saved."""
     if (latest := latest_step(run_dir)) != step:
         raise OSError(
             f"{run_dir}: step {step} was saved, but the latest checkpoint that can be found there is {latest}"

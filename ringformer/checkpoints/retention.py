@@ -1,4 +1,4 @@
-"""Retention: the checkpoints of a run that stay on disk, and those that are proven.
+"""Retention: which checkpoints of a run stay on disk, and which are proven.
 
 A checkpoint is proven by a sound step after it. A step is sound if each of the last `IN_A_ROW` steps that were not
 skipped has a loss in bounds (`RATIO`, `NATS`). The newest proven checkpoint stays, whatever happens later.
@@ -12,16 +12,17 @@ IN_A_ROW = 8
 """Number of consecutive losses that make a step sound: one lucky batch must not prove a diverged state."""
 RATIO, NATS = 1.25, 0.25
 """A loss is in bounds if it is at most RATIO times the level plus NATS. The level is the lowest mean of `IN_A_ROW`
-consecutive losses. If losses vary by a tenth between batches, nine of ten steps are sound; a model that has forgotten
-what it learned has losses that are nats above the bound. The level never rises, so a run that stays diverged proves no
-checkpoint, however long it trains."""
+consecutive losses. If losses vary by a tenth between batches, nine of ten steps are sound. The losses of a model that
+has forgotten what it learned are several nats above the bound. The level never rises, so a run that stays diverged
+proves no checkpoint, however long it trains."""
 OTHER_LOSSES = ("data.", "model.", "seq_len")
 """Prefixes of the config keys that change the level of losses."""
 
 
 @dataclass
 class Keep:
-    """Policy that keeps the newest proven checkpoint, and those that the fields select; all while steps are skipped."""
+    """Policy that keeps the newest proven checkpoint and those that the fields select. While steps are skipped, it
+    keeps all."""
 
     latest: int | None = None
     """Number of latest checkpoints to keep; None: all."""
@@ -66,8 +67,8 @@ class Keep:
                 self.sound = step
 
     def doubt(self) -> str:
-        """Return the reason why the last step's state may have diverged; empty if it was not skipped and its loss is in
-        bounds."""
+        """Return the reason why the last step's state may have diverged; empty if the step was not skipped and its loss
+        is in bounds."""
         if self.skipping:
             return "the last step was skipped"
         if self._level is None or self._last[-1] <= self._largest():

@@ -1,4 +1,4 @@
-"""Saved models, trained or converted: the architecture, the latest checkpoint, and the parameters on a mesh."""
+"""Saved models, trained or converted: their architecture, their latest checkpoint, and their parameters on a mesh."""
 
 import hashlib
 import json
@@ -74,8 +74,8 @@ def latest_checkpoint(run_dir: str | Path) -> Path:
 
 
 def checkpoint_hash(folder: Path) -> str:
-    """Return a hash that differs between any two saves: of the manifest, or without one, of the time of the save and
-    the sizes of the files."""
+    """Return a hash that differs between any two saves. It is the hash of the manifest or, without one, of the time of
+    the save and the sizes of the files."""
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     hashed = any(path.name == MANIFEST for path in files.values())
     described = MANIFEST if hashed else "_CHECKPOINT_METADATA"

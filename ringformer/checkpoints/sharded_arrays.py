@@ -1,9 +1,10 @@
-"""Sharded arrays on disk: a zarr array in its logical shape, of which each process writes and reads its own shards.
+"""Sharded arrays on disk: each is a zarr array in its logical shape, and each process writes and reads its own shards
+of it.
 
-Padding is cut off on the host after a shard is copied there, and added before it is copied back: no program runs on a
-device, and no device holds more than its shards. A chunk never crosses the border of a shard, so no two processes write
-the same chunk. Orbax manages the folder, its metadata and its atomicity (`array_folder.py`); a `TypeHandler` defines
-what a leaf of the tree is, and `zarr_files.py` its files.
+Padding is cut off on the host after a shard is copied there, and added on the host before a shard is copied back. So no
+program runs on a device, and no device holds more than its shards. A chunk never crosses the border of a shard, so no
+two processes write the same chunk. Orbax manages the folder, its metadata and its atomicity (`array_folder.py`); a
+`TypeHandler` defines what a leaf of the tree is, and `zarr_files.py` defines the leaf's files.
 """
 
 import itertools
@@ -23,8 +24,8 @@ from ringformer.files.chunks import array_metadata
 from ringformer.files.manifest import DamagedFiles, Hashes, write_part
 
 CHUNK_BYTES = 16 * 2**20
-"""Bytes of a chunk's numbers. The allocator maps memory anew for each buffer above 32 MiB: with chunks of 64 MiB a
-restore takes twice as long."""
+"""Bytes of a chunk before compression. The allocator maps memory anew for each buffer above 32 MiB, so with chunks of
+64 MiB a restore takes twice as long."""
 
 
 @dataclass
@@ -55,7 +56,7 @@ class _Handler(ocp.type_handlers.TypeHandler):
     its result must not be used (`verify.restore_checked`)."""
 
     def typestr(self) -> str:
-        return "jax.Array"  # the type as which others restore it
+        return "jax.Array"  # the type that other readers restore
 
     async def metadata(self, infos):
         stores = [await ts.open(location(info), open=True) for info in infos]
@@ -93,7 +94,7 @@ class _Handler(ocp.type_handlers.TypeHandler):
 
 
 def checkpoint_handler() -> PlainFiles:
-    """Return the handler of trees whose leaves are `Saved`, and `Restored` in the arguments of a restore."""
+    """Return the handler of trees whose leaves are `Saved` in a save, and `Restored` in the arguments of a restore."""
     return PlainFiles(Saved, _Handler())
 
 
@@ -117,7 +118,7 @@ def _on_host(value: Saved, info: Info) -> Leaf:
 
 def _chunk(shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the shape of a chunk: a shard, cut along the first dimension that is whole on each device, for example the
-    layers of a stacked weight. A chunk has few layers, so reading one layer decodes little else."""
+    layers of a stacked weight. A chunk has only few layers, so reading one layer decodes little else."""
     dim = next((i for i, (whole, part) in enumerate(zip(shape, shard, strict=True)) if whole == part), None)
     if dim is None:
         return shard
@@ -136,7 +137,7 @@ def _split(place: Place, chunk: tuple[int, ...]) -> Iterator[Place]:
 
 
 def _taken(chunks: list[tuple[Place, np.ndarray]]) -> Iterator[tuple[Place, np.ndarray]]:
-    """Yield the chunks, and forget each one as it is taken: its memory is free once it is written."""
+    """Yield the chunks, and drop each from the list as it is taken, so that its memory is free once it is written."""
     while chunks:
         yield chunks.pop()
 
@@ -161,7 +162,7 @@ async def _read(info: Info, arg: Restored, hashes: Hashes | None) -> jax.Array:
         store = await open_array(info, hashes, array_context())
         if store.shape == shape:
             numbers = ts.cast(store, array.dtype)
-            places = {str(index): _inside(index, shape) for index in indices.values()}  # of replicas only one
+            places = {str(index): _inside(index, shape) for index in indices.values()}  # only one of the replicas
             reads = {index: numbers[place].read() for index, place in places.items()}
             shards = {index: _padded(await read, local) for index, read in reads.items()}
     except DamagedFiles:

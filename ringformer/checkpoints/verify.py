@@ -1,10 +1,10 @@
-"""Verify that a run's checkpoints are what was written, and restore the newest whole one. Processes share the work.
+"""Verify that a run's checkpoints are as they were written, and restore the newest whole one. Processes share the work.
 
 RUN_DIR/checkpoints/STEP/default/    the tree, with its manifest
 RUN_DIR/damaged/STEP/                a damaged checkpoint, moved there when the run resumed from an older one
 
-A restore reads the files of arrays once: the bytes that are compared with the manifest are decoded (`zarr_files.py`).
-All processes exchange their findings, reach the same verdict and act on it together.
+A restore reads the files of arrays only once: the bytes that it decodes are the bytes that it compared with the
+manifest (`zarr_files.py`). All processes exchange their findings, reach the same verdict and act on it together.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from ringformer.processes.agreement import from_all, from_process_0
 
 T = TypeVar("T")
 REPORTED = 20
-"""Faults that a process reports to the others."""
+"""Largest number of faults that a process reports to the others."""
 UNVERIFIED = "was saved before checkpoints had hashes: whether it is whole cannot be verified"
 
 
@@ -69,7 +69,7 @@ def restore_checked(
     """Return the result of `restore`, which reads a checkpoint with `handler`. All processes call this function.
 
     Raises DamagedFiles on all processes, with a summary of the faults, if a file differs from what was written: chunks
-    are compared as they are read, all other files before. `wanted`: see `checkpoint_faults`.
+    are compared as they are read, all other files before that. `wanted`: see `checkpoint_faults`.
     """
 
     def check(faults: list[str] | None) -> None:
@@ -80,7 +80,7 @@ def restore_checked(
     try:
         restored = restore()
     except (OSError, ValueError):
-        if jax.process_count() == 1:  # if there are several, the others wait at Orbax's barriers
+        if jax.process_count() == 1:  # other processes would wait at Orbax's barriers
             check(checkpoint_faults(run_dir, step, wanted, chunks=False))
         raise
     check(_all_faults(handler.leaves.faults))
@@ -88,8 +88,8 @@ def restore_checked(
 
 
 def restore_newest(run_dir: str | Path, restore: Callable[[int], T]) -> tuple[int | None, T | None, list[str]]:
-    """Return the step of the newest whole checkpoint, the result of `restore`, and lines to report; None, None and no
-    lines if there are no checkpoints.
+    """Return the step of the newest whole checkpoint, the result of `restore`, and lines to report; if there are no
+    checkpoints: None, None and no lines.
 
     Damaged checkpoints of later steps are moved to RUN_DIR/damaged. Raises DamagedFiles, and moves nothing, if there
     are checkpoints but none of them is whole.
@@ -117,14 +117,14 @@ def restore_newest(run_dir: str | Path, restore: Callable[[int], T]) -> tuple[in
 
 
 def unverified(run_dir: str | Path, step: int) -> list[str]:
-    """Return a line to report about a checkpoint that has no hashes; no line about others."""
+    """Return a line to report about a checkpoint if it has no hashes; otherwise no line."""
     has_hashes = (tree_folder(run_dir, step) / MANIFEST).exists()
     return [] if has_hashes else [f"the checkpoint of step {step} in {run_dir} {UNVERIFIED}"]
 
 
 @contextmanager
 def advising(run_dir: str | Path, step: int) -> Iterator[None]:
-    """Add to a DamagedFiles error the step of the checkpoint, and what to do about it."""
+    """Context that adds the step of the checkpoint, and what to do about it, to a DamagedFiles error."""
     try:
         yield
     except DamagedFiles as error:
@@ -155,7 +155,7 @@ def _set_aside(run_dir: Path, step: int) -> str:
 
 
 def _all_faults(faults: list[str] | None) -> list[str] | None:
-    """Return the faults that any process found; None if no process found any, and the files have no hashes. All
+    """Return the faults that any process found; None if the files have no hashes and no process found a fault. All
     processes call this function."""
     if jax.process_count() == 1:
         return faults

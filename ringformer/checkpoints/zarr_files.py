@@ -3,7 +3,8 @@
 NAME/zarr.json    shape, dtype, chunks, codecs (.zarray in version 2, which was written until 2026-11)
 NAME/0.0          a chunk: zstd, then the CRC-32C of the compressed bytes
 
-The file of a chunk is read into memory once; the bytes that are compared with the manifest are the bytes decoded.
+The file of a chunk is read into memory once; the bytes that are compared with the manifest are the bytes that are
+decoded.
 """
 
 import asyncio
@@ -78,7 +79,7 @@ async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
     try:
         for leaf in leaves:
             await leaf.info.await_path_creation()
-            # Zeros are written too, so that a chunk that is missing was lost.
+            # Chunks of zeros are written too, so a missing chunk must have been lost.
             spec = location(leaf.info) | {"metadata": leaf.metadata, "store_data_equal_to_fill_value": True}
             if create:
                 await ts.open(spec, create=True)
@@ -89,7 +90,7 @@ async def write_arrays(leaves: Iterable[Leaf], *, create: bool) -> Hashes:
                 under_way.append(asyncio.create_task(write(store, leaf, place, block)))
         while under_way:
             await under_way.popleft()
-    finally:  # after a failure too: nothing may be written once the folder is being removed
+    finally:  # even after a failure: nothing may be written once the folder is being removed
         await asyncio.gather(*under_way, return_exceptions=True)
     return hashes
 
