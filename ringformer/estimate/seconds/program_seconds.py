@@ -116,7 +116,7 @@ class Seconds(NamedTuple):
     """Lower bound (roofline): for each instruction, the larger of FLOPs at the peak and HBM bytes at the memory's
     rate."""
     counted: float = 0.0
-    """Part of the estimate that is based on machine code, or on bytes that certainly take longer than the
+    """Part of the estimate that is based on machine code, or on bytes that take at least as long as the modelled
     computation."""
     certain: float = 0.0
     """Part of the estimate that is spent regardless of which branches are taken."""
