@@ -26,6 +26,7 @@ def get_config():
     config.data.tokenizer = "models/llama3.1-8b/tokenizer.json"
     config.data.held_out = 0.01
     config.mesh_dim = "1,1,1,8"
+    config.model.remat = "attention"
     config.optimizer.learning_rate = 2e-5
     config.optimizer.schedule = "constant"
     config.optimizer.warmup_steps = 5

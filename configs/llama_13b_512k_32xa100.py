@@ -36,6 +36,8 @@ def get_config():
     config.data.template = "vicuna"
     config.data.packing = "whole"
     config.data.packed_attention = "sequence"  # chats have a few thousand tokens, far fewer than the context
+    config.model.remat = "attention"
+    config.model.offload = True  # on the device, the attention's outputs would not fit
     config.optimizer.learning_rate = 2e-5
     config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.0

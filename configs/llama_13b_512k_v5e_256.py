@@ -32,7 +32,8 @@ def get_config():
     config.data.template = "vicuna"
     config.data.packing = "whole"
     config.data.packed_attention = "sequence"  # chats have a few thousand tokens, far fewer than the context
-    config.model.head_groups = 4  # 10 heads per group, because a chip has 16 GB
+    config.model.remat = "attention"  # with offload: a chip has 16 GB
+    config.model.offload = True
     config.optimizer.learning_rate = 2e-5
     config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.0

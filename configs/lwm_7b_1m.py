@@ -28,6 +28,7 @@ def get_config():
     config.data.source = "jsonl:data/books/*.jsonl"
     config.data.tokenizer = "models/llama2-7b/tokenizer.model"
     config.data.held_out = 0.01
+    config.model.remat = "attention"
     config.optimizer.learning_rate = 4e-5
     config.optimizer.schedule = "constant"
     config.eval_every = 100

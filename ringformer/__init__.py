@@ -4,7 +4,7 @@ Arrays at public boundaries are [B, T, H, d]. Shape letters, everywhere: B batch
 (local to a device unless said otherwise), D model width, H query heads, K key heads, d head dim, F feed-forward
 width, V vocabulary, L layers.
 
-Names are imported when they are first asked for (PEP 562): `import ringformer` alone loads no JAX.
+Names are imported on first use (PEP 562): `import ringformer` alone does not load JAX.
 """
 
 from importlib import import_module, metadata

@@ -1,4 +1,4 @@
-"""`python -m ringformer VERB`: the command `ringformer` where its script is not on the path."""
+"""`python -m ringformer VERB`: the command `ringformer`, for use when its script is not on the path."""
 
 import sys
 

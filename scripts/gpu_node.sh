@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Train on one host with several GPUs, in one process. The process is restarted if it stalls, or if it is stopped by
-# anything but this script.
+# Train on one host with several GPUs, in one process.
+# The process is restarted if it stalls, or if it is stopped by anything but this script.
 set -euo pipefail
 # shellcheck source=scripts/launch_options.sh
 source "$(dirname "$0")/launch_options.sh"

@@ -13,11 +13,12 @@ from ringformer.cli.verbs import GROUPS, VERBS
 from ringformer.cli.visible_text import visible
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-"""Beginning of JAX's error message; its class is not available, because JAX is not imported here."""
+"""Beginning of JAX's error message. The error's class is not available, because JAX is not imported here."""
 
 
 def make_parsers(verb: str | None = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of the whole command line, and that of `verb`, the only one with its options and `call`."""
+    """Return the parser of the whole command line, and the parser of `verb`. Only the latter has its options and
+    `call`."""
     completion = 'Each verb has --help. Completion: eval "$(register-python-argcomplete ringformer)"'
     top = Parser("ringformer", description="Long-context training in JAX over a ring of devices.", epilog=completion)
     top.add_argument("--version", action="version", version=f"ringformer {metadata.version('ringformer')}")

@@ -32,7 +32,7 @@ def add_flags(
     """Add a flag `--NAME` for each field of a dataclass, or for those named, with its type, default, choices and help.
 
     A boolean that is False by default takes no value; a field without a default is required. With `unset`, all defaults
-    are None, for flags that override another value only when given.
+    are None. This is for flags that override another value only if they are given.
     """
     docs, types = field_docs(cls), get_type_hints(cls)
     for field in fields(cls):
@@ -57,7 +57,7 @@ def from_flags(args: argparse.Namespace, cls: type):
 
 
 def describe_fields(cls: type, prefix: str, but: Collection[str] = ()) -> str:
-    """List the fields except `but`: a line `PREFIX.NAME = default` each, and its docstring below."""
+    """List the fields except `but`: for each, a line `PREFIX.NAME = default` with the docstring below it."""
     docs, types, lines = field_docs(cls), get_type_hints(cls), []
     for field in (field for field in fields(cls) if field.name not in but):
         default = "" if field.default is MISSING else f" = {field.default!r}"

@@ -1,4 +1,4 @@
-"""The argument parser of a verb, with defaults in its help and exceptions as errors; types of options."""
+"""Argument parser of a verb, which shows defaults in its help and raises errors as exceptions; and types of options."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def output_file(text: str) -> Path:
-    """Return the path of the file that --out names, checked before long work without changing the file.
+    """Return the path of the file that --out names, after checking, without changing the file, that it can be written.
 
     Raises ValueError if it could not be written.
     """

@@ -30,7 +30,8 @@ VERBS = {
     "configs copy": ("cli.shipped_configs:add_copy", "copy a config in order to change it"),
     "tables": ("paper.commands:add_tables", "search the longest contexts of the paper's Table 3, compiled"),
 }
-"""`MODULE:FUNCTION` of each verb, which adds its arguments to a parser and returns the function to run; its help."""
+"""`MODULE:FUNCTION` of each verb, and the verb's help. FUNCTION adds the verb's arguments to a parser and returns the
+function to run."""
 
 GROUPS = {
     "data": "prepare and inspect token stores",

@@ -22,8 +22,8 @@ from ringformer.files.manifest import DamagedFiles, write_part
 from ringformer.models.llama_config import LlamaConfig
 
 CACHE_BYTES = 2**30
-"""Size of the cache of decoded chunks while a checkpoint is read: a run's chunks, unlike those of a converted model,
-hold parts of several blocks."""
+"""Size of the cache of decoded chunks while a checkpoint is read. The cache is needed because a run's chunks, unlike
+those of a converted model, hold parts of several blocks."""
 
 IndexedBlock = tuple[Place, np.ndarray]
 """Index into a parameter, and the array at that index."""
@@ -70,7 +70,8 @@ def save_streams(folder: Path, streams: dict[ParamPath, BlockStream]) -> None:
 def open_streams(folder: Path, config: LlamaConfig) -> dict[ParamPath, ts.TensorStore]:
     """Open the stored parameters of a checkpoint, by path. Each chunk is checked against the manifest when it is read.
 
-    Raises DamagedFiles, naming the files that have changed since they were written; reading a chunk raises it too.
+    Raises DamagedFiles, which names the files that have changed since they were written. Reading a chunk may raise it
+    too.
     """
     if faults := tree_faults(folder, lambda name: name.startswith("params."), chunks=False):
         raise DamagedFiles(f"the checkpoint is damaged: {'; '.join(faults[:3])}")

@@ -30,7 +30,7 @@ REQUIRED_VALUES = {
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None,),
 }
-"""Values of a config.json that `ringformer.models.llama` implements; others mean a different model."""
+"""Values of a config.json that `ringformer.models.llama` implements; any other value means a different model."""
 
 NUMBERS = (
     "rms_norm_eps",
@@ -57,7 +57,7 @@ ROPE_TYPES: dict[str, Any] = {"default": "none", **{kind: kind for kind in OPTIO
 def from_hf_config(hf: dict[str, Any]) -> LlamaConfig:
     """Return the `LlamaConfig` of a config.json, as transformers 4 or 5 writes it.
 
-    Raises ValueError naming what ringformer's LLaMA does not support.
+    Raises ValueError that names the features that ringformer's LLaMA does not support.
     """
     architectures = hf.get("architectures") or ["LlamaForCausalLM"]
     if architectures != ["LlamaForCausalLM"]:

@@ -11,7 +11,8 @@ from einops import rearrange
 from ringformer.models.llama_config import LlamaConfig
 
 BLOCK_BYTES = 64 * 2**20
-"""Maximum size of a block in float32. One block is read, transposed and written at a time, as a chunk on disk."""
+"""Maximum size of a block in float32. Blocks are read, transposed and written one at a time; each is a chunk on
+disk."""
 
 ParamPath = tuple[str, ...]
 

@@ -26,7 +26,7 @@ class Comparison(NamedTuple):
     mean_kl: float
     """Mean KL(transformers | ringformer), in nats per position."""
     top: list[tuple[int, float, int, float]]
-    """Ten likeliest tokens after the last one: id and logit of transformers, id and logit of ringformer."""
+    """Ten likeliest next tokens after the last position: id and logit of transformers, id and logit of ringformer."""
     rounded: str | None = None
     """Dtype of the Hugging Face tensors, if ringformer's parameters had to be rounded to it."""
 
@@ -51,7 +51,7 @@ def verify(hf: str | Path, run_dir: str | Path, *, length: int = 512, seed: int 
     """Compare two models on `length` random tokens, in float32. Only one model is in memory at a time.
 
     An export in bfloat16 or float16 rounds the run's parameters. Each parameter is therefore first rounded to the dtype
-    in which `hf` stores it, so that this rounding counts as no difference.
+    in which `hf` stores it, so that this rounding does not count as a difference.
     """
     if length < 1:
         raise ValueError(f"length={length} must be at least 1")

@@ -115,7 +115,7 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         layout=model.layout if ring else "contiguous",
         q_chunk=model.q_chunk,
         k_chunk=model.k_chunk,
-        kernel=model.kernel,
+        kernel="xla" if model.kernel == "auto" else model.kernel,
     )
 
     def both(q, k, v, segment_ids, do):

@@ -49,7 +49,7 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict:
     e = estimate or _counted(w)
     s, alive, hops = e.schedule, e.peak_buffers, ring_hops(w) if estimate and llama else None
     time = modelled_time(w, e) if estimate else computation_time(w)
-    used = mfu(w, time) if s and time else {}
+    used = mfu(w, time) if time else {}
     proposals = advice(w, estimate, time) if estimate and s and time else []
     return {
         "closed_form": estimate is None,
@@ -231,7 +231,7 @@ COLUMNS = (
     ("context", ">10"),
     ("batch", ">6"),
     ("mesh", ">11"),
-    ("peak GiB", ">14"),
+    ("peak GiB", ">15"),
     ("host GiB", ">9"),
     ("s/step", ">9"),
     ("tokens/s", ">10"),

@@ -1,1 +1,1 @@
-"""Evaluations of long context: line retrieval, needles, RULER, perplexity by position."""
+"""Evaluations of long context: line retrieval, needles, RULER, and perplexity by position."""

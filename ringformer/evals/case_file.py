@@ -1,4 +1,5 @@
-"""The file of an evaluation's cases: one JSON object per line, written as each case finishes and read to resume.
+"""File of an evaluation's cases: one JSON object per line, written when a case finishes and read to resume the
+evaluation.
 
 The first line names the evaluation and its settings. Cases with other settings are never added to a file.
 """
@@ -13,13 +14,14 @@ from ringformer.files.atomic import append_line, write_whole
 
 Row = dict[str, Any]
 CheckRow = Callable[[Row], None]
-"""Raises ValueError, KeyError or TypeError for a row that the evaluation did not write."""
+"""Function that raises ValueError, KeyError or TypeError for a row that the evaluation did not write."""
 HEAD = '{"evaluation": '
 """Beginning of every file of cases."""
 
 
 def read_cases(path: Path, evaluation: str, check: CheckRow) -> tuple[dict[str, Any] | None, dict[str, Row]]:
-    """Read the settings of a file of cases, and its cases by key; (None, {}) for a file truncated in its first line.
+    """Read the settings of a file of cases, and its cases by key; (None, {}) if the file is truncated in its first
+    line.
 
     Raises:
       ValueError: if the file holds another evaluation, a case twice, or an invalid line. A truncated last line is
@@ -60,7 +62,7 @@ class CaseFile:
     Args:
       path: the file; its folder is created.
       evaluation: lines, needle, ruler or perplexity.
-      settings: settings that decide an outcome, besides the case itself.
+      settings: settings that determine an outcome, besides the case itself.
       check: function that checks a row read from the file.
 
     Raises:
@@ -80,8 +82,8 @@ class CaseFile:
         write_whole(path, "".join(json.dumps(row) + "\n" for row in (head, *self.rows.values())))
 
     def missing(self, cases: Sequence[Any]) -> list[Any]:
-        """Return the cases that the file does not have, judging by each case's `key`. Raises ValueError for a case that
-        the file has with a different `prompt_hash`."""
+        """Return the cases that the file lacks, according to each case's `key`. Raises ValueError for a case that the
+        file has with a different `prompt_hash`."""
         for case in cases:
             if case.key in self.rows and self.rows[case.key]["prompt_hash"] != case.prompt_hash:
                 raise ValueError(
@@ -91,7 +93,7 @@ class CaseFile:
         return [case for case in cases if case.key not in self.rows]
 
     def check(self, row: Row) -> None:
-        """Raise ValueError if the file's row with this key differs, because somebody edited it."""
+        """Raise ValueError if the file has a different row with this key, because somebody edited it."""
         if self.rows[row["key"]] != json.loads(json.dumps(row)):
             raise ValueError(f"{self.path}: the case {row['key']} was edited: delete its line to evaluate it again")
 

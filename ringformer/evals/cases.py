@@ -1,4 +1,4 @@
-"""Shared parts of evaluations: cases, seeded random numbers, the search for the prompt size."""
+"""Shared parts of evaluations: cases, seeded random numbers, and the search for the size of a prompt."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def content_hash(content: bytes) -> str:
-    """Hash bytes that decide an outcome, for files of cases (blake2b, 32 hexadecimal digits)."""
+    """Hash bytes that determine an outcome, for files of cases (blake2b, 32 hexadecimal digits)."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -20,7 +20,7 @@ class Case:
     length: int | None
     """Most tokens of the prompt and `max_new_tokens` together; None: the model's limit."""
     index: int
-    """Number of the case among those that differ only by their random numbers."""
+    """Number of the case among the cases that differ from it only by their random numbers."""
     prompt: str
     expected: tuple[str, ...]
     max_new_tokens: int
@@ -40,8 +40,8 @@ class Case:
 
 
 CountTokens = Callable[..., int]
-"""Function that counts the tokens that the model is given for a prompt and, as an optional second argument, the
-beginning of its answer."""
+"""Function that counts the tokens that the model is given for a prompt. An optional second argument is the beginning of
+the answer, which is counted too."""
 
 
 def seeded(*parts: object) -> random.Random:
@@ -53,8 +53,8 @@ def largest_that_fits(tokens: Callable[[int], int], limit: int, least: int, gues
     """Find the largest number of parts with which a prompt has at most `limit` tokens.
 
     Args:
-      tokens: number of tokens of the prompt as an increasing function of the number of parts. Called rarely: the search
-        starts at `guess`, doubles its step until it has bounds, then bisects.
+      tokens: number of tokens of the prompt, an increasing function of the number of parts. It is called rarely: the
+        search starts at `guess`, doubles its step until it has bounds, and then bisects.
       least: the smallest number of parts that makes a prompt.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The four evaluations: the settings and cases of each, and its outputs."""
+"""The four evaluations: their settings, their cases and their outputs."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -80,7 +80,7 @@ def evaluate_ruler(args: argparse.Namespace) -> None:
             yield list(ruler.cases_of_length(length, task, count, args.seed, answering.tokens, data))
 
     def groups(answering: Answering, lengths: Sequence[int]) -> Iterable[list[Case]]:
-        list(cases(answering, lengths, 1))  # fail first if a task does not fit at some length, not only the shortest
+        list(cases(answering, lengths, 1))  # fail at once if a task does not fit some length
         return cases(answering, lengths, args.num_cases)
 
     table = partial(cross_table, field="task")
@@ -123,7 +123,7 @@ def _evaluate(
     """Run an evaluation whose cases are prompts.
 
     Args:
-      settings: settings that decide an outcome, besides the model, the format of the prompts and the seed.
+      settings: settings that determine an outcome, besides the model, the format of the prompts and the seed.
       groups: function from the answering model and the lengths to the cases, grouped by length.
     """
     with opened(args) as model:

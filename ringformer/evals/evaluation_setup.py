@@ -1,4 +1,4 @@
-"""The model to evaluate before its weights are loaded, its contexts, and the folder of an evaluation's outputs."""
+"""Setup of an evaluation: the model before its weights are loaded, its contexts, and the folder of the outputs."""
 
 import argparse
 import fcntl
@@ -24,7 +24,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 def parse_numbers(text: str, parse: Callable[[str], Any], name: str) -> list:
     """Parse numbers separated by commas with `parse`; return them sorted, without duplicates. Raises ValueError for a
-    part that `parse` refuses; `name` describes a valid number."""
+    part that `parse` refuses; in the message, `name` describes a valid number."""
     numbers = set()
     for part in text.split(","):
         try:
@@ -65,7 +65,8 @@ class Opened(NamedTuple):
     def load(self, max_length: int) -> TextGenerator:
         """Load the model for prompts and answers of up to `max_length` tokens in total.
 
-        Raises ValueError if a checkpoint was written since the model was opened: it may be the one that was loaded."""
+        Raises ValueError if a checkpoint was written after the model was opened, because that checkpoint may be the one
+        that was loaded."""
         generator = load_generator(self.folder, self.args, max_length)
         if identity(self.args.run) != self.identity:
             raise ValueError(f"{self.args.run} wrote a checkpoint while it was being read: start again")
@@ -73,11 +74,11 @@ class Opened(NamedTuple):
 
     @contextmanager
     def cases(self, name: str, settings: dict[str, Any], check: CheckRow) -> Iterator[CaseFile]:
-        """Open the file of the cases of an evaluation, in the locked folder of its outputs.
+        """Open an evaluation's file of cases, in the folder of its outputs, which is locked.
 
         Args:
           name: lines, needle, ruler or perplexity.
-          settings: settings that decide an outcome, besides those of the model.
+          settings: settings that determine an outcome, besides those of the model.
           check: function that checks a row read from the file.
         """
         dtype = self.args.compute_dtype or model_of(self.folder).compute_dtype

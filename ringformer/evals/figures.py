@@ -23,7 +23,8 @@ CURVE: Any = {"linewidth": 2, "markersize": 5, "clip_on": False, "zorder": 3}
 
 @drawn
 def draw_accuracy(plt, rows: Sequence[Row], title: str) -> Any:
-    """Plot accuracy of line retrieval over prompt tokens, as the paper's Figure 3, with Wilson's 95% intervals."""
+    """Plot the accuracy of line retrieval over prompt tokens, as in the paper's Figure 3, with Wilson's 95%
+    intervals."""
     groups = list(contexts(rows).values())
     tokens, accuracy = np.array([mean_tokens(group) for group in groups]), np.array([mean(group) for group in groups])
     low, high = np.transpose([wilson(mean(group), len(group)) for group in groups])
@@ -76,7 +77,7 @@ def draw_tasks(plt, rows: Sequence[Row], title: str) -> Any:
 
 @drawn
 def draw_losses(plt, by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], title: str) -> Any:
-    """Plot the loss of the same last tokens over their context, and at the longest context by position."""
+    """Plot the loss of the same last tokens over their context, and the loss at the longest context by position."""
     figure, both = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
     names = ("tokens in the context (the same last tokens predicted)", "tokens before the predicted token")
     for axes, losses, name in zip(both, (by_context, by_position), names, strict=True):

@@ -20,7 +20,7 @@ LINE = "line {index}: REGISTER_CONTENT is <{number}>\n"
 FOOTER = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number. "
 MAX_NEW_TOKENS = 100
 MOST_DIGITS = 1000
-"""Numbers with this many digits count as wrong answers, because Python refuses to parse much longer integers."""
+"""Number of digits from which a number counts as a wrong answer; Python refuses to parse much longer integers."""
 
 CASES = 50
 """LongEval's number of cases."""
@@ -29,7 +29,7 @@ LARGEST = 50_000
 
 
 class Numbers(NamedTuple):
-    """Range of the numbers in lines, both ends included; only 1 to 50,000 is LongEval's task."""
+    """Range of the numbers in lines, both ends included. LongEval's task is the range from 1 to 50,000."""
 
     smallest: int = 1
     largest: int = LARGEST
@@ -47,7 +47,7 @@ def record_text(lines: Iterable[tuple[str, int]]) -> str:
 
 
 class Record:
-    """Lines of a case; the first n do not depend on how many are requested.
+    """Lines of a case. The first n lines are the same, however many are requested.
 
     Args:
       parts: seed of the random numbers.
@@ -105,7 +105,8 @@ def cases_of_lines(num_lines: int, count: int, seed: int, numbers: Numbers) -> I
 def read_official(path: str | Path) -> list[Case]:
     """Read the cases of one of LongEval's files, one JSON object per line, with their prompts verbatim.
 
-    Raises ValueError for an unreadable file, and for a line that is not a row or lacks a key, with its number.
+    Raises ValueError for an unreadable file, and for a line that is not a row or lacks a key; the message has the
+    line's number.
     """
     cases: list[Case] = []
     try:

@@ -1,4 +1,5 @@
-"""The model to evaluate: that of a run, a converted model, or a Hugging Face checkpoint, converted temporarily."""
+"""The model to evaluate: the model of a run, a converted model, or a Hugging Face checkpoint, which is converted
+temporarily."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.files.untrusted import read_object
 
 STORED = ("float32", "bfloat16", "float16")
-"""Hugging Face dtypes that a conversion keeps; it turns others into float32."""
+"""Dtypes of Hugging Face tensors that a conversion keeps; it converts all others to float32."""
 
 
 def is_hugging_face(run: str | Path) -> bool:

@@ -1,5 +1,5 @@
-"""Needle in a haystack: sentences, each with a number, are hidden in a long text at some depth; the model is asked for
-some of the numbers."""
+"""Needle in a haystack: sentences, each with a number, are hidden at some depth in a long text, and the model is asked
+for some of the numbers."""
 
 import random
 import re
@@ -46,8 +46,8 @@ class Haystack(NamedTuple):
 
     @classmethod
     def load(cls, path: str | Path | None) -> "Haystack":
-        """Load a UTF-8 text, or the built-in one. Raises ValueError if it is not UTF-8, or has no full stop after which
-        a needle could be placed."""
+        """Load a UTF-8 text, or the built-in one. Raises ValueError if the text is not UTF-8, or has no full stop after
+        which a needle could be placed."""
         try:
             text = BUILT_IN if path is None else Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -76,13 +76,13 @@ def full_stops(text: str) -> list[int]:
 
 
 def place(stops: Sequence[int], length: int, depth: float) -> int:
-    """Position of a needle at `depth` percent of a text of `length` characters: the last of `stops` up to that depth,
-    or 0 if no stop comes before it."""
+    """Return the position of a needle at `depth` percent of a text of `length` characters: the last of `stops` up to
+    that depth, or 0 if there is none."""
     return max((stop for stop in stops if stop <= length * depth / 100), default=0)
 
 
 def prompt(text: str, needles: Sequence[tuple[str, int, float]], asked: Sequence[str]) -> str:
-    """Build a prompt from a text, the needles (city, number, depth in percent) to hide, and the cities asked for."""
+    """Build a prompt from a text, the needles to hide (city, number, depth in percent), and the cities asked for."""
     stops = full_stops(text)
     placed = [(place(stops, len(text), depth), i) for i, (_, _, depth) in enumerate(needles)]
     for position, i in sorted(placed, reverse=True):
@@ -112,7 +112,8 @@ def cases_of_length(
     haystack: Haystack,
     tokens: CountTokens,
 ) -> Iterator[Case]:
-    """Yield `count` cases for each depth, in percent, of the first needle asked for; others are placed at random.
+    """Yield `count` cases for each depth. A depth, in percent, is that of the first needle asked for; other needles are
+    placed at random.
 
     The text is as long as possible while prompt and answer fit in `length` tokens.
     """

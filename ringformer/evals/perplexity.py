@@ -1,4 +1,4 @@
-"""Perplexity of a store's documents, by position, and of the same tokens with contexts of several lengths.
+"""Perplexity of a store's documents: by position, and for the same tokens with contexts of several lengths.
 
 A row is a stretch of one document, so it contains no context from other documents.
 """
@@ -19,19 +19,19 @@ ROUNDING = 1e-3
 
 
 TokenLosses = Callable[[Sequence[Sequence[int]]], Sequence[np.ndarray]]
-"""Computes -log p in nats of every token but the first, float [len(row) - 1] for each row of tokens, as
-`ringformer.inference.generator.Generator.token_losses` does."""
+"""Function that computes, for each row of tokens, -log p in nats of every token except the first, float [len(row) - 1],
+as `ringformer.inference.generator.Generator.token_losses` does."""
 
 
 class Stretch(NamedTuple):
-    """Tokens of a document, and a mask of those that count."""
+    """Tokens of a document, and a mask of the tokens that count."""
 
     length: int
     document: int
     tokens: np.ndarray
     """Token ids, int [length]."""
     counted: np.ndarray
-    """Mask of tokens trained on by the store, bool [length]; the first entry is not used."""
+    """Mask of the tokens that the store trains on, bool [length]; the first entry is not used."""
 
     @property
     def key(self) -> str:
@@ -57,15 +57,16 @@ def choose_documents(store: TokenStore, longest: int, count: int) -> list[int]:
 
 
 def check(store: TokenStore, lengths: Sequence[int], last: int) -> None:
-    """Raise ValueError if the store has no document as long as the longest context, or the shortest context has fewer
-    than `last` tokens to predict."""
+    """Raise ValueError if the store has no document as long as the longest context, or if the shortest context has
+    fewer than `last` tokens to predict."""
     if not 1 <= last < min(lengths):
         raise ValueError(f"--last={last} tokens must be at least 1, and fewer than the {min(lengths)} of a context")
     choose_documents(store, max(lengths), 1)
 
 
 def stretches(store: TokenStore, documents: Sequence[int], length: int, longest: int) -> Iterator[Stretch]:
-    """Yield the `length` tokens of each document that end at its token `longest`, so that all lengths end there."""
+    """Yield, for each document, the `length` tokens that end at its token number `longest`, so that all lengths end at
+    the same token."""
     for document in documents:
         end = int(store.offsets[document]) + longest
         tokens = np.asarray(store.tokens[end - length : end]).astype(np.int64)
@@ -74,7 +75,8 @@ def stretches(store: TokenStore, documents: Sequence[int], length: int, longest:
 
 
 def measure(stretch: Stretch, losses: np.ndarray, last: int) -> Row:
-    """Make the row of a stretch: nats and tokens of its last `last` tokens, and by position in powers of two.
+    """Make the row of a stretch: summed nats and number of the counted tokens, among its last `last` tokens and by
+    position, in powers of two.
 
     Args:
       losses: float [length - 1], in nats, of every token but the first.
@@ -100,7 +102,7 @@ def measure(stretch: Stretch, losses: np.ndarray, last: int) -> Row:
 
 
 def check_row(row: Row) -> None:
-    """Raise ValueError, KeyError or TypeError for a row that `measure` cannot have written, judging by its numbers."""
+    """Raise ValueError, KeyError or TypeError for a row whose numbers show that `measure` cannot have written it."""
     length, tokens, nats = row["length"], row["bin_tokens"], row["bin_nats"]
     if row["key"] != json.dumps([length, row["document"]]):
         raise ValueError("the key belongs to another row")
@@ -120,7 +122,7 @@ def measure_store(
     file: CaseFile,
     say: Callable[[str], None],
 ) -> None:
-    """Measure every document at every length, except those that the file has already."""
+    """Measure every document at every length, except the rows that the file already has."""
     longest = max(lengths)
     chosen = choose_documents(store, longest, documents)
     if len(chosen) < documents:
@@ -156,14 +158,16 @@ def by_context(rows: Sequence[Row], bytes_per_token: float) -> dict[int, Loss]:
 
 
 def by_position(rows: Sequence[Row], bytes_per_token: float) -> dict[int, Loss]:
-    """Return the loss at the longest context of tokens at positions k to 2k - 1, by k, a power of two."""
+    """Return the loss, at the longest context, of the tokens at positions k to 2k - 1, by k, which is a power of
+    two."""
     longest = max(row["length"] for row in rows)
     bins = [enumerate(zip(row["bin_nats"], row["bin_tokens"], strict=True)) for row in rows if row["length"] == longest]
     return _mean_losses([(2**k, *sums) for of_row in bins for k, sums in of_row], bytes_per_token)
 
 
 def _mean_losses(sums: Sequence[tuple[int, float, int]], bytes_per_token: float) -> dict[int, Loss]:
-    """Add sums of nats and tokens (key, nats, tokens) by key, and divide them; keys without tokens are left out."""
+    """Add up the entries (key, nats, tokens) of each key, and divide nats by tokens; keys without tokens are left
+    out."""
     losses = {}
     for key in sorted({key for key, _, _ in sums}):
         nats = sum(nats for other, nats, _ in sums if other == key)

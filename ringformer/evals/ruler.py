@@ -1,8 +1,9 @@
-"""The thirteen tasks of RULER (Hsieh et al. 2024): random content, length and metric of their prompts.
+"""The thirteen tasks of RULER (Hsieh et al. 2024): the random content of their prompts, the prompts' length, and the
+metric.
 
 Differences from the generator of NVIDIA/RULER: keys, values, variables and coded words are distinct; every case orders
 its list anew; a needle in essays may follow any full stop, including that of an abbreviation; and the words are the
-package's own unless the original's are given. A list longer than the supply of words consists of pairs.
+package's own unless the original's are given. If a list needs more words than there are, it consists of pairs of words.
 """
 
 import math
@@ -23,7 +24,7 @@ from ringformer.evals.words import distinct_pairs
 HOPS = 4
 COMMON_WORDS = 10
 LONG = 4096
-"""Context in tokens from which lists repeat each word more often, and prompts shrink in larger steps."""
+"""Shortest context, in tokens, in which lists repeat each word more often and prompts shrink in larger steps."""
 EXAMPLE_TOKENS, EXAMPLE_NOISES = 500, 5
 """Most tokens of the example of `vt`, and fewest sentences of noise in it."""
 DEPTHS = tuple(round(100 * i / 39) for i in range(40))
@@ -48,7 +49,7 @@ class Setting(NamedTuple):
     tokens: CountTokens
     data: Data
     rng: random.Random
-    """Random numbers drawn once for all cases."""
+    """Generator of the random numbers that are drawn once for all cases."""
 
     def step(self, long: int, short: int = 5) -> int:
         """Return `long` for a context of at least `LONG` tokens, otherwise `short`."""
@@ -56,7 +57,7 @@ class Setting(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Recipe for the cases of a task at one length."""
+    """Recipe that builds the cases of a task at one length."""
 
     build: Callable[[random.Random, int, int], Built]
     """Function that builds a case from its random numbers, its number and a number of parts: sentences, words or
@@ -66,7 +67,7 @@ class Plan(NamedTuple):
     step: int
     """Parts to remove at a time from a case whose random content makes it too long."""
     unit: int = 1
-    """Parts to add at a time in the search for the most that fit."""
+    """Parts to add at a time in the search for the largest number that fits."""
 
 
 class Task(NamedTuple):
@@ -100,7 +101,8 @@ def _values(rng: random.Random, kind: str) -> Iterator[str]:
 def _niah(
     haystack: str, kind: str = "number", *, key: str = "word", keys: int = 1, values: int = 1, asked: int = 1
 ) -> Callable[[Setting], Plan]:
-    """Plan needles in a haystack of noise, other needles or essays: `keys`, each with `values`; some are asked for.
+    """Plan needles in a haystack of noise, other needles or essays. There are `keys` keys with `values` values each;
+    `asked` of the keys are asked for.
 
     Args:
       kind: kind of the values, number or uuid.
@@ -133,8 +135,8 @@ def _niah(
 
 
 def _tracking(setting: Setting) -> Plan:
-    """Plan variables assigned to one another between lines of noise, after an example whose assignments are at the same
-    places in every case."""
+    """Plan variables that are assigned to one another between lines of noise. An example precedes them; its assignments
+    are at the same places in every case."""
 
     def chain(rng: random.Random, letters: int, value: int, noises: int, places: Sequence[int]) -> Built:
         names = list(islice(_letters(rng, string.ascii_uppercase, letters), HOPS + 1))
@@ -182,7 +184,7 @@ def _common(setting: Setting) -> Plan:
 
 
 def _frequent(setting: Setting) -> Plan:
-    """Plan a text of coded words distributed by Zipf's law; the most frequent word is dots."""
+    """Plan a text of coded words with frequencies by Zipf's law; the most frequent word consists of dots."""
     zeta = math.pi**2 / 6  # zeta(ZIPF)
     step = max(1, setting.room // 32)
 
@@ -198,7 +200,8 @@ def _frequent(setting: Setting) -> Plan:
 
 
 def _answering(name: str, setting: Setting) -> Plan:
-    """Plan a question about documents among other documents; the case's number is the question's.
+    """Plan a question about documents that are mixed with other documents; the number of the case is the number of the
+    question.
 
     Args:
       name: squad or hotpotqa.
@@ -257,8 +260,8 @@ def choose(names: Sequence[str] | None, data: Data) -> list[str]:
 
 def cases_of_length(length: int, name: str, count: int, seed: int, tokens: CountTokens, data: Data) -> Iterator[Case]:
     """Yield `count` cases of a task whose prompt and answer have at most `length` tokens. The number of parts is the
-    largest that fits a common sample, reduced in steps for cases that turn out longer. Raises ValueError for a task
-    whose shortest prompt does not fit."""
+    largest that fits for one sample that all cases share; it is reduced in steps for cases that turn out longer. Raises
+    ValueError for a task whose shortest prompt does not fit."""
     task = TASKS[name]
     room = room_for_prompt(length, task.max_new_tokens)
     build, least, step, unit = task.plan(Setting(length, room, tokens, data, seeded("ruler", name, seed, length)))
@@ -284,7 +287,7 @@ def cases_of_length(length: int, name: str, count: int, seed: int, tokens: Count
 
 
 def score(case: Case, answer: str) -> float:
-    """Share of the references that occur in the answer, ignoring case; for `ANY_REFERENCE`, 1 if any occurs. RULER's
-    metric is 100 times the mean."""
+    """Return the share of the references that occur in the answer, ignoring case; for a task of `ANY_REFERENCE`, 1 if
+    any occurs. RULER's metric is 100 times the mean of these shares."""
     hits = [reference.lower() in answer.lower() for reference in case.expected]
     return float(any(hits)) if case.labels["task"] in ANY_REFERENCE else sum(hits) / len(hits)

@@ -1,6 +1,6 @@
-"""External data for RULER's tasks, from the files that the original reads: words, essays, questions.
+"""External data for RULER's tasks, from the files that the original reads: words, essays and questions.
 
-ringformer contains none of it, only words of its own.
+ringformer contains none of these data; it only has words of its own.
 """
 
 import json
@@ -24,7 +24,7 @@ class Words(NamedTuple):
     listed: Sequence[str]
     """Distinct words for lists, sorted."""
     pairs: tuple[Sequence[str], Sequence[str]]
-    """Adjectives and nouns of the pairs that replace `listed` for lists that need more words."""
+    """Adjectives and nouns of the pairs that replace `listed` if a list needs more words."""
 
 
 class Question(NamedTuple):
@@ -36,7 +36,7 @@ class Question(NamedTuple):
     documents: Sequence[str]
     """Documents with the answer."""
     related: Sequence[str]
-    """Documents to show together with these, before any others."""
+    """Documents to show together with `documents`, before any others."""
 
 
 class Questions(NamedTuple):
@@ -79,8 +79,8 @@ def read_essays(path: str | Path) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text into sentences, which end after a full stop, question mark or exclamation mark and any quotation
-    mark or bracket that follows it."""
+    """Split a text into sentences. A sentence ends after a full stop, question mark or exclamation mark, including any
+    quotation mark or bracket that follows it."""
     return re.split(r"(?<=[.?!]) +|(?<=[.?!][\"')\]]) +", text)
 
 
@@ -123,15 +123,15 @@ def _read_questions(path: str | Path, read: Callable[[Any, list[Question]], Iter
 
 
 class Data(NamedTuple):
-    """Data of the tasks; empty where no file was given."""
+    """Data of the tasks; a field is empty if no file was given for it."""
 
     words: Words
     essays: Sequence[str]
     squad: Questions
     hotpotqa: Questions
     settings: dict[str, str | None]
-    """Hash of the content of each file or folder by its option, None if it was not given; for the settings in a file of
-    cases."""
+    """Hash of the content of each file or folder, by its option; None if it was not given. These hashes are part of the
+    settings in a file of cases."""
 
 
 def read_data(
@@ -141,7 +141,7 @@ def read_data(
 
     Args:
       words: the folder of `WORD_LISTS`; None: ringformer's own words.
-      essays, squad, hotpotqa: files; None where no task needs it.
+      essays, squad, hotpotqa: files; None if no task needs the file.
     """
     paths = {"words": words, "essays": essays, "squad": squad, "hotpotqa": hotpotqa}
     hashes: dict[str, str | None] = dict.fromkeys(paths)

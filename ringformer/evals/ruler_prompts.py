@@ -11,7 +11,7 @@ NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 
 
 class Prompt(NamedTuple):
-    """A question, and the beginning of its answer, which the model is given."""
+    """A question, and the beginning of its answer; the model is given both."""
 
     question: str
     prefix: str

@@ -1,4 +1,4 @@
-"""Answer cases in batches with a model; score and save them one by one."""
+"""Runner of cases: a model answers them in batches, and they are scored and saved one by one."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class Answering(NamedTuple):
 
     model: TextGenerator
     capacity: int
-    """Most tokens of the model, prompt and answer together."""
+    """Most tokens that the model supports, prompt and answer together."""
     batch_size: int
     """Cases of one length to answer at a time."""
     chat: bool
@@ -102,7 +102,8 @@ FIELDS = frozenset(("key", "prompt_hash", "length", "index", "prompt_tokens", "e
 
 
 def row_checker(score: Score) -> CheckRow:
-    """Return a function that refuses rows whose key does not match their fields, or whose score is not the answer's."""
+    """Return a function that refuses rows whose key does not match their fields, or whose score is not that of their
+    answer."""
 
     def check(row: Row) -> None:
         expected = tuple(map(str, row["expected"]))

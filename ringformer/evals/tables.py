@@ -68,7 +68,7 @@ def cross_table(rows: Sequence[Row], field: str, label: str = "{}") -> str:
 
 
 def perplexity_tables(by_context: Mapping[int, Loss], by_position: Mapping[int, Loss], last: int) -> str:
-    """Tabulate losses by context, and by position at the longest context."""
+    """Tabulate losses by context, and losses at the longest context by position."""
     columns = f"{'tokens':>12} {'nats':>8} {'bits/byte':>10} {'perplexity':>11}"
     text = [
         f"the same last {last:,} tokens of each document, by tokens in the context:",

@@ -1,7 +1,7 @@
-"""Words for prompts. Changing them changes every prompt, and a case is identified by its prompt's hash.
+"""Words for prompts. A change of the words changes every prompt, and so the hashes of prompts, which identify cases.
 
-The package has its own words, so that a seed gives the same prompts on every machine, independent of other packages'
-releases.
+The package has its own words, so that a seed gives the same prompts on every machine, independently of the releases of
+other packages.
 """
 
 import random

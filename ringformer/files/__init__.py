@@ -1,1 +1,2 @@
-"""Files: atomic writes, hashes, manifests, object stores, folders from strangers, and the names in a run's folder."""
+"""Files: atomic writes, hashes, manifests, object stores, untrusted folders, and the names of files in a run's
+folder."""

@@ -13,10 +13,10 @@ CHECKSUM = "ringformer_checksum"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: a reader finds the old content or the new, also after a crash.
+    """Write a file atomically: a reader finds either the old or the new content, even after a crash.
 
-    The content is first written to PATH.part, and renamed when it is on the disk. Only one process at a time may write
-    a path.
+    The content is first written to PATH.part, which is renamed once it is on the disk. Only one process at a time may
+    write a path.
     """
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -40,8 +40,8 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's entries, are on the disk: a rename may be lost in a power failure
-    unless the folder is synced."""
+    """Wait until a file's content, or a folder's entries, are on the disk. Unless the folder is synced, a power failure
+    may undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -50,7 +50,7 @@ def sync(path: Path) -> None:
 
 
 def read_back(path: Path) -> bytes:
-    """Wait until a file is on the disk, drop its pages from memory, and return the content that the disk returns."""
+    """Wait until a file is on the disk, drop its pages from memory, and return its content as read from the disk."""
     with path.open("rb", buffering=0) as file:
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):  # not on macOS

@@ -32,7 +32,7 @@ class ObjectStore:
     """
 
     def __init__(self, url: str):
-        import tensorstore as ts  # here: configs are checked where nothing is trained
+        import tensorstore as ts  # imported here, because checking a config needs no store
 
         self.url = url.rstrip("/")
         context = ts.Context({"gcs_request_retries": RETRIES})
@@ -48,8 +48,9 @@ class ObjectStore:
             raise OSError(f"{self.url} cannot be listed: it takes the permission storage.objects.list")
 
     def overlaps(self, folder: Path, part: str) -> bool:
-        """Return True if the URL, or `part` below it, and a folder of this machine are the same place, or one contains
-        the other, through any links and mounts: a file that is created in one is looked for in the other."""
+        """Return True if the URL, or `part` below it, and a folder of this machine are the same place, or if one
+        contains the other, through any links and mounts. To test this, a file is created in one and looked for in the
+        other."""
         if not folder.is_dir() or not os.access(folder, os.W_OK):  # nothing in the folder can be lost
             return False
         name = f"{PROBE}-{uuid.uuid4().hex}"
@@ -85,7 +86,8 @@ class ObjectStore:
         self._wait("deleted", self._files.write(name, None), name)
 
     def _wait(self, done: str, result: Any, name: str = "") -> Any:
-        """Return the value of tensorstore's future `result`; an error says that the file could not be `done`."""
+        """Return the value of tensorstore's future `result`. An error says that the file could not be `done` (e.g.
+        "read")."""
         place = f"{self.url}/{name}" if name else self.url
         try:
             return result.result(timeout=SECONDS)

@@ -1,4 +1,5 @@
-"""Hashes that detect changed bits in files: xxh3_128, as fast as memory, but no protection against intent."""
+"""Hashes that detect changed bits in files: xxh3_128, which is as fast as memory but gives no protection against
+intent."""
 
 import hashlib
 import json

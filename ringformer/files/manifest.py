@@ -1,4 +1,4 @@
-"""Manifest of a folder: the size and hash of each file, by which later changes on the disk are detected and named.
+"""Manifest of a folder: the size and hash of each file, with which later changes on the disk are detected and named.
 
 manifest.json     {file: [bytes, hash]}, with paths relative to the folder
 
@@ -49,7 +49,8 @@ def write_manifest(folder: Path, parts: int = 0, names: Iterable[str] | None = N
     """Write the manifest of a folder.
 
     Args:
-      parts: number of processes that called `write_part`; the files of no process are read back and hashed here.
+      parts: number of processes that called `write_part`. Files that are in no process's part are read back and hashed
+        here.
       names: files to list; None: all files except those in `but`.
 
     Raises OSError if one of the processes did not call `write_part`.
@@ -91,7 +92,8 @@ def read_verified(folder: Path, name: str, hashes: Hashes, *, verify_crc: bool =
     """Read a file once, compare it with its entry in the manifest, and return the content that was compared.
 
     Args:
-      verify_crc: True to verify that the CRC-32C of a chunk matches its content, as decoding the chunk does too.
+      verify_crc: True to verify that the CRC-32C of a chunk matches its content. (Decoding the chunk verifies this
+        too.)
 
     Raises DamagedFiles, with the file's path first, if the file differs from what was written.
     """
@@ -127,11 +129,12 @@ def find_faults(
     share: tuple[int, int] = (0, 1),
     read: Callable[[str], bool] = lambda name: True,
 ) -> list[str]:
-    """Return a line for each difference between a folder and its manifest, `hashes`; it begins with the file's path.
+    """Return a line for each difference between a folder and its manifest, `hashes`; each line begins with the file's
+    path.
 
     Args:
       wanted: returns True for files to check.
-      unlisted: returns True for files that may be there without being in the manifest; None: any may be.
+      unlisted: returns True for files that may exist although they are not in the manifest; None: any file may.
       share: `(i, n)`: read the i-th of n shares of the files, about equal in bytes.
       read: returns True for files to read and compare; only the sizes of the others are compared.
     """

@@ -1,4 +1,5 @@
-"""Identity of a process that left a note on a shared disk: it tells others whether that process still runs."""
+"""Identity of a process that left a note on a shared disk. From it, other processes can tell whether that process still
+runs."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Files of a folder that came from a stranger: only its own files are read, no others of this machine.
+"""Files of an untrusted folder: only the folder's own files are read, and no other files of this machine.
 
 The folder of a model names files (in the index of its shards) and may contain symbolic links. Its files are read,
 converted, and copied into checkpoints and exports, so a name or a link could leak any file that the user can read.
@@ -13,7 +13,8 @@ from ringformer.files.atomic import CHECKSUM
 from ringformer.files.hashes import hash_object
 
 CACHED = ("models--", "datasets--", "spaces--")
-"""Prefixes of the repositories' folders in the Hugging Face cache, whose snapshots are links into their blobs."""
+"""Prefixes of the folders of repositories in the Hugging Face cache; a repository's snapshots are links to its
+blobs."""
 
 
 def contained(folder: str | Path, name: str) -> Path:

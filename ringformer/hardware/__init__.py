@@ -22,14 +22,14 @@ class TensorCores:
     matrix_flops_per_cycle: int
     """FLOPs per cycle of one core's matrix units, bf16."""
     matrix_side: int
-    """Features that a matrix unit sums over at once; a product over fewer fills only part of it."""
+    """Features that a matrix unit sums over at once; a product over fewer features fills only part of the unit."""
     vmem_bytes: int
     """On-chip memory of a core that kernels may use."""
     mosaic: bool = True
     """True if Mosaic compiles kernels with matrix products for it."""
 
     def filled(self, features: int) -> float:
-        """Share of a matrix unit that products over `features`, padded to lanes of 128, fill."""
+        """Return the share of a matrix unit that is filled by products over `features`, padded to lanes of 128."""
         return min(1.0, -(-features // 128) * 128 / self.matrix_side)
 
 
@@ -41,7 +41,7 @@ class Multiprocessors:
     """Major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
     count: int
     fpus: int
-    """Float32 units of a multiprocessor."""
+    """Number of float32 units of a multiprocessor."""
     shared_bytes: int
     """Shared memory of a multiprocessor; a block may use all but one KiB."""
     l2_bytes: int
@@ -135,7 +135,7 @@ class CloudTpu:
     """Google Cloud's names for the slices of a generation."""
 
     accelerator_type: str
-    """Prefix of "-N" in `--accelerator-type`, with the N of `SLICES`."""
+    """Part of `--accelerator-type` before "-N", where N is a number of `SLICES`."""
     runtime_version: str
     """Image of its hosts."""
 

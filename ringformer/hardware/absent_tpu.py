@@ -1,7 +1,7 @@
-"""Keep JAX from starting libtpu on machines without a TPU.
+"""Workaround that keeps JAX from starting libtpu on machines without a TPU.
 
-libtpu is also the estimator's compiler, so it is installed where there is no TPU. JAX would start it with its other
-backends, and it prints errors before it fails.
+libtpu is also the estimator's compiler, so it is installed on machines without a TPU. JAX would start it together with
+its other backends, and libtpu prints errors before it fails.
 """
 
 import os
@@ -30,13 +30,14 @@ TPU_VARIABLES = (
     "TPU_WORKER_HOSTNAMES",
     "TPU_WORKER_ID",
 )
-"""Variables of which one is set in a container with TPUs, which may not see their PCI devices."""
+"""Environment variables, at least one of which is set in a container with TPUs. Such a container may not see the TPUs'
+PCI devices."""
 
 
 def may_have_tpu() -> bool:
     """Return True if this machine may have a TPU: a PCI device or a variable indicates one, or platforms are set.
 
-    JAX itself sets the platforms, because it looks for TPUs when it is imported.
+    JAX itself may have set the platforms, because it looks for TPUs when it is imported.
     """
     if jax.config.values["jax_platforms"] or any(name in os.environ for name in TPU_VARIABLES):
         return True
@@ -51,7 +52,7 @@ def leave_absent_tpu_alone() -> None:
     Call it before asking JAX for devices or for the number of processes.
     """
     if not may_have_tpu():
-        with suppress(RuntimeError):  # the backend has started, so there is a TPU
+        with suppress(RuntimeError):  # the backend has already started, so there is a TPU
             backend.register_backend_factory("tpu", _absent, priority=300, fail_quietly=True)
 
 

@@ -1,1 +1,2 @@
-"""Inference with a trained model on a mesh: continues prompts and answers chats; the ring shards the cache."""
+"""Inference with a trained model on a mesh: it continues prompts and answers chats, with the cache sharded over the
+ring."""

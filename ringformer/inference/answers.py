@@ -1,4 +1,4 @@
-"""The text of a row while its tokens are generated."""
+"""Text of a row while the row's tokens are generated."""
 
 from collections.abc import Generator, Iterator, Sequence
 
@@ -9,7 +9,7 @@ from ringformer.inference.text_stream import StopStrings, TextStream
 
 
 class RowText:
-    """The text of a row's tokens, without the end token, the template's text before the answer, and anything from a
+    """Text of a row's tokens. It excludes the end token, the template's text before the answer, and everything from a
     stop string on."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: Sequence[str]):
@@ -20,7 +20,7 @@ class RowText:
         self._lead, self._begin = prompt.lead, ""
 
     def push(self, token: int) -> str:
-        """Return the text that can be released once `token` is known."""
+        """Return the text that is final once `token` is known."""
         self.ids.append(token)
         return "" if token in self._ends else self.stops.push(self._without_lead(self._stream.push(token)))
 
@@ -88,5 +88,5 @@ class Answer(Iterator[str]):
         return piece
 
     def close(self) -> None:
-        """Stop asking for tokens; the session can be used again."""
+        """Stop generating tokens; the session can then be used again."""
         self._pieces.close()

@@ -1,8 +1,8 @@
 """The cache of keys and values, sharded over the ring. An entry stays on the rank that computed it.
 
-Every rank of the ring has the same number of `slots`. A slot holds one token of each row. `positions` records where in
-its row that token stands, or -1 for an empty slot. Layouts therefore need no reordering, rows can differ in length, and
-a slot can be filled on a single rank.
+Every rank of the ring has the same number of `slots`. A slot holds one token of each row. `positions` records that
+token's position in its row, or -1 for an empty slot. So layouts need no reordering, rows can differ in length, and a
+slot can be filled on only one rank.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Cache(NamedTuple):
 
 
 def layer_of(x: Float[Array, "L B K S d"], layer: Int32[Array, ""], slots: int) -> Float[Array, "B K s d"]:
-    """Keys or values of one layer in the device's first `slots` slots."""
+    """Return the keys or values of one layer in the device's first `slots` slots."""
     return lax.dynamic_slice(x, (layer, 0, 0, 0, 0), (1, *x.shape[1:3], slots, x.shape[4]))[0]
 
 
@@ -66,12 +66,13 @@ class Slots:
 
     @property
     def room(self) -> int:
-        """Number of tokens of the longest chunk that still fits; a chunk takes equally many slots on each rank."""
+        """Number of tokens of the longest chunk that still fits. A chunk takes the same number of slots on each
+        rank."""
         return (self.capacity - self.top) * len(self._taken)
 
     def take_chunk(self, filled: Bool[np.ndarray, "ranks T"]) -> Int32[np.ndarray, " ranks"]:
-        """Return each rank's first slot for T tokens. Trailing tokens that are padding in all rows keep no slot: the
-        next write overwrites them."""
+        """Return each rank's first slot for T tokens. Trailing tokens that are padding in all rows do not keep their
+        slots: the next write overwrites them."""
         if filled.size > self.room:
             raise ValueError(f"{filled.size} tokens do not fit in the cache; it has room for {self.room}")
         starts = self._taken.copy()

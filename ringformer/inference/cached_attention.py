@@ -1,6 +1,6 @@
 """Attention to a cache that is sharded over a ring, for one new token of each row or for a chunk of new tokens.
 
-Everything in the cache precedes the new tokens, so the validity of slots is the only mask. A rank without keys for a
+All tokens in the cache precede the new tokens, so the only mask is whether a slot is valid. A rank without keys for a
 row contributes a maximum of -inf and a sum of 0, which leave the merged result unchanged.
 """
 
@@ -24,7 +24,8 @@ ATTEND_TOKEN = "attend_token"
 
 
 def cheaper_to_move(config: LlamaConfig, new: int, cached: int) -> Travels:
-    """Choose the smaller traffic: keys and values of the cached tokens, or queries and outputs of the new tokens."""
+    """Choose which arrays travel, by the smaller traffic: keys and values of the cached tokens, or queries and outputs
+    of the new tokens."""
     return "keys" if new * config.num_heads >= 2 * config.num_kv_heads * (new + cached) else "queries"
 
 
@@ -38,9 +39,10 @@ def attend_token(
     valid: Bool[Array, "B S"],
     ring: str,
 ) -> Float32[Array, "B K G d"]:
-    """Attend from one token per row, the same on all ranks, to the cached keys of all ranks and to its own k and v.
+    """Attend from one token per row to the cached keys of all ranks and to the token's own k and v. The token is the
+    same on all ranks.
 
-    Communicates one maximum and one sum: 4 B K G (d + 2) bytes, regardless of the context.
+    Communicates one maximum and one sum, 4 B K G (d + 2) bytes in total, regardless of the length of the context.
     """
     scale = q.shape[-1] ** -0.5
 
@@ -72,7 +74,7 @@ def attend_cached(
     axis = ring if travels == "keys" else None
     if axis is None:
         q = lax.all_gather(q, ring, axis=1, tiled=True)
-    segments = jnp.zeros(q.shape[:2], jnp.int32), jnp.where(valid, 0, 1)  # empty slots are of another segment
+    segments = jnp.zeros(q.shape[:2], jnp.int32), jnp.where(valid, 0, 1)  # empty slots are another segment
     o, lse = ring_attention(q, k, v, axis_name=axis, segment_ids=segments, causal=False, return_lse=True, **options)
     if axis is not None:
         return o.astype(jnp.float32), lse

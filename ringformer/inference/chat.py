@@ -10,7 +10,7 @@ from ringformer.inference.text_generator import TextGenerator
 
 
 class Chat:
-    """A conversation that keeps its cache: each turn reads only the new tokens.
+    """A conversation that keeps its cache, so that each turn reads only the new tokens.
 
     The cache holds exactly the tokens of the conversation as the chat template renders it. If the rendered tokens do
     not begin with the cached ones, the conversation is reread from the beginning and the answer sets `began_anew`. This
@@ -24,14 +24,16 @@ class Chat:
 
     def __init__(self, generator: TextGenerator, system: str | None = None):
         self.messages: list[Message] = [] if system is None else [Message("system", system)]
-        """Conversation so far; the next `ask` first appends the part of the last answer that was generated."""
+        """Conversation so far. The last answer is not included: the next `ask` first appends the part of it that was
+        generated."""
         self._generator = generator
         self._last: Answer | None = None
 
     def ask(
         self, question: str, *, max_new_tokens: int, sampling: Sampling = Sampling(), stop: Sequence[str] = ()
     ) -> Answer:
-        """Answer a question in pieces. The consumed part of the previous answer joins the conversation.
+        """Answer a question in pieces. The part of the previous answer that was consumed becomes part of the
+        conversation.
 
         Raises ValueError as `TextGenerator.stream` does; the conversation is then unchanged.
         """

@@ -126,7 +126,7 @@ def _join(member: "Membership", args: argparse.Namespace, prompt: str | None) ->
 
 
 def _prompt(args: argparse.Namespace) -> str | None:
-    """Read the prompt; None if prompts will be typed."""
+    """Read the prompt; None if the user will type prompts."""
     if args.prompt is not None:
         return args.prompt
     if args.distributed and args.prompt_file is None:
@@ -160,7 +160,7 @@ def _limit(args: argparse.Namespace, context: int | None) -> int | None:
 
 
 def _interactive(ask) -> int:
-    """Answer typed prompts until Ctrl-D, or Ctrl-C at the prompt."""
+    """Answer prompts that the user types, until Ctrl-D, or Ctrl-C at the prompt."""
     import readline  # noqa: F401  (gives input() line editing)
 
     while True:

@@ -1,8 +1,9 @@
-"""The decode step of one device: one token of each row through a LLaMA with sharded weights and cache, and sampling.
+"""Decode step on one device: it runs one token of each row through a LLaMA with sharded weights and cache, and samples
+the next.
 
 The residual stream is replicated over (tp, fsdp, sp). A layer communicates the columns of q, k and v (one all-gather
 over fsdp and sp), the maximum and sum of the attention (over sp), and the partial sums after wo and the feed-forward.
-It never moves a weight or anything that grows with the context.
+It never moves a weight, nor anything that grows with the context.
 """
 
 import jax
@@ -21,7 +22,7 @@ from ringformer.models.rms_norm import rms_norm
 from ringformer.ops import rope
 
 NOT_FINITE = -1
-"""Value returned instead of a token if the largest logit of a row is not finite."""
+"""Value that is returned instead of a token if the largest logit of a row is not finite."""
 
 
 def decode_hidden(
@@ -69,7 +70,7 @@ def decode_hidden(
 
 
 def next_logits(config: LlamaConfig, weights: dict, x: Float[Array, "B D"]) -> Float32[Array, "B V"]:
-    """Logits of the next token of each row, on every device, from normed hidden states."""
+    """Compute the logits of the next token of each row, on every device, from normed hidden states."""
     tied = config.tie_embeddings
     head, spec = (weights["embed"], "bD,vD->bv") if tied else (weights["head"], "bD,Dv->bv")
     share = jnp.einsum(spec, x, head, preferred_element_type=jnp.float32)
@@ -85,7 +86,8 @@ def _embed(share, tokens):
 
 
 def _projections(x, shares, sizes):
-    """Return the tp rank's columns of x times each matrix; one all-gather collects the columns of the devices."""
+    """Multiply x by each matrix, and return the columns of the tp rank; one all-gather collects the devices'
+    columns."""
     widths = [w.shape[-1] for w in shares]
     columns = jnp.concatenate([x @ w for w in shares], axis=-1)
     gathered = lax.all_gather(columns, REST, axis=1, to="invarying")  # [B, devices, columns]
@@ -120,7 +122,7 @@ def sample(
     if kind.greedy:
         return jnp.where(finite, logits.argmax(axis=-1), NOT_FINITE).astype(jnp.int32)
     below = logits - likeliest
-    logits = jnp.where(below == 0, 0.0, below / temperature)  # finite for the likeliest, however small the temperature
+    logits = jnp.where(below == 0, 0.0, below / temperature)  # finite for the likeliest at any temperature
     if kind.has_top_k or kind.has_top_p:
         ranked = jnp.sort(logits, axis=-1, descending=True)
         kept = jnp.ones(ranked.shape, bool)

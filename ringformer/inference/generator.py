@@ -1,4 +1,4 @@
-"""Load the model of a run; continue token ids with it on a mesh."""
+"""Generator: loads the model of a run on a mesh, and continues token ids with it."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -30,10 +30,11 @@ class Generator:
     """A LLaMA on a mesh (dp, fsdp, tp, sp), with weights sharded over (fsdp, tp, sp) and rows over dp.
 
     Args:
-      params: parameters of a run's checkpoint, sharded by `weight_shardings` for this mesh; the matrices are deleted.
+      params: parameters of a run's checkpoint, sharded by `weight_shardings` for this mesh; its matrices are deleted
+        while they are converted.
       max_length: maximum number of tokens of a row, prompt and continuation together.
-      prefill_chunk: number of tokens of a prompt to read at a time, if the whole prompt would need too much memory;
-        None: all of them.
+      prefill_chunk: number of tokens of a prompt to read at a time, for prompts that would need too much memory at
+        once; None: all of them.
 
     Attributes:
       config: the model as it is computed here. kernel: its attention kernel, and the reason for it.
@@ -68,7 +69,7 @@ class Generator:
         Args:
           mesh_dim: "dp,fsdp,tp,sp". The mesh has the first devices, as many as it needs; one size may be -1 and then
             takes the remaining devices. Several processes always use all devices.
-          compute_dtype: float32 or bfloat16; None: that of the run.
+          compute_dtype: float32 or bfloat16; None: the run's dtype.
           kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
 
         Raises:
@@ -104,7 +105,8 @@ class Generator:
     ) -> list[list[int]]:
         """Return the ids that follow each prompt, including the end token if there is one.
 
-        Raises ValueError, before anything is computed, if `Session.append` or `Session.decode` would.
+        Raises ValueError under the same conditions as `Session.append` and `Session.decode`, but before anything is
+        computed.
         """
         check_tokens(prompts, self.config.vocab_size)
         check_room(max(map(len, prompts)), max_new_tokens, self.max_length)
@@ -114,7 +116,7 @@ class Generator:
         return [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
 
     def token_losses(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Compute -log p of every token but the first of each row, in nats, float32 [length - 1], by a forward pass.
+        """Compute, by a forward pass, -log p in nats of every token of each row except the first, float32 [length - 1].
 
         Raises ValueError, before anything is computed, for a row of fewer than two or more than max_length tokens, or
         with ids outside the vocabulary.
@@ -143,7 +145,7 @@ def load_model(run_dir: str | Path, **changes) -> Any:
     """Load the model of a run's latest checkpoint, or a converted model, in float32 on the default device.
 
     Args:
-      changes: fields of the model's configuration that decide how it is computed, e.g. `attention="vanilla"`.
+      changes: fields of the model's configuration that determine how it is computed, e.g. `attention="vanilla"`.
     """
     saved: Any = model_of(run_dir)  # a dataclass
     config = replace(saved, **changes)

@@ -8,9 +8,10 @@ from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.layouts import PARTS, Layout
 
 SIZES = 64
-"""Maximum number of sizes of long chunks; sizes grow in steps of 1/SIZES of the longest."""
+"""Maximum number of sizes of long chunks. Sizes grow in steps of 1/SIZES of the longest chunk."""
 SHORTEST = 256
-"""Minimum number of slots of a rank that a program reads: reading fewer would not repay the compilation."""
+"""Minimum number of slots of a rank that a program reads. Reading fewer would not save enough time to repay another
+compilation."""
 
 
 def granule(layout: Layout, tp: int, sp: int) -> int:
@@ -43,8 +44,8 @@ class ProgramSizes(NamedTuple):
         return round_up(self.max_length, self.step) // self.ranks
 
     def read(self, top: int) -> int:
-        """Return the number of slots that a program reads if those below `top` may be in use: all slots, half of them,
-        a quarter and so on."""
+        """Return the number of slots that a program reads if the slots below `top` may be in use. It is all slots, half
+        of them, a quarter, and so on."""
         read = self.capacity
         while read % 2 == 0 and read // 2 >= max(top, SHORTEST):
             read //= 2

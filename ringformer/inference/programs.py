@@ -1,4 +1,5 @@
-"""The compiled programs of inference: read a chunk of prompts into the cache, decode a token, compute losses of rows.
+"""The compiled programs of inference: one reads a chunk of prompts into the cache, one decodes a token, and one
+computes the losses of rows.
 
 They run on the training mesh (dp, fsdp, tp, sp). Rows are sharded over dp, tokens of a chunk over (sp, tp) in the
 model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp). fsdp shards only weights.
@@ -83,7 +84,7 @@ def checked_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tuple[
 
 
 def _compiled(lower: Callable) -> Callable:
-    """Return a method that compiles the program that `lower` lowers, once for the same arguments."""
+    """Return a method that compiles the program that `lower` lowers; for the same arguments, it compiles only once."""
 
     @lru_cache
     def compiled(programs, *sizes):
@@ -130,7 +131,7 @@ class Programs:
         Args:
           rows, slots: rows of the state, and slots per rank. tokens: P of a chunk.
           cached: number of slots of a rank that the chunk attends to; 0: nothing precedes the chunk.
-          travels: whether the keys in those slots travel around the ring, or the queries of the chunk.
+          travels: the arrays that travel around the ring: the keys in those slots, or the queries of the chunk.
         """
         shapes = [(rows, tokens)] * 3 + [(rows,), (self.mesh.shape["sp"],)]
         state, chunk = self.state(rows, slots), Chunk(*map(self._array, shapes, CHUNK))
@@ -145,7 +146,7 @@ class Programs:
           rows, slots: rows of the state, and slots per rank.
           read: number of slots of a rank to read, from the first; all others are empty.
           control: int32 [4 + rows]: seed, top_k, rank and slot that take the token, and for each row whether it
-            continues. Tokens and logits of a row that has ended do not change, and its drawn token is meaningless.
+            continues. For a row that has ended, tokens and logits do not change, and the token drawn is meaningless.
           numbers: float32 [2]: temperature, top_p.
         """
         control, numbers = self._array((4 + rows,), P()), self._array((2,), P(), jnp.float32)
@@ -235,5 +236,5 @@ def _specs(arrays) -> Any:
 
 
 def as_global(array: np.ndarray, mesh: Mesh, spec: P) -> jax.Array:
-    """Shard over the mesh an array that every process has in full."""
+    """Shard an array over the mesh; every process must have the whole array."""
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])

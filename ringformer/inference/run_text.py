@@ -1,4 +1,4 @@
-"""Text processing of a run: its tokenizer, its chat template, the tokens that end a text."""
+"""Text processing of a run: its tokenizer, its chat template, and the tokens that end a text."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from ringformer.files.untrusted import contained, contained_files, read_object
 GENERATION_CONFIG = "generation_config.json"
 
 PROBES = ("A", "I", "T", "a", "1")
-"""Beginnings of answers, used to find the tokens of a question: those before every one of these answers."""
+"""Beginnings of answers. They are used to find the tokens of a question: these precede every one of the answers."""
 
 
 class Prompt(NamedTuple):
@@ -38,7 +38,8 @@ class RunText:
     Args:
       run: the folder of a run, of a stage of one, or of a converted model.
       tokenizer: a name that `load_tokenizer` accepts; None: the run's tokenizer.
-      template: a chat template; None: the one that rendered the run's conversations, else the tokenizer's own.
+      template: a chat template; None: the one that rendered the run's conversations or, if there is none, the
+        tokenizer's own.
 
     Raises:
       FileNotFoundError: if the folder does not exist, or holds no model or no tokenizer.
@@ -58,8 +59,8 @@ class RunText:
             recorded = self._data["template"]
         self.template_name = template or recorded
         self.context: int | None = saved.get("seq_len") or self._read(HF_CONFIG).get("max_position_embeddings")
-        """Context in tokens that the model was trained at, or that its Hugging Face config.json names; None if neither
-        is available."""
+        """Context, in tokens, with which the model was trained, or which its Hugging Face config.json names; None if
+        neither is available."""
 
     def _read(self, name: str) -> dict[str, Any]:
         """Return the JSON object in a file of the folder, empty if there is no such file."""
@@ -73,9 +74,9 @@ class RunText:
         return Prompt(self.encode(text + prefix), self.end_tokens)
 
     def encode(self, prompt: str) -> list[int]:
-        """Encode a text to continue. For a converted model, tokens begin with the beginning-of-sentence token if
-        Hugging Face adds one; for a run they do not, because its documents had none. Raises ValueError for an empty
-        text."""
+        """Encode a text to continue. For a converted model, the result begins with the beginning-of-sentence token if
+        Hugging Face adds one. For a run it does not, because the run's documents had none. Raises ValueError for an
+        empty text."""
         with _checks(prompt, self.tokenizer):
             ids = self.tokenizer.encode(prompt)
         if self.tokenizer.begins and self.tokenizer.bos_id is not None and not self._data:
@@ -83,7 +84,8 @@ class RunText:
         return ids
 
     def encode_chat(self, messages: Sequence[Message], prefix: str = "") -> Prompt:
-        """Encode a conversation that ends with a question, up to where the answer begins or continues after `prefix`.
+        """Encode a conversation that ends with a question, up to the place where the answer begins, or where it
+        continues after `prefix`.
 
         The conversation is rendered and tokenized with an answer, as in training, and cut before the first token that
         holds a character of the answer. If the template ends in a space, a leading space of `prefix` is dropped. Raises
@@ -101,7 +103,7 @@ class RunText:
         for ids, trained in sorted(encoded, key=lambda row: int(row[1].argmax())):
             ids = ids[: trained.argmax()].tolist()
             lead = whole.removeprefix(self.tokenizer.decode(ids))
-            if not lead.strip():  # otherwise a token spans a whole phrase, including words of the question
+            if not lead.strip():  # otherwise a token spans a phrase with words of the question
                 return Prompt(ids, self.chat_end_tokens, lead, behind.removeprefix(PROBES[0]))
         raise ValueError(f"tokenizer {self.tokenizer.name} has no token boundary where an answer begins")
 
@@ -131,8 +133,8 @@ class RunText:
         return self.end_tokens.union(ends[-1:])
 
     def settings(self, *, chat: bool) -> dict[str, Any]:
-        """Settings besides the tokenizer that decide the tokens of a prompt and the end of its answer. Raises
-        ValueError for a chat without a template."""
+        """Return the settings, besides the tokenizer, that determine the tokens of a prompt and the end of its answer.
+        Raises ValueError for a chat without a template."""
         settings = {"chat": chat, "end_tokens": sorted(self.chat_end_tokens if chat else self.end_tokens)}
         if chat and self.template_name is not None:
             settings["template"] = template_id(self.template_name, self.tokenizer)
@@ -149,8 +151,8 @@ class RunText:
 
 
 def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segment], int]:
-    """Split `prefix` off the answer at segment `start` and make it part of the text before the answer. Templates may
-    strip an answer."""
+    """Split `prefix` off the answer at segment `start`, and make it part of the text before the answer. A template may
+    have stripped the answer."""
     if not prefix:
         return segments, start
     answer = segments[start]
@@ -165,7 +167,7 @@ def _begun(segments: list[Segment], start: int, prefix: str) -> tuple[list[Segme
 
 @contextmanager
 def _checks(prompt: str, tokenizer: Tokenizer) -> Iterator[None]:
-    """Raise ValueError for an empty prompt, or if encoding it fails because it is not UTF-8."""
+    """Context that raises ValueError for an empty prompt, or if encoding the prompt fails because it is not UTF-8."""
     if not prompt:
         raise ValueError("the prompt is empty: there is nothing to continue")
     try:
@@ -185,7 +187,8 @@ def _check_folder(run: Path) -> None:
 
 
 def _tokenizer_of(run: Path, data: dict[str, Any]) -> str:
-    """Name the run's tokenizer for `load_tokenizer`. Tokenizer files of the initial model may lie beside it."""
+    """Return the name of the run's tokenizer for `load_tokenizer`. Tokenizer files of the initial model may lie beside
+    the run's own."""
     named = data.get("tokenizer", "")
     if named == "bytes":
         return named

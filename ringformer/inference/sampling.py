@@ -9,7 +9,7 @@ HOTTEST = float(np.finfo(np.float32).max)
 
 
 class Kind(NamedTuple):
-    """Part of a `Sampling` that decides which program is compiled; the numbers are inputs of the program."""
+    """Part of a `Sampling` that determines which program is compiled; its numbers are inputs of the program."""
 
     greedy: bool = True
     has_top_k: bool = False

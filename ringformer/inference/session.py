@@ -66,7 +66,7 @@ class Session:
     def append(self, rows: Sequence[Sequence[int]]) -> None:
         """Append tokens to each row: a prompt, or the next turn of a conversation.
 
-        Raises ValueError, before anything is computed, for a row that is empty, has ids outside the vocabulary, or does
+        Before anything is computed, raises ValueError for a row that is empty, has ids outside the vocabulary, or does
         not fit.
         """
         check_tokens(rows, self._programs.config.vocab_size)
@@ -93,14 +93,15 @@ class Session:
     def decode(
         self, *, max_new_tokens: int, sampling: Sampling = Sampling(), end_tokens: Collection[int] = ()
     ) -> Iterator[list[int | None]]:
-        """Continue every row. Each step yields a list with one token of each row, None for rows that have ended.
+        """Continue every row. Each step yields a list with one token for each row, or None for a row that has ended.
 
         A row ends after an end token, which is its last token, or when `end` is called. The iterator ends when all rows
         have ended, or after max_new_tokens steps. Yielded tokens are in the cache, so the caller may stop early and
         call `append` or `decode` again.
 
         Raises:
-          ValueError: before anything is computed, if there is nothing to continue or no room for max_new_tokens.
+          ValueError: if there is nothing to continue, or no room for max_new_tokens; raised before anything is
+            computed.
           FloatingPointError: at a step whose logits are not finite.
         """
         if not all(self.lengths):
@@ -166,8 +167,8 @@ def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
 
 
 def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None:
-    """Raise ValueError for fewer than one new token or, with the sizes that fit, if a prompt and its continuation
-    exceed `max_length` tokens."""
+    """Raise ValueError for fewer than one new token, or if a prompt and its continuation exceed `max_length` tokens.
+    The message states the sizes that fit."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
     if (room := max_length - prompt_tokens) < max_new_tokens:

@@ -1,4 +1,4 @@
-"""Text generation: a Generator with the tokenizer and the chat template of its run."""
+"""Text generation with a `Generator`, and with the tokenizer and the chat template of its run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,11 +64,11 @@ class TextGenerator:
         `max_new_tokens`.
 
         Args:
-          prefixes: beginning of the answer to each prompt, which the model is given and answers do not repeat; empty:
-            no prefixes.
+          prefixes: beginning of the answer to each prompt. The model is given this text, and answers do not repeat it.
+            Empty: no prefixes.
 
-        Raises ValueError, before anything is computed, for a prompt that is empty or too long (with the largest size
-        that fits), and for a stop string that the tokenizer cannot spell.
+        Before anything is computed, raises ValueError for a prompt that is empty or too long (the message states the
+        largest size that fits), and for a stop string that the tokenizer cannot spell.
         """
         begins = prefixes or [""] * len(prompts)
         asked = [self.text.prompt(prompt, chat, prefix) for prompt, prefix in zip(prompts, begins, strict=True)]
@@ -93,7 +93,8 @@ class TextGenerator:
         stop: Sequence[str] = (),
         chat: bool = False,
     ) -> Answer:
-        """Continue one prompt as `complete` does, in pieces of whole characters as they are generated."""
+        """Continue one prompt as `complete` does, and return the text in pieces of whole characters as they are
+        generated."""
         asked = self.text.prompt(prompt, chat)
         self.check([asked], max_new_tokens, stop)
         return self.answer(self.generator.session(1), asked, 0, max_new_tokens, sampling, stop)
@@ -107,7 +108,7 @@ class TextGenerator:
         sampling: Sampling,
         stop: Sequence[str],
     ) -> Answer:
-        """Continue a prompt in a session of one row, which already has the first `cached` tokens of the prompt."""
+        """Continue a prompt in a session of one row, which already holds the first `cached` tokens of the prompt."""
         session.append([prompt.ids[cached:]])
         steps = session.decode(max_new_tokens=max_new_tokens, sampling=sampling, end_tokens=prompt.ends)
         return Answer(session, prompt, cached, steps, RowText(self.tokenizer, prompt, stop))

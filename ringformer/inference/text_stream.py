@@ -1,4 +1,4 @@
-"""Turn token ids into text one by one: whole characters only, and no part of a possible stop string."""
+"""Conversion of token ids, one by one, to text: only whole characters, and no part of a possible stop string."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from os.path import commonprefix
 from ringformer.data.tokenizers.base import Tokenizer
 
 _UNFINISHED = re.compile("[\ufffd\udc80-\udcff]+\\Z")
-"""Characters that tokenizers write for bytes that are not, or not yet, a character."""
+"""Characters that tokenizers write for bytes that are not a character, or not yet."""
 
 
 class TextStream:
@@ -15,9 +15,9 @@ class TextStream:
 
     The joined pieces, including the piece from `close`, are the text that `tokenizer.decode` adds to the text of
     `before`. A space that SentencePiece would strip from the beginning of a text is therefore kept. A piece is returned
-    once no later id can change it: characters may span several tokens, and some tokenizers revise a whole run of byte
-    tokens when one of them completes no character. Ids beyond the tokenizer's vocabulary, for which a model may have
-    rows, have no text.
+    once no later id can change it. Characters may span several tokens, and some tokenizers revise a whole run of byte
+    tokens when one of them completes no character. A model may have rows for ids beyond the tokenizer's vocabulary;
+    these ids have no text.
 
     Args:
       before: the preceding ids, for example those of a prompt.
@@ -26,7 +26,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
         self._tokenizer = tokenizer
         self._start([i for i in before if i < tokenizer.vocab_size])
-        # A token that is not a character by itself: text that changes when it is appended is not final yet.
+        # A token that is not a character by itself. Text that changes when this token is appended is not final yet.
         self._broken = next((i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) == "\ufffd"), None)
 
     def push(self, token: int) -> str:
@@ -50,13 +50,15 @@ class TextStream:
         return self._tokenizer.decode(self._ids)[self._given :]
 
     def _start(self, ids: list[int]) -> None:
-        """Keep only the last of `ids`, enough to decode the ids that follow; all their text has been returned."""
+        """Keep only as many of the last `ids` as are needed to decode the ids that follow. All text of `ids` has been
+        returned."""
         self._ids = _shortest_context(self._tokenizer, ids)
         self._given = len(self._tokenizer.decode(self._ids))
 
 
 def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """Return a short tail of `ids` from which decoding can continue: the text of `ids` ends with that of the tail."""
+    """Return a short tail of `ids` from which decoding can continue: the text of `ids` ends with the text of the
+    tail."""
     text, count = tokenizer.decode(ids), 4
     while count < len(ids):
         tail = tokenizer.decode(ids[-count:])
@@ -67,10 +69,10 @@ def _shortest_context(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 
 
 class StopStrings:
-    """Text that arrives in pieces, cut before the stop string that is completed first.
+    """Text that arrives in pieces and is cut before the stop string that is completed first.
 
-    No part of a stop string is returned. If one character completes several stop strings, the cut is before the stop
-    string that begins first. The result does not depend on how the text is divided into pieces.
+    No part of a stop string is returned. If one character completes several stop strings, the text is cut before the
+    one that begins first. The result does not depend on how the text is divided into pieces.
     """
 
     def __init__(self, stops: Sequence[str]):
@@ -80,7 +82,7 @@ class StopStrings:
         """True after a stop string; no more text follows."""
 
     def push(self, piece: str) -> str:
-        """Return the text that can be released with this piece."""
+        """Return the text that this piece makes final."""
         if self.met:
             return ""
         text = self._held + piece
@@ -93,12 +95,12 @@ class StopStrings:
         return text[:end]
 
     def close(self) -> str:
-        """Return the text held back because a stop string could have begun there."""
+        """Return the text that was held back because it could have been the beginning of a stop string."""
         return self._held
 
 
 def check_stops(stops: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Raise ValueError for a stop string that is empty, or that has characters `tokenizer` cannot spell."""
+    """Raise ValueError for a stop string that is empty, or that has characters that `tokenizer` cannot spell."""
     for stop in stops:
         if not stop:
             raise ValueError("a stop string is empty: it would end every text at once")

@@ -1,10 +1,10 @@
-"""Sharding of the weights for decoding: every device of (tp, fsdp, sp) holds a share of each weight, and decoding a
-token gathers no weight.
+"""Sharding of the weights for decoding: every device of (tp, fsdp, sp) holds a share of each weight, so that no weight
+is gathered to decode a token.
 
-A matrix keeps its dimension D whole and is cut along the other one; heads and their features count as one dimension. tp
-cuts heads and feed-forward features as in training, then (fsdp, sp) cut the rest. Where tp has more ranks than there
-are key heads, each rank holds a copy of the head that it reads. The vocabulary is cut over all three axes. Padding is
-zero. Vectors are replicated.
+A matrix keeps its dimension D whole and is cut along the other dimension; heads and their features count as one
+dimension. tp cuts heads and feed-forward features, as in training; then (fsdp, sp) cut each tp rank's part. If tp has
+more ranks than there are key heads, each rank holds a copy of the head that it reads. The vocabulary is cut over all
+three axes. Padding is zero. Vectors are replicated.
 """
 
 import math
@@ -25,12 +25,13 @@ from ringformer.parallel.parameters import abstract_model, weight_shardings
 from ringformer.parallel.weight_sharding import TENSOR_PARALLEL, WeightSharding
 
 ALL, REST = ("tp", "fsdp", "sp"), ("fsdp", "sp")
-"""Axes that cut a weight, major first; axes that cut a tp rank's part of it."""
+"""Axes that cut a weight, and axes that cut a tp rank's part of it; major first."""
 
 
 @dataclass(frozen=True)
 class WeightShare:
-    """Sharding of one parameter: cuts a device's share from a tp rank's part, and gathers the part from shares."""
+    """Sharding of one parameter. It cuts a device's share from a tp rank's part, and gathers the part from the
+    shares."""
 
     shape: tuple[int, ...]  # of a tp rank's part of one layer, for example [D, h, d]
     dim: int  # dimension of the matrix that is cut: 0, or 1 if D is its first dimension
@@ -50,7 +51,7 @@ class WeightShare:
         return -(-self.size // self.shards)
 
     def matrix(self, cut: int) -> tuple[int, int]:
-        """Return the shape of a matrix whose dimension that is cut has size `cut`."""
+        """Return the shape of the matrix if its cut dimension has size `cut`."""
         return (self.shape[0], cut) if self.dim else (cut, self.shape[-1])
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -117,8 +118,8 @@ def make_reshard(shard: WeightSharding, share: WeightShare, mesh: Mesh):
 
 
 def reshard(config: LlamaConfig, params: Any, mesh: Mesh) -> Any:
-    """Return the shares of all parameters. Each matrix is deleted before the next is resharded, so that only one at a
-    time is in memory twice."""
+    """Return the shares of all parameters. Each matrix is deleted before the next one is resharded, so that only one
+    matrix at a time is in memory twice."""
 
     def one(x: jax.Array, shard: WeightSharding, share: WeightShare) -> jax.Array:
         shares = jax.block_until_ready(make_reshard(shard, share, mesh)(x))

@@ -1,1 +1,1 @@
-"""The paper's tables and figures, reproduced; nothing imports this room."""
+"""Reproduction of the paper's tables and figures; no other room imports this one."""

@@ -1,8 +1,8 @@
-"""The paper's Table 1: activations of one layer, by its closed form and in compiled programs.
+"""The paper's Table 1: activations of one layer, by the paper's closed form and in compiled programs.
 
 The compiled number is a slope. A two-layer model of 7B's width is compiled at several local lengths. The growth of its
-temporaries, minus the layer inputs kept for the backward pass, is what the layer at work holds in activations. Weights
-and their gradients do not grow with the length and drop out.
+temporaries, minus the layer inputs kept for the backward pass, is the activations of the layer that is being computed.
+Weights and their gradients do not grow with the length, so they cancel out.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ LENGTHS = {"vanilla": (512, 1024, 2048)} | dict.fromkeys(ATTENTION[1:], (8192, 1
 
 
 def local_length(kind: str) -> int:
-    """Return the tokens on a device for which the table gives the bytes."""
+    """Return the number of tokens on a device for which the table states the bytes."""
     return LENGTHS[kind][-1 if kind == "vanilla" else 0]
 
 
 def paper(kind: str, model: LlamaConfig, c: int) -> int:
     """Bytes of the largest activations of a layer with `c` tokens on a device, bfloat16 (paper, Table 1).
 
-    For vanilla the paper's total prints 2 b h s^2, but its attention column, 2 b n s^2 with n heads, is the intended
-    one.
+    For vanilla, the paper's column of totals prints 2 b h s^2. Its attention column, 2 b n s^2 with n heads, is what is
+    intended.
     """
     h = model.hidden_size
     return {
@@ -51,7 +51,7 @@ def grows_by(kind: str, temporaries: list[int]) -> float:
 
 
 def fill(path: Path, log: Callable[[str], None]) -> None:
-    """Compile the kinds of attention that `path` lacks; the file is written after each kind."""
+    """Compile the kinds of attention that the file `path` lacks; the file is written after each kind."""
     kinds, target = read(path), find_target(TARGET)
     for kind in (kind for kind in ATTENTION if kind not in kinds):
         model = LlamaConfig(**preset("llama_7b") | {"num_layers": LAYERS, "attention": kind})

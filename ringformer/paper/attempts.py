@@ -1,4 +1,5 @@
-"""Files of compiled attempts for the tables: the attempts of each cell by its name, each with its compiler."""
+"""Files of compiled attempts for the tables: the attempts of each cell, by the cell's name; each attempt records its
+compiler."""
 
 import datetime
 import json
@@ -30,13 +31,13 @@ RUN |= dict.fromkeys(("step_seconds_model", "mfu_palm_model", "mfu_causal_model"
 
 
 def read(path: Path) -> defaultdict[str, list[dict]]:
-    """Read the attempts of each cell of Table 3 by its name; a cell that the file lacks has none. Like every reader in
-    this module, it raises ValueError for a damaged file."""
+    """Read the attempts of each cell of Table 3, by the cell's name; a cell that the file lacks has no attempts. Like
+    every reader in this module, this raises ValueError for a damaged file."""
     return defaultdict(list, _read_cells(path, list, "a list of attempts", {}))
 
 
 def read_runs(path: Path) -> dict[str, dict[str, dict]]:
-    """Read the runs of each cell of Table 4 by its name; empty if there is no file."""
+    """Read the runs of each cell of Table 4, by the cell's name; empty if there is no file."""
     return _read_cells(path, dict, "an object of runs", RUN)
 
 
@@ -78,7 +79,7 @@ def damaged(path: Path, why: str) -> ValueError:
 
 
 def write_results(path: Path, **content: Any) -> None:
-    """Write a file of results, replacing it as a whole: `what` it holds, the `command` that fills it, and its
+    """Replace a file of results as a whole. `content` has `what` the file holds, the `command` that fills it, and its
     entries."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(content, indent=1) + "\n")
@@ -100,8 +101,8 @@ def compilable(cells: list[Any], log: Callable[[str], None]) -> list[Any]:
 
 
 def other_compilers(attempts: Iterable[tuple[str, dict]]) -> list[str]:
-    """Compare the compilers of attempts, given as (target, attempt), with the installed ones. Return a line for each
-    target that was compiled by another one."""
+    """Compare the compilers of attempts, given as (target, attempt), with the installed compilers. Return a line for
+    each target that was compiled by another compiler."""
     compilers = defaultdict(set)
     for name, attempt in attempts:
         compilers[name].add(attempt["compiled_by"])

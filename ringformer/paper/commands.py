@@ -75,7 +75,7 @@ def _tables(args: argparse.Namespace) -> None:
 
     log = partial(print, flush=True)
     files = Results.beside(Path(args.out))
-    activation_memory.read(files.activations)  # a damaged file fails before the others take hours
+    activation_memory.read(files.activations)  # fails on a damaged file before the other tables take hours
     if args.again:
         with tempfile.TemporaryDirectory() as folder:
             anew = Path(folder) / "max_context.json"

@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from our numbers.
+"""Drawings of the paper's figures from our numbers.
 
 Each function takes its data and the path to write; the suffix selects SVG or PNG.
 """
@@ -24,7 +24,7 @@ class Contexts(NamedTuple):
     model: str
     paper: int
     ours: tuple[int | None, ...]
-    """In the order of `REGIMES`; None if unknown."""
+    """Our contexts, in the order of `REGIMES`; None if unknown."""
     days: tuple[float, ...] = (0.0, 0.0, 0.0)
     """Modelled days of one step at these contexts."""
 
@@ -41,7 +41,8 @@ def draw_longest_contexts(plt, rows: Sequence[Contexts]) -> Any:
         for i, (length, color, days) in enumerate(zip(row.ours, REGIMES.values(), row.days, strict=True)):
             if not length:
                 continue
-            # If two regimes share a context, one is a ring around the other's dot, and only the last is labelled.
+            # If two regimes reach the same context, one is a ring around the other's dot, and only the last is
+            # labelled.
             before, after = row.ours[:i].count(length), row.ours[i + 1 :].count(length)
             axes.plot(length, y, "o", markersize=11 - 4 * before, color=color, zorder=3)
             if not after:
@@ -91,14 +92,15 @@ def draw_training_cost(plt) -> Any:
 
 
 def flops_ratio(hidden_size: int, context: int, baseline: int = 4096) -> float:
-    """FLOPs of a pass over a dataset at a context, relative to the baseline: (6 h + s2) / (6 h + s1), attention not
-    halved."""
+    """Return the FLOPs of a pass over a dataset at a context, relative to the baseline: (6 h + s2) / (6 h + s1).
+    Attention is not halved for the causal mask."""
     return (6 * hidden_size + context) / (6 * hidden_size + baseline)
 
 
 @drawn
 def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple[str, str], float]) -> Any:
-    """Draw how far hops are hidden: the computation scheduled during a hop, relative to the hop's time on the link.
+    """Draw how well hops are hidden: the time of the computation scheduled during a hop, relative to the hop's time on
+    the link.
 
     Args:
       rows: rows of results/overlap.json, with target, local, forward_cover_over_link and backward_cover_over_link.

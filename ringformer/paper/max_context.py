@@ -1,4 +1,5 @@
-"""The paper's Table 3 and beyond: the longest context for each hardware, model and attention kind, compiled.
+"""The paper's Table 3 and more rows: the longest context for each hardware, model and kind of attention, found by
+compiling.
 
 Cells are searched breadth first: the search tries one length of each cell in turn, and writes every attempt to a file
 at once. An interrupted search resumes where it stopped, and the file always holds everything known so far.
@@ -25,7 +26,7 @@ from ringformer.paper.attempts import compilable, read, stamp, write_results
 
 K = 1024
 Results = defaultdict[str, list[dict]]
-"""Attempts of each cell by its name."""
+"""Attempts of each cell, by the cell's name."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Row(TableRow):
 
     devices: int
     sequences: int
-    """m: the number of sequences that the ring trains at once (n/m is the ratio of the table's ring and blockwise
-    columns)."""
+    """m, the number of sequences that the ring trains at once; n/m is the ratio of the table's ring and blockwise
+    columns."""
     paper: tuple[int, ...] = ()
-    """Contexts that the paper prints; empty for a row that it does not have."""
+    """Contexts that the paper prints; empty for a row that the paper does not have."""
 
 
 ROWS = (
@@ -74,8 +75,8 @@ ROWS = (
     Row("v5e-256", "llama_7b", 256, 2, (2, 8, 16, 2048)),
 )
 SCALING = tuple(Row(f"v5e-{n}", "llama_7b", n, 1) for n in (32, 64, 128))
-"""Rows that are not in the paper; they test whether the longest context is linear in the number of devices. The fourth
-point of this series is the last row of `ROWS` with m=1."""
+"""Rows that are not in the paper. They test whether the longest context grows linearly with the number of devices. The
+fourth point of this series is the last row of `ROWS` with m=1."""
 
 
 class Regime(NamedTuple):
@@ -89,15 +90,15 @@ class Regime(NamedTuple):
         return "offload" if self.offload else self.compute_dtype
 
     def wanted_multiple(self, row: Row) -> int:
-        """Return the desired multiple of the paper's ring column."""
+        """Return the multiple of the paper's ring column that this regime should reach."""
         if row.target == "32xA100-80":
             return 2 if self.offload else 1
         return {"float32": 2, "bfloat16": 8 if row.target == "v3-512" else 4, "offload": 8}[self.name]
 
 
 REGIMES = (Regime("float32"), Regime("bfloat16"), Regime("bfloat16", offload=True))
-"""The regime "float32" is the paper's: float32 arrays, whose matrix products are bf16 passes on TPU. The baselines are
-searched in this regime."""
+"""Regimes of the cells. "float32" is the paper's regime: float32 arrays, whose matrix products are bf16 passes on TPU.
+The baselines are searched in this regime."""
 
 
 class Cell(NamedTuple):
@@ -108,7 +109,7 @@ class Cell(NamedTuple):
     regime: Regime
     sequences: int
     kernel: str = "xla"
-    """Code of attention's blocks: xla, or auto for the chip's kernel (`models/kernel_choice.py`)."""
+    """Code that computes attention's blocks: xla, or auto for the chip's kernel (`models/kernel_choice.py`)."""
 
     @property
     def name(self) -> str:
@@ -130,26 +131,26 @@ class Cell(NamedTuple):
 
     @property
     def with_xla(self) -> "Cell":
-        """The cell of the same run without a kernel."""
+        """Return the cell of the same setup with XLA's blocks instead of a kernel."""
         return self._replace(kernel="xla")
 
     @property
     def paper(self) -> int:
-        """Tokens that the paper prints for this cell, whose row must be in the paper."""
+        """Tokens that the paper prints for this cell; its row must be in the paper."""
         return K * self.row.paper[ATTENTION.index(self.attention)]
 
     @property
     def first_length(self) -> int:
-        """First length of the search: the desired multiple of the paper's ring, otherwise the longest that fits by the
-        closed form."""
+        """First length of the search: the desired multiple of the paper's ring or, without one, the longest that fits
+        by the closed form."""
         if self.attention == "ring" and self.row.paper:
             return self.paper * self.regime.wanted_multiple(self.row)
         return longest_start(self.workload(1024))
 
 
 def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
-    """Return every cell: rings with the paper's number of sequences, then with one; the baselines; the scaling; the
-    rings with kernels."""
+    """Return every cell: rings with the paper's number of sequences, rings with one sequence, the baselines, the
+    scaling series, and rings with kernels."""
     scaling = [Cell(row, "ring", REGIMES[1], 1) for row in rows if not row.paper]
     papers = [row for row in rows if row.paper]
     rings = [Cell(row, "ring", regime, row.sequences) for regime in REGIMES[::-1] for row in papers]
@@ -162,11 +163,11 @@ def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
 
 
 def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int | None = None) -> None:
-    """Search the cells breadth first until all maxima are known, or for a number of passes; attempts are written to
+    """Search the cells breadth first until all maxima are known, or for `passes` passes. Attempts are written to
     `path`.
 
-    Cells whose compiler is not installed are left out. The search also ends if a pass learns nothing because the
-    compiler breaks down on everything that is left.
+    Cells whose compiler is not installed are left out. The search also ends if the compiler breaks down on every cell
+    that is left, so that a pass learns nothing.
     """
     wanted = compilable(wanted, log)
     for _ in count() if passes is None else range(passes):
@@ -183,8 +184,8 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
 
 
 def _attempt(workload: Workload, log: Callable[[str], None]) -> dict | None:
-    """Return the answer for a workload; None if the compiler broke down, so that it is tried again."""
-    if failure := known_failure(workload):  # an answer: it cannot be compiled
+    """Return the answer for a workload; None if the compiler broke down, so that the workload is tried again."""
+    if failure := known_failure(workload):  # this is an answer: it does not compile
         log(f"  does not fit: {failure}")
         refused = {"seq_len": workload.seq_len, "command": estimate_command(workload)} | vars(workload.settings)
         return refused | {"fits": False, "reasons_against": [failure]}
@@ -202,7 +203,8 @@ def _attempt(workload: Workload, log: Callable[[str], None]) -> dict | None:
 
 
 def _first_length(cell: Cell, results: Results) -> int:
-    """Return the first length of a search; with a kernel, the longest that fits without it."""
+    """Return the first length of a search. For a cell with a kernel, it is the longest length that fits without the
+    kernel."""
     without = longest(results[cell.with_xla.name])
     return without["seq_len"] if cell.kernel != "xla" and without else cell.first_length
 
@@ -213,8 +215,8 @@ def longest(attempts: list[dict]) -> dict | None:
 
 
 def beside_paper(wanted: list[Cell], columns: dict[str, Results]) -> list[str]:
-    """Return the lines of a table: the longest context of each cell in tokens, in the paper and in each column of
-    attempts, by its title."""
+    """Return the lines of a table with the longest context of each cell, in tokens: in the paper, and in each of
+    `columns` (attempts, by the column's title)."""
     rows = [("cell", "paper", *columns)]
     for cell in wanted:
         paper = f"{cell.paper:,}" if cell.row.paper else "-"
@@ -237,17 +239,18 @@ def _longest_text(cell: Cell, results: Results) -> str:
 
 
 def judge_maxima(path: Path, wanted: list[Cell], log: Callable[[str], None], generate_code: bool) -> None:
-    """Compile every program of the runs at the longest contexts that fit so far, to their schedules or to machine code.
+    """Compile every program of the runs at the longest contexts that fit so far, either to a schedule or to machine
+    code.
 
-    Runs that were already compiled that far are skipped. If a program of a run fails, the run counts as one that does
-    not fit, and `fill` continues from there.
+    Runs that were already compiled that far are skipped. If a program of a run fails, that run counts as one that does
+    not fit, and `fill` continues the search from there.
     """
     pending = [(c, a) for c in compilable(wanted, log) if (a := _unjudged(read(path)[c.name], generate_code))]
     for i, (cell, before) in enumerate(pending, 1):
         log(f"[{i}/{len(pending)}] {cell.name} at {before['seq_len']:,} tokens: every program of the run")
         try:
             answer = attempt(cell.workload(before["seq_len"]), log, whole_run=True, generate_code=generate_code)
-        except CompilerFailure as error:  # the run was scheduled before, so it does not compile
+        except CompilerFailure as error:  # its step was scheduled before, so it does not compile
             log(f"  {error}")
             answer = before | {"fits": False, "reasons_against": [str(error)]}
         log("  fits" if answer["fits"] else f"  does not fit: {'; '.join(answer['reasons_against'])}")

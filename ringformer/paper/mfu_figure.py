@@ -12,7 +12,7 @@ COLORS = {"float32, XLA": "#3b75af", "bf16, XLA": "#c2570c", "bf16, Pallas": "#2
 
 
 class Shares(NamedTuple):
-    """MFU by one convention; None if the run does not fit or is not known."""
+    """MFU values by one convention; None if the run does not fit or is not known."""
 
     blockwise: float | None
     expected: float | None
@@ -30,8 +30,8 @@ class Bar(NamedTuple):
 
 @drawn
 def draw_training_mfu(plt, rows: Sequence[Bar], paper: tuple[float, float]) -> Any:
-    """Draw Table 4 as dots: the baseline's MFU (open), the MFU it predicts for the ring (line), and the ring's
-    (filled).
+    """Draw Table 4 as dots: the baseline's MFU (open dot), the MFU that the baseline predicts for the ring (line), and
+    the ring's MFU (filled dot).
 
     Args:
       rows: rows from top to bottom.

@@ -29,7 +29,7 @@ def rows(results: dict[str, dict], dtype: str) -> list[str]:
 
 
 def executables(results: dict[str, dict]) -> list[str]:
-    """Return a row for each run: memory, settings, seconds and the peak's utilisation."""
+    """Return a row for each run: memory, settings, seconds and utilisation of the peak."""
     return with_compilers(
         (_executable(cell, run, runs[run], _used(cell, runs, causal=True)), runs[run])
         for cell in cells()
@@ -73,7 +73,7 @@ def _used(cell: Cell, runs: dict[str, dict], *, causal: bool) -> Utilisation | N
 
 
 def _attention(attempt: dict) -> float:
-    """Share of attention in a step's seconds."""
+    """Return the share of attention in a step's seconds."""
     spent = attempt["seconds_by_purpose"]
     return sum(seconds for purpose, seconds in spent.items() if purpose.startswith(ATTENTION)) / sum(spent.values())
 

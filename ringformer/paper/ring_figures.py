@@ -1,4 +1,4 @@
-"""Figures of the ring and its layouts for README and docs, and the paper's Figure 5, all of which need no results.
+"""Figures that need no results: the ring and its layouts, for README and docs, and the paper's Figure 5.
 
 The layouts are computed by `ringformer.ops.layouts`.
 """
@@ -17,8 +17,8 @@ from ringformer.plotting import FAINT, INK, RULE, drawn, label
 
 @drawn
 def draw_ring(plt, n: int = 4) -> Any:
-    """Draw the ring of n devices, where queries stay and keys and values travel, and the block of each device at each
-    step."""
+    """Draw the ring of n devices, on which queries stay and keys and values travel, and the block that each device
+    computes at each step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.5), width_ratios=(1, 1.35), layout="constrained")
     angles = [math.pi / 2 - 2 * math.pi * rank / n for rank in range(n)]
     places = [(math.cos(a), math.sin(a)) for a in angles]
@@ -53,7 +53,8 @@ def draw_ring(plt, n: int = 4) -> Any:
 
 
 def causal_work(layout: Layout, ring_size: int, local: int = 1024) -> np.ndarray:
-    """Return float64 [ring_size]: query-key pairs that a causal mask leaves each rank, relative to their mean."""
+    """Return the query-key pairs that a causal mask leaves to each rank, relative to their mean, float64
+    [ring_size]."""
     tokens = permutation(layout, ring_size * local, ring_size).reshape(ring_size, -1)
     work = (tokens + 1).sum(axis=1)
     return work / work.mean()

@@ -91,7 +91,8 @@ def _reached(attempts: max_context.Results, cell: Cell) -> int:
 
 
 def _longest_text(attempts: list[dict], paper: int | None = None) -> str:
-    """Format the longest context that fits, and its ratio to the paper's; "≥" if twice the length was not tried yet."""
+    """Format the longest context that fits, and its ratio to the paper's; with "≥" if twice the length was not tried
+    yet."""
     best = longest(attempts)
     failed = [a["seq_len"] for a in attempts if not a["fits"]]
     if best is None:
@@ -119,7 +120,7 @@ def _seconds(seconds: float) -> str:
 
 def _within_text(cell: Cell, attempts: list[dict]) -> str:
     """Format a cell: the longest context whose step takes at most `MAX_STEP_SECONDS`. If every compiled step takes
-    longer, the context follows from the closed form and is marked "~"."""
+    longer, the context is taken from the closed form and marked "~"."""
     fitting = [a["seq_len"] for a in attempts if a["fits"]]
     if not fitting:
         return ""
@@ -168,8 +169,8 @@ def _shorter_baselines(attempts: max_context.Results) -> list[str]:
 
 
 def _executable(name: str, best: dict) -> str:
-    """Return the memory and the settings of a cell's longest ring, and the bytes that its schedule exposes, without the
-    compiler."""
+    """Return the memory and the settings of a cell's longest ring, and the bytes that its schedule exposes. The row
+    does not name the compiler."""
     ring = max(best["hidden_permute_bytes"] + best["exposed_permute_bytes"], 1)
     chip = find_target(name.partition("/")[0]).chip
     programs = len(best.get("programs", [1]))  # the oldest attempts compiled one program only

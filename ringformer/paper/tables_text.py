@@ -1,4 +1,4 @@
-"""The page docs/tables.md, with fields for the rows of its tables and for texts that depend on the results."""
+"""Text of the page docs/tables.md, with fields for the rows of its tables and for texts that depend on the results."""
 
 from collections.abc import Iterable
 from string import ascii_uppercase
@@ -225,7 +225,7 @@ These compilers were used:
 Another compiler version may place a buffer differently. `ringformer tables` reports differences from the installed
 compiler.
 """
-"""Template of the page. Fields have one line for each row, except single texts."""
+"""Template of the page. A field takes one line for each row of a table, or a single text."""
 
 BLOCKWISE = """A closed form reproduces most of the paper's blockwise column: 16 N/n + 8 N_layer + 4 L s h + 12 s V +
 40 s h bytes per device. By this formula, the paper's contexts in these rows need more memory than the
@@ -236,7 +236,7 @@ FORMULAS = {"vanilla": "2 b n s²", "memory_efficient": "8 b s h", "blockwise": 
 
 
 def seconds_by(attempt: dict) -> str:
-    """Return the mark for what an attempt's seconds are based on."""
+    """Return the mark that says on what an attempt's seconds are based."""
     source = attempt["seconds_source"]
     return "(c)" if CLOSED_FORM in source else "(m)" if "machine code" in source else "(b)"
 

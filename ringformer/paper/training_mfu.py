@@ -1,9 +1,10 @@
 """The paper's Table 4: model FLOPs utilisation of the ring and of the blockwise baseline, and the ring's expected MFU.
 
-Each configuration trains batches of the paper's tokens twice: sharded by FSDP with a whole sequence on each rank (and
-by tensor parallelism, if so many devices would otherwise need more tokens), and with the ring over as many ranks as its
-context is longer. Both have the same tokens per device, the same chunks and the same memory settings, which the
-estimator chooses for the ring; only the ring differs. MFU is modelled from the compiled schedule.
+Each configuration trains batches of the paper's tokens in two ways. The baseline is sharded by FSDP, with a whole
+sequence on each rank (and by tensor parallelism, if a batch would otherwise have too few sequences for the devices).
+The other uses the ring, over n ranks for a context that is n times as long. Both have the same tokens per device, the
+same chunks and the same memory settings, which the estimator chooses for the ring; only the ring differs. MFU is
+modelled from the compiled schedule.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,11 +36,12 @@ TABLE = "table4"
 """First part of the names of its cells."""
 
 PAPER_MFU = (0.30, 0.35)
-"""Approximate range of all MFU numbers in the paper, for baseline and ring: in our copy the table is an image."""
+"""Approximate range of all MFU numbers in the paper, for baseline and ring. It is approximate because the table is an
+image in our copy."""
 
 RING, BLOCKWISE, SHORTER = "ring", "blockwise", "blockwise, half the context"
 RUNS = (RING, BLOCKWISE, SHORTER)
-"""Runs of a cell. The second baseline has twice as many sequences of half the length."""
+"""Runs of a cell: the ring and two baselines. The second baseline has twice as many sequences, of half the length."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ CONFIGURATIONS = (
     Configuration("8xA100-80", "llama_7b", 32, 256, 2 * K * K),
     Configuration("8xA100-80", "llama_13b", 16, 128, 2 * K * K),
     Configuration("32xA100-80", "llama_13b", 64, 2048, 2 * K * K),
-    Configuration("v4-1024", "llama_30b", 16, 2048, 4 * K * K, tp=2),  # 512 devices x 16K are more than the batch
+    Configuration("v4-1024", "llama_30b", 16, 2048, 4 * K * K, tp=2),  # 512 devices x 16K would exceed the batch
     Configuration("v4-1024", "llama_65b", 8, 1024, 4 * K * K),
 )
 
@@ -133,7 +135,7 @@ def _has_kernel(platform: str, variant: Variant) -> bool:
 
 
 def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
-    """Compile the runs of the cells that are missing in `path`, which is written after each.
+    """Compile the runs of the cells that are missing in the file `path`, which is written after each run.
 
     Cells whose compiler is not installed are left out. If the compiler breaks down on a run, this is logged, and the
     run is tried again next time.
@@ -165,8 +167,8 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None]) -> None:
 
 
 def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[str], None]) -> dict:
-    """Return the JSON of a run with the first settings that fit, otherwise the last; on TPU its seconds are based on
-    the machine code of attention."""
+    """Return the JSON of a run with the first settings that fit or, if none fit, the last. On TPU, its seconds are
+    based on the machine code of attention."""
     workload, estimate = compile_first_accepted(
         workload, settings, lambda e: e.fits and e.fits_host, lambda w: log(f"  {estimate_command(w)}")
     )
@@ -176,7 +178,7 @@ def _attempt(workload: Workload, settings: list[MemorySettings], log: Callable[[
 
 
 class Measured(NamedTuple):
-    """Results of a run of the baseline at its context."""
+    """Results of one of the baseline's runs at its context."""
 
     mfu: float
     attention: float
@@ -187,17 +189,17 @@ class Utilisation(NamedTuple):
     """Utilisation of the peak by parts of the computation."""
 
     products: float
-    """Utilisation by products with weights (feed-forward, projections, head). They account for all seconds that are not
-    attention's, including exposed gathers."""
+    """Utilisation by products with weights (feed-forward, projections, head). All seconds that are not attention's
+    count as theirs, including exposed gathers."""
     attention: float
 
 
 def utilisation(model: LlamaConfig, baseline: Mapping[int, Measured], *, causal: bool) -> Utilisation:
     """Return how well the baseline uses the peak, from its runs by their contexts.
 
-    These are model FLOPs over the seconds they would take at a peak of 1, summed over runs. The growth of the seconds
-    with the context could also separate attention from the rest; but other changes with the shapes are not small
-    compared to the growth of a short context's attention, and the schedule already attributes the seconds.
+    These are model FLOPs over the seconds that they would take at a peak of 1, summed over runs. Attention could also
+    be separated from the rest by the growth of the seconds with the context. But at a short context, other changes with
+    the shapes are not small compared with the growth of attention, and the schedule attributes the seconds anyway.
     """
     flops = np.array([_flops(model, seq_len, causal) for seq_len in baseline])
     mfu, share_of_attention = np.transpose(list(baseline.values()))

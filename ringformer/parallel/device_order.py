@@ -1,4 +1,4 @@
-"""The order of the devices in the mesh, with every hop of every `sp` ring on a single physical link.
+"""Order of the devices in the mesh, in which every hop of every `sp` ring uses a single physical link.
 
 TPU chips form a grid (v3, v5e, v6e: two dimensions; v4, v5p: three) with links between neighbours along each dimension.
 Two ranks that exchange keys and values should be neighbours: a longer hop shares links with other hops, and the TPU
@@ -6,7 +6,7 @@ compiler makes it synchronous. So the slice is cut into equal boxes, one for eac
 Hamiltonian cycle of its box. Wrap-around links are not used, because not every slice has them.
 
 GPUs of a node are all connected to each other; the network between nodes is slower. A ring of GPUs should leave a node
-as rarely as possible, and `tp`, which moves more bytes, not at all.
+as rarely as possible. `tp`, which moves more bytes, should not leave it at all.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import numpy as np
 
 
 def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Arrange the devices, by the links between them, in an array [dp, fsdp, tp, sp] of this shape.
+    """Arrange the devices in an array [dp, fsdp, tp, sp] of this shape, according to the links between them.
 
     Warns if the rings cannot run on single links.
     """
@@ -35,11 +35,13 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
             f"share links; sizes of sp without shared links: {_sizes_of_rings(grid.shape)}",
             stacklevel=2,
         )
-        # Each ring is a piece of one path through the slice, out on every other place and back on the rest: hops of 2.
+        # Each ring is a piece of one path through the slice. It runs out on every second place and back on the others:
+        # hops of 2.
         pieces = np.array(_snake(grid.shape)).reshape(-1, sp, grid.ndim)
         rings = np.concatenate([pieces[:, ::2], pieces[:, 1::2][:, ::-1]], axis=1)
     else:
-        # Boxes group by group, with neighbours in a group next to each other; the ring is the same in each box.
+        # Boxes are listed group by group, with neighbours in a group next to each other; the ring is the same in each
+        # box.
         groups = np.array(list(np.ndindex(*np.array(grid.shape) // box // group)))
         corners = (groups[:, None] * group + _snake(group)).reshape(-1, 1, grid.ndim)
         rings = corners * box + np.array(hamiltonian_cycle(box))
@@ -47,9 +49,10 @@ def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray
 
 
 def _boxes(grid: tuple[int, ...], sp: int, tp: int) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """Choose the box of a ring, in chips, and the box of a tp group, in ring boxes; (None, ...) if no box has a cycle.
+    """Choose the box of a ring, measured in chips, and the box of a tp group, measured in ring boxes; (None, ...) if no
+    box has a cycle.
 
-    Ring hops are single links in each candidate; the choice keeps the ranks of a tp group close together.
+    In every candidate, ring hops are single links; the chosen one keeps the ranks of a tp group close together.
     """
     rings = [box for box in _tiles(grid, sp) if hamiltonian_cycle(box) is not None]
     pairs = [
@@ -72,7 +75,8 @@ def _tiles(grid: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
 
 
 def hamiltonian_cycle(box: tuple[int, ...]) -> list[tuple[int, ...]] | None:
-    """Return a closed path through all places of a grid without wrap links, each step to a neighbour, or None.
+    """Return a closed path through all places of a grid without wrap links, in which each step leads to a neighbour;
+    None if there is none.
 
     A path exists if the number of places is even and they are not all on a line, or if there are two places.
     """
@@ -105,7 +109,7 @@ def max_link_hops(mesh: jax.sharding.Mesh) -> int | None:
 
 
 def place(device) -> tuple[int, ...]:
-    """Return (x, y, z, core) of a TPU core; two cores of a chip that are separate devices have no link between them."""
+    """Return (x, y, z, core) of a TPU core. Two cores of a chip that are separate devices have no link between them."""
     return (*device.coords, device.core_on_chip)
 
 
@@ -123,7 +127,7 @@ def _grid(devices: list) -> np.ndarray | None:
 
 
 def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """List all places of a grid on one path of neighbours that alternates its direction from line to line."""
+    """List all places of a grid along one path of neighbours that reverses its direction from line to line."""
     if not shape:
         return [()]
     rest = _snake(shape[1:])

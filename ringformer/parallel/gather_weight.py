@@ -21,10 +21,10 @@ def gather_weight(
     The weight travels in `dtype`; its gradient is summed over the devices in float32 and scattered.
 
     Args:
-      w: the shard; `dim` holds 1/n of the padded size, where n is the product of the sizes of `axes`.
+      w: the shard. Its dimension `dim` holds 1/n of the padded size, where n is the product of the sizes of `axes`.
       axes: mesh axes that shard the weight, major first; w varies over all of them.
       dim: the sharded dimension, negative.
-      size: its logical size; padding beyond it is removed.
+      size: logical size of that dimension; padding beyond it is removed.
     """
     with jax.named_scope(GATHER):
         gathered = lax.all_gather(w.astype(dtype), axes, axis=w.ndim + dim, tiled=True)

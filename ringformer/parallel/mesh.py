@@ -26,7 +26,8 @@ BATCH = P(("dp", "fsdp"), ("sp", "tp"))
 
 
 def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
-    """Parse sizes "dp,fsdp,tp,sp"; one may be -1, the remaining devices. Raises ValueError if they do not fit."""
+    """Parse sizes "dp,fsdp,tp,sp"; one may be -1, which takes the remaining devices. Raises ValueError if they do not
+    fit."""
     try:
         sizes = [int(size) for size in mesh_dim.split(",")]
     except ValueError:

@@ -1,4 +1,5 @@
-"""Find the first operation of a program that gives NaN or an infinity, by running it with every operation watched.
+"""Search for the first operation of a program that gives NaN or an infinity, by running the program with every
+operation watched.
 
 `jax.debug_nans` checks only the results of a compiled program, and treats a `scan` as one operation. This search looks
 into loops, branches and recomputations, on every device of a `shard_map`. It reduces the result of each operation to
@@ -25,12 +26,13 @@ INLINED = dict.fromkeys(("jit", "pjit", "checkpoint", "remat", "remat2"), "jaxpr
 )
 """Operations that call a program, and the parameter that holds the program."""
 OPENED = {"scan", "while", "cond", *INLINED}
-"""Operations whose own operations are watched instead."""
+"""Operations that are not watched themselves; the operations inside them are."""
 OF_LIBRARIES = ("/flax/", "/jaxtyping/", "/einops/", "/optax/")
 """Folders of libraries, whose lines are skipped when an operation is located."""
 NAN, INFINITY = KINDS = "NaN", "an infinity"
 INFINITE_BY_DESIGN = "log", "log1p"
-"""Operations that may give an infinity: the logarithm of a softmax's sum is -inf for a row that sees nothing."""
+"""Operations that may give an infinity. For example, the logarithm of a softmax's sum is -inf for a row that sees
+nothing."""
 MOVES = set(
     """
     all_gather all_gather_invariant broadcast_in_dim concatenate copy copy_p device_put dynamic_slice
@@ -40,7 +42,7 @@ MOVES = set(
 )
 """Operations that move numbers without computing any."""
 DEEPEST = 16
-"""Most nested loops around an operation whose turns are recorded."""
+"""Largest number of nested loops around an operation whose turns are recorded."""
 
 
 class Loop(NamedTuple):
@@ -71,7 +73,7 @@ class Position(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An operation of a program; a function that is called from two places has each of its operations twice."""
+    """An operation of a program. If a function is called from two places, each of its operations occurs twice."""
 
     number: int
     """Number from 1, in the order of tracing."""
@@ -87,7 +89,7 @@ class Operation(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The first operation that gave a kind of bad number, on the device that was first."""
+    """The first operation that gave one kind of bad number, on the device where it happened first."""
 
     kind: str
     operation: Operation
@@ -117,11 +119,11 @@ def find_bad_operations(
 ) -> list[Finding]:
     """Run `function(*arguments)` under `shard_map`, watched, and return the first operation in time that gave NaN.
 
-    If an earlier operation gave an infinity from finite numbers, the first such operation comes before it in the list.
-    The list is empty if all numbers are finite. All processes get the same result.
+    If an earlier operation gave an infinity from finite numbers, the first such operation precedes it in the list. The
+    list is empty if all numbers are finite. All processes get the same result.
 
     Args:
-      options: further options of `jax.jit`.
+      options: more options of `jax.jit`.
     """
     watch, axes = _Watch(), mesh.axis_names
 
@@ -147,9 +149,9 @@ def find_bad_operations(
 
 
 class _Watch:
-    """Interpreter of programs that carries along the first bad operations, `firsts`, int32 [2, 1 + DEEPEST].
+    """Interpreter of programs that records the first bad operations in an array `firsts`, int32 [2, 1 + DEEPEST].
 
-    `firsts` has a row for NaN and one for infinities, each with the number of the operation (0: none so far) and the
+    `firsts` has one row for NaN and one for infinities. Each holds the number of the operation (0: none so far) and the
     turns of the loops around it.
     """
 
@@ -231,7 +233,8 @@ class _Watch:
         return firsts, carry
 
     def _note(self, at: Position, eqn: JaxprEqn, firsts, taken, given):
-        """Return `firsts` with this operation entered for each kind of bad number that it is the first to give."""
+        """Return `firsts`, in which this operation is entered for each kind of bad number that it is the first to
+        give."""
         if not (largest := _largest(given)):
             return firsts
         name = eqn.primitive.name
@@ -250,9 +253,9 @@ def _any(test: Callable, numbers: list[jax.Array]) -> jax.Array:
 
 
 def _largest(values: list) -> list[jax.Array]:
-    """Return the largest magnitude of each array of floats on the device, NaN if it holds one.
+    """Return the largest magnitude in each array of floats on the device; NaN if the array has a NaN.
 
-    Arrays in host memory are left out: they are checked where they are computed.
+    Arrays in host memory are left out, because they are checked where they are computed.
     """
     types = [(x, jax.typeof(x)) for x in values]
     return [

@@ -1,4 +1,4 @@
-"""Parameters of a model without arrays: their shapes, and trees of their shardings over the mesh."""
+"""Parameters of a model, described without arrays: their shapes, and trees of their shardings over the mesh."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Environment variables for runs on GPUs, which JAX's runtime reads once, when it starts.
+"""Environment variables for runs on GPUs. JAX's runtime reads them only once, when it starts.
 
 Each GPU has a pool of pinned host memory for arrays that a program keeps there. The pool grows to the next power of two
-within its limit, so a limit far above the need pins unused memory.
+within its limit, so a limit far above what the program needs pins unused memory.
 """
 
 import math
@@ -26,7 +26,7 @@ _SMALLER_REGIONS = 2
 
 
 def runtime_environment(kind: str, host_bytes: float) -> dict[str, str]:
-    """Return the variables for programs that keep `host_bytes` of each device in host memory; none except on GPUs."""
+    """Return the variables for programs that keep `host_bytes` of each device in host memory; empty except for GPUs."""
     if kind != "gpu":
         return {}
     needed = host_pool_needed(host_bytes)

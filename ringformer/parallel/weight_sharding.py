@@ -3,8 +3,8 @@
 ZeRO-3 shards one dimension over (fsdp, sp). tp shards heads and feed-forward features ("H", "K", "F"); for a weight
 without them, tp is one more axis of ZeRO. Vectors are replicated.
 
-ZeRO shards the largest dimension that divides, else the one that needs the least padding. Padding is zero, stays zero
-(its gradient is zero), and is removed before a weight is used or written to disk.
+ZeRO shards the largest dimension that divides evenly; if there is none, it shards the dimension that needs the least
+padding. Padding is zero, stays zero (its gradient is zero), and is removed before a weight is used or written to disk.
 """
 
 import math
@@ -50,7 +50,7 @@ class WeightSharding:
         return tuple(shape)
 
     def gather(self, w: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """Gather the weight, except over tp, in `dtype` from this device's shard (inside `shard_map`)."""
+        """Gather the weight in `dtype` from the devices' shards, except over tp (inside `shard_map`)."""
         if self.zero_dim is None:
             return w
         return gather_weight(w, self.zero_axes, self.zero_dim, self.shape[self.zero_dim], dtype)

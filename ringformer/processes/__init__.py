@@ -1,1 +1,1 @@
-"""Processes of a run: they meet, agree, handle signals, detect stalls and lost peers, and lock a folder."""
+"""Processes of a run: how they meet, agree, handle signals, detect stalls and lost peers, and lock the run's folder."""

@@ -1,6 +1,6 @@
 """Messages that all processes of a run receive: from every process, or from process 0.
 
-They travel through JAX's coordination service: programs on the devices time out sooner.
+They travel through JAX's coordination service, because programs on the devices time out sooner.
 """
 
 import itertools
@@ -12,11 +12,11 @@ import jax
 import orbax.checkpoint as ocp
 
 WAIT_SECONDS = 3600.0
-"""Longest wait for a message; its sender may be reading a checkpoint, or waiting for the lock of another run. Lost and
-stalled processes are noticed sooner (`peers.py`, `watchdog.py`)."""
+"""Longest wait for a message, in seconds: its sender may be reading a checkpoint, or waiting for the lock of another
+run. Lost and stalled processes are noticed sooner (`peers.py`, `watchdog.py`)."""
 
 _numbers = itertools.count()
-"""Numbers the messages, so that each has its own key."""
+"""Counter that numbers the messages, so that each has its own key."""
 
 
 def from_all(value: Any) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Flags of a command that runs as one process of several: --distributed and where the processes meet."""
+"""Flags of a command that runs as one process of several: --distributed, and the address at which the processes
+meet."""
 
 import argparse
 
@@ -15,7 +16,7 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def member_of(args: argparse.Namespace, seconds: float) -> Membership | None:
-    """Return this process's place among the processes; None without --distributed.
+    """Return the place of this process among the processes of the run; None without --distributed.
 
     Args:
       seconds: time limit for discovery.

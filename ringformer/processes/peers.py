@@ -5,7 +5,7 @@
     told/signal  signal that one process received
     told/verdict reason why the run ends: process 0 decides and all processes read it
 
-Process 0 hosts the store. Every process makes two calls a second, and only process 0 reads the activities of all.
+Process 0 hosts the store. Every process makes two calls a second. Only process 0 reads the activities of all processes.
 """
 
 import json
@@ -18,13 +18,15 @@ from typing import Any, NamedTuple
 from ringformer.processes.watchdog import INTERVAL, Watchdog
 
 SILENT = {"step": 15.0}
-"""Seconds of silence after which a process counts as lost, by the limit of its activity."""
+"""Seconds of silence after which a process counts as lost, by the name of its activity's time limit."""
 
 SILENT_ELSE = 60.0
-"""Seconds of silence allowed otherwise: tracing and reading may hold Python's global lock."""
+"""Seconds of silence that are allowed under other time limits, because tracing and reading may hold Python's global
+lock."""
 
 LOST = 76
-"""Exit code of a run that lost a process: it died, stalled or did not come. The same command resumes the run."""
+"""Exit code of a run that lost a process: the process died, stalled or did not come. The same command resumes the
+run."""
 
 _ROOM = "ringformer/"
 _AGREE_SECONDS = 60
@@ -53,7 +55,8 @@ class _Alive(NamedTuple):
 
 
 class Peers:
-    """Connection to the other processes. Calls `judged(verdict)` and `signalled(number)` once each, in a thread."""
+    """Connection to the other processes. It calls `judged(verdict)` and `signalled(number)` at most once each, in a
+    thread."""
 
     request: int | None = None
     """Signal to announce to all processes."""
@@ -78,7 +81,7 @@ class Peers:
         self._stalled_since: float | None = None
         self._closing = threading.Event()
         self.heard = watchdog.clock
-        """Time of the store's last answer, by the watchdog's clock."""
+        """Time at which the store last answered, by the watchdog's clock."""
         self._thread = threading.Thread(target=self._exchange, name="peers", daemon=True)
         self._thread.start()
 
@@ -117,8 +120,8 @@ class Peers:
                     signal_known = True
                     threading.Thread(target=self._signalled, args=(shared["signal"],), daemon=True).start()
             except RuntimeError:
-                # Another process announced a signal first, or the store did not answer: `Supervisor` ends a process
-                # whose store stays silent.
+                # Another process announced a signal first, or the store did not answer. If the store stays silent,
+                # `Supervisor` ends this process.
                 pass
             self._closing.wait(INTERVAL)
 
@@ -139,7 +142,7 @@ class Peers:
                 return lost(f"process {i} ({state.place})", silence, f", since {state.what}")
         if any(state.stalled for state in states.values()):
             self._stalled_since = now if self._stalled_since is None else self._stalled_since
-            if now - self._stalled_since > _GATHER_SECONDS:  # others may be about to finish their activities
+            if now - self._stalled_since > _GATHER_SECONDS:  # until then, others may still finish theirs
                 return Verdict(_stalled(states), LOST)
         return None
 
@@ -156,13 +159,13 @@ def silent_limit(limit: str) -> float:
 
 
 def lost(process: str, silence: float, since: str = "") -> Verdict:
-    """Return the verdict on a process that has been silent for so many seconds."""
+    """Return the verdict on a process that has been silent for `silence` seconds."""
     why = f"{process} is lost: no message from it for {silence:.0f} s{since}; it died, is stopped or is cut off"
     return Verdict(why, LOST)
 
 
 def _stalled(states: dict[int, _Alive]) -> str:
-    """Name the processes that hold up the others: those that are behind."""
+    """Name the processes that hold up the others, which are those with the fewest activities begun."""
     least, most = min(state.number for state in states.values()), max(state.number for state in states.values())
     behind = [f"process {i} ({s.place}) in {s.what}" for i, s in sorted(states.items()) if s.number == least]
     if least == most:

@@ -1,8 +1,8 @@
-"""Rendezvous of a run's processes: they meet, or report within a time limit which of them are missing.
+"""Rendezvous of a run's processes: either all meet, or they report within a time limit which of them are missing.
 
-It precedes JAX's own start, which waits silently and then aborts in C++. Process 0 listens at the coordinator's
-address, the others connect and send their numbers, and process 0 answers which ones are missing. Then the port is free
-for JAX.
+It precedes JAX's own start, which would wait silently and then abort in C++. Process 0 listens at the coordinator's
+address. The others connect and send their numbers, and process 0 answers with the list of those that are missing. Then
+the port is free for JAX.
 """
 
 import json
@@ -17,14 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _GREETING = "ringformer 2"
-"""First value of every message: it distinguishes a process of a run from a stranger that connects to the port."""
+"""First value of every message. It distinguishes a process of a run from an unrelated program that connects to the
+port."""
 _LATECOMERS = 5.0
-"""Seconds that process 0 waits for the others after it refused one, so that they learn of it too."""
+"""Seconds that process 0 still waits for other processes after it has refused one, so that these learn of the refusal
+too."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Place of this process among the processes, and where they meet."""
+    """Place of this process among the processes of a run, and the address at which they meet."""
 
     address: str
     """HOST:PORT of process 0."""
@@ -33,7 +35,7 @@ class Membership:
     local_devices: Sequence[int] | None = None
     """Devices of this host that belong to this process; None: all of them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the command by key, which must be the same on all processes."""
+    """Options of the command, by key; they must be the same on all processes."""
 
     def __str__(self) -> str:
         return f"process {self.index} of {self.count}, meeting at {self.address}"
@@ -44,9 +46,10 @@ class ProcessesMissing(Exception):
 
 
 def discover(address: str | None, count: int | None, index: int | None, seconds: float) -> Membership:
-    """Return the given place or, without one, the place that JAX detects: TPU pod, SLURM job, Open MPI or Kubernetes.
+    """Return the place of this process: the given one or, if none is given, the one that JAX detects in a TPU pod, a
+    SLURM job, Open MPI or Kubernetes.
 
-    Raises ValueError if the place is given in part, cannot be detected, or is invalid.
+    Raises ValueError if the place is only partly given, cannot be detected, or is invalid.
     """
     from jax._src.clusters import ClusterEnv  # JAX's own discovery; jax.distributed.initialize asks the same
 
@@ -70,7 +73,7 @@ def discover(address: str | None, count: int | None, index: int | None, seconds:
 
 
 def start_jax(member: Membership, seconds: float) -> None:
-    """Connect JAX to the other processes; call it once all have come, and before JAX has a device."""
+    """Connect JAX to the other processes. Call this after all have met, and before JAX has a device."""
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
@@ -86,11 +89,12 @@ def start_jax(member: Membership, seconds: float) -> None:
 
 
 def meet(member: Membership, seconds: float, places: Callable[[], Mapping[int, str]] = dict) -> None:
-    """Return when all processes have come. `places` returns the known hosts of processes that should come.
+    """Wait until all processes have come. `places` returns the known hosts of the processes that should come.
 
     Raises:
       ProcessesMissing: some did not come within `seconds`; the message names them.
-      ValueError: two processes came with the same number, another number of processes or another config.
+      ValueError: two processes came with the same number, or a process came with another number of processes or another
+        config.
       OSError: the port is taken.
     """
     if member.count == 1:
@@ -150,7 +154,8 @@ class _Newcomer(NamedTuple):
 
 
 def _refusal(member: Membership, newcomer: _Newcomer, came: Mapping[int, str]) -> str:
-    """Return why a process cannot join the run, or "" if it can. `came`: the hosts of the processes before it."""
+    """Return the reason why a process cannot join the run, or "" if it can. `came`: the hosts of the processes that
+    came before it."""
     process, processes, place, asked = newcomer
     if processes != member.count:
         return (
@@ -172,7 +177,7 @@ def _come(member: Membership, seconds: float) -> None:
     end, why = time.monotonic() + seconds, "it does not listen"
     while (left := end - time.monotonic()) > 0:
         try:
-            # Once connected, process 0 keeps the time.
+            # Once this process is connected, process 0 enforces the time limit.
             with closing(socket.create_connection((host.strip("[]"), int(port)), timeout=left)) as peer:
                 _say(peer, _Newcomer(member.index, member.count, _here(), member.asked))
                 answer = _hear(peer, seconds + 10)
@@ -195,7 +200,8 @@ def _raise(refusal: str, missing: str) -> None:
 
 
 def _answer(peers: list[socket.socket], answer: list[str]) -> None:
-    """Answer all and wait until each has closed its end: only then can JAX listen on the port at once."""
+    """Send the answer to all peers, and wait until each has closed its end: only then can JAX listen on the port
+    immediately."""
     for peer in peers:
         with suppress(OSError):
             _say(peer, answer)
@@ -212,7 +218,7 @@ def _say(peer: socket.socket, value: Any) -> None:
 
 
 def _hear(peer: socket.socket, seconds: float) -> Any:
-    """Return the value that the other side sends; None if it sends no message of this protocol."""
+    """Return the value that a peer sends; None if it sends no message of this protocol."""
     peer.settimeout(seconds)
     try:
         with peer.makefile() as lines:
@@ -255,13 +261,13 @@ def known_places(environment: Mapping[str, str] = os.environ) -> dict[int, str]:
         try:
             if cluster.is_env_present():
                 return dict(enumerate(cluster._get_worker_list_in_slice()))
-        except Exception:  # of any kind, for example from the metadata server: a name is only a hint
+        except Exception:  # any error, e.g. of the metadata server: a name is only a hint
             return {}
     return {}
 
 
 def slurm_places(nodes: str, tasks: str) -> dict[int, str]:
-    """Return the node of each task in blocks, SLURM's default order: "8(x2),4" are 8, 8 and 4 tasks.
+    """Return the node of each task, assuming blocks, SLURM's default order: "8(x2),4" means 8, 8 and 4 tasks.
 
     Empty without `scontrol`, which expands the list of nodes.
     """

@@ -36,10 +36,10 @@ POLL = 0.5
 
 
 class RunLock:
-    """Lock of `run_dir`, held while entered. Process 0 takes it for all processes of a run.
+    """Context manager that holds the lock of `run_dir`. Process 0 takes the lock for all processes of a run.
 
-    If the lock is held, entering raises ValueError on all processes, naming the holder's host and process. It raises
-    OSError if the folder cannot be written to.
+    If another run holds the lock, entering raises ValueError on all processes, which names the holder's host and
+    process. It raises OSError if the folder cannot be written to.
     """
 
     def __init__(self, run_dir: Path):
@@ -104,7 +104,7 @@ class RunLock:
             self._write()
             if max(self._numbers()) == self._number:
                 break
-            self._path.unlink(missing_ok=True)  # this number had been used before, and its file deleted
+            self._path.unlink(missing_ok=True)  # the number was used before, and its file was deleted
         for number in self._numbers():
             if number < self._number:
                 (self._folder / f"{number}.json").unlink(missing_ok=True)
@@ -158,7 +158,7 @@ class RunLock:
                 continue  # the file system may recover; if it does not, a save reports it
 
     def _write(self, released: bool = False) -> None:
-        """Overwrite the holder's file in place with one write; beats do not change its length."""
+        """Overwrite the holder's file in place with a single write; beats do not change the file's length."""
         content = {**self._holder, "beats": f"{self._beats:012d}", "released": released}
         try:
             with self._path.open("r+b", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Signals, handled at once by a thread, whatever the main thread is doing.
+"""Signals that a thread handles at once, whatever the main thread is doing.
 
 Python runs signal handlers in the main thread, between two of its own instructions: never during a compilation or while
 it waits for a device. If a handler raises KeyboardInterrupt inside an import or a library's callback, the exception is
@@ -17,15 +17,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 def heeded() -> list[int]:
     """Return SIGNALS, without SIGHUP if it is ignored, as under nohup.
 
-    SIGINT always counts: a shell ignores it for background jobs, but whoever sends it explicitly means it.
+    SIGINT is always included: a shell ignores it for background jobs, but a user who sends it to one means it.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
 
 
 class SignalThread:
-    """While entered, calls `heard(number)` in a separate thread for each signal of `heeded()`, and suppresses the
-    signal's usual effect. `heard` may be replaced. Only the main thread may enter.
+    """Context manager that calls `heard(number)` in a separate thread for each signal of `heeded()`, and suppresses the
+    signal's usual effect. `heard` may be replaced. Only the main thread may enter the context.
     """
 
     def __init__(self, heard: Callable[[int], None]):

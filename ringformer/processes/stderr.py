@@ -1,7 +1,7 @@
-"""Standard error: its loss does not end a run, and JAX's C++ code writes to a file instead.
+"""Standard error: a run survives its loss, and JAX's C++ code writes to a file instead.
 
-JAX's runtime aborts a process that loses the coordination service, and prints pages of stack; no Python callback can
-prevent it.
+JAX's runtime aborts a process that loses the coordination service, and prints pages of stack traces. No Python callback
+can prevent this.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 _kept: list[object] = []
-"""Callbacks that C++ calls, kept here because C++ holds no reference to them."""
+"""Callbacks that C++ calls. They are kept here because C++ holds no reference to them."""
 
 
 class LastingStream:
-    """Text stream that begins every line with a prefix, and drops text that it cannot write: metrics.jsonl has the
-    numbers that a lost terminal misses."""
+    """Text stream that begins every line with a prefix, and drops text that it cannot write. If a terminal is lost,
+    metrics.jsonl still has the numbers."""
 
     def __init__(self, stream: Any, prefix: str = ""):
         self._stream, self._prefix, self._begun = stream, prefix, False

@@ -1,7 +1,7 @@
-"""Stopping a run, and the phases that it goes through.
+"""Decision to stop a run, and the phases that a run goes through.
 
-The loop names its phase, and asks after every step whether to stop. A signal, a preemption notice, a stalled phase, a
-lost process and a closed terminal all reach the loop through one object, its `Stopping`.
+The training loop announces each of its phases, and asks after every step whether to stop. A signal, a preemption
+notice, a stalled phase, a lost process and a closed terminal all reach the loop through one object, its `Stopping`.
 """
 
 import enum
@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 
 class Phase(enum.Enum):
-    """Phase of a run: its description, with a placeholder for the step, and the time limit that applies.
+    """Phase of a run: a description, with a placeholder for the step, and the name of the time limit that applies.
 
     Limits are "startup", "compile" and "step" (`Config.startup_minutes` etc.), or "none".
     """
@@ -57,7 +57,7 @@ class Terminated(Exception):
 
 
 class Stopping:
-    """Decides when a run stops. It is entered while there is something to save."""
+    """Object that decides when a run stops; a context that is entered while there is something to save."""
 
     signal: int | None = None
     """Signal that asks the run to end."""
@@ -71,7 +71,7 @@ class Stopping:
         pass
 
     def due(self) -> bool:
-        """Return whether to stop now. All processes ask at the same places, after every step."""
+        """Return True if the run must stop now. All processes ask at the same places, after every step."""
         return self.signal is not None
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
@@ -82,7 +82,8 @@ class Termination(Stopping):
     """Stops a single process at the first of `SIGNALS`; the next one ends the process as usual.
 
     It works only in the main thread of a single process. Several processes would each stop at a different step and wait
-    for the others forever, so signals keep their meaning there. (The command's `Supervisor` handles several.)
+    for one another forever, so for them signals keep their usual effect. (The command's `Supervisor` handles several
+    processes.)
     """
 
     def __init__(self):

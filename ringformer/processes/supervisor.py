@@ -1,9 +1,10 @@
 """Supervision of the command `ringformer train`: signals, stalls and lost processes.
 
-Until the first step of a run begins there is nothing to lose, and a signal ends the process at once, whatever it does.
-From then on, a signal makes the run stop after a step, the same step on all processes. They agree on it as in JAX's
-preemption service: each process reports its progress, and all stop one step after the furthest. That service itself
-does not suffice: it handles only SIGTERM, hides it from all other code, and reports it only at the next step.
+Until the first step of a run begins, there is nothing to lose, and a signal ends the process at once, whatever it is
+doing. From then on, a signal makes the run stop after a step, which is the same on all processes. They agree on this
+step as in JAX's preemption service: each process reports its progress, and all stop one step after the one that is
+furthest ahead. JAX's service itself does not suffice: it handles only SIGTERM, hides the signal from all other code,
+and reports it only at the next step.
 """
 
 import os
@@ -28,11 +29,12 @@ from ringformer.processes.watchdog import Doing, Watchdog, dump_stacks
 
 _ALONE = Membership("", 1, 0)
 _LAST_WORDS = 3.0
-"""Seconds that process 0, which hosts the store, stays after its verdict, so that the others can read it."""
+"""Seconds that process 0, which hosts the store, stays after its verdict, so that the others can read the verdict."""
 
 _CLOSING_SECONDS = 10.0
 _UNREACHED = ("DEADLINE_EXCEEDED", "UNAVAILABLE", "Connection", "connection")
-"""Words in JAX's errors that mean a network fault, or a machine too busy to answer: another start may succeed."""
+"""Words in JAX's errors that indicate a network fault, or a machine that is too busy to answer. Another start may
+succeed."""
 
 _SERVICE_LOST = b"JAX distributed service detected fatal errors"
 
@@ -41,7 +43,7 @@ class State(NamedTuple):
     """Progress of a process, exchanged when the processes agree where to stop."""
 
     session: int
-    """Number of runs that have started: a config with stages has several."""
+    """Number of runs that this process has started; a config with stages has several."""
     asks: int
     """Number of times that the run has asked whether to stop."""
     phase: str
@@ -49,7 +51,8 @@ class State(NamedTuple):
 
 
 class Supervisor(Stopping):
-    """Ends the process on signals, stalls and lost processes, and reports why. Once created, it handles `signals`."""
+    """Supervisor of the process: ends it on signals, stalls and lost processes, and reports the reason. It handles
+    `signals` from its creation on."""
 
     def __init__(self, signals: SignalThread):
         self._lock = threading.RLock()
@@ -101,7 +104,7 @@ class Supervisor(Stopping):
         self.watchdog.alive()
         if self._peers is None:
             return self.signal is not None
-        with self._lock:  # not while the processes agree where to stop
+        with self._lock:  # not while the processes agree on where to stop
             self._asks += 1
             return self._stop_at is not None and self._asks >= self._stop_at
 
@@ -112,7 +115,8 @@ class Supervisor(Stopping):
         self.watchdog.begin(description.format(step), limit)
 
     def failed(self, error: Exception) -> None:
-        """Report the error of one of several processes, tell the others, and end; do nothing in a single process."""
+        """Report this process's error to the user and to the other processes, and end. If there is only one process, do
+        nothing."""
         if self._member.count == 1:
             return
         if isinstance(error, ProcessesMissing):
@@ -163,7 +167,8 @@ class Supervisor(Stopping):
             self._end(_nothing_lost(number), exit_code(number))
 
     def _signalled(self, number: int) -> None:
-        """Agree with the other processes on the step to stop after. All of them do so at about the same time."""
+        """Agree with the other processes on the step after which to stop. All processes call this at about the same
+        time."""
         assert self._peers is not None
         self.signal = number
         with self._lock:

@@ -15,20 +15,21 @@ class Doing(NamedTuple):
     """Current activity of the process."""
 
     number: int
-    """Number of activities begun; all processes count alike, so that a stuck one is behind."""
+    """Number of activities begun. All processes begin the same ones, so a process that is stuck has a lower number."""
     what: str
     limit: str
     """Name of the time limit that applies."""
 
 
 class Watchdog:
-    """Checks every second whether the current activity exceeds its limit, and then calls `expired(doing)` once.
+    """Thread that checks every second whether the current activity exceeds its limit; if so, it calls `expired(doing)`
+    once.
 
     Only seconds in which the process ran count: a process that was stopped and continued has not stalled.
     """
 
     each_second: Callable[[], None] | None = None
-    """Another check, which the same thread calls."""
+    """Another check, which the same thread runs every second."""
 
     def __init__(self, expired: Callable[[Doing], None]):
         self._expired = expired
@@ -38,7 +39,7 @@ class Watchdog:
         self.seconds = 0.0
         """Seconds since the activity began."""
         self.clock = 0.0
-        """Seconds that the process has run."""
+        """Seconds for which the process has run."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()

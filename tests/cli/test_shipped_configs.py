@@ -46,8 +46,8 @@ def test_every_config_and_launch_script_is_listed_with_its_first_line(layout, ca
     assert call(add_list) is None
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert list(lines) == [*CONFIGS, "gpu_node.sh", "slurm.sh"]
-    assert lines["quickstart"].startswith("A byte-level LLaMA of 0.3M parameters on the Python standard library")
-    assert lines["gpu_node.sh"] == "Train on one host with several GPUs, one process for all of them."
+    assert lines["quickstart"].startswith("Byte-level LLaMA of 0.3M parameters on the Python standard library")
+    assert lines["gpu_node.sh"] == "Train on one host with several GPUs, in one process."
     assert all(len(line) > 20 and line.endswith(".") for line in lines.values())
     call(add_list, "--paths")
     assert str(layout) in capsys.readouterr().out

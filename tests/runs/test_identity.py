@@ -55,6 +55,7 @@ MODEL_HARMLESS = {
     "q_chunk",
     "k_chunk",
     "kernel",
+    "kernel_check",
     "ffn_chunk",
     "loss_chunk",
 }
