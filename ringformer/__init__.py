@@ -44,7 +44,7 @@ _HOMES = {
     "ring_attention": "ops.ring_attention",
     "sharded_ring_attention": "ops.sharded_ring_attention",
 }
-"""The public names, and the module of each."""
+"""Public names, each with its module."""
 
 __all__ = ["__version__", *_HOMES]
 

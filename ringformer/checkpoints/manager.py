@@ -100,7 +100,8 @@ class Checkpoints:
         return read_about(tree_folder(self._run_dir, step)) or {}
 
     def way_back(self) -> str:
-        """Return a sentence for a run that has diverged: it names the checkpoint to go back to, and how to do that."""
+        """Return a sentence for a run that has diverged: it names the checkpoint to go back to, and says how to do
+        that."""
         steps = sorted(self._manager.all_steps())
         proven = self._keep.proven(steps)
         if proven is None:

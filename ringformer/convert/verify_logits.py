@@ -1,4 +1,4 @@
-"""Compare logits of a converted model with those of transformers, on the CPU in float32."""
+"""Comparison of a converted model's logits with those of transformers, on the CPU in float32."""
 
 import gc
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Settings that an estimate proposes: a faster rematerialisation, and the cure of a slow step."""
+"""Settings that an estimate proposes: a faster rematerialisation, and a remedy for a slow step."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 
 SLOW = 0.2
-"""MFU, with causal attention halved, below which an estimate names a cure."""
+"""MFU, with causal attention halved, below which an estimate proposes a remedy."""
 
 EXPOSED = 1 / 3
 """Share of a step in exposed communication that explains a low MFU."""
@@ -43,11 +43,11 @@ def _cures(workload: Workload, time: StepTime) -> list[str]:
 
 
 def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
-    """Propose to keep the attention's outputs, so that the ring runs forward once, if they should fit."""
+    """Propose to keep the attention's outputs if they should fit, so that the ring runs forward only once."""
     model, target = workload.model, workload.target
     if model.remat != "full" or model.remat_group > 1:
         return []
-    above = estimate.peak_bytes / peak_bytes(workload)  # the compiler's bytes by the closed form's
+    above = estimate.peak_bytes / peak_bytes(workload)  # ratio of the compiler's bytes to the closed form's
     for offload in dict.fromkeys((model.offload, True)):
         groups = 1 if offload else model.head_groups
         other = replace(model, remat="attention", offload=offload, head_groups=groups)

@@ -26,8 +26,8 @@ LOGITS_ON_CHIP = {"v4": 32 * 2**20, "v5e": 32 * 2**20, "v6e": 32 * 2**20}
 program compiled so far, larger logits spill to HBM. On other generations, all logits do."""
 
 SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
-"""HBM bytes per byte of a chunk pair's logits where these spill, (forward, backward), from compiled programs: v5e for
-TPU, A100 for GPU (range on A100: 5.2 to 8.0 forward, 9.7 to 12.2 backward)."""
+"""HBM bytes per byte of a chunk pair's logits, (forward, backward), if the logits spill. They were read from compiled
+programs: v5e for TPU, A100 for GPU. (The range on A100 is 5.2 to 8.0 forward, 9.7 to 12.2 backward.)"""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ MODEL_FLAGS = (
 
 
 def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of those of these flags that the command line sets."""
+    """Return the values of the flags `names` that the command line sets."""
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 

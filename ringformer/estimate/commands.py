@@ -46,7 +46,7 @@ class EstimateOptions:
     """run no compiler: closed forms only, in a second"""
     quick: bool = False
     """model seconds from bytes and FLOPs at stated shares of the peak; default on TPU: from the machine code of a
-    layer's attention, which takes a minute, once"""
+    layer's attention, which takes a minute the first time"""
 
 
 COUNTS = (

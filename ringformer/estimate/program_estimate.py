@@ -51,8 +51,8 @@ class Estimate:
     argument_bytes: int | None = None
     temp_bytes: int | None = None
     schedule: Schedule | None = None
-    """Schedule of a train step, an evaluation or a program of inference; None if it exceeded the memory before it was
-    scheduled."""
+    """Schedule of a train step, an evaluation or a program of inference; None if the program exceeded the memory before
+    it was scheduled."""
     max_link_hops: int | None = None
     compile_seconds: float | None = None
     program: str = TRAIN_STEP

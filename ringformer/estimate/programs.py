@@ -1,4 +1,4 @@
-"""Device programs of a training run, and the attention of one layer, lowered for a target as the trainer does it.
+"""Device programs of a training run, and the attention of one layer, lowered for a target as in the trainer.
 
 Saving, restoring and `init_from` run no program (`checkpoints/sharded_arrays.py`): they move shards between device and
 host.
@@ -25,11 +25,11 @@ from ringformer.train.state import all_finite, make_first_state, make_init
 
 TRAIN_STEP, EVALUATION, INIT, FIRST_STATE, CHECK = "train step", "evaluation", "init", "first state", "finiteness check"
 PROGRAMS = (TRAIN_STEP, EVALUATION, INIT, FIRST_STATE, CHECK)
-"""Init draws the parameters from the seed (`init_from` reads them instead); first state adds the optimizer's state; the
-finiteness check reads the state before a save."""
+"""Device programs of a run. INIT draws the parameters from the seed (`init_from` reads them instead); FIRST_STATE adds
+the optimizer's state; CHECK reads the state before a save, to check that it is finite."""
 
 BATCHES_AHEAD = 2
-"""Batches on the devices in addition to the current one: one handed over by the loader, one in preparation."""
+"""Batches on the devices in addition to the current one: one that the loader has ready, and one in preparation."""
 
 # Before JAX 0.12, the default tiles of an untuned Triton product do not fit every shape: 0.10.2 fails on heads of 100.
 _ONLY_CUBLAS = {"xla_gpu_enable_triton_gemm": "False"} if jax.__version_info__ < (0, 12) else {}
@@ -47,7 +47,7 @@ class LoweredProgram(NamedTuple):
     state: int = 0
     """Bytes of the training state on a device."""
     alive: int = 0
-    """Bytes alive on a device while it runs that are neither its arguments nor its results."""
+    """Bytes alive on a device while the program runs, besides its arguments and its results."""
 
 
 def lower_program(workload: Workload, program: str) -> LoweredProgram:
@@ -96,15 +96,16 @@ def _abstract_batch(workload: Workload, mesh: Mesh) -> Batch:
 
 
 ATTENTION = "attention of a layer"
-"""A part of a train step, compiled alone for its machine code in a fraction of the step's time."""
+"""Name of a part of a train step. It is compiled alone, for its machine code, in a fraction of the time that the whole
+step takes."""
 
 
 def lower_attention(workload: Workload) -> LoweredProgram:
     """Lower the forward and backward pass of one layer's attention, over a ring or on one device, for the heads that
     the step computes at once.
 
-    For the same arrays in the same memories, the compiler generates the same instructions for a part as for the step.
-    An instruction that differs from the step's has a different key (`seconds/kernel_keys.py`) and does not count.
+    If arrays and memories are the same, the compiler generates the same instructions for this part as for the whole
+    step. An instruction that differs from the step's has a different key (`seconds/kernel_keys.py`) and does not count.
     """
     model, mesh = workload.model, make_mesh(workload.mesh_dim, workload.target.devices())
     dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")

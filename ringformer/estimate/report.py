@@ -42,8 +42,8 @@ def origin(model: str, target: Target) -> dict[str, Any]:
 def estimate_json(workload: Workload, estimate: Estimate | None) -> dict:
     """Return a workload's shape and settings, bytes and seconds of one device and one step, and the cost of its tokens.
 
-    Without an estimate (None), the bytes are closed forms and the seconds count computation alone. A value is null if
-    the compiler stopped before it reported the value, or if only a compiler can report it.
+    Without an estimate (None), the bytes come from closed forms, and the seconds include only computation. A value is
+    null if the compiler stopped before it reported the value, or if only a compiler can report it.
     """
     w, llama = workload, workload.has_closed_forms
     e = estimate or _counted(w)
@@ -152,7 +152,7 @@ def title(name: str, workload: Workload) -> str:
 def heading(title: str, workload: Workload, e: Estimate) -> list[str]:
     """Return the title, the verdict with the memory left, and the largest allocations if the program does not fit.
 
-    On TPU the memory left is of the whole memory, on GPU of the share without libraries.
+    On TPU, the memory left is what remains of the whole memory; on GPU, of the share that libraries leave.
     """
     budget = workload.target.budget
     left = budget - e.peak_bytes
@@ -198,7 +198,7 @@ def _largest_buffers(alive: PeakBuffers | None) -> list[str]:
 
 
 def closed_form_text(title: str, workload: Workload) -> str:
-    """Return the report on a run that was not compiled: what closed forms show, and what they do not show."""
+    """Return the report on a run that was not compiled: the results of closed forms, and what they cannot show."""
     e, chip = _counted(workload), workload.target.chip
     step, save = ("should fit" if fits else "should not fit" for fits in (e.fits, e.fits_host))
     lines = [

@@ -23,7 +23,7 @@ from ringformer.runs.config_file import load_config, parse_stages
 
 
 def estimate_training(args: argparse.Namespace) -> int:
-    """Compile the programs of a training run, or count them in closed form, and print the report."""
+    """Estimate a training run, by compiling its programs or by closed forms, and print the report."""
     _check(args)
     target = find_target(args.target)
     workloads, staged = _workloads(args, target)

@@ -53,7 +53,7 @@ class Workload:
 
     @property
     def passes(self) -> float | None:
-        """Number of passes through the store's tokens."""
+        """Number of passes that the run makes through the store's tokens."""
         return self.tokens / self.store_tokens if self.tokens and self.store_tokens else None
 
     @property
@@ -67,7 +67,7 @@ class Workload:
 
     @property
     def ring_tokens(self) -> int:
-        """Tokens of one sequence on a rank of the ring; tp splits their heads."""
+        """Tokens of one sequence on a rank of the ring. tp does not reduce them: it splits the heads instead."""
         return self.seq_len // self.mesh_shape[3]
 
     @property
@@ -92,15 +92,15 @@ class Workload:
         return MemorySettings(m.head_groups, m.remat_group, m.q_chunk, m.k_chunk)
 
     def check(self) -> None:
-        """Raise ValueError for a mesh, length or batch that no run can have; needs no compiler."""
+        """Raise ValueError for a mesh, length or batch that is invalid for every run; needs no compiler."""
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_batch(self.model.layout, mesh, self.seq_len, self.batch_size, self.accumulate)
         with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, self.masks)  # raises if it cannot
 
     def with_kernel(self) -> tuple[Self, str]:
-        """Return the workload with kernel and chunks chosen for the target, and a line that says which and why. Raises
-        ValueError for a kernel that the target does not support."""
+        """Return the workload with kernel and chunks chosen for the target, and a line that names them and the reason.
+        Raises ValueError for a kernel that the target does not support."""
         chip = self.target.chip
         model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks)
         return replace(self, model=model), why

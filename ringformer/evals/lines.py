@@ -42,7 +42,7 @@ class Numbers(NamedTuple):
 
 
 def record_text(lines: Iterable[tuple[str, int]]) -> str:
-    """Format a record of (index, number) lines, up to the question."""
+    """Format the record in a prompt, given its lines as (index, number): all text before the question."""
     return HEADER + "".join(LINE.format(index=index, number=number) for index, number in lines)
 
 

@@ -1,9 +1,10 @@
 """The thirteen tasks of RULER (Hsieh et al. 2024): the random content of their prompts, the prompts' length, and the
 metric.
 
-Differences from the generator of NVIDIA/RULER: keys, values, variables and coded words are distinct; every case orders
-its list anew; a needle in essays may follow any full stop, including that of an abbreviation; and the words are the
-package's own unless the original's are given. If a list needs more words than there are, it consists of pairs of words.
+The prompts differ from those of NVIDIA/RULER's generator in four ways. Keys, values, variables and coded words are
+distinct. Every case orders its list anew. A needle in essays may follow any full stop, including that of an
+abbreviation. The words are the package's own, unless the original's are given. If a list needs more words than there
+are, it consists of pairs of words.
 """
 
 import math

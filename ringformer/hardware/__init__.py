@@ -126,8 +126,9 @@ def _in_base_units(sheet: dict[str, Any]) -> dict[str, Any]:
 
 
 CHIPS, SLICES, PODS = _read_chips()
-"""Chips, by the name of a TPU generation or GPU; shapes of TPU slices, by the number in their names; shape of a whole
-pod, which has the most chips and the same number of dimensions as its slices."""
+"""CHIPS has the chips, by the name of a TPU generation or GPU. SLICES has the shapes of TPU slices, by the number in
+their names. PODS has the shape of a generation's whole pod, which has the most chips, and as many dimensions as its
+slices."""
 
 
 @dataclass(frozen=True)

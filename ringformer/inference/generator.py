@@ -67,8 +67,8 @@ class Generator:
         """Load the model of a run's latest checkpoint, or a converted model.
 
         Args:
-          mesh_dim: "dp,fsdp,tp,sp". The mesh has the first devices, as many as it needs; one size may be -1 and then
-            takes the remaining devices. Several processes always use all devices.
+          mesh_dim: "dp,fsdp,tp,sp". The mesh takes as many devices as it needs, the first ones. One size may be -1,
+            which takes the remaining devices. Several processes always use all devices.
           compute_dtype: float32 or bfloat16; None: the run's dtype.
           kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
 
@@ -118,8 +118,8 @@ class Generator:
     def token_losses(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Compute, by a forward pass, -log p in nats of every token of each row except the first, float32 [length - 1].
 
-        Raises ValueError, before anything is computed, for a row of fewer than two or more than max_length tokens, or
-        with ids outside the vocabulary.
+        Before anything is computed, raises ValueError for a row that has fewer than two tokens, more than max_length
+        tokens, or ids outside the vocabulary.
         """
         check_tokens(rows, self.config.vocab_size)
         for number, row in enumerate(rows):

@@ -1,8 +1,8 @@
 """The compiled programs of inference: one reads a chunk of prompts into the cache, one decodes a token, and one
 computes the losses of rows.
 
-They run on the training mesh (dp, fsdp, tp, sp). Rows are sharded over dp, tokens of a chunk over (sp, tp) in the
-model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp). fsdp shards only weights.
+They run on the training mesh (dp, fsdp, tp, sp). Rows are sharded over dp. Tokens of a chunk are sharded over (sp, tp)
+in the model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp). So fsdp shards only weights.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Rows of tokens with their cache: append prompts, decode tokens, append the next turns."""
+"""Session: rows of tokens with their cache. It appends prompts, decodes tokens, and appends the next turns."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence

@@ -32,7 +32,8 @@ class TextGenerator:
     ) -> "TextGenerator":
         """Load the model of a run's latest checkpoint, or a converted model, with its tokenizer.
 
-        Args: those of `RunText`; `options` are those of `Generator.load`, of which `max_length` is required.
+        Args: `run`, `tokenizer` and `template` as for `RunText`; `options` as for `Generator.load`; `max_length` is
+          required.
         """
         text = RunText(run, tokenizer=tokenizer, template=template)  # first, because its checks are fast
         return cls(Generator.load(run, **options), text)

@@ -1,4 +1,4 @@
-"""FLOPs of the matrix products of LLaMA, by two conventions: for MFU, and as executed.
+"""FLOPs of LLaMA's matrix products, by two conventions: as counted for MFU, and as executed.
 
 A weight takes 2 FLOPs per token in the forward and 4 in the backward, for the gradients of the activations and of the
 weight. A pair of a query and a key takes, for each of the d features of a head, 4 FLOPs in the forward (the logit, and

@@ -2,8 +2,9 @@
 
 A family of models is a configuration and an nnx module, registered by name (`registry.py`). The module sees one
 device's slice: local tokens and, inside a `shard_map`, the names of the axes that it may communicate over. Each
-`nnx.Param` has metadata `letters`, a shape letter for each of its last dimensions, from which
-`parallel/weight_sharding.py` derives its sharding ("H", "K" and "F" over tp; vectors are replicated and not decayed).
+`nnx.Param` has metadata `letters`, with a shape letter for each of its last dimensions. From these letters,
+`parallel/weight_sharding.py` derives the parameter's sharding ("H", "K" and "F" over tp; vectors are replicated and not
+decayed).
 
 Tokens are sharded along the sequence over (sp, tp). A family with `tensor_parallel` gathers tokens over tp before a
 block that mixes them, and reduces the block's result, as LLaMA does. Other families are refused on meshes with tp > 1.
@@ -71,7 +72,7 @@ class Model(Protocol):
     """An `nnx.Module`, constructed as `Model(config, rngs=nnx.Rngs(seed))` with parameters in float32.
 
     `gather(name, shards)` gathers the parameters of the model's attribute `name` and casts them to the compute dtype.
-    They are a pytree, that of one layer if layers are stacked. The model calls it where it uses them.
+    They are a pytree; if layers are stacked, it is that of one layer. The model calls it where it uses them.
     """
 
     def loss(self, batch: Any, *, axes: Axes, gather: Callable) -> jax.Array:

@@ -39,8 +39,8 @@ class Attention(nnx.Module):
     """Pre-norm causal self-attention with rotary positions and grouped key heads.
 
     Each group of heads recomputes the norm, so its output is never kept. With tp, x and the result are the rank's part
-    t of the local tokens T, and the rotation covers all T; without tp, t is T. `attend(q, k, v)` gets rotated q and k,
-    and returns the outputs and anything that it keeps; the module returns this too.
+    t of the local tokens T, and the rotation covers all T; without tp, t is T. `attend(q, k, v)` gets rotated q and k.
+    It returns the outputs and anything that it keeps, and the module returns both.
     """
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
@@ -78,8 +78,8 @@ class Attention(nnx.Module):
         return _leave_tp(y, axes), kept
 
     def _of_heads(self, x, scale, rotation, attend, wq, wk, wv):
-        """Return the outputs [B, T, h, d], for x [B, T, D], of the heads whose columns of the weights are passed, and
-        `kept`."""
+        """Return the outputs [B, T, h, d] of some heads for x [B, T, D], and `kept`. The weights are the columns of
+        these heads."""
         x = rms_norm(x, scale, self.config.norm_eps)
         q, k, v = (jnp.einsum("btD,Dhd->bthd", x, w) for w in (wq, wk, wv))
         return attend(rope.rotate(q, rotation), rope.rotate(k, rotation), v)
@@ -135,8 +135,8 @@ class Llama(nnx.Module):
     """The decoder: embedding, L equal layers (one `lax.scan`), norm, output head.
 
     On one device, `Llama(config, rngs=nnx.Rngs(0))(tokens)` returns logits. Inside a `shard_map`, B and T are local to
-    the device, `axes` names the ring and tensor parallel axes, and `gather(name, weights)` gathers the weights of
-    "embed", "layers" (of one layer), "norm" or "head".
+    the device, and `axes` names the ring and tensor parallel axes. `gather(name, weights)` then gathers the weights of
+    "embed", "layers" (those of one layer), "norm" or "head".
     """
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):

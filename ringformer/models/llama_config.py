@@ -16,8 +16,8 @@ from ringformer.ops.layouts import VISIBLE, Layout
 from ringformer.ops.rope import RopeScaling
 
 ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
-"""Columns of the paper's Table 3. vanilla materializes the [T, S] logits, memory_efficient attends chunk by chunk,
-blockwise also computes the feed-forward chunk by chunk, ring distributes blockwise over the mesh axis `sp`."""
+"""Columns of the paper's Table 3. vanilla materializes the [T, S] logits; memory_efficient attends chunk by chunk;
+blockwise also computes the feed-forward chunk by chunk; ring distributes blockwise over the mesh axis `sp`."""
 
 Remat = Literal["full", "attention", "dots", "none"]
 OFFLOADABLE: tuple[Remat, ...] = ("full", "attention")
@@ -65,14 +65,15 @@ class LlamaConfig:
     also the outputs of matmuls; none: everything, without rematerialisation."""
     remat_group: int = 1
     """Layers of a group for two-level rematerialisation: only the input of the group's first layer is kept, and the
-    group is recomputed before its backward. Costs one more forward, keeps L/g + g layer inputs instead of L. The last
-    L % g layers form no group: each keeps its input."""
+    group is recomputed before its backward. This costs one more forward, and keeps L/g + g layer inputs instead of L.
+    The last L % g layers form no group: each keeps its input."""
     offload: bool = False
-    """Offload kept arrays to host memory until the backward (on accelerators; a CPU has no other memory): the layers'
-    inputs, with remat=attention also the attention's outputs, but not those that a remat group recomputes."""
+    """Offload kept arrays to host memory until the backward: the layers' inputs and, with remat=attention, the
+    attention's outputs, but not those that a remat group recomputes. This works on accelerators; a CPU has no other
+    memory."""
     fetch_ahead: bool = True
     """Fetch a layer's offloaded arrays during the backward of the layer after it, which takes device memory earlier;
-    False: when the layer's own backward begins, which waits for them."""
+    False: fetch them when the layer's own backward begins, which then waits for them."""
     head_groups: int = 1
     """Groups of heads that attention processes one after the other: q, k, v and their gradients exist for one group at
     a time."""
@@ -84,7 +85,8 @@ class LlamaConfig:
     """Code that computes a chunk pair: xla: XLA's own code; pallas: flash attention kernels for TPU; cudnn: for GPU;
     auto: the best for the devices of a run or an estimate, and xla in a model used on its own."""
     kernel_check: bool = True
-    """Compare the kernel with XLA's blocks on the devices at hand before it is used (a second, once per shape)."""
+    """Compare the kernel with XLA's blocks on the devices at hand before it is used (takes a second, once per
+    shape)."""
     ffn_chunk: int = 1024
     """Tokens that the feed-forward computes at a time."""
     loss_chunk: int = 1024
@@ -190,8 +192,8 @@ class LlamaConfig:
         return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
 
     def kept_bytes(self, tokens: int) -> tuple[int, int]:
-        """Bytes that a layer keeps for its backward on a device with `tokens` tokens of a microbatch: its input, and
-        with remat=attention the attention's output with m and l of the softmax."""
+        """Return the bytes that a layer keeps for its backward on a device with `tokens` tokens of a microbatch: those
+        of its input and, with remat=attention, those of the attention's output with m and l of the softmax."""
         itemsize = 2 if self.compute_dtype == "bfloat16" else 4
         attention = self.num_heads * (self.head_dim * itemsize + 8) if self.remat == "attention" else 0
         return tokens * self.hidden_size * itemsize, tokens * attention

@@ -6,10 +6,10 @@ Definitions for a sequence of n*T tokens on a ring of n ranks:
     striped     rank r holds tokens r, r+n, r+2n, ... (Brandon et al., Striped Attention).
     zigzag      the sequence is cut into 2n pieces; rank r holds pieces r and 2n-1-r.
 
-In every layout, the causal mask between a *part* of the local queries and a part of the visiting keys has the
-form `query_index + offset >= key_index` with indices counted inside the parts, and the offset depends only on
-whether the keys come from this rank, an earlier rank or a later rank. A shard has one part, or two with zigzag. The
-tables below therefore define a layout completely; kernels never see a position.
+A shard has one *part*, or two with zigzag. In every layout, the causal mask between a part of the local queries and a
+part of the visiting keys has the form `query_index + offset >= key_index`, with indices counted inside the parts. The
+offset depends only on whether the keys come from this rank, an earlier rank or a later rank. So the tables below define
+a layout completely, and kernels never see a position.
 """
 
 from typing import Literal

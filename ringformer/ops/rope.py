@@ -41,11 +41,11 @@ REQUIRED = ("factor", "original_max_position")
 class RopeScaling:
     """Scaling of the frequencies of a model trained at a short context to a longer one.
 
-    linear divides all frequencies by `factor` (Chen et al., position interpolation). yarn divides those that turn less
-    than `beta_slow` times in the original context, keeps those that turn more than `beta_fast` times, and blends
-    between; it also multiplies cos and sin by the attention factor (Peng et al., YaRN). llama3 does the same with
-    `low_freq_factor` and `high_freq_factor` turns, but blends linearly in the frequency (LLaMA 3.1). A model with a
-    larger `rope_theta` needs no scaling: kind none. A field that is None has the kind's default.
+    linear divides all frequencies by `factor` (Chen et al., position interpolation). yarn divides the frequencies that
+    turn less than `beta_slow` times in the original context, keeps those that turn more than `beta_fast` times, and
+    blends between the two. It also multiplies cos and sin by the attention factor (Peng et al., YaRN). llama3 does the
+    same with `low_freq_factor` and `high_freq_factor` turns, but blends linearly in the frequency (LLaMA 3.1). A model
+    with a larger `rope_theta` needs no scaling: kind none. A field that is None has the kind's default.
 
     Raises ValueError for a field that the kind does not use, a missing field, or an invalid value.
     """

@@ -158,7 +158,7 @@ def _baseline_row(row: Row, attempts: max_context.Results) -> str:
 
 
 def _shorter_baselines(attempts: max_context.Results) -> list[str]:
-    """Name the baselines that fall short of the paper, and the reason."""
+    """Name the baselines whose context is shorter than the paper's, and the reason."""
     shorter = [
         f"{cell.attention.replace('_', ' ')} of {row.target} {row.size} ({reached // K}K of {cell.paper // K}K)"
         for row in ROWS

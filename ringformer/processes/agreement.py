@@ -1,4 +1,4 @@
-"""Messages that all processes of a run receive: from every process, or from process 0.
+"""Messages that all processes of a run receive, either from every process or from process 0.
 
 They travel through JAX's coordination service, because programs on the devices time out sooner.
 """

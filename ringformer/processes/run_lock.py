@@ -9,7 +9,7 @@ releases the lock. A process that finds another holder's file takes the next num
 - at once, if the holder released the lock or was a process of this machine that is gone;
 - after `PATIENCE` seconds without a beat, by its own clock: clocks of two hosts are never compared.
 
-Otherwise it is refused, and the error names the holder. A holder that was silent for that long but is alive notices
+Otherwise it is refused, and the error names the holder. If a holder was silent for that long but is alive, it notices
 that another process took the lock, and stops (`check`).
 """
 

@@ -71,7 +71,7 @@ class OptimizerConfig:
     """Largest global norm of a gradient."""
     skip_spikes: float = 0.0
     """Skip a step whose gradient norm exceeds the median of the last 128 steps' norms by more than this many median
-    absolute deviations, e.g. 20; 0: skip none for its norm."""
+    absolute deviations, e.g. 20; 0: no step is skipped for its norm."""
 
     def __post_init__(self):
         if self.schedule not in ("cosine", "constant"):
@@ -102,7 +102,7 @@ class Config:
     data: DataConfig
     optimizer: OptimizerConfig
     run_dir: str = ""
-    """Folder of everything the run writes: config, metrics, checkpoints. If it holds checkpoints the run resumes.
+    """Folder of everything the run writes: config, metrics, checkpoints. If it holds checkpoints, the run resumes.
     Empty: a new folder in runs/."""
     init_from: str = ""
     """Start from the parameters of the latest checkpoint in this run directory, e.g. to continue at a longer context,
@@ -118,7 +118,7 @@ class Config:
     accumulate: int = 1
     """Microbatches per step."""
     steps: int = 1000
-    """Optimizer steps of the run. With the cosine schedule a different number of steps makes a different run."""
+    """Optimizer steps of the run. With the cosine schedule, a different number of steps makes a different run."""
     seed: int = 0
     """Seed of fresh parameters and of the data order; it gives the same numbers on every mesh."""
     eval_every: int = 0
@@ -129,7 +129,7 @@ class Config:
     """Steps between checkpoints; 0: save by checkpoint_minutes only."""
     checkpoint_minutes: float = 30.0
     """Minutes between checkpoints, besides those of checkpoint_every; 0: save by checkpoint_every only. The last step
-    is always saved, and so is a run that a signal ends."""
+    is always saved, and so is the state of a run that a signal ends."""
     keep_checkpoints: int = 2
     """Number of latest checkpoints to keep. The newest checkpoint that later sound steps have proven is kept, too."""
     keep_every: int = 0
@@ -141,10 +141,11 @@ class Config:
     another folder. Checkpoints that keep_checkpoints removes are removed there, too. `ringformer checkpoint copy`
     copies them back. Each stage has its own folder there."""
     handshake_seconds: float = 60.0
-    """Seconds that the processes of a run wait for one another; then the run ends and names those that are missing."""
+    """Seconds that the processes of a run wait for one another. After that, the run ends and names those that are
+    missing."""
     startup_minutes: float = 60.0
-    """Time limit for reading or creating the first state, and for writing a save; beyond it the run has stalled, and
-    ends."""
+    """Time limit for reading or creating the first state, and for writing a save. A run that exceeds it has stalled,
+    and ends."""
     compile_minutes: float = 60.0
     """Time limit for compiling the train step, and for a batch of an evaluation."""
     step_minutes: float = 30.0
@@ -164,7 +165,7 @@ class Config:
     """Consecutive runs, each a dict of the keys that it changes, e.g. {"seq_len": 131072, "model.rope_theta": 1e7}; see
     docs/finetuning.md. Empty in the config of one run."""
     preset: str = ""
-    """Model that `base_config` was called with. Without init_from it supplies the model's rope and norm_eps where the
+    """Model that `base_config` was called with. Without init_from, it supplies the model's rope and norm_eps if the
     config does not set them."""
 
     def __post_init__(self):

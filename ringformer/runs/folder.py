@@ -130,7 +130,8 @@ class RunFolder:
         return copies
 
     def _record(self) -> None:
-        """Write the resolved config, the tokenizer, the files that came with a converted model, and the identity."""
+        """Write the resolved config, the tokenizer, the files that a converted model brought along, and the
+        identity."""
         self._recorded = True
         self.path.mkdir(parents=True, exist_ok=True)
         if jax.process_index() != 0:

@@ -4,7 +4,7 @@ again.
     RUN_DIR/identity.json    the run's identity (`identity.py`), and the step of a checkpoint that once existed
     RUN_DIR/changes.jsonl    intended changes, one JSON object per line: the step they apply from, old and new values
 
-A run without a checkpoint begins anew, with whatever config it has now.
+A run without a checkpoint begins anew, with its current config.
 """
 
 import dataclasses

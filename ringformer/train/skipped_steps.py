@@ -22,7 +22,7 @@ from ringformer.train.state import all_finite
 from ringformer.train.step import make_gradients
 
 WINDOW = 128
-"""Number of latest steps whose norms define the limit of a spike."""
+"""Number of latest steps whose norms determine the limit above which a norm is a spike."""
 FEWEST = 32
 """Number of norms required before any norm counts as a spike."""
 LEAST_DEVIATION = 0.01

@@ -6,8 +6,8 @@
 
 Only parameters pass from stage to stage (each stage has a fresh optimizer and schedule). Finished stages are skipped
 and an unfinished stage is resumed, so the same command continues wherever it was interrupted. If a stage began with
-parameters that its predecessor no longer has, it is refused, or it begins anew. In that case, the old stage is moved to
-RUN_DIR/replaced-1-stage-...
+parameters that its predecessor no longer has, it is refused. If the user allows it, it begins anew instead, and the old
+stage is moved to RUN_DIR/replaced-1-stage-...
 """
 
 import json

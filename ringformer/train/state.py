@@ -43,7 +43,7 @@ def state_shardings(weights: dict, optimizer: optax.GradientTransformation) -> T
 
 
 def make_init(config: ModelConfig, weights: dict, mesh: Mesh, seed: int):
-    """Return the jitted `init() -> params`. The parameters are sharded from the start; on every mesh they equal those
+    """Return the jitted `init() -> params`. The parameters are sharded from the start. On every mesh, they equal those
     of `build(config, Rngs(seed))`.
 
     A device draws only its own shard: JAX's random bits are a function of the key and the index in the array.

@@ -32,11 +32,12 @@ SAFE_VERSION = (3, 1, 6)
 SECONDS = 2.0
 """Seconds of CPU time that a template may take to compile, and to render one conversation."""
 CLOCK = 10.0
-"""Wall time that a conversation may take, as a multiple of SECONDS; other programs also use the machine."""
+"""Wall time that a conversation may take, as a multiple of SECONDS. It is larger because other programs also use the
+machine."""
 SECONDS_TO_SEND = 2e-6
 """Seconds of wall time to send one character to the process and back."""
 MEMORY = 2**30
-"""Bytes of address space that the process may use in addition to what it uses at its start."""
+"""Bytes of address space that the process may use in addition to those that it uses at its start."""
 OUTPUT = 1_000_000
 """Characters that a template may write besides the text of the messages."""
 START_SECONDS = 60.0

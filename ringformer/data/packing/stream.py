@@ -65,8 +65,9 @@ class DocumentStream(StoreSequences):
         return order[first : last + 1], starts[first : last + 2], start
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the epoch's order of documents; the start of each document in the stream and the end of the stream,
-        int64 [documents + 1]; and the order of the stream's pieces, int64 [per_epoch]."""
+        """Return three arrays of an epoch: the order of its documents; the start of each document in the stream,
+        followed by the end of the stream, int64 [documents + 1]; and the order of the stream's pieces, int64
+        [per_epoch]."""
         rng = self._random(epoch)
         order = rng.permutation(len(self.documents))
         starts = np.concatenate([[0], np.cumsum(self._lengths[order])])

@@ -1,7 +1,7 @@
 """Packing "whole": uncut documents, several per sequence, with padding where no further document fits.
 
 A document longer than a sequence is cut into pieces of the sequence's length and a remainder; any other document is one
-piece. In each epoch the pieces are packed by their lengths (`bin_packing.py`), so that sequences are full, and the
+piece. In each epoch, the pieces are packed by their lengths (`bin_packing.py`), so that sequences are full. Then the
 sequences are ordered so that those of a batch have equal attention work. Every epoch has every token once. The number
 of sequences may differ between epochs, so finding the first sequence of epoch e requires packing all previous epochs.
 
@@ -108,8 +108,8 @@ class WholeDocuments(StoreSequences):
         return pack(self._lengths, self.seq_len, self._random(epoch), self.packed_attention)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the epoch's pieces bin by bin, the begin of each bin among the pieces (and the end of the last bin),
-        and the bins' order."""
+        """Return three arrays of an epoch: its pieces, bin by bin; the begin of each bin among the pieces, followed by
+        the end of the last bin; and the order of the bins."""
         phase = self._begin(epoch) % self._batch_size
         rng = self._random(epoch, stream=1)
         bins, order = order_by_batch(

@@ -96,7 +96,8 @@ def build_stores(
 ) -> tuple[TokenStore, TokenStore | None]:
     """Tokenize `documents`, or conversations, into `directory/train` and, unless held_out=0, `directory/eval`.
 
-    `directory` appears complete, synced to disk and verified, or not at all.
+    `directory` appears only once it is complete, synced to disk and verified; after a failure, it does not appear at
+    all.
 
     Args:
       held_out: share of documents that go to eval, in [0, 1).

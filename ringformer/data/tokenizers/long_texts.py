@@ -102,7 +102,7 @@ def _joint(text: str, whole_words: bool, left: Tokens, right: Tokens, border: in
     """Find a token near the border at which to switch from the left window to the right one; return its index in each.
 
     Return None if the windows differ within `MARGIN / 2` characters of the border, or if the text on one side of the
-    border is all spaces, because tokenizers look across spaces to what follows.
+    border is all spaces, because a tokenizer's result for spaces depends on the text that follows them.
     """
     reach = MARGIN // 2
     if text[border - reach : border].isspace() or text[border : border + reach].isspace():

@@ -1,4 +1,4 @@
-"""Read and train SentencePiece `.model` files such as LLaMA-2's."""
+"""Reading and training of SentencePiece `.model` files, such as LLaMA-2's."""
 
 import hashlib
 import io

@@ -177,8 +177,8 @@ class _Sources:
     def of(self, value: str) -> tuple[str, str]:
         """Return the name of the op that made a value, and the op's `file:line`.
 
-        If a loop or a copy only passes the value on, they are those of the original value. If the value has neither,
-        they are those of the first instruction that uses it.
+        If a loop or a copy only passes the value on, name and place are those of the original value. If the value has
+        neither, they are those of the first instruction that uses it.
         """
         name, _, element = value.removesuffix("}").partition("{")
         op_name, source = self._passed_on(name, element.split(",") if element else [])

@@ -1,4 +1,4 @@
-"""Parser of compiled programs: their instructions, the order of these, and how often each runs.
+"""Parser of compiled programs: their instructions, in order, and how often each one runs.
 
 XLA prints the body of a loop once. Its instructions run as often as the loop's trip count. Compilers either state the
 trip count (`known_trip_count`) or leave it to be derived: counters start at one constant and stop below another. A loop
@@ -29,7 +29,7 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size of the array; 0 for types without data, such as tokens."""
+        """Bytes of the array; 0 for types without data, such as XLA's tokens."""
         bits = re.search(r"\d+", self.dtype)
         return (int(bits[0]) // 8 if bits else int(self.dtype == "pred")) * math.prod(self.shape)
 

@@ -1,4 +1,4 @@
-"""Workloads of inference: rows that a model continues on a target, and the programs that this takes."""
+"""Workloads of inference: rows that a model continues on a target, and the programs that this needs."""
 
 from dataclasses import dataclass, replace
 
@@ -14,8 +14,8 @@ PREFILL, FIRST_CHUNK, DECODE = "prefill", "prefill of the first chunk", "decode 
 first of several, with nothing before it; DECODE generates one token of each row with a full cache."""
 INFERENCE = (PREFILL, FIRST_CHUNK, DECODE)
 LOADING = "layout of the weights"
-"""Converts the weights, before there is a cache, from shards of a checkpoint to shares for decoding; the largest
-parameter is on the device in both layouts."""
+"""Program that converts the weights from shards of a checkpoint to shares for decoding. It runs before there is a
+cache, with the largest parameter on the device in both layouts."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class InferenceWorkload(Workload):
     prefill_chunk: int | None = None
     """Tokens of a row that prefill reads at once; None: all."""
     masks: bool = False
-    """A row is one document."""
+    """False, because a row is one document."""
 
     @property
     def chunk(self) -> int:
@@ -62,7 +62,7 @@ class InferenceWorkload(Workload):
         return self.sizes.cached(self.model, self.chunk, number * self.chunk // self.sizes.ranks)[0]
 
     def check(self) -> None:
-        """Raise ValueError for a mesh, batch or chunk that no session can have."""
+        """Raise ValueError for a mesh, batch or chunk that is invalid for every session."""
         dp = self.mesh_shape[0]
         replace(self.model, attention="ring").check_mesh(AbstractMesh(self.mesh_shape, AXIS_NAMES))
         if self.batch_size % dp:

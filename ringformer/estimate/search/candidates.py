@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
         return self.time.step / self.time.tokens
 
     def timed(self, estimate: Estimate | None) -> StepTime:
-        """Return the time of the compiled step if there is an estimate, otherwise the closed form."""
+        """Return the time of the compiled step if there is an estimate, otherwise the time by the closed form."""
         if estimate is None:
             return self.time
         assert estimate.schedule is not None, "what fits has a schedule"
@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
 
     @property
     def impossible(self) -> str:
-        """Reason why the candidate cannot work, without asking a compiler; empty if a compiler must decide."""
+        """Reason why the candidate cannot work, found without a compiler; empty if a compiler must decide."""
         target, host = self.workload.target, self.host + state_bytes(self.workload)
         if host > target.chip.host_bytes:
             return (
@@ -76,9 +76,9 @@ class Candidate(NamedTuple):
 
 
 def candidates(goal: Workload) -> list[Candidate]:
-    """Return the goal on every mesh of rings (and of tp within a node, or within 8 chips) with every layout and memory
-    setting, and with the target's own kernel and XLA's blocks (if it has no kernel, with XLA's blocks of two sizes),
-    fastest first."""
+    """Return the candidates for a goal, fastest first: every mesh of rings (and of tp within a node, or within 8
+    chips), with every layout and memory setting. Each comes with the target's own kernel and with XLA's blocks; if the
+    target has no kernel, it comes with XLA's blocks of two sizes."""
     ranked = []
     shape, devices, seq_len = goal.model, goal.target.num_devices, goal.seq_len
     for tp, rings in product((1, 2, 4, 8), repeat=2):

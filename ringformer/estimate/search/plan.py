@@ -172,8 +172,9 @@ def longest_plan(goal: Workload, compiler: RunCompiler) -> Plan:
 
 
 def longest_plan_within(longest: Plan, compiler: RunCompiler, max_step_seconds: float) -> Plan:
-    """Return the plan of the longest context, a power of two up to that of `longest`, whose modelled step takes at most
-    `max_step_seconds`. It may be `longest` itself. Nothing is chosen if no length is fast enough."""
+    """Return the plan for the longest context whose modelled step takes at most `max_step_seconds`. The context is a
+    power of two, and at most that of `longest`. It may be `longest` itself. Nothing is chosen if no length is fast
+    enough."""
     if longest.step_seconds <= max_step_seconds:
         return longest
     best = longest._replace(chosen=None, run=None)

@@ -1,8 +1,8 @@
 """Seconds of a compiled program on one device, from bytes, FLOPs and, where known, the cycles of machine code.
 
-Each execution of an instruction takes the longer of two times, because data are fetched while the units compute: its
-cycles at the chip's clock, and its HBM bytes at the memory's rate. Without machine code, FLOPs at a share of the peak
-replace the cycles. Communication is not included; the schedule shows how much of it is exposed (`overlap.py`).
+Each execution of an instruction takes the longer of two times: its cycles at the chip's clock, and its HBM bytes at the
+memory's rate. (Data are fetched while the units compute.) Without machine code, FLOPs at a share of the peak replace
+the cycles. Communication is not included; the schedule shows how much of it is exposed (`overlap.py`).
 """
 
 import math
@@ -67,7 +67,7 @@ machine code of attention alone, and the rest from v6e, whose matrix units have 
 
 _CUDNN = 0.61, "cuDNN's by NVIDIA's table of H200"
 """Share of the peak, and its source: causal bfloat16 attention over 16K tokens, 64 heads of 128 features, 8 key heads.
-It reaches 673 TFLOP/s forward and 579 backward; the peak is 989."""
+This attention reaches 673 TFLOP/s forward and 579 backward; the peak is 989."""
 
 _PALLAS = "the kernels' by their machine code"
 

@@ -10,7 +10,8 @@ TABLES = Path(__file__).parent / "chunk_tables"
 """Folder with a file GENERATION.json for each tuned generation."""
 
 STRETCH = 32768
-"""Tokens of the shard for which chunks were evaluated: that of a 7B model at 8,388,608 tokens on 256 chips."""
+"""Tokens of the shard for which chunks were evaluated: a 7B model's shard at a context of 8,388,608 tokens on 256
+chips."""
 
 
 def chunk_sizes(generation: str, head_dim: int) -> tuple[int, int] | None:

@@ -28,7 +28,8 @@ from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import AxisChunks, ChunkPairs, WorkList, diagonal_work_list
 
 SECOND = "ring_attention with kernel='cudnn'", "kernel='xla'"
-"""Names that an error about second derivatives uses: this kernel, which lacks them, and the alternative."""
+"""Names for an error about second derivatives: the name of this kernel, which lacks them, and that of the
+alternative."""
 
 HEAD_SIZES = {8: 128, 9: 256}
 """Largest head size by the major version of a GPU's compute capability: Ampere, Hopper."""

@@ -23,7 +23,8 @@ from ringformer.ops.varying_axes import vary_like
 from ringformer.ops.work_list import WorkList
 
 SECOND = "ring_attention with kernel='pallas'", "kernel='xla'"
-"""Names that an error about second derivatives uses: this kernel, which lacks them, and the alternative."""
+"""Names for an error about second derivatives: the name of this kernel, which lacks them, and that of the
+alternative."""
 
 LOG_UNIT = math.log(2.0)
 """Unit in which the kernels express logits."""

@@ -54,7 +54,7 @@ def _padded_bytes(shape: Any, dtype: Any) -> int:
 
 
 def like(x: jax.Array, varying: jax.Array) -> jax.ShapeDtypeStruct:
-    """Return the type of an output: that of x, varying over mesh axes as `varying` does."""
+    """Return the type of an output: shape and dtype of x, varying over the same mesh axes as `varying`."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=jax.typeof(varying).manual_axis_type)
 
 
