@@ -1,7 +1,7 @@
 """ringformer: exact attention over sequences of millions of tokens, sharded along a ring of devices.
 
-Arrays at public boundaries are [B, T, H, d]. Shape letters, everywhere: B batch, T query length and S key length
-(local to a device unless said otherwise), D model width, H query heads, K key heads, d head dim, F feed-forward
+Arrays at public boundaries are [B, T, H, d]. Shape letters in all modules: B batch, T query length and S key length
+(local to a device unless stated otherwise), D model width, H query heads, K key heads, d head dim, F feed-forward
 width, V vocabulary, L layers.
 
 Names are imported on first use (PEP 562): `import ringformer` alone does not load JAX.

@@ -143,7 +143,7 @@ def parts_of(place: ObjectStore | Path) -> list[str]:
 
 
 def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
-    """Copy everything of a run that a store lacks to the store. Yield a line for each checkpoint, and True if it is
+    """Copy to a store all parts of a run that the store lacks. Yield a line for each checkpoint, and True if it is
     damaged. Raises ValueError if the store has checkpoints that the run lacks, or if the store and the run's folder
     overlap."""
     if refused := refusal(run_dir, store):
@@ -155,7 +155,7 @@ def send(run_dir: Path, store: ObjectStore) -> Iterator[tuple[str, bool]]:
 
 
 def receive(store: ObjectStore, run_dir: Path) -> Iterator[tuple[str, bool]]:
-    """Copy everything of a run that a folder lacks to the folder, and yield lines as `send` does. Raises ValueError if
+    """Copy to a folder all parts of a run that the folder lacks, and yield lines as `send` does. Raises ValueError if
     the folder has later checkpoints, holds another run, or overlaps the store."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):

@@ -16,7 +16,8 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser without abbreviations of options. Errors are exceptions; `more_help` is called to extend the help."""
+    """Parser without abbreviations of options. It raises errors as exceptions, and calls `more_help` to extend the
+    help."""
 
     def __init__(self, prog: str | None = None, **options: Any):
         super().__init__(prog, allow_abbrev=False, formatter_class=HelpFormatter, **options)

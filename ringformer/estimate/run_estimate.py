@@ -125,7 +125,7 @@ def programs_text(run: RunEstimate) -> str:
 
 
 def verdict_line(run: RunEstimate) -> str:
-    """Return the verdict on the run: it fits, or these parts do not fit, with the excess."""
+    """Return the verdict on the run: either that it fits, or which parts do not fit and by how much."""
     if reasons := run.reasons_against:
         return f"DOES NOT FIT: {'; '.join(reasons)}"
     return f"{fitting(run.untried_kernels)}: every program of the run and its saves, {how_far(run)}"

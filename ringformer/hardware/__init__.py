@@ -49,7 +49,7 @@ class Multiprocessors:
 
 @dataclass(frozen=True)
 class Chip:
-    """One JAX device of a kind: a core of a TPU v3 or TPU7x, a chip of the other TPUs, a GPU."""
+    """Data sheet of one JAX device: a core of a TPU v3 or TPU7x, a chip of another TPU, or a GPU."""
 
     name: str
     kind: Literal["tpu", "gpu"]

@@ -28,7 +28,7 @@ def init(rows: tuple[int, ...], d: int) -> Softmax:
 
 
 def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K S d"]) -> Softmax:
-    """Add a block of logits `s` (-inf: hidden) of rows [B, K, G, T], and its values `v`."""
+    """Add a block of keys for rows [B, K, G, T]: its logits `s` (-inf: hidden) and its values `v`."""
     m = jnp.maximum(state.m, s.max(axis=-1))
     # A row whose logits are all -inf so far must yield exp(-inf - 0) = 0, not exp(-inf + inf) = nan.
     shift = jnp.where(jnp.isneginf(m), 0.0, m)
@@ -69,6 +69,7 @@ def shift_and_weight(
     m: Float32[Array, "*rows"],
     l: Float32[Array, "*rows"],  # noqa: E741
 ) -> tuple[Float32[Array, "*rows"], Float32[Array, "*rows"]]:
-    """Return `(shift, weight)` such that final probabilities are exp(s - shift) * weight; 0 for rows without keys."""
+    """Return `(shift, weight)` such that the final probabilities are exp(s - shift) * weight; both are 0 for rows
+    without keys."""
     empty = l == 0.0
     return jnp.where(empty, 0.0, m), jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, l))

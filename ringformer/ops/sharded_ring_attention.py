@@ -66,7 +66,8 @@ def sharded_ring_attention(
     kernel: Kernel = "xla",
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
-    """Compute `ring_attention` of global arrays in natural order, moved into the layout on the ring of `mesh` and back.
+    """Compute `ring_attention` of global arrays in natural order: they are moved into the layout on the ring of `mesh`,
+    and the result is moved back.
 
     Args:
       q, k, v: as in `ring_attention`, but B, T, S, H and K are global; so are segment_ids and bias.

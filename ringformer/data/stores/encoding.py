@@ -89,7 +89,7 @@ class ChatEncoder:
     """Encoder of conversations with a template; answers and their end tokens are trained on.
 
     A conversation longer than `chat_length` tokens (0: no limit) is split between an answer and the next question, and
-    each part repeats the system message. A question and its answer that exceed the limit by themselves are cut. Parts
+    each part repeats the system message. If a single question with its answer exceeds the limit, it is cut. Parts
     without a token to train on are left out. All parts are on the same side of the train-eval split.
     """
 

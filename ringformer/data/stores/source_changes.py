@@ -15,7 +15,7 @@ def source_state(source: str) -> dict[str, list[Any]]:
 def changed_files(source: str, recorded: dict[str, list[Any]]) -> list[str]:
     """Describe the files that now differ from `recorded`; empty if the whole source is gone.
 
-    A file is read only if its size is unchanged but its modification time is not.
+    A file is read only if its size is unchanged but its modification time has changed.
     """
     now = source_files(source)
     if not now:

@@ -30,7 +30,7 @@ UNITS = {
     "VLOAD": "load",
     "VSTORE": "store",
 }
-"""Names of the units by the compiler's names of their slots."""
+"""Names of the units, by the names that the compiler gives to their slots."""
 _FILLS, _SPILLS = "VLOAD:FILL", "VSTORE:SPILL"
 
 _SLOTS, _VMEM = "pre-delay_hlo-static-per-bundle-utilization", "vmem_report"

@@ -39,7 +39,7 @@ class Efficiency(NamedTuple):
     """Shares of the peak that replace the cycles of matrix products without machine code."""
 
     pairs: float = 0.55
-    """Share for the products of chunk pairs. With it, attention takes as many seconds as by its machine code,
+    """Share for the products of chunk pairs. It is chosen so that attention takes the same time as by its machine code,
     exponentials included."""
     products: float = 0.85
     """Share for all other products."""

@@ -81,8 +81,8 @@ def _used_keys(work_list: WorkList, k: Any) -> Any:
 
 
 def _walked(array: Any, dead: Any, columns: list) -> tuple[tuple, Any]:
-    """Add the columns about visits to the columns of a table; also return the table's length. Pairs that are not dead
-    must come first."""
+    """Add the columns about visits to the columns of a table; also return the table's length. Live pairs must come
+    before dead ones."""
     q, n = columns[0], len(dead)
     is_first = array.concatenate([array.ones(1, bool), q[1:] != q[:-1]]) & (dead == 0)
     starts = array.where(is_first, array.arange(n, dtype=np.int32), np.int32(n))
