@@ -20,17 +20,18 @@ import time
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 
 from ringformer.cli.parser import output_file
 
 ATTENTION = {"full": [(4096, 32, 8), (16384, 32, 8), (65536, 8, 2)], "small": [(256, 4, 2)]}
 """Local length, query heads, key heads; head dim 128."""
 
-FAST = {"kernel": "cudnn", "remat": "attention"}
+FAST = {"remat": "attention"}
 STEPS = {
     "full": [
-        ("llama3.2_1b", 8192, {}),
-        ("llama3.2_1b", 65536, {"head_groups": 4}),
+        ("llama3.2_1b", 8192, {"kernel": "xla"}),
+        ("llama3.2_1b", 65536, {"kernel": "xla", "head_groups": 4}),
         ("llama_3b", 16384, {}),
         ("llama3.2_1b", 32768, FAST),
         ("llama3.2_1b", 131072, FAST),
@@ -50,8 +51,8 @@ def parity(size: str) -> list[dict]:
     from ringformer.ops.ring_attention import ring_attention
 
     rows = []
-    T = 2048 if size == "full" else 256
-    for heads, key_heads, segments in ((8, 8, 1), (8, 2, 1), (8, 1, 3)):
+    T = 8192 if size == "full" else 256  # packed documents: pieces of 1,024 tokens, so three levels of rectangles
+    for heads, key_heads, segments in ((8, 8, 1), (8, 2, 1), (8, 1, 3), (8, 2, 40)):
         keys = jax.random.split(jax.random.key(heads + key_heads), 4)
         shapes = [(1, T, heads, 128), (1, T, key_heads, 128), (1, T, key_heads, 128), (1, T, heads, 128)]
         q, k, v, do = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
@@ -59,10 +60,10 @@ def parity(size: str) -> list[dict]:
         with jax.default_matmul_precision("highest"):
             expected = _with_gradients(lambda q, k, v, ids=ids: dense_attention(q, k, v, segment_ids=ids), q, k, v, do)
             for dtype, kernel in (("float32", "xla"), ("bfloat16", "xla"), ("bfloat16", "cudnn")):
-                if kernel == "cudnn" and (segments > 1 or not _on_gpu()):
+                if kernel == "cudnn" and not _on_gpu():
                     continue
-                given = None if segments == 1 else ids
-                op = partial(ring_attention, axis_name=None, segment_ids=given, kernel=kernel)
+                given = {} if segments == 1 else {"segment_ids": ids, "segments": "ascending"}
+                op = partial(ring_attention, axis_name=None, kernel=kernel, **given)
                 ours = _with_gradients(op, *(x.astype(dtype) for x in (q, k, v, do)))
                 errors = [
                     float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
@@ -82,8 +83,9 @@ def parity(size: str) -> list[dict]:
 
 
 def attention(size: str) -> list[dict]:
-    """TFLOP/s of the op, forward and forward + backward, causal, bfloat16; masked pairs are not counted. By kernel; on
-    a GPU also of cuDNN's calls alone."""
+    """TFLOP/s of the op, forward and forward + backward, causal, bfloat16; masked pairs are not counted. By kernel,
+    plain and packed (one document in the form of packed ones, and 16 equal documents); on a GPU also of cuDNN's calls
+    alone."""
     import jax
     import jax.numpy as jnp
 
@@ -98,8 +100,12 @@ def attention(size: str) -> list[dict]:
         ops = {kernel: partial(ring_attention, axis_name=None, kernel=kernel) for kernel in kernels}
         runs = {kernel: (op, partial(_with_gradients, op)) for kernel, op in ops.items()}
         runs |= {"cuDNN's calls": (_call, _calls)} if _on_gpu() else {}
-        pairs = heads * T * T / 2
+        for kernel, (name, documents) in product(kernels, (("one packed document", 1), ("16 documents", 16))):
+            ids = (jnp.arange(T) * documents // T)[None]
+            op = partial(ring_attention, axis_name=None, kernel=kernel, segment_ids=ids, segments="ascending")
+            runs[f"{kernel}, {name}"] = op, partial(_with_gradients, op)
         for name, (forward, both) in runs.items():
+            pairs = heads * T * T / 2 / (16 if "16 documents" in name else 1)
             seconds = [
                 _median_seconds(partial(jax.jit(run), *arrays))
                 for run, arrays in ((forward, (q, k, v)), (both, (q, k, v, do)))
@@ -149,9 +155,10 @@ def step(size: str, index: int) -> dict:
     from ringformer.data import Batch
     from ringformer.hardware import chip_of
     from ringformer.models.flops import model_flops_per_token
+    from ringformer.models.kernel_check import check_kernel
+    from ringformer.models.kernel_choice import with_kernel
     from ringformer.models.llama_config import LlamaConfig
     from ringformer.models.llama_presets import preset
-    from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
     from ringformer.parallel.mesh import BATCH, make_mesh
     from ringformer.parallel.parameters import abstract_model, weight_shardings
     from ringformer.runs.config import OptimizerConfig
@@ -160,14 +167,16 @@ def step(size: str, index: int) -> dict:
     from ringformer.train.step import make_train_step
 
     name, T, settings = STEPS[size][index]
-    model, mesh = LlamaConfig(**preset(name) | settings), make_mesh("1,1,1,1", jax.devices()[:1])
+    configured, mesh = LlamaConfig(**preset(name) | settings), make_mesh("1,1,1,1", jax.devices()[:1])
+    device = jax.devices()[0]
+    model, line = with_kernel(configured, device.platform, chip_of(device.device_kind), T, True)
+    model, line = check_kernel(model, line, configured, mesh, T, packed=True)
     optimizer = make_optimizer(OptimizerConfig(), 1000, abstract_model(model)[2])
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
     state = init_state(model, optimizer, shardings, mesh, seed=0)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (1, T + 1), np.int32)
     whole, trained = np.arange(T, dtype=np.int32)[None], np.ones((1, T), bool)
-    ids = np.ones_like(whole) if BLOCK_KERNELS[model.kernel].takes_any_mask else None
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, ids, trained, ends=~trained)
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], whole, np.ones_like(whole), trained, ends=~trained)
     batch = jax.device_put(batch, NamedSharding(mesh, BATCH))
     run = make_train_step(model, optimizer, shardings, mesh, clip_norm=1.0)
     seconds = []
@@ -176,7 +185,6 @@ def step(size: str, index: int) -> dict:
         state, metrics = run(state, batch)
         loss = float(metrics["loss"])
         seconds.append(time.perf_counter() - start)
-    device = jax.devices()[0]
     median, chip = statistics.median(seconds[2:]), chip_of(device.device_kind)
     flops = model_flops_per_token(model, T) * T
     held = (device.memory_stats() or {}).get("peak_bytes_in_use")
@@ -184,6 +192,8 @@ def step(size: str, index: int) -> dict:
         "model": name,
         "tokens": T,
         **settings,
+        "kernel": model.kernel,
+        "kernel_line": line,
         "loss": loss,
         "step_seconds": median,
         "mfu": flops / median / chip.bf16_flops if chip else None,
@@ -200,7 +210,8 @@ def predicted(size: str, index: int, target: str) -> dict:
     from ringformer.models.llama_presets import preset
 
     name, T, settings = STEPS[size][index]
-    workload = Workload(LlamaConfig(**preset(name) | settings), find_target(target), "1,1,1,1", T, name=name)
+    model = LlamaConfig(**preset(name) | settings)
+    workload = Workload(model, find_target(target), "1,1,1,1", T, name=name).with_kernel()[0]
     found = {"peak_bytes_estimate": compile_apart(workload).peak_bytes}
     with suppress(ValueError):  # settings that no flag says
         found["command"] = estimate_command(workload)

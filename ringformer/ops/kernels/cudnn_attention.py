@@ -137,6 +137,10 @@ def _put(x, part, i, chunks: AxisChunks):
     return lax.dynamic_update_slice_in_dim(x, part, jnp.asarray(chunks.start)[i], 3)
 
 
+ONE_CALL = "at_most_1_trips"
+"""Name scope of calls outside of loops, by which readers of the compiled program recognise attention."""
+
+
 # --- a rank's own shard of packed documents -----------------------------------------------------------------------
 
 
@@ -151,9 +155,11 @@ def _own_forward(state: Softmax, queries: Queries, keys: Keys, scale: float) -> 
     T = queries.q.shape[3]
     diagonal = diagonal_work_list(T, cudnn_documents.count_pieces(T))
     state = blockwise_attention.block_forward(state, queries, keys, diagonal, scale)
-    for below in cudnn_documents.levels(T):
-        rows = online_softmax.join(jax.tree.map(below.later, state), attend(*below.rectangles(queries, keys), scale))
-        state = jax.tree.map(below.put_later, state, rows)
+    with jax.named_scope(ONE_CALL):
+        for below in cudnn_documents.levels(T):
+            seen = attend(*below.rectangles(queries, keys), scale)
+            rows = online_softmax.join(jax.tree.map(below.later, state), seen)
+            state = jax.tree.map(below.put_later, state, rows)
     return state
 
 
@@ -163,9 +169,10 @@ def _own_backward(dq, queries: Queries, keys: Keys, cotangents: Cotangents, rows
     diagonal = diagonal_work_list(T, cudnn_documents.count_pieces(T))
     dq, dkeys = blockwise_attention.block_backward(dq, queries, keys, cotangents, diagonal, scale)
     dkv = jnp.stack([dkeys.k, dkeys.v])
-    for below in cudnn_documents.levels(T):
-        q, kv, view = below.rectangles(queries, keys)
-        share, key_share = gradients(q, kv, jax.tree.map(below.later, rows), view, scale)
-        dq = below.put_later(dq, below.later(dq) + share)
-        dkv = below.put_earlier(dkv, below.earlier(dkv) + key_share)
+    with jax.named_scope(ONE_CALL):
+        for below in cudnn_documents.levels(T):
+            q, kv, view = below.rectangles(queries, keys)
+            share, key_share = gradients(q, kv, jax.tree.map(below.later, rows), view, scale)
+            dq = below.put_later(dq, below.later(dq) + share)
+            dkv = below.put_earlier(dkv, below.earlier(dkv) + key_share)
     return dq, KeyGradients(dkv[0], dkv[1], None)

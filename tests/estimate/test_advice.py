@@ -1,0 +1,53 @@
+"""What an estimate proposes: a cure where a step is slow, and to keep the attention's outputs where they fit."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringformer.estimate.advice import advice
+from ringformer.estimate.closed_forms import StepTime, computation_seconds, peak_bytes
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import preset_workload
+from tests.estimate.search.test_longest_context import estimate_of
+
+
+def lines(seconds=1e6, exposed=0.0, target="8xH100", seq_len=2**17, peak=None, **settings):
+    workload = preset_workload("llama3.1_8b", find_target(target), seq_len, **settings).with_kernel()[0]
+    estimate = estimate_of(workload, fits=True, peak_bytes=round(peak_bytes(workload) if peak is None else peak))
+    return advice(workload, estimate, StepTime(seconds, exposed, workload.step_tokens))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"kernel": "xla"}, "MFU is 0%: set kernel=auto, which is cudnn here"),
+        ({"layout": "striped"}, "attention runs in XLA's blocks (kernel='cudnn' takes segment ids in the layouts"),
+        ({"compute_dtype": "float32"}, "set compute_dtype=bfloat16"),
+        ({"exposed": 1e6}, "50% of the step is exposed communication, with 16,384 tokens per rank: use a smaller ring"),
+        ({}, "train longer sequences or more of them per step"),
+        ({"target": "v3-8"}, "needs Mosaic, which cannot compile it for TPU v3 core"),
+    ],
+)
+def test_a_slow_step_has_a_cure(settings, line):
+    slow = lines(**settings)
+    assert line in slow[0] and slow[0].startswith("MFU is 0%: ")
+
+
+def test_a_fast_step_needs_none():
+    assert lines(seconds=10.0, remat="attention") == []
+
+
+def test_outputs_of_attention_are_kept_where_they_fit():
+    """On the device, else in host memory, else not; bytes by the closed form, corrected by what was compiled."""
+    workload = preset_workload("llama3.1_8b", find_target("8xH100"), 2**17).with_kernel()[0]
+    kept = replace(workload, model=replace(workload.model, remat="attention"))
+    share = computation_seconds(kept) / computation_seconds(workload)
+    (line,) = lines(seconds=10.0)
+    assert (
+        line
+        == f"remat=attention should fit ({peak_bytes(kept) / 2**30:.1f} GiB) and take {share:.0%} of the computation"
+    )
+    assert 0.7 < share < 0.95
+    (line,) = lines(seconds=10.0, peak=70 * 2**30)
+    assert line.startswith("remat=attention with offload should fit (") and "GiB of host memory) and take" in line
+    assert lines(seconds=10.0, peak=200 * 2**30) == []
