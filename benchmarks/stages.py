@@ -42,7 +42,7 @@ def stages() -> dict[str, tuple[Workload, str]]:
         configs = parse_stages(load_config(path, []), inherit=False)
         for n, workload in enumerate(stage_workloads(configs, find_target(target)), 1):
             command = f"ringformer estimate --config={path} --target={target} --stage={n} --json"
-            named[f"{name}/stage-{n}"] = workload, command
+            named[f"{name}/stage-{n}"] = workload.with_kernel()[0], command
     return named
 
 
@@ -84,11 +84,13 @@ def table(rows: dict[str, dict]) -> str:
         compiled = {f"{r['compiled_by']}, {r['date']}": None for r in (rows.get(name) for name in names) if r}
         memory = find_target(target).chip.hbm_bytes / GiB
         parts.append(
-            f"**{config}** on {target}, {memory:.1f} GiB per device ({'; '.join(compiled) or 'not compiled yet'}):\n\n"
-            "| stage | context | sequences | mesh | tokens | peak GiB | host GiB | s/step | days | device-hours |\n"
-            + "|---" * 10
+            f"**{config}** on {target}, {memory:.1f} GiB per device:\n\n"
+            "| stage | context | batch | mesh | tokens | peak GiB | host GiB | s/step | tokens/s | MFU | days | "
+            "device-hours |\n"
+            + "|---" * 12
             + "|\n"
             + "\n".join(table_row(name.partition("/")[2], rows.get(name)) for name in names)
+            + f"\n\nCompiled by {'; '.join(compiled) or 'nothing yet'}."
         )
     return "\n\n".join(parts)
 
@@ -96,10 +98,16 @@ def table(rows: dict[str, dict]) -> str:
 def table_row(stage: str, row: dict | None) -> str:
     """Format a stage's row."""
     if row is None:
-        return f"| {stage} " + "| " * 8 + "| not compiled yet |"
+        return f"| {stage} " + "| " * 10 + "| not compiled yet |"
     memory = f"{row['peak_bytes'] / GiB:.1f}" + ("" if row["fits"] else " (does not fit)")
-    modelled = (row["step_seconds_model"], 1), (row.get("days_model"), 2), (row.get("device_hours_model"), 0)
-    times = " | ".join("-" if x is None else f"{x:,.{digits}f}" for x, digits in modelled)
+    modelled = {
+        "step_seconds_model": ",.1f",
+        "tokens_per_second_model": ",.0f",
+        "mfu_causal_model": ".0%",
+        "days_model": ",.2f",
+        "device_hours_model": ",.0f",
+    }
+    times = " | ".join("-" if row.get(key) is None else f"{row[key]:{form}}" for key, form in modelled.items())
     return (
         f"| {stage} | {row['seq_len']:,} | {row['batch_size']} | {row['mesh_dim']} | {row['tokens'] / 1e6:,.0f}M | "
         f"{memory} | {row['host_bytes'] / GiB:.1f} | {times} |"
