@@ -3,9 +3,10 @@
     python benchmarks/kernel_matrix.py [--target=v6e] [--out=results/kernel_matrix.json]
 
 A cell is one kernel, forward or backward, compiled to machine code for one chip; nothing is run. There is a cell for
-each v4, v5e, v5p and v6e, each (query heads a key head, features) of the presets, each pair of chunks that 4K to 64K
-tokens on a rank lead to, and each mask: none, segment ids, segment ids with a bias of keys. That is all that a kernel's
-program depends on, so presets that agree in it share a cell; and a cell stands for all lengths with its chunks:
+each chip (v4, v5e, v5p, v6e, tpu7x), each (query heads a key head, features) of the presets, each pair of chunks that
+4K to 64K tokens on a rank lead to, and each mask: none, segment ids, segment ids with a bias of keys. That is all that
+a kernel's program depends on, so presets that agree in it share a cell; and a cell stands for all lengths with its
+chunks:
 
 - A length changes the chunks, and which arrays the compiler keeps on the chip beside the kernel. A cell has the
   shortest length of its chunks and two key heads, with which it keeps most; heads of 128 with one query head have,
@@ -163,7 +164,7 @@ def write(path: Path, known: dict[Cell, dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=find_generation, help="v4, v5e, v5p or v6e; without: all of them")
+    parser.add_argument("--target", type=find_generation, help="v4, v5e, v5p, v6e or tpu7x; without: all of them")
     parser.add_argument("--out", type=output_argument, default="results/kernel_matrix.json")
     parser.add_argument("--cells", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -16,7 +16,7 @@ def add_tune(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
         "VMEM, and write the table that the kernels read. Cycles are counted in machine code, without the chip: 5 to "
         "30 minutes per target."
     )
-    parser.add_argument("--target", required=True, help="v4, v5e, v5p, v6e, or a slice of one of them")
+    parser.add_argument("--target", required=True, help="v4, v5e, v5p, v6e, tpu7x, or a slice of one of them")
     parser.add_argument("--out", metavar="FILE", help="file of the table; default: in the installed package")
     return _tune
 

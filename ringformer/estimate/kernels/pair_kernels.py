@@ -33,7 +33,7 @@ from ringformer.ops.kernels.flash_forward import flash_forward
 from ringformer.ops.kernels.pair_table import PairTable
 from ringformer.ops.online_softmax import Softmax
 
-TARGETS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+TARGETS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 """Generations for which kernels are judged, each with a slice that the compiler supports."""
 
 TOKENS, KEY_HEADS, PAIRS = 65536, 16, 64

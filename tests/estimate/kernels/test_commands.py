@@ -34,7 +34,7 @@ def test_the_table_is_read_again(tmp_path, monkeypatch, capsys):
 def test_an_unknown_target_is_answered_with_the_list(target, capsys):
     assert main(["tune", f"--target={target}"]) == 2
     said = capsys.readouterr().err
-    assert said == f"ringformer tune: unknown target {target!r}; kernels are judged for v4, v5e, v5p, v6e\n"
+    assert said == f"ringformer tune: unknown target {target!r}; kernels are judged for v4, v5e, v5p, v6e, tpu7x\n"
 
 
 @pytest.mark.parametrize(

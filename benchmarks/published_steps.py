@@ -1,0 +1,154 @@
+"""Steps of MaxText that others measured, beside ours for the same sizes: results/published_steps.json.
+
+    python benchmarks/published_steps.py                # all; half a minute each
+    python benchmarks/published_steps.py --only=v5p     # those with this in their name
+
+Theirs: Llama-3.1-8B with 16 heads of 256 features and 4 key heads, on 64 chips (AI-Hypercomputer/tpu-recipes,
+training/{v5p,ironwood}/Llama3.1-8B-LongContext-Maxtext, October 2026). Ours is compiled for the same shape, mesh and
+batch, and its seconds are modelled; the settings are frozen in `ROWS`. The step of LLaMA-3.1 8B as we ship it (32 heads
+of 128) stands beside it.
+"""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from ringformer.cli.parser import output_argument
+from ringformer.estimate.compiler.process import compile_apart
+from ringformer.estimate.seconds.kernel_cycles import with_machine_code
+from ringformer.estimate.targets import compiled_by, find_target, only_compilers
+from ringformer.estimate.time_report import mfu, modelled_time
+from ringformer.estimate.workload import Workload
+from ringformer.models.llama_config import LlamaConfig
+from ringformer.models.llama_presets import preset
+
+SHAPE = {"num_heads": 16, "num_kv_heads": 4, "head_dim": 256}
+"""Heads of their model; its width, layers and parameters are those of LLaMA-3.1 8B."""
+
+BEGIN, END = "<!-- published steps: written by benchmarks/published_steps.py -->", "<!-- end of published steps -->"
+
+
+class Row(NamedTuple):
+    """A step that was measured, and our settings for it."""
+
+    target: str
+    seq_len: int
+    sp: int
+    """Their context parallelism."""
+    batch: int
+    """Sequences of a step, over all chips."""
+    seconds: float
+    """Measured; the middle of a range."""
+    mfu: float
+    """As published, with causal attention halved."""
+    remat: str = "attention"
+
+    @property
+    def name(self) -> str:
+        return f"{self.target}/{self.seq_len // 1024}K"
+
+
+ROWS = (
+    Row("v5p-128", 2**16, 4, 32, 10.25, 0.673),
+    Row("v5p-128", 2**18, 16, 8, 26.31, 0.681),
+    Row("v5p-128", 2**20, 64, 2, 93.0, 0.668),
+    Row("v5p-128", 2**21, 64, 2, 352.0, 0.688),
+    Row("v5p-128", 2**22, 64, 2, 1366.0, 0.699),
+    Row("v5p-128", 10 * 2**20, 64, 1, 8056.0, 0.367, "full"),
+    Row("v5p-128", 14 * 2**20, 64, 1, 15623.0, 0.371, "full"),
+    Row("tpu7x-128", 2**20, 128, 4, 48.5, 0.509),
+    Row("tpu7x-128", 2**22, 128, 1, 186.0, 0.509),
+    Row("tpu7x-128", 10 * 2**20, 128, 1, 1124.0, 0.525),
+    Row("tpu7x-128", 2**24, 128, 1, 3083.0, 0.488),
+)
+"""On v5p at a batch of 1 (10M and 14M), their kernel uses one TensorCore of two (maxtext#4755). Of tpu7x, the number of
+sequences follows from seconds and MFU; the cores of a chip are two devices there."""
+
+
+def compile_row(row: Row, shape: dict) -> dict:
+    """Compile a step of our model for a row; return its seconds and what they are based on."""
+    target = find_target(row.target)
+    model = LlamaConfig(**preset("llama3.1_8b") | shape | {"remat": row.remat, "kernel": "pallas"})
+    mesh_dim = f"1,{target.num_devices // row.sp},1,{row.sp}"
+    workload = Workload(model, target, mesh_dim, row.seq_len, row.batch).with_kernel()[0]
+    estimate = with_machine_code(workload, compile_apart(workload), print)
+    time = modelled_time(workload, estimate)
+    return {
+        "fits": estimate.fits,
+        "peak_bytes": estimate.peak_bytes,
+        "seconds": time and time.step,
+        "exposed_seconds": time and time.exposed,
+        "mfu": time and mfu(workload, time)["causal"],
+        "chunks": [workload.model.q_chunk, workload.model.k_chunk],
+        "compiled_by": compiled_by(target),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def table(rows: dict[str, dict]) -> str:
+    """Format the rows in markdown."""
+    lines = [
+        "| chips | context | ring | sequences | measured s | MFU | ours, same shape s | ours / measured | MFU | "
+        "ours, heads of 128 s |",
+        "|---" * 10 + "|",
+    ]
+    for row in rows.values():
+        ours, own = row["ours"], row["ours_as_shipped"]
+        cells = [
+            row["target"],
+            f"{row['seq_len']:,}",
+            str(row["sp"]),
+            str(row["batch"]),
+            f"{row['measured_seconds']:,.1f}",
+            f"{row['measured_mfu']:.1%}",
+            _cell(ours["seconds"], ",.1f"),
+            _cell(row["ratio"], ".2f"),
+            _cell(ours["mfu"], ".1%"),
+            _cell(own["seconds"], ",.1f"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(x: float | None, form: str) -> str:
+    return "does not fit" if x is None else f"{x:{form}}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=output_argument, default=Path("results/published_steps.json"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/estimating.md"))
+    parser.add_argument("--only", default="", help="rows with this in their name; none writes the table alone")
+    args = parser.parse_args()
+    only_compilers()
+    rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
+    for row in ROWS:
+        if args.only not in row.name:
+            continue
+        ours, own = compile_row(row, SHAPE), compile_row(row, {})
+        rows[row.name] = {
+            **{name: getattr(row, name) for name in ("target", "seq_len", "sp", "batch", "remat")},
+            "measured_seconds": row.seconds,
+            "measured_mfu": row.mfu,
+            "ours": ours,
+            "ours_as_shipped": own,
+            "ratio": ours["seconds"] and ours["seconds"] / row.seconds,
+        }
+        print(row.name, rows[row.name]["ratio"], flush=True)
+        content = {
+            "what": "measured: MaxText's steps, by their authors; compiled, seconds modelled: ours",
+            "command": "python benchmarks/published_steps.py",
+            "source": "AI-Hypercomputer/tpu-recipes, October 2026: training/v5p and training/ironwood, "
+            "Llama3.1-8B-LongContext-Maxtext",
+            "rows": {row.name: rows[row.name] for row in ROWS if row.name in rows},
+        }
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
+    text = args.docs.read_text()
+    before, _, rest = text.partition(BEGIN)
+    args.docs.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()
