@@ -28,6 +28,8 @@ def _cures(workload: Workload, time: StepTime) -> list[str]:
     model = workload.model
     if model.compute_dtype == "float32":
         return ["set compute_dtype=bfloat16; float32 has a fraction of the peak, and no kernel"]
+    if model.attention == "vanilla":
+        return ["use attention=ring: vanilla attention materializes all logits and uses no kernel"]
     if model.kernel == "xla":
         auto, line = replace(workload, model=replace(model, kernel="auto")).with_kernel()
         if auto.model.kernel != "xla":
@@ -35,9 +37,11 @@ def _cures(workload: Workload, time: StepTime) -> list[str]:
         return [f"attention runs in XLA's blocks ({line.removeprefix('kernel xla: ')})"]
     if time.exposed > EXPOSED * time.step:
         sp, tokens = workload.mesh_shape[3], workload.ring_tokens
+        smaller = f"use a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
+        more = "train longer sequences or more of them per step, or use a smaller tp"
         return [
             f"{time.exposed / time.step:.0%} of the step is exposed communication, with {tokens:,} tokens per rank: "
-            f"use a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
+            f"{smaller if sp > 1 else more}"
         ]
     return ["train longer sequences or more of them per step, so that weights are read less often per token"]
 
@@ -56,6 +60,7 @@ def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:
         if peak <= target.budget and host + state_bytes(faster) <= target.chip.host_bytes:
             ratio = computation_seconds(faster) / computation_seconds(workload)
             settings = "remat=attention" + (" with offload" if offload and not model.offload else "")
+            settings += f" and head_groups={groups}" if groups != model.head_groups else ""
             held = f", {host / GiB:.1f} GiB of host memory" if offload else ""
             return [f"{settings} should fit ({peak / GiB:.1f} GiB{held}) and take {ratio:.0%} of the computation"]
     return []

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import model_of, restore_params
 from ringformer.inference.program_sizes import round_up
-from ringformer.inference.programs import TOKENS, Programs, as_global, checked_config, inference_config
+from ringformer.inference.programs import TOKENS, Programs, as_global, checked_config
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session, check_room, check_tokens, padded
 from ringformer.inference.weight_shares import reshard, weight_shares
@@ -62,6 +62,7 @@ class Generator:
         max_length: int,
         prefill_chunk: int | None = None,
         compute_dtype: str | None = None,
+        kernel: str = "auto",
         kernel_check: bool = True,
     ) -> "Generator":
         """Load the model of a run's latest checkpoint, or a converted model.
@@ -70,6 +71,7 @@ class Generator:
           mesh_dim: "dp,fsdp,tp,sp". The mesh takes as many devices as it needs, the first ones. One size may be -1,
             which takes the remaining devices. Several processes always use all devices.
           compute_dtype: float32 or bfloat16; None: the run's dtype.
+          kernel: attention kernel, whatever the run was trained with; auto: the best for these devices.
           kernel_check: compare the attention kernel with XLA's blocks on these devices before it is used.
 
         Raises:
@@ -79,14 +81,15 @@ class Generator:
         config = model_of(run)
         if not isinstance(config, LlamaConfig):
             raise ValueError(f"{run} holds a {type(config).__name__}: inference is for LLaMA models")
-        config = replace(config, kernel_check=kernel_check)
+        config = replace(config, kernel=kernel, kernel_check=kernel_check)  # type: ignore[arg-type]
         if compute_dtype is not None:
             config = replace(config, compute_dtype=compute_dtype)  # type: ignore[arg-type]  # the config checks it
         devices, mesh_sizes = jax.devices(), mesh_dim.split(",")
         if jax.process_count() == 1 and all(size.strip().isdigit() for size in mesh_sizes):
             devices = devices[: math.prod(map(int, mesh_sizes))]
         mesh = make_mesh(mesh_dim, devices)
-        inference_config(config, mesh, max_length)  # refuse a mesh that does not fit before reading any weights
+        # Before any weights are read: refuse a mesh that does not fit, and check the kernel while the memory is free.
+        checked_config(config, mesh, (prefill_chunk or max_length) // mesh.shape["sp"])
         dtypes = jax.tree.map(lambda share: share.dtype, weight_shares(config, mesh))
         params = restore_params(run, weight_shardings(config, mesh), mesh, dtypes)
         return cls(config, params, mesh, max_length=max_length, prefill_chunk=prefill_chunk)

@@ -38,6 +38,12 @@ def add_model_options(parser: argparse.ArgumentParser, run_help: str, run_dest: 
     )
     parser.add_argument("--compute_dtype", help="float32 or bfloat16; default: that of the run")
     parser.add_argument(
+        "--kernel",
+        default="auto",
+        help="attention kernel: xla, pallas, cudnn or auto; default: auto, the best for these devices, regardless of "
+        "the run's",
+    )
+    parser.add_argument(
         "--kernel_check",
         choices=("true", "false"),
         default="true",
@@ -70,6 +76,7 @@ def load_generator(folder: str | Path, args: argparse.Namespace, max_length: int
         max_length=max_length,
         prefill_chunk=args.prefill_chunk,
         compute_dtype=args.compute_dtype,
+        kernel=args.kernel,
         kernel_check=args.kernel_check == "true",
     )
     if not generator.kernel.startswith("kernel xla") or "WARNING" in generator.kernel:

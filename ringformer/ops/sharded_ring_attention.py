@@ -100,6 +100,7 @@ def sharded_ring_attention(
             None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
             for x, s in zip(arrays, specs, strict=True)
         )
+    scale = None if scale is None else float(scale)
     options: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "causal": causal, "scale": scale}
     options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
     return _on_mesh(mesh, specs, tuple(options.items()), return_lse, *arrays)

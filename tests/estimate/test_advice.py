@@ -11,8 +11,11 @@ from ringformer.estimate.workload import preset_workload
 from tests.estimate.search.test_longest_context import estimate_of
 
 
-def lines(seconds=1e6, exposed=0.0, target="8xH100", seq_len=2**17, peak=None, **settings):
-    workload = preset_workload("llama3.1_8b", find_target(target), seq_len, **settings).with_kernel()[0]
+def lines(
+    seconds=1e6, exposed=0.0, target="8xH100", seq_len=2**17, peak=None, mesh_dim="1,1,1,-1", batch_size=1, **settings
+):
+    workload = preset_workload("llama3.1_8b", find_target(target), seq_len, **settings)
+    workload = replace(workload, mesh_dim=mesh_dim, batch_size=batch_size).with_kernel()[0]
     estimate = estimate_of(workload, fits=True, peak_bytes=round(peak_bytes(workload) if peak is None else peak))
     return advice(workload, estimate, StepTime(seconds, exposed, workload.step_tokens))
 
@@ -51,3 +54,12 @@ def test_outputs_of_attention_are_kept_where_they_fit():
     (line,) = lines(seconds=10.0, peak=70 * 2**30)
     assert line.startswith("remat=attention with offload should fit (") and "GiB of host memory) and take" in line
     assert lines(seconds=10.0, peak=200 * 2**30) == []
+
+
+def test_advice_can_be_followed():
+    """Without a ring, with groups of heads, and for attention that has no kernel."""
+    (line, *_) = lines(exposed=1e6, mesh_dim="1,8,1,1", batch_size=8)
+    assert "smaller ring" not in line and "longer sequences or more of them per step, or use a smaller tp" in line
+    (line,) = lines(seconds=10.0, head_groups=4, offload=True)
+    assert line.startswith("remat=attention and head_groups=1 should fit (")
+    assert "vanilla attention materializes all logits" in lines(attention="vanilla", kernel="xla")[0]

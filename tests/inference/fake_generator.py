@@ -55,6 +55,7 @@ class FakeGenerator:
         self.script, self.max_length, self.sessions, self.samplings = list(script), max_length, [], []
         self.interrupt, self.turns_that_fit = False, turns_that_fit
         self.mesh = SimpleNamespace(shape={"dp": dp})
+        self.kernel = "kernel xla: there are kernels for TPU and GPU, none for cpu"
 
     def session(self, rows):
         self.sessions.append(FakeSession(self, rows))

@@ -78,7 +78,14 @@ def test_a_prompt_is_continued(run, loaded, capsys):
     out, err = capsys.readouterr()
     assert out == " carries 日本\n\n" and err == f"prompt of 8 tokens; {SPEED}"
     ((generator, options),) = loaded
-    assert options == {"mesh_dim": "1,1,1,2", "max_length": 28, "prefill_chunk": 8, "compute_dtype": "float32"}
+    assert options == {
+        "mesh_dim": "1,1,1,2",
+        "max_length": 28,
+        "prefill_chunk": 8,
+        "compute_dtype": "float32",
+        "kernel": "auto",
+        "kernel_check": True,
+    }
     assert generator.sessions[0].appended == [[list(b"The ring")]]
     assert generator.samplings == [Sampling(0.5, seed=3)]
 

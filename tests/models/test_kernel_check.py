@@ -116,3 +116,49 @@ def test_the_blocks_of_a_run():
     trial = make_trial(model, 65536, 2, True, True)
     assert (trial.heads, trial.key_heads, trial.tokens, trial.q_chunk) == (8, 2, 8192, 2048)
     assert make_trial(model, 1024, 1, False, True).tokens == 1024
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_lengths_that_are_not_whole_chunks(layout):
+    """The TPU kernels get padded arrays, part by part; the results are compared without the padding."""
+    trial = Trial("pallas", 2, 1, 128, "bfloat16", layout, 320, 128, 128, packed=True, backward=True)
+    with pltpu.force_tpu_interpret_mode():
+        assert find_fault(trial, jax.devices()[0]) is None
+
+
+def test_an_error_of_any_kind_is_a_fault(monkeypatch):
+    """Of the reference, which may find no memory, and with no message."""
+
+    def no_memory(trial, arrays):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(kernel_check, "_blocks", no_memory)
+    assert find_fault(CUDNN, jax.devices()[0]) == "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
+
+    def silent(trial, arrays):
+        raise AssertionError
+
+    monkeypatch.setattr(kernel_check, "_blocks", silent)
+    assert find_fault(CUDNN, jax.devices()[0]) == "AssertionError: "
+
+
+def test_a_fallback_keeps_the_chunks_of_the_config():
+    auto = replace(MODEL, kernel="auto", q_chunk=256, k_chunk=128)
+    model, _ = check_kernel(replace(auto, kernel="cudnn"), "kernel cudnn: the fastest", auto, MESH, 64)
+    assert isinstance(model, LlamaConfig) and (model.kernel, model.q_chunk, model.k_chunk) == ("xla", 256, 128)
+
+
+def test_vanilla_attention_has_no_kernel_to_check():
+    vanilla = replace(MODEL, attention="vanilla")
+    assert check_kernel(vanilla, "kernel cudnn: as configured", vanilla, MESH, 64)[0] is vanilla
+
+
+@pytest.mark.parametrize("home", ["a file", "none"])
+def test_a_home_that_cannot_be_written(home, emulated, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    (tmp_path / "file").write_text("")
+    place = "~/.cache" if home == "none" else f"{tmp_path}/file/x"
+    monkeypatch.setattr(kernel_check.os.path, "expanduser", lambda _: place)
+    monkeypatch.chdir(tmp_path)
+    auto = replace(MODEL, kernel="auto")
+    assert check_kernel(MODEL, "kernel cudnn: the fastest", auto, MESH, 64)[0] is MODEL

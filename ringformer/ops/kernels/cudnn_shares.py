@@ -84,9 +84,10 @@ def gradients(
     if rows.dlse is None:
         return share, key_share
     k, v = kv
-    do = _pieces(rows.dlse, q)
+    unit = jnp.ldexp(jnp.float32(1), jnp.frexp(jnp.abs(rows.dlse).max())[1])  # a power of two: float16 is narrow
+    do = _pieces(rows.dlse / unit, q)
     more, more_keys = _share(q, jnp.stack([k, _ones(v)]), jnp.zeros_like(do), do, rows.lse, view, scale)
-    return share + more, key_share.at[0].add(more_keys[0])
+    return share + unit * more, key_share.at[0].add(unit * more_keys[0])
 
 
 def _share(q, kv, o, do, lse, view: View, scale: float):

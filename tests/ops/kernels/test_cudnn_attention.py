@@ -155,3 +155,17 @@ def test_second_derivatives_are_refused_by_name(emulated):
 
     with pytest.raises(NotImplementedError, match="kernel='cudnn' has no second derivative: kernel='xla' has"):
         jax.jvp(jax.grad(loss), (q,), (q,))
+
+
+@pytest.mark.parametrize("size", [1e-7, 7e4])
+def test_a_cotangent_of_lse_beyond_float16(size, emulated):
+    """It is divided by a power of two for the call: float16 has neither 7e4 nor the digits of 1e-7."""
+    inputs, cotangents = arrays(64, d=16)
+    cotangents = {"do": np.zeros_like(cotangents["do"]), "dlse": np.full_like(cotangents["dlse"], size)}
+    half = rounded({name: 0.05 * x for name, x in inputs.items()}, jnp.float16)
+    found = on_ring(1, "contiguous", half, cotangents, kernel="cudnn")
+    truth = dense(as_float32(half), cotangents)
+    exact = {name: np.asarray(truth[name], np.float16).astype(np.float32) for name in ("dq", "dk")}
+    limits = errors(exact, {name: truth[name] for name in exact})
+    actual = errors({name: np.asarray(found[name], np.float32) for name in exact}, {n: truth[n] for n in exact})
+    assert all(actual[name] <= 2 * limits[name] + 2e-3 for name in exact), (actual, limits)
