@@ -230,7 +230,7 @@ def _arrays(generation: str) -> Callable:
 
 
 USE = "cycles", "units", "fills", "spills", "hbm_bytes", "vmem_bytes"
-"""What a row holds of its `SlotUse`."""
+"""Fields of a `SlotUse` that a row holds."""
 
 
 def judge(generation: str, kernel: str, kind: Kind, pair: Pair) -> dict:

@@ -1,4 +1,4 @@
-"""What an estimate proposes: a cure where a step is slow, and to keep the attention's outputs where they fit."""
+"""Proposals of an estimate: a cure for a slow step, and keeping the outputs of attention where they fit."""
 
 from dataclasses import replace
 

@@ -127,7 +127,7 @@ def test_lengths_that_are_not_whole_chunks(layout):
 
 
 def test_an_error_of_any_kind_is_a_fault(monkeypatch):
-    """Of the reference, which may find no memory, and with no message."""
+    """An error of the reference, such as no memory, and one without a message."""
 
     def no_memory(trial, arrays):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
