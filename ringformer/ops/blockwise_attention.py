@@ -185,6 +185,17 @@ def live_pairs(queries: Queries, keys: Keys, work_list: WorkList) -> tuple[Bool[
     return tuple(_live(queries, keys, pairs, work_list) for pairs, _ in (work_list.unmasked, work_list.masked))
 
 
+def uncut_pairs(queries: Queries, keys: Keys, work_list: WorkList) -> Bool[Array, " P"] | None:
+    """Mask the unmasked pairs in which all tokens belong to one segment, in every row of the batch: these pairs need no
+    comparison of ids. None without segment ids."""
+    if queries.segment_ids is None or keys.segment_ids is None:
+        return None
+    (q_min, q_max), (k_min, k_max) = _pair_ranges(
+        queries.segment_ids, keys.segment_ids, work_list.unmasked[0], work_list
+    )
+    return ((q_min == k_max) & (k_min == q_max)).all(axis=0)
+
+
 def _live(queries: Queries, keys: Keys, pairs: ChunkPairs, work_list: WorkList) -> Bool[Array, " P"] | None:
     if queries.segment_ids is None or keys.segment_ids is None or work_list.every_pair:
         return None
@@ -198,9 +209,13 @@ def _segments_overlap(
 
     It compares ranges of ids. This is exact for packed documents, whose ids ascend without gaps.
     """
-    q_min, q_max = _id_ranges(q_ids, work_list.q_chunks, pairs.q)
-    k_min, k_max = _id_ranges(k_ids, work_list.k_chunks, pairs.k)
+    (q_min, q_max), (k_min, k_max) = _pair_ranges(q_ids, k_ids, pairs, work_list)
     return ((q_min <= k_max) & (k_min <= q_max)).any(axis=0)
+
+
+def _pair_ranges(q_ids: Int[Array, "B T"], k_ids: Int[Array, "B S"], pairs: ChunkPairs, work_list: WorkList):
+    """Find the smallest and the largest id of each pair's queries, and of its keys."""
+    return _id_ranges(q_ids, work_list.q_chunks, pairs.q), _id_ranges(k_ids, work_list.k_chunks, pairs.k)
 
 
 def _id_ranges(

@@ -51,6 +51,13 @@ MUTATIONS = [
         PRECISION,
     ),
     Mutation(
+        "pairs that a document's boundary cuts in another row are taken for whole",
+        BLOCK,
+        "((q_min == k_max) & (k_min == q_max)).all(axis=0)",
+        "((q_min == k_max) & (k_min == q_max)).any(axis=0)",
+        "ops/kernels/test_flash_attention.py::test_long_documents_that_end_elsewhere_in_every_row",
+    ),
+    Mutation(
         "delta in bfloat16",
         RING,
         "o, do, preferred_element_type=jnp.float32) - dlse",

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries, live_pairs
+from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries, live_pairs, uncut_pairs
 from ringformer.ops.derivative_guards import without_derivatives
 from ringformer.ops.kernels.flash_backward import backward_on_chip, flash_backward
 from ringformer.ops.kernels.flash_forward import flash_forward, forward_on_chip
@@ -85,7 +85,8 @@ def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -
 
 
 def _tables(queries: Queries, keys: Keys, work_list: WorkList, by) -> list[PairTable]:
-    return pair_tables(work_list, by, live_pairs(queries, keys, work_list))
+    live, uncut = live_pairs(queries, keys, work_list), uncut_pairs(queries, keys, work_list)
+    return pair_tables(work_list, by, live, uncut)
 
 
 def _bias(keys: Keys) -> Float32[Array, "B S"] | None:

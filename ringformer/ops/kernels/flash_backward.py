@@ -229,9 +229,10 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         if biased:
             s += repeated(here["bias"][keys, :], Tq)
         if masked:
-            s = jnp.where(sees(offset_of[p], used_of[p], keys, Tq), s, -jnp.inf)
-        if packed:
-            s = jnp.where(repeated(here["ids"][keys, :], Tq) == here["q_ids"][...], s, -jnp.inf)
+            visible = sees(offset_of[p], used_of[p], keys, Tq)
+            if packed:
+                visible &= repeated(here["ids"][keys, :], Tq) == here["q_ids"][...]
+            s = jnp.where(visible, s, -jnp.inf)
         p_ = jnp.exp2(s - rows[0, g][None])
         ds = p_ * (dp - rows[1, g][None])
         if biased:

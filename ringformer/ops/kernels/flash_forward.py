@@ -21,7 +21,7 @@ transposed, and l is kept as 8 partial sums, one per sublane. Explicit DMA moves
 visits, so that a grid step does little besides its pair.
 """
 
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import jax
@@ -168,13 +168,11 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         s = matmul(kv[0, keys, :], here["q"][slot, g], ROWS_BY_ROWS) * logit_scale
         if biased:
             s += repeated(here["bias_column"][keys, :], Tq)
-        visible = []
         if masked:
-            visible.append(sees(offset_of[p], used_of[p], keys, Tq))
-        if packed:
-            visible.append(repeated(here["ids_column"][keys, :], Tq) == here["ids"][slot])
-        if visible:
-            s = jnp.where(reduce(jnp.logical_and, visible), s, -jnp.inf)
+            visible = sees(offset_of[p], used_of[p], keys, Tq)
+            if packed:
+                visible &= repeated(here["ids_column"][keys, :], Tq) == here["ids"][slot]
+            s = jnp.where(visible, s, -jnp.inf)
         here["s"][half] = s
         return jnp.max(s, axis=0, keepdims=True)
 
@@ -182,7 +180,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         keys = slice(half * Tk // 2, (half + 1) * Tk // 2)
         m, l, o = here["m_row"].at[g], here["l_rows"].at[g], here["o_columns"].at[g]  # noqa: E741
         new = jnp.maximum(m[...], most)
-        shift = jnp.where(jnp.isneginf(new), 0.0, new) if masked or packed or biased else new
+        shift = jnp.where(jnp.isneginf(new), 0.0, new) if masked or biased else new
         correction = jnp.exp2(m[...] - shift)
         weight = jnp.exp2(here["s"][half] - shift)
         m[...] = new
@@ -192,7 +190,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
     def pair(masked):
         if biased:
             here["bias_column"][...] = column(here["bias"][...])
-        if packed:
+        if masked and packed:
             here["ids_column"][...] = column(here["k_ids"][...])
 
         def head(g):

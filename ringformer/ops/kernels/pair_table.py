@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Int32
 
 from ringformer.ops.work_list import WorkList
 
@@ -27,27 +27,33 @@ class PairTable(NamedTuple):
 
     columns: tuple[Int32[Array, " P"], ...]
     """Scalars to prefetch: the chunk of queries, the chunk of keys, the offset (query row t sees key column s,
-    chunk-local, where t + offset >= s), the number of used keys (0 if the pair needs no mask), the number of the visit,
-    and the first pair of the next visit."""
+    chunk-local, where t + offset >= s), the number of used keys (0 if every query sees every key), the number of the
+    visit, and the first pair of the next visit."""
     length: Int32[Array, ""] | int
     """Number of pairs to compute."""
     most: tuple[int, int]
-    """Upper bounds on the numbers of unmasked and of masked pairs. They hold for the sum over a block's tables, not for
-    each table."""
+    """Upper bounds on the numbers of pairs that the positions leave whole and that they mask. They hold for the sum
+    over a block's tables, not for each table. Whole pairs that a document's boundary cuts are masked, too."""
     share: float = 1.0
     """Share of the block's pairs in this table."""
 
 
-def pair_tables(work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, None)) -> list[PairTable]:
+def pair_tables(
+    work_list: WorkList, by: Literal["q", "k"], live: tuple = (None, None), uncut: Bool[Array, " P"] | None = None
+) -> list[PairTable]:
     """Make the tables of a block's work, one per call of a kernel; none if the mask leaves nothing.
 
     Args:
       live: masks [P] of the unmasked and of the masked pairs that have anything to compute; None: all.
+      uncut: mask [P] of the unmasked pairs of which all tokens belong to one segment; None: all.
     """
     lists, wanted = [], []
     for masked, ((pairs, length), some) in enumerate(zip((work_list.unmasked, work_list.masked), live, strict=True)):
         n = len(pairs.q)
-        lists.append((pairs.q, pairs.k, pairs.offset, _used_keys(work_list, pairs.k) if masked else np.zeros(n, int)))
+        used = _used_keys(work_list, pairs.k) if masked else np.zeros(n, int)
+        if not masked and uncut is not None:
+            used = jnp.where(uncut, 0, work_list.k_chunks.size)
+        lists.append((pairs.q, pairs.k, pairs.offset, used))
         first = np.ones(n, bool) if isinstance(length, int) else jnp.arange(n) < length
         wanted.append(first if some is None else first & some)
     static = all(isinstance(x, np.ndarray) for x in (*wanted, *lists[0], *lists[1]))

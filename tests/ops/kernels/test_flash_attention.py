@@ -58,6 +58,15 @@ def test_plain_causal(layout, n, d):
     assert_close(on_pallas_ring(n, layout, inputs, cotangents, q_chunk=128, k_chunk=128), expected)
 
 
+def test_long_documents_that_end_elsewhere_in_every_row():
+    """Pairs of chunks within one document, pairs that a boundary cuts in one row or in both, and pairs of two."""
+    T = 2 * 512
+    inputs, cotangents = arrays(T, B=2, H=2, K=1)
+    ids = (np.stack([np.searchsorted(ends, np.arange(T), side="right") for ends in ([300, 640], [700])]),) * 2
+    out = on_pallas_ring(2, "zigzag", inputs, cotangents, ids, q_chunk=128, k_chunk=128)
+    assert_close(out, dense(inputs, cotangents, segment_ids=ids))
+
+
 EXTREMES = -(2**31), 1 - 2**31, 2 - 2**31, -1, 0, 2**31 - 2, 2**31 - 1
 
 

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ringformer.ops.blockwise_attention import Keys, Queries, live_pairs, uncut_pairs
 from ringformer.ops.kernels import pair_table
 from ringformer.ops.kernels.pair_table import pair_tables
 from ringformer.ops.work_list import ChunkPairs, PairList, cut_axis, make_work_list
@@ -69,6 +70,24 @@ def test_pairs_without_a_common_segment_are_left_out():
     assert int(table.length) == sum(int(x.sum()) for x in live)
     used = np.asarray(table.columns[3])[: int(table.length)]
     assert (used > 0).sum() == int(live[1].sum())
+
+
+def test_only_pairs_within_one_document_go_without_a_comparison_of_ids():
+    """Of two rows, with boundaries at tokens 300 and 640 and at 700: a pair is whole if it is in every row."""
+    tokens = np.arange(1024)
+    ids = np.stack([(tokens >= 300) * 1 + (tokens >= 640), (tokens >= 700) * 7])
+    work = work_list("contiguous", None)
+    queries, keys = Queries(None, jnp.asarray(ids)), Keys(None, jnp.asarray(ids), None)
+    (table,) = pair_tables(work, "q", live_pairs(queries, keys, work), uncut_pairs(queries, keys, work))
+    chunks = [[set(row[128 * i : 128 * i + 128]) for row in ids] for i in range(8)]
+    causal = wanted(work)
+    expected = {
+        (i, j): used or 128 * any(len(a | b) > 1 for a, b in zip(chunks[i], chunks[j], strict=True))
+        for (i, j), (_, used) in causal.items()
+        if any(a & b for a, b in zip(chunks[i], chunks[j], strict=True))
+    }
+    assert {pair: int(used) for pair, (_, used) in in_order(table, "q").items()} == expected
+    assert 0 in (whole := list(expected.values())) and 128 in [x for (i, j), x in expected.items() if i > j], whole
 
 
 def test_a_mask_that_leaves_nothing_has_no_table():
