@@ -191,11 +191,27 @@ def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dic
     if trial.backward:
         do = rearrange(do, "b t (k g) d -> b k g t d", k=K)
         rows = [*online_softmax.shift_and_weight(state.m, state.l), (o * do).sum(-1)]
-        cotangents = Cotangents(do, jnp.stack(rows), o.astype(q.dtype), None)
+        cotangents = ring.blocks.prepare(Cotangents(do, jnp.stack(rows), o.astype(q.dtype), None))
         dq = jnp.zeros(queries.q.shape, jnp.float32)
-        dq, dkeys = ring.blocks.backward(dq, queries, keys, cotangents, work_list, scale)
-        outputs |= {"dq": dq, "dk": dkeys.k, "dv": dkeys.v}
+        block = queries, keys, cotangents, work_list, scale
+        halves = None if earlier is None else ring.head_halves(K)
+        if halves is None:
+            dq, (dkv, _) = ring.blocks.backward(dq, *block)
+        else:
+            dq, dkv = _backward_by_halves(ring, halves, dq, block)
+        outputs |= {"dq": dq, "dk": dkv[0], "dv": dkv[1]}
     return {name: without_padding(x, ring.parts, trial.tokens, x.ndim - 2) for name, x in outputs.items()}
+
+
+def _backward_by_halves(ring: Ring, halves: tuple[slice, slice], dq, block: tuple) -> tuple[jax.Array, jax.Array]:
+    """Compute dq and [dk, dv] by halves of the key heads, as on a ring. Each half is computed twice: the second time
+    adds to gradients that are there, and both are divided by two."""
+    sums = []
+    for heads in halves:
+        dq, once = ring.blocks.backward(dq, *block, None, heads)
+        dq, twice = ring.blocks.backward(dq, *block, once, heads)
+        sums.append(twice.kv)
+    return dq / 2, jnp.concatenate(sums, axis=2) / 2
 
 
 def _errors(outputs: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> dict[str, float]:

@@ -42,20 +42,20 @@ class Keys(NamedTuple):
 class KeyGradients(NamedTuple):
     """Gradients that follow a shard of keys around the ring."""
 
-    k: Float32[Array, "B K S d"]
-    v: Float32[Array, "B K S d"]
+    kv: tuple[Float32[Array, "B K S d"], Float32[Array, "B K S d"]] | Float32[Array, "2 B K S d"]
+    """dk and dv, apart or stacked."""
     bias: Float32[Array, "B S"] | None
 
 
 class Cotangents(NamedTuple):
     """Inputs of the backward for the queries' rows: the cotangents of the outputs, and three numbers per row.
 
-    The numbers are m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 for empty rows. `o` and `dlse` are for
-    kernels that compute delta themselves.
+    The numbers are m, 1/l, and delta = rowsum(o * do) - dlse; m = 1/l = 0 for empty rows. A kernel may `prepare` others
+    before the first block. `o` and `dlse` are for kernels that compute delta themselves.
     """
 
     do: Float[Array, "B K G T d"]
-    rows: Float32[Array, "3 B K G T"]
+    rows: Float32[Array, "numbers B K G T"]
     o: Float[Array, "B K G T d"] | None = None
     dlse: Float32[Array, "B K G T"] | None = None
     """Cotangent of lse; None: lse was not requested."""
@@ -95,11 +95,11 @@ def block_backward(
         dk = _einsum("bkgts,bkgtd->bksd", ds, q.q)
 
         dq = _add_at(dq, _einsum("bkgts,bksd->bkgtd", ds, k.kv[0]), q_start, _ROWS)
-        dk, dv = _add_at(dkeys.k, dk, k_start, axis=2), _add_at(dkeys.v, dv, k_start, axis=2)
-        return dq, KeyGradients(dk, dv, None if dbias is None else _add_at(dkeys.bias, dbias, k_start, axis=1))
+        dkv = tuple(_add_at(x, share, k_start, axis=2) for x, share in zip(dkeys.kv, (dk, dv), strict=True))
+        return dq, KeyGradients(dkv, None if dbias is None else _add_at(dkeys.bias, dbias, k_start, axis=1))
 
     k, v = keys.kv
-    dkeys = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(k, v, keys.bias))
+    dkeys = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients((k, v), keys.bias))
     dkeys = vary_like(dkeys, queries, keys, cotangents)
     return _for_each_pair(chunk_pair, (dq, dkeys), queries, keys, work_list)
 

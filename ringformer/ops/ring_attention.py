@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Float32
 
 from ringformer.ops import argument_checks, online_softmax
 from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
-from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
+from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_kernel, check_masks, without_padding
 from ringformer.ops.layouts import Layout
@@ -178,12 +178,14 @@ def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
         state, keys = carry
         arriving = ring.shift(keys) if send else None
         work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
-        return ring.blocks.forward(state, queries, keys, work_list, ring.scale), arriving
+        state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)
+        # These keys are no longer read when the next hop begins: two buffers suffice, and none is copied.
+        return lax.optimization_barrier((state, arriving))
 
     carry = step(None, (state, keys), send=n > 1)
     if n > 1:
         with jax.named_scope(LOOP):
-            carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry)
+            carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)
         carry = step(n - 1, carry, send=False)
     state = carry[0]
     o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
@@ -203,18 +205,28 @@ def _backward(ring: Ring, residuals, cotangents):
     numbers = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
     do, o = (_grouped(x, K, None).q for x in (do, o))
     dlse = rearrange(dlse, "b (k g) t -> b k g t", k=K) if ring.returns_lse else None
-    rows = Cotangents(do, rearrange(numbers, "three b (k g) t -> three b k g t", k=K), o, dlse)
+    rows = ring.blocks.prepare(Cotangents(do, rearrange(numbers, "three b (k g) t -> three b k g t", k=K), o, dlse))
+
+    halves = ring.head_halves(K) if n > 1 else None
 
     def step(t, carry, send):
         """Run block t, and meanwhile fetch the gradients of the present keys; these gradients travel one hop behind the
         keys."""
         dq, dkeys, keys = carry
         arriving = ring.shift(keys) if send else None
-        behind = None if dkeys is None else ring.shift(dkeys)
-        work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
-        dq, dkeys = ring.blocks.backward(dq, queries, keys, rows, work_list, ring.scale)
-        dkeys = dkeys if behind is None else jax.tree.map(jnp.add, behind, dkeys)
-        return dq, dkeys, arriving
+        block = queries, keys, rows, ring.work_list(T, S, earlier=None if t is None else rank >= t), ring.scale
+        if halves is None:
+            behind = ring.shift(dkeys)
+            dq, share = ring.blocks.backward(dq, *block)
+            return dq, share if behind is None else jax.tree.map(jnp.add, behind, share), arriving
+        # The kernel adds to gradients that must be here before it starts. So those of one half of the heads travel
+        # while it computes the other half.
+        first, second = (None, None) if dkeys is None else dkeys
+        second = ring.shift(second)
+        dq, first = ring.blocks.backward(dq, *block, first, halves[0])
+        first = first if t is None else ring.shift(first)
+        dq, second = ring.blocks.backward(dq, *block, second, halves[1])
+        return dq, (first, second), arriving
 
     dq = vary_like(jnp.zeros(queries.q.shape, jnp.float32), queries, own)
     carry = dq, None, own
@@ -222,13 +234,17 @@ def _backward(ring: Ring, residuals, cotangents):
         carry = step(1, (dq, None, ring.shift(own)), send=n > 2)
     if n > 2:
         with jax.named_scope(LOOP):
-            carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry)
+            carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)
         carry = step(n - 1, carry, send=False)
     # Stack the rank's own keys again: keeping them through the loop would take the memory of k and v twice.
     dq, dkeys, k_now, v_now = lax.optimization_barrier((*carry[:2], k, v))
     dq, dkeys, _ = step(None, (dq, dkeys, _stacked(k_now, v_now, bias, tied[2])), send=False)
 
-    dk, dv = (rearrange(x, "b k s d -> b s k d") for x in (dkeys.k, dkeys.v))
+    if halves is not None:
+        first, second = dkeys
+        dbias = None if bias is None else first.bias + second.bias
+        dkeys = KeyGradients(jnp.concatenate([first.kv, second.kv], axis=2), dbias)
+    dk, dv = (rearrange(x, "b k s d -> b s k d") for x in dkeys.kv)
     dq = rearrange(dq, "b k g t d -> b t (k g) d")
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dkeys.bias, None, None
 

@@ -77,10 +77,18 @@ class Ring:
         )
         return replace(self, key_filler=-(k.shape[1] // self.parts) % k_chunk), filled
 
+    def head_halves(self, key_heads: int) -> tuple[slice, slice] | None:
+        """Cut the key heads in two, so that the gradients of each half travel while those of the other half are
+        computed. None if the kernel cannot add to gradients that arrived, or if a half has an odd number of heads,
+        which the two cores of a TPU could not share."""
+        if not self.blocks.adds_gradients or key_heads % 4:
+            return None
+        return slice(0, key_heads // 2), slice(key_heads // 2, key_heads)
+
     def shift(self, tree):
         """Send every leaf to the next rank, and receive the leaves of the previous rank."""
         n = self.size
-        return lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
+        return None if tree is None else lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
 
     def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
         """Make the chunk pairs of a visiting block. `earlier`: True if its keys come from an earlier rank; None: the

@@ -28,6 +28,7 @@ ANY_NORM, UP_TO_A_NORM = SKIPPED("any norm"), SKIPPED("up to a norm")
 RING_5 = "ops/test_ring_attention.py::test_plain_causal[zigzag-5]"
 RING_BF16 = "ops/test_precision.py::test_attention[zigzag-8]"
 PALLAS_BF16 = "ops/kernels/test_flash_attention.py::test_bfloat16_errors_do_not_grow_with_chunks_and_hops"
+PALLAS_HALVES = "ops/kernels/test_flash_attention.py::test_gradients_of_one_half_of_the_heads_travel_during_the_other"
 CHAT_TEXT = "inference/test_text_generator.py::test_a_chat_has_its_template_and_ends_with_the_turn[{}]"
 WITH_CHAT = "evals/test_commands.py::test_prompts_go_through_the_template_with_chat[lines --num_lines=3-True]"
 PERPLEXITY = "evals/test_perplexity.py::test_losses_stand_where_the_tokens_do[True]"
@@ -67,16 +68,37 @@ MUTATIONS = [
     Mutation(
         "dk and dv in bfloat16 between hops",
         RING,
-        "jax.tree.map(jnp.add, behind, dkeys)",
-        f"jax.tree.map(lambda a, b: (a + b).{ROUND}, behind, dkeys)",
+        "jax.tree.map(jnp.add, behind, share)",
+        f"jax.tree.map(lambda a, b: (a + b).{ROUND}, behind, share)",
         RING_BF16,
     ),
     Mutation(
         "dq in bfloat16 between hops",
         RING,
-        "dq, dkeys = ring.blocks.backward(dq, queries, keys, rows, work_list, ring.scale)",
-        f"dq, dkeys = ring.blocks.backward(dq, queries, keys, rows, work_list, ring.scale)\n        dq = dq.{ROUND}",
+        "dq, share = ring.blocks.backward(dq, *block)",
+        f"dq, share = ring.blocks.backward(dq, *block)\n            dq = dq.{ROUND}",
         RING_BF16,
+    ),
+    Mutation(
+        "the gradients of the first half of the heads stay behind",
+        RING,
+        "first = first if t is None else ring.shift(first)",
+        "first = first if t is None else jax.tree.map(lambda x: x, first)",
+        PALLAS_HALVES,
+    ),
+    Mutation(
+        "the second half of the heads computes the first half's",
+        "ops/kernels/flash_backward.py",
+        "return b, first_head + h, 0, q_of[p], 0",
+        "return b, h, 0, q_of[p], 0",
+        PALLAS_HALVES,
+    ),
+    Mutation(
+        "gradients that arrived are replaced instead of added to",
+        "ops/kernels/flash_backward.py",
+        'dkv[...] += here["dkv_before"][...]',
+        "pass",
+        PALLAS_HALVES,
     ),
     Mutation(
         "attention logits in bfloat16",

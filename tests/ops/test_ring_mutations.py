@@ -40,7 +40,7 @@ def merge_normalised_blocks():
 def swap_dk_and_dv():
     def backward(*args):
         dq, dkeys = block_backward(*args)
-        return dq, dkeys._replace(k=dkeys.v, v=dkeys.k)
+        return dq, dkeys._replace(kv=dkeys.kv[::-1])
 
     return {"backward": backward}
 

@@ -27,6 +27,13 @@ class BlockKernel(NamedTuple):
     """Tokens that a chunk's length must be a multiple of; such chunks must not overlap. 1: any chunks."""
     whole_parts: bool = False
     """True if the kernel uses no chunks: a pair then consists of two whole parts of a shard (`layouts.PARTS`)."""
+    prepare: Callable = lambda cotangents: cotangents
+    """What the backward receives as cotangents, computed once for all blocks."""
+    unroll: int | None = None
+    """Hops in one turn of the ring's loop. With two, arrays that a kernel updates in place alternate between two
+    buffers; with one, XLA copies them at the end of each turn."""
+    adds_gradients: bool = False
+    """True if the backward can compute some of the key heads, and add their gradients to given ones in place."""
     takes_any_mask: bool = True
     """True if the kernel supports any segment ids and a bias of keys. Otherwise segment ids must ascend along the
     sequence, the mask must be causal, and the parts of the layout must be intervals of the sequence."""
@@ -35,7 +42,13 @@ class BlockKernel(NamedTuple):
 BLOCK_KERNELS: dict[str, BlockKernel] = {
     "xla": BlockKernel(blockwise_attention.block_forward, blockwise_attention.block_backward, 1.0, 1),
     "pallas": BlockKernel(
-        flash_attention.block_forward, flash_attention.block_backward, flash_attention.LOG_UNIT, kernel_tools.LANES
+        flash_attention.block_forward,
+        flash_attention.block_backward,
+        flash_attention.LOG_UNIT,
+        kernel_tools.LANES,
+        prepare=flash_attention.prepare,
+        unroll=2,
+        adds_gradients=True,
     ),
     "cudnn": BlockKernel(
         cudnn_attention.block_forward, cudnn_attention.block_backward, 1.0, 1, whole_parts=True, takes_any_mask=False

@@ -91,7 +91,7 @@ def block_backward(
 
     dkv = vary_like(jnp.zeros(keys.kv.shape, jnp.float32), queries, keys, cotangents)
     dq, dkv = _for_each_call(call, (dq, dkv), work_list)
-    return dq, KeyGradients(dkv[0], dkv[1], None)
+    return dq, KeyGradients(tuple(dkv), None)
 
 
 def _for_each_call(call, carry, work_list: WorkList):
@@ -168,11 +168,11 @@ def _own_backward(dq, queries: Queries, keys: Keys, cotangents: Cotangents, rows
     T = queries.q.shape[3]
     diagonal = diagonal_work_list(T, cudnn_documents.count_pieces(T))
     dq, dkeys = blockwise_attention.block_backward(dq, queries, keys, cotangents, diagonal, scale)
-    dkv = jnp.stack([dkeys.k, dkeys.v])
+    dkv = jnp.stack(dkeys.kv)
     with jax.named_scope(ONE_CALL):
         for below in cudnn_documents.levels(T):
             q, kv, view = below.rectangles(queries, keys)
             share, key_share = gradients(q, kv, jax.tree.map(below.later, rows), view, scale)
             dq = below.put_later(dq, below.later(dq) + share)
             dkv = below.put_earlier(dkv, below.earlier(dkv) + key_share)
-    return dq, KeyGradients(dkv[0], dkv[1], None)
+    return dq, KeyGradients(tuple(dkv), None)

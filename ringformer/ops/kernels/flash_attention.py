@@ -45,6 +45,16 @@ def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkL
     return state
 
 
+def prepare(cotangents: Cotangents) -> Cotangents:
+    """Fold log l into m where float32 has digits left, so that the kernel need not divide by l. Elsewhere, do and delta
+    are divided by l, so do is rounded once more."""
+    m, weight, delta = cotangents.rows
+    has_digits = (jnp.abs(m) < FEW_DIGITS) & (weight > 0.0)
+    m, weight = jnp.where(has_digits, m - jnp.log2(weight), m), jnp.where(has_digits, 1.0, weight)
+    do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
+    return Cotangents(do, jnp.stack([m, delta * weight]))
+
+
 def block_backward(
     dq: Float32[Array, "B K G T d"],
     queries: Queries,
@@ -52,34 +62,36 @@ def block_backward(
     cotangents: Cotangents,
     work_list: WorkList,
     scale: float,
+    dkeys: KeyGradients | None = None,
+    heads: slice | None = None,
 ) -> tuple[jax.Array, KeyGradients]:
-    """Add this block's share to `dq`, and return the gradients of its keys."""
+    """Add this block's share to `dq`, and return the gradients of its keys, added to `dkeys`.
+
+    Args:
+      cotangents: as `prepare` returns them.
+      heads: the key heads to compute, which are those of `dkeys`; None: all.
+    """
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
-    m, weight, delta = cotangents.rows
-    # Where float32 has digits left, log l is added to m. Elsewhere, do and delta are divided by l, so do is rounded
-    # once more.
-    has_digits = (jnp.abs(m) < FEW_DIGITS) & (weight > 0.0)
-    m, weight = jnp.where(has_digits, m - jnp.log2(weight), m), jnp.where(has_digits, 1.0, weight)
-    do = (cotangents.do * weight[..., None]).astype(cotangents.do.dtype)
-    rows = jnp.stack([m, delta * weight])
-    dkv = dbias = None
+    do, rows, *_ = cotangents
+    dkv: Any = None if dkeys is None else dkeys.kv  # stacked, as this kernel returns them
+    dbias = None if dkeys is None else dkeys.bias
     for table in _tables(queries, keys, work_list, by="k"):
         dq, dkv, more = flash_backward(
-            dq, dkv, queries, keys, _bias(keys), do, rows, table, _chunks(work_list), scale / LOG_UNIT, scale
+            dq, dkv, queries, keys, _bias(keys), do, rows, table, _chunks(work_list), scale / LOG_UNIT, scale, heads
         )
+        more = None if more is None else more.sum(axis=1)
         dbias = more if dbias is None or more is None else dbias + more
     if dkv is None:
-        k, v = keys.kv
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(k, v, keys.bias))
+        kv = keys.kv if heads is None else keys.kv[:, :, heads]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(kv, keys.bias))
         return dq, vary_like(zeros, dq)
-    return dq, KeyGradients(dkv[0], dkv[1], None if dbias is None else dbias.sum(axis=1))
+    return dq, KeyGradients(dkv, dbias)
 
 
 @lru_cache
 def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -> int:
     """Return the most bytes of on-chip memory that the kernels need for `heads` query heads per key head, with any
-    masks. A backward that continues another table also needs [dk, dv] of a chunk (benchmarks/kernel_matrix.py tries
-    it)."""
+    masks."""
     memories = (of(heads, head_dim, chunks, dtype, True, True) for of in (forward_on_chip, backward_on_chip))
     return max(memory.bytes for memory in memories)
 

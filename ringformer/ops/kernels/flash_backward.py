@@ -50,7 +50,7 @@ from ringformer.ops.varying_axes import vary_like
 
 def flash_backward(
     dq: Float32[Array, "B K G T d"],
-    dkv: Float32[Array, "2 B K S d"] | None,
+    dkv: Float32[Array, "2 B h S d"] | None,
     queries: Queries,
     keys: Keys,
     bias: Float32[Array, "B S"] | None,
@@ -60,20 +60,25 @@ def flash_backward(
     chunks: tuple[int, int],
     logit_scale: float,
     scale: float,
-) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:
+    heads: slice | None = None,
+) -> tuple[jax.Array, Float32[Array, "2 B h S d"], Float32[Array, "B h S"] | None]:
     """Add the pairs of a table to `dq`; return it, [dk, dv], and dbias of each key head.
 
     Args:
-      dkv: [dk, dv] of the previous table, to add to; None: zeros. dbias covers only this table.
+      dkv: [dk, dv] to add to, in place; None: zeros. dbias covers only this table.
       do: cotangents of o, divided by l unless m includes log l. rows: m in units of log 2, and delta, divided like do.
       chunks: tokens of a chunk of (queries, keys).
+      heads: the h key heads to compute; None: all. Other heads of `dq` keep their values.
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
     size = queries.q.dtype.itemsize
     f32 = jnp.float32
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
-    blocks, scratch, _ = on_chip = backward_on_chip(G, d, chunks, queries.q.dtype, packed, bias is not None)
+    first_head, h = (0, K) if heads is None else (heads.start, heads.stop - heads.start)
+    blocks, scratch, _ = on_chip = backward_on_chip(
+        G, d, chunks, queries.q.dtype, packed, bias is not None, adds=dkv is not None, first_head=first_head
+    )
     specs = {name: spec for name, (spec, _) in blocks.items()}
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     arrays = {"kv": keys.kv, "q": queries.q, "do": do, "rows": rows}
@@ -82,21 +87,20 @@ def flash_backward(
     if queries.segment_ids is not None and keys.segment_ids is not None:
         arrays |= {"k_ids": keys.segment_ids[:, None], "q_ids": queries.segment_ids[:, None]}
     operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {name: (x, specs[name]) for name, x in arrays.items()}
-    zeros = vary_like([jnp.zeros((2, B, K, S, d), f32), jnp.zeros((B, K, 1, S), f32)], dq)
+    zeros = vary_like([jnp.zeros((2, B, h, S, d), f32), jnp.zeros((B, h, 1, S), f32)], dq)
     # Keys that no pair visits keep their values.
     grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, specs["dkv"])}
     grown |= {"dbias_row": (zeros[1], specs["dbias_row"])} if bias is not None else {}
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
-    scratch |= {} if dkv is None else {"dkv_before": pltpu.VMEM((2, Tk, d), f32), "before": pltpu.SemaphoreType.DMA(())}
     first = len(columns) + len(operands)
     operands |= given
     names = (*operands, *grown, *scratch)
     out = pl.pallas_call(
-        partial(_kernel, names=names, logit_scale=logit_scale, scale=scale),
+        partial(_kernel, names=names, first_head=first_head, logit_scale=logit_scale, scale=scale),
         out_shape=[like(x, queries.q) for x, _ in grown.values()],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(columns),
-            grid=(B, K, count),
+            grid=(B, h, count),
             in_specs=[spec for _, spec in operands.values()],
             out_specs=[spec for _, spec in grown.values()],
             scratch_shapes=list(scratch.values()),
@@ -107,25 +111,37 @@ def flash_backward(
             vmem_limit_bytes=on_chip.limit,
         ),
         cost_estimate=cost(
-            table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
+            table, B * h, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
         ),
-        name=kernel_name("backward", table, B * K, S // Tk),
+        name=kernel_name("backward", table, B * h, S // Tk),
     )(*columns, *(x for x, _ in operands.values()))
     return out[0], out[1], out[2][:, :, 0] if bias is not None else None
 
 
-def backward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool) -> OnChip:
-    """Describe the kernel's VMEM for G query heads of d features per key head."""
+def backward_on_chip(
+    G: int,
+    d: int,
+    chunks: tuple[int, int],
+    dtype: Any,
+    packed: bool,
+    biased: bool,
+    adds: bool = True,
+    first_head: int = 0,
+) -> OnChip:
+    """Describe the kernel's VMEM for G query heads of d features per key head. `adds`: it adds to given [dk, dv]."""
     (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
 
     def queries_at(b, h, p, q_of, *_):
-        return b, h, 0, q_of[p], 0
+        return b, first_head + h, 0, q_of[p], 0
 
     def keys_at(b, h, p, q_of, k_of, *_):
+        return 0, b, first_head + h, k_of[p], 0
+
+    def sums_at(b, h, p, q_of, k_of, *_):
         return 0, b, h, k_of[p], 0
 
     def rows_at(b, h, p, q_of, *_):
-        return 0, b, h, 0, q_of[p]
+        return 0, b, first_head + h, 0, q_of[p]
 
     of_queries = pl.BlockSpec((None, None, G, Tq, d), queries_at)
     of_keys = pl.BlockSpec((2, None, None, Tk, d), keys_at)
@@ -137,7 +153,7 @@ def backward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed
         "q": (of_queries, dtype),
         "do": (of_queries, dtype),
         "rows": (pl.BlockSpec((2, N, N, G, Tq), rows_at), f32),
-        "dkv": (of_keys, f32),
+        "dkv": (pl.BlockSpec((2, N, N, Tk, d), sums_at), f32),
     }
     scratch = {
         "dq": pltpu.VMEM((3, G, Tq, d), f32),
@@ -148,16 +164,18 @@ def backward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed
     if biased:
         blocks |= {"bias_row": (key_row, f32), "dbias_row": (key_head_row, f32)}
         scratch |= {"bias": pltpu.VMEM((Tk, LANES), f32), "dbias": pltpu.VMEM((Tk, LANES), f32)}
+    if adds:
+        scratch |= {"dkv_before": pltpu.VMEM((2, Tk, d), f32), "before": pltpu.SemaphoreType.DMA(())}
     if packed:
         blocks |= {"k_ids": (key_row, int32), "q_ids": (query_row, int32)}
         scratch["ids"] = pltpu.VMEM((Tk, LANES), int32)
     return OnChip(blocks, scratch, 4 * _part_of_keys(Tq, Tk) * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, scale):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, first_head, logit_scale, scale):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
-    biased, packed = "bias" in here, "ids" in here
+    biased, packed, adds = "bias" in here, "ids" in here, "dkv_before" in here
     b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
     G, Tq, _ = q.shape
     Tk = kv.shape[1]
@@ -170,12 +188,14 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
     def arrival(visit, chunk):
         place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
         return pltpu.make_async_copy(
-            here["dq_out_given"].at[b, h, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
+            here["dq_out_given"].at[b, first_head + h, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
         )
 
     def departure(visit, chunk):
         place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
-        return pltpu.make_async_copy(here["dq"].at[slot], here["dq_out"].at[b, h, :, place, :], here["left"].at[slot])
+        return pltpu.make_async_copy(
+            here["dq"].at[slot], here["dq_out"].at[b, first_head + h, :, place, :], here["left"].at[slot]
+        )
 
     def send_for_first():
         here["waited"][0] = 0
@@ -195,21 +215,16 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         pl.when(has_next)(lambda: arrival(visit + 1, following).start())
         arrival(visit, chunk).wait()
 
-    def go_on():
-        """Load the sums of these keys, because the previous table may have ended before it reached all of their
-        queries."""
+    def arrival_before():
+        """Copy the sums that these keys already have. They arrive while the pairs compute and are added at the end."""
         place = pl.ds(k_of[p] * Tk, Tk)
-        copy = pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
-        copy.start()
-        copy.wait()
-        dkv[0] = here["dkv_before"][0] * (1 / scale if scale else 0.0)  # end_keys multiplies by it again
-        dkv[1] = here["dkv_before"][1]
+        return pltpu.make_async_copy(here["dkv_given"].at[:, b, h, place, :], here["dkv_before"], here["before"])
 
     @pl.when(keys_are_new)
     def begin_keys():
         dkv[...] = jnp.zeros_like(dkv)
-        if "dkv_before" in here:
-            pl.when(p == 0)(go_on)
+        if adds:
+            arrival_before().start()
         if biased:
             here["bias"][...] = column(here["bias_row"][...])
             here["dbias"][...] = jnp.zeros_like(here["dbias"])
@@ -262,6 +277,9 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
     @pl.when(keys_are_done)
     def end_keys():
         dkv[0] = scale * dkv[0]
+        if adds:
+            arrival_before().wait()
+            dkv[...] += here["dkv_before"][...]
         if biased:
             here["dbias_row"][...] = here["dbias"][...].T.sum(axis=0, keepdims=True)
 
