@@ -179,7 +179,8 @@ def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
         arriving = ring.shift(keys) if send else None
         work_list = ring.work_list(T, S, earlier=None if t is None else rank >= t)
         state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)
-        # These keys are no longer read when the next hop begins: two buffers suffice, and none is copied.
+        # When the next hop begins, these keys are no longer read: two buffers suffice, and none is copied. And nobody
+        # waits for the next segment ids before this block has hidden their hop.
         return lax.optimization_barrier((state, arriving))
 
     carry = step(None, (state, keys), send=n > 1)
@@ -226,6 +227,7 @@ def _backward(ring: Ring, residuals, cotangents):
         dq, first = ring.blocks.backward(dq, *block, first, halves[0])
         first = first if t is None else ring.shift(first)
         dq, second = ring.blocks.backward(dq, *block, second, halves[1])
+        dq, arriving = lax.optimization_barrier((dq, arriving))  # as in the forward
         return dq, (first, second), arriving
 
     dq = vary_like(jnp.zeros(queries.q.shape, jnp.float32), queries, own)

@@ -89,7 +89,7 @@ MUTATIONS = [
     Mutation(
         "the second half of the heads computes the first half's",
         "ops/kernels/flash_backward.py",
-        "return b, first_head + h, 0, q_of[p], 0",
+        "return b, others[-1][0] + h, 0, q_of[p], 0",
         "return b, h, 0, q_of[p], 0",
         PALLAS_HALVES,
     ),

@@ -28,7 +28,7 @@ class BlockKernel(NamedTuple):
     whole_parts: bool = False
     """True if the kernel uses no chunks: a pair then consists of two whole parts of a shard (`layouts.PARTS`)."""
     prepare: Callable = lambda cotangents: cotangents
-    """What the backward receives as cotangents, computed once for all blocks."""
+    """Function that computes, once for all blocks, the cotangents that the backward receives."""
     unroll: int | None = None
     """Hops in one turn of the ring's loop. With two, arrays that a kernel updates in place alternate between two
     buffers; with one, XLA copies them at the end of each turn."""

@@ -90,9 +90,9 @@ def block_backward(
 
 @lru_cache
 def vmem_bytes(heads: int, head_dim: int, chunks: tuple[int, int], dtype: Any) -> int:
-    """Return the most bytes of on-chip memory that the kernels need for `heads` query heads per key head, with any
-    masks."""
-    memories = (of(heads, head_dim, chunks, dtype, True, True) for of in (forward_on_chip, backward_on_chip))
+    """Return the most bytes of on-chip memory that the kernels need for `heads` query heads per key head, with or
+    without segment ids. A bias of keys, which no model has, needs more."""
+    memories = (of(heads, head_dim, chunks, dtype, True, False) for of in (forward_on_chip, backward_on_chip))
     return max(memory.bytes for memory in memories)
 
 

@@ -66,7 +66,7 @@ def flash_backward(
 
     Args:
       dkv: [dk, dv] to add to, in place; None: zeros. dbias covers only this table.
-      do: cotangents of o, divided by l unless m includes log l. rows: m in units of log 2, and delta, divided like do.
+      do, rows: cotangents of o; m in units of log 2, and delta (`flash_attention.prepare`).
       chunks: tokens of a chunk of (queries, keys).
       heads: the h key heads to compute; None: all. Other heads of `dq` keep their values.
     """
@@ -76,8 +76,9 @@ def flash_backward(
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
     first_head, h = (0, K) if heads is None else (heads.start, heads.stop - heads.start)
+    scalars = *columns, jnp.full(1, first_head, jnp.int32)  # as data: halves of the heads have one program
     blocks, scratch, _ = on_chip = backward_on_chip(
-        G, d, chunks, queries.q.dtype, packed, bias is not None, adds=dkv is not None, first_head=first_head
+        G, d, chunks, queries.q.dtype, packed, bias is not None, adds=dkv is not None
     )
     specs = {name: spec for name, (spec, _) in blocks.items()}
     hbm = pl.BlockSpec(memory_space=pl.ANY)
@@ -92,14 +93,14 @@ def flash_backward(
     grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, specs["dkv"])}
     grown |= {"dbias_row": (zeros[1], specs["dbias_row"])} if bias is not None else {}
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
-    first = len(columns) + len(operands)
+    first = len(scalars) + len(operands)
     operands |= given
     names = (*operands, *grown, *scratch)
     out = pl.pallas_call(
-        partial(_kernel, names=names, first_head=first_head, logit_scale=logit_scale, scale=scale),
+        partial(_kernel, names=names, logit_scale=logit_scale, scale=scale),
         out_shape=[like(x, queries.q) for x, _ in grown.values()],
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(columns),
+            num_scalar_prefetch=len(scalars),
             grid=(B, h, count),
             in_specs=[spec for _, spec in operands.values()],
             out_specs=[spec for _, spec in grown.values()],
@@ -113,35 +114,28 @@ def flash_backward(
         cost_estimate=cost(
             table, B * h, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
         ),
-        name=kernel_name("backward", table, B * h, S // Tk),
-    )(*columns, *(x for x, _ in operands.values()))
+        name=kernel_name("backward" if dkv is None else "backward_adding", table, B * h, S // Tk),
+    )(*scalars, *(x for x, _ in operands.values()))
     return out[0], out[1], out[2][:, :, 0] if bias is not None else None
 
 
 def backward_on_chip(
-    G: int,
-    d: int,
-    chunks: tuple[int, int],
-    dtype: Any,
-    packed: bool,
-    biased: bool,
-    adds: bool = True,
-    first_head: int = 0,
+    G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool, adds: bool = True
 ) -> OnChip:
     """Describe the kernel's VMEM for G query heads of d features per key head. `adds`: it adds to given [dk, dv]."""
     (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
 
-    def queries_at(b, h, p, q_of, *_):
-        return b, first_head + h, 0, q_of[p], 0
+    def queries_at(b, h, p, q_of, *others):
+        return b, others[-1][0] + h, 0, q_of[p], 0
 
-    def keys_at(b, h, p, q_of, k_of, *_):
-        return 0, b, first_head + h, k_of[p], 0
+    def keys_at(b, h, p, q_of, k_of, *others):
+        return 0, b, others[-1][0] + h, k_of[p], 0
 
     def sums_at(b, h, p, q_of, k_of, *_):
         return 0, b, h, k_of[p], 0
 
-    def rows_at(b, h, p, q_of, *_):
-        return 0, b, first_head + h, 0, q_of[p]
+    def rows_at(b, h, p, q_of, *others):
+        return 0, b, others[-1][0] + h, 0, q_of[p]
 
     of_queries = pl.BlockSpec((None, None, G, Tq, d), queries_at)
     of_keys = pl.BlockSpec((2, None, None, Tk, d), keys_at)
@@ -172,11 +166,12 @@ def backward_on_chip(
     return OnChip(blocks, scratch, 4 * _part_of_keys(Tq, Tk) * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, first_head, logit_scale, scale):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, first_head, *refs, names, logit_scale, scale):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
     biased, packed, adds = "bias" in here, "ids" in here, "dkv_before" in here
     b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
+    head = first_head[0] + h  # h counts only the heads that are computed
     G, Tq, _ = q.shape
     Tk = kv.shape[1]
     visit = visit_of[p]
@@ -188,13 +183,13 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, fir
     def arrival(visit, chunk):
         place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
         return pltpu.make_async_copy(
-            here["dq_out_given"].at[b, first_head + h, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
+            here["dq_out_given"].at[b, head, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
         )
 
     def departure(visit, chunk):
         place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
         return pltpu.make_async_copy(
-            here["dq"].at[slot], here["dq_out"].at[b, first_head + h, :, place, :], here["left"].at[slot]
+            here["dq"].at[slot], here["dq_out"].at[b, head, :, place, :], here["left"].at[slot]
         )
 
     def send_for_first():

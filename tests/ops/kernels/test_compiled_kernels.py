@@ -16,13 +16,16 @@ from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import make_mesh
 from tests.hlo import on_tpu
 
-B, T, H, K, d, N = 1, 1024, 4, 2, 128, 8
+B, T, G, d, N = 1, 1024, 2, 128, 8
+ALL_HEADS, HALVES = 2, 4
+"""Key heads: so few that the kernel computes all at once, and so many that half of them wait for their gradients."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "packed"])
-def program(request):
-    """Forward and backward of zigzag attention on eight chips."""
+@pytest.fixture(scope="module", params=[(False, ALL_HEADS), (True, HALVES)], ids=["plain", "packed"])
+def compiled(request):
+    """Forward and backward of zigzag attention on eight chips, and its key heads."""
     only_compilers()
+    packed, K = request.param
     mesh, rows = make_mesh(f"1,1,1,{N}", find_target("v5e-8").devices()), PartitionSpec(None, "sp")
 
     def both(q, k, v, ids, do):
@@ -35,11 +38,16 @@ def program(request):
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, rows))
 
-    q, k = array(jnp.bfloat16, B, N * T, H, d), array(jnp.bfloat16, B, N * T, K, d)
-    ids = array(jnp.int32, B, N * T) if request.param else None
+    q, k = array(jnp.bfloat16, B, N * T, G * K, d), array(jnp.bfloat16, B, N * T, K, d)
+    ids = array(jnp.int32, B, N * T) if packed else None
     sharded = jax.shard_map(both, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows, (rows,) * 3))
     compiled = jax.jit(sharded).lower(q, k, k, ids, q).compile(compiler_options=dict(compiler_options(mesh)))
-    return Program.parse(compiled.as_text())
+    return Program.parse(compiled.as_text()), K
+
+
+@pytest.fixture(scope="module")
+def program(compiled):
+    return compiled[0]
 
 
 def kernels(program):
@@ -53,15 +61,18 @@ def kernels(program):
 
 
 @on_tpu
-def test_a_hop_is_a_kernel(program):
-    """n forward and n backward, which name their work: of a causal ring with four chunks a shard, 10 pairs of the own
-    block (4 of them masked) and 8 of each visiting one, for each key head."""
+def test_a_hop_is_a_kernel(compiled):
+    """n forward and n backward, or two halves of each, which name their work: of a causal ring with four chunks a
+    shard, 10 pairs of the own block (4 of them masked) and 8 of each visiting one, for each key head."""
+    program, key_heads = compiled
     found = kernels(program)
-    for kind, whole in (("forward", 6), ("backward", 6)):
+    for kind in ("forward", "backward"):
+        halves = 2 if (kind, key_heads) == ("backward", HALVES) else 1
+        K, n = key_heads // halves, N * halves
         mine = [(times, grid_of(i.name)) for times, i in found if f"flash_{kind}" in i.name]
-        assert sum(times for times, _ in mine) == N
-        assert sum(times for times, grid in mine if grid[:2] == (K * whole, K * 4)) == 1
-        assert sum(times for times, grid in mine if grid[:2] == (K * 8, 0)) == N - 1
+        assert sum(times for times, _ in mine) == n
+        assert sum(times for times, grid in mine if grid[:2] == (K * 6, K * 4)) == halves
+        assert sum(times for times, grid in mine if grid[:2] == (K * 8, 0)) == n - halves
 
 
 @on_tpu
@@ -70,7 +81,7 @@ def test_a_kernel_says_its_products(program):
     for _, kernel in kernels(program):
         grid, products = grid_of(kernel.name), 4 if "forward" in kernel.name else 10
         cost = kernel_cost(kernel)
-        assert cost.flops == (grid.whole + grid.masked) * products * (H // K) * 256 * 256 * d
+        assert cost.flops == (grid.whole + grid.masked) * products * G * 256 * 256 * d
         assert cost.hbm_bytes > 0
 
 
@@ -88,15 +99,25 @@ def test_equal_kernels_have_one_key_and_others_another(program):
 
 
 @on_tpu
-def test_every_hop_travels_under_a_kernel(program):
-    """In the loops over hops each permute begins before the kernel and is waited for after it."""
-    loops = 0
+def test_every_hop_travels_under_a_kernel(compiled):
+    """In the loops over hops each permute begins before a kernel and is waited for after it."""
+    (program, key_heads), loops = compiled, []
     for name in program.executed:
         order = [i for i in program.computations[name].values()]
-        starts = [n for n, i in enumerate(order) if i.opcode == "collective-permute-start"]
-        dones = [n for n, i in enumerate(order) if i.opcode == "collective-permute-done"]
+        starts = {i.name: n for n, i in enumerate(order) if i.opcode == "collective-permute-start"}
+        hops = [(starts[i.operands[0]], n) for n, i in enumerate(order) if i.opcode == "collective-permute-done"]
         calls = [n for n, i in enumerate(order) if i.opcode == "custom-call" and grid_of(i.name)]
         if name != program.entry and calls and starts:
-            loops += 1
-            assert max(starts) < min(calls) <= max(calls) < min(dones)
-    assert loops == 2
+            loops.append(len(calls))
+            assert all(any(start < call < done for call in calls) for start, done in hops)
+    assert sorted(loops) == ([2, 4] if key_heads == HALVES else [2, 2])  # two hops a turn
+
+
+@on_tpu
+def test_no_turn_of_a_loop_copies_keys_or_gradients(compiled):
+    """Arrays that travel alternate between two buffers, and gradients are added in place."""
+    program, key_heads = compiled
+    for name, times in program.executed.items():
+        if times > 1 and name != program.entry and key_heads == HALVES:
+            moved = [i for i in program.computations[name].values() if i.opcode in ("copy", "broadcast", "fusion")]
+            assert not [i.text for i in moved if i.type.startswith(("bf16[2,", "f32[2,", f"(f32[{B},"))]
