@@ -4,15 +4,16 @@
 
 A cell is one kernel, forward or backward, compiled to machine code for one chip; nothing is run. There is a cell for
 each chip (v4, v5e, v5p, v6e, tpu7x), each (query heads a key head, features) of the presets, each pair of chunks that
-4K to 64K tokens on a rank lead to, and each mask: none, segment ids, segment ids with a bias of keys. That is all that
-a kernel's program depends on, so presets that agree in it share a cell; and a cell stands for all lengths with its
-chunks:
+4K to 64K tokens on a rank lead to, and each mask: none, segment ids, and, where it fits the chip's VMEM, segment ids
+with a bias of keys, which no preset has. That is all that a kernel's program depends on, so presets that agree in it
+share a cell; and a cell stands for all lengths with its chunks:
 
 - A length changes the chunks, and which arrays the compiler keeps on the chip beside the kernel. A cell has the
   shortest length of its chunks and two key heads, with which it keeps most; heads of 128 with one query head have,
   besides, the longest and 16 key heads, with which it keeps fewest. Causal or not is data of the grid: both bodies are
   in each kernel.
-- A backward that goes on from the table before differs by a copy: one a chip.
+- A backward adds to gradients that arrived, as on a ring. One that does not, as on one device, lacks a copy: one a
+  chip.
 
 The compiler takes 0.3 to 20 CPU-seconds a cell, about 30 CPU-minutes in all. The file is written after each cell, and
 the same command goes on where it ended; it compiles anew what failed, what another compiler compiled, and everything if
@@ -30,6 +31,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
+
+import jax.numpy as jnp
 
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.kernels.pair_kernels import KEY_HEADS, TARGETS, Kind, Pair, compile_kernel, find_generation
@@ -59,10 +62,10 @@ class Cell(NamedTuple):
     key_heads: int
     masks: str
     kind: Kind
-    continued: bool = False
+    adds: bool = True
 
     def __str__(self) -> str:
-        more = ", continued" if self.continued else ""
+        more = "" if self.adds else ", adds nothing"
         shape = f"{self.heads} heads of {self.head_dim} a key head, {self.q_chunk} x {self.k_chunk}"
         return f"{self.generation}, {shape}, {self.tokens:,} tokens, masks: {self.masks}, {self.kind}{more}"
 
@@ -87,10 +90,21 @@ def cells(generation: str) -> Iterator[Cell]:
             places = [(tokens[0], FEW_KEY_HEADS)]
             places += [(tokens[-1], KEY_HEADS)] if (heads, head_dim) == (1, 128) and tokens[-1] == LENGTHS[-1] else []
             for length, key_heads in places:
-                kernels = [(masks, kind) for masks in MASKS for kind in KINDS]
+                masks = MASKS if _has_room_for_bias(generation, heads, head_dim, chunks) else MASKS[:2]
+                kernels = [(name, kind) for name in masks for kind in KINDS]
                 wanted |= {Cell(generation, heads, head_dim, *chunks, length, key_heads, *of) for of in kernels}
-    longest = max(c for c in wanted if (c.heads, c.head_dim, c.masks, c.kind) == (1, 128, MASKS[-1], KINDS[-1]))
-    yield from sorted({*wanted, longest._replace(continued=True)}, key=lambda c: (c.q_chunk * c.k_chunk, c))
+    longest = max(c for c in wanted if (c.heads, c.head_dim, c.masks, c.kind) == (1, 128, MASKS[1], KINDS[-1]))
+    yield from sorted({*wanted, longest._replace(adds=False)}, key=lambda c: (c.q_chunk * c.k_chunk, c))
+
+
+def _has_room_for_bias(generation: str, heads: int, head_dim: int, chunks: tuple[int, int]) -> bool:
+    cores = find_target(TARGETS[generation]).chip.tensor_cores
+    assert cores is not None, "the targets are TPUs"
+    needed = max(
+        of(heads, head_dim, chunks, jnp.bfloat16, True, True).bytes
+        for of in (flash_forward.forward_on_chip, flash_backward.backward_on_chip)
+    )
+    return needed <= cores.vmem_bytes
 
 
 def kernel_code() -> str:
@@ -121,7 +135,7 @@ def try_cell(cell: Cell) -> dict:
             tokens=cell.tokens,
             key_heads=cell.key_heads,
             biased="bias" in cell.masks,
-            continued=cell.continued,
+            adds=cell.adds,
         )
         why = ""
     except Exception as error:

@@ -133,14 +133,14 @@ def compile_kernel(
     tokens: int = TOKENS,
     key_heads: int = KEY_HEADS,
     biased: bool = False,
-    continued: bool = False,
+    adds: bool = True,
 ) -> None:
     """Compile a kernel of a shard for a device of a target.
 
     Args:
       tokens: number of queries, and of keys.
       biased: with a bias on the keys.
-      continued: the backward adds to the gradients of keys from a previous table.
+      adds: the backward adds to the gradients of keys that arrived, as on a ring.
     """
     mesh = jax.sharding.Mesh(target.devices()[:1], "x")
     chunks = pair.q_chunk, pair.k_chunk
@@ -150,7 +150,7 @@ def compile_kernel(
     kv, ids = array(bf16, 2, 1, key_heads, tokens, pair.head_dim), array(int32, 1, tokens) if pair.packed else None
     o, row, rows = array(f32, *q.shape), array(f32, *q.shape[:-1]), array(f32, 2, *q.shape[:-1])
     columns, length = (array(int32, PAIRS),) * 6, array(int32)
-    bias, dkv = array(f32, 1, tokens) if biased else None, array(f32, *kv.shape) if continued else None
+    bias, dkv = array(f32, 1, tokens) if biased else None, array(f32, *kv.shape) if adds else None
 
     def forward(state, queries, keys, bias, columns, length):
         return flash_forward(state, queries, keys, bias, PairTable(columns, length, (PAIRS, 0)), chunks, 0.1)
