@@ -28,6 +28,9 @@ class TensorCores:
     mosaic: bool = True
     """True if Mosaic compiles kernels with matrix products for it."""
 
+    sparse_cores: bool = False
+    """True if the compiler can run collectives on the chip's SparseCores."""
+
     def filled(self, features: int) -> float:
         """Return the share of a matrix unit that is filled by products over `features`, padded to lanes of 128."""
         return min(1.0, -(-features // 128) * 128 / self.matrix_side)

@@ -181,7 +181,7 @@ def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
         state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)
         # When the next hop begins, these keys are no longer read: two buffers suffice, and none is copied. And nobody
         # waits for the next segment ids before this block has hidden their hop.
-        return lax.optimization_barrier((state, arriving))
+        return lax.optimization_barrier((state, arriving)) if ring.blocks.unroll else (state, arriving)
 
     carry = step(None, (state, keys), send=n > 1)
     if n > 1:

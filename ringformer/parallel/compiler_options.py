@@ -1,6 +1,8 @@
-"""XLA's options that let communication overlap with computation, by platform."""
+"""XLA's options that let communication overlap with computation."""
 
 from jax.sharding import Mesh
+
+from ringformer.hardware import chip_of
 
 COMPILER_OPTIONS = {
     # The scheduler's memory limit: at its default, nearly full programs lose their overlap.
@@ -19,7 +21,26 @@ COMPILER_OPTIONS = {
 }
 """XLA options by platform that let the ring's communication overlap with computation (docs/overlap.md)."""
 
+# Without it, the sum of a weight's gradient over a two- or three-dimensional slice is an all-reduce of twice the bytes.
+# The name says SparseCore, but v4 and v5e also get a reduce-scatter from it.
+_REDUCE_SCATTER = {"xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true"}
+
+_ON_SPARSE_CORES = {
+    f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "true"
+    for kind in ("all_gather", "all_reduce", "reduce_scatter")
+}
+
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
     """Return the options for programs on the devices of this mesh; none on CPUs."""
     return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+
+
+def training_options(mesh: Mesh) -> dict[str, str]:
+    """Return `compiler_options` and those for gathers of weights and sums of gradients. On TPUs with SparseCores, these
+    collectives run there while the TensorCores compute; elsewhere the TensorCores run them (docs/overlap.md)."""
+    chip = chip_of(mesh.devices.flat[0].device_kind)
+    if chip is None or chip.tensor_cores is None:
+        return compiler_options(mesh)
+    sparse = _ON_SPARSE_CORES if chip.tensor_cores.sparse_cores else {}
+    return compiler_options(mesh) | _REDUCE_SCATTER | sparse

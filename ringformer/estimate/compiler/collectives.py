@@ -50,8 +50,9 @@ def purpose(t: Transfer) -> str:
     if GATHER in t.op_name:
         return "weights gathered"
     # Gradients of weights that are whole on every device are summed where the weights were replicated, which has no
-    # scope.
-    if SCATTER in t.op_name or (t.kind == "all-reduce" and math.prod(t.shape) > 1):
+    # scope. Reduce-scatters that the compiler rewrote have no name at all.
+    rewritten = t.kind == "reduce-scatter" and not t.op_name
+    if SCATTER in t.op_name or rewritten or (t.kind == "all-reduce" and math.prod(t.shape) > 1):
         return "gradients reduced"
     return "other"
 

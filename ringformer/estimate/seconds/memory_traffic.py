@@ -31,10 +31,10 @@ def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> f
     fusion.
 
     The start of an asynchronous copy counts for the whole copy. The end of a copy and the start of a collective count
-    as no bytes.
+    as no bytes, also on a SparseCore.
     """
     opcode, here = instruction.opcode, program.computations[computation]
-    if opcode in _NO_WORK or opcode.endswith(("-done", "-update")) or instruction.collective:
+    if opcode in _NO_WORK or opcode.endswith(("-done", "-update", "call-start")) or instruction.collective:
         return 0.0
     operands = [here[name] for name in instruction.operands if name in here]
     if opcode in ("copy-start", "slice-start", "async-start"):

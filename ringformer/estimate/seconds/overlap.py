@@ -219,32 +219,41 @@ def _in_ring_loop(op_name: str, loop: str | None) -> bool:
 def _collectives(program: Program, instructions: list[Instruction]) -> Iterator[_Span]:
     """Yield the collectives of a computation.
 
-    They have three forms: X-start and X-done; async-start and async-done around X; and, on TPU, chains of fusions from
-    AsyncCollectiveStart to AsyncCollectiveDone. Such a chain carries a gather along while it does other work, even
-    across the iterations of a loop.
+    They have four forms. Two are X-start and X-done, and async-start and async-done around X. On TPU, there are chains
+    of fusions from AsyncCollectiveStart to AsyncCollectiveDone, which carry a gather along while they do other work,
+    even across the iterations of a loop. And a SparseCore runs what a custom-call-start names, from the
+    custom-call-update that hands it the array until custom-call-done.
     """
-    ends = _ends(instructions)
+    ends, here = _ends(instructions), {x.name: x for x in instructions}
     chains: dict[str, tuple[Instruction, int]] = {}
     for i, x in enumerate(instructions):
         if x.collective:
-            yield _collective(x, i, ends.get(x.name))
+            yield _collective(x, here, i, ends.get(x.name))
+        elif x.opcode == "custom-call-update":
+            start = here[x.operands[0]]
+            inside = program.computations[start.stated(r"called_computations=\{%?([\w.\-]+)\}")]
+            for inner in inside.values():
+                if inner.collective:
+                    yield _collective(inner, inside, i, ends[x.name])._replace(op_name=inner.op_name or start.op_name)
         elif x.opcode in ("fusion", "async-start"):
-            for inner, fused in _inside(program, x):
+            for inner, inside, fused in _inside(program, x):
                 chain = inner.search(r'chain_id="(\d+)"')
                 if x.opcode == "async-start":
-                    yield _collective(inner, i, ends.get(x.name))
+                    yield _collective(inner, inside, i, ends.get(x.name))
                 elif chain is None:
-                    yield _collective(inner, i, None)
+                    yield _collective(inner, inside, i, None)
                 elif "AsyncCollectiveStart" in fused:
                     chains[chain] = inner, i
                 elif "AsyncCollectiveDone" in fused:
-                    collective, start = chains.pop(chain)
-                    yield _collective(collective, start, i)
+                    collective, begin = chains.pop(chain)
+                    yield _collective(collective, inside, begin, i)
 
 
-def _collective(x: Instruction, start: int, end: int | None) -> _Span:
+def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end: int | None) -> _Span:
+    """Describe a collective; `here` has the instructions of its computation, for the sizes of its operands."""
     kind, array = x.collective or "", x.arrays[0]
-    largest = max(a.bytes for a in x.arrays)
+    operands = [a for name in x.operands if name in here for a in here[name].arrays]
+    largest = max(a.bytes for a in (*x.arrays, *operands))  # a gather's result, a reduce-scatter's operand
     sent = array.bytes if kind == "collective-permute" else largest
     moved = 2 * sent if kind == "all-reduce" else sent  # all-reduce: reduce, then gather
     return _Span(kind, array, moved, x.op_name, start, end)
@@ -281,12 +290,13 @@ def _ends(instructions: list[Instruction]) -> dict[str, int]:
 
 
 def _inside(program: Program, instruction: Instruction):
-    """Yield the collectives inside a fusion or an async-start, each with the custom calls of its own computation."""
+    """Yield the collectives inside a fusion or an async-start, each with the instructions of its own computation and
+    the targets of their custom calls."""
     for called in instruction.called:
-        inside = program.computations[called].values()
-        targets = {t for x in inside for t in re.findall(r'custom_call_target="(\w+)"', x.text)}
-        for inner in inside:
+        inside = program.computations[called]
+        targets = {t for x in inside.values() for t in re.findall(r'custom_call_target="(\w+)"', x.text)}
+        for inner in inside.values():
             if inner.collective:
-                yield inner, targets
+                yield inner, inside, targets
             elif inner.opcode == "fusion":
                 yield from _inside(program, inner)

@@ -50,6 +50,34 @@ def test_one_without_computation_is_waited_for(lines):
     assert not schedule.transfers[0].hidden and schedule.exposed_seconds == 0.5
 
 
+SPARSE = """
+%on_sparse_core (x: f32[8,8]) -> f32[1,8] {
+  %x = f32[8,8] parameter(0)
+  ROOT %r = f32[1,8] reduce-scatter(%x), dimensions={0}
+}, execution_thread="sparsecore"
+
+"""
+
+
+def test_a_sparse_core_computes_from_the_update_to_the_end():
+    """The program is loaded before; all of the operand travels, whose sum is scattered."""
+    rates = RATES._replace(gather_bytes=8 * 8 * 4)  # a second for the operand
+    load = (
+        '%s = ((), (), (s32[9664512])) custom-call-start(), custom_call_target="x", '
+        'called_computations={%on_sparse_core}, metadata={op_name="scatter_gradient"}'
+    )
+    hand, wait = "%u = ((f32[8,8]), f32[1,8]) custom-call-update(%s, %x)", "%d = f32[1,8] custom-call-done(%u)"
+    product = PRODUCT.format(1)
+    for lines, hidden in (([load, hand, product, wait], True), ([load, product, hand, wait], False)):
+        body = "\n".join(f"  {line}" for line in lines)
+        text = f"{SPARSE}ENTRY %main (x: f32[8,8]) -> f32[1,8] {{\n  %x = f32[8,8] parameter(0)\n{body}\n}}\n"
+        schedule = read_schedule(text, rates)
+        (t,) = schedule.transfers
+        assert (t.kind, t.bytes, t.op_name, t.asynchronous) == ("reduce-scatter", 256, "scatter_gradient", True)
+        assert t.hidden == hidden and schedule.exposed_seconds == (0 if hidden else 1)
+        assert schedule.seconds.overlapped == 1, "loading and waiting take no time of the TensorCore"
+
+
 @pytest.mark.parametrize(("around", "inside"), [("layers/while", False), ("layers/while/body/ring/while", True)])
 def test_a_loop_of_one_turn_that_was_inlined_is_no_loop(around, inside):
     trips = 'known_trip_count={"n":"3"}'
