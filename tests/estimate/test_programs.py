@@ -14,8 +14,9 @@ from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.program_estimate import Surroundings, read_refusal
 from ringformer.estimate.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
 from ringformer.estimate.report import estimate_json, estimate_text
-from ringformer.estimate.seconds.overlap import FROM_HOST, read_schedule
+from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import USUAL, Rates
+from ringformer.estimate.seconds.transfers import FROM_HOST
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS

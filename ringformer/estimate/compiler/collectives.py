@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ringformer.estimate.seconds.overlap import FROM_HOST, TO_HOST, Transfer
+from ringformer.estimate.seconds.overlap import Transfer
+from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST
 from ringformer.hardware import GiB
 from ringformer.parallel.gather_weight import GATHER, SCATTER
 

@@ -8,20 +8,14 @@ while the device waits for collectives.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
-from ringformer.estimate.compiler.program_text import COLLECTIVES, Array, Instruction, Program, parse_type
+from ringformer.estimate.compiler.program_text import COLLECTIVES, Program
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, host_waits
+from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST, Span, collectives, host_copies
 from ringformer.ops.ring_attention import LOOP
-
-TO_HOST, FROM_HOST = "copy to the host", "copy from the host"
-"""Kinds of transfers other than collectives: arrays that `offload` keeps in host memory."""
-
-_IN_HOST_MEMORY = "S(5)"
-"""Mark of host memory in the layout of an array."""
 
 
 @dataclass(frozen=True)
@@ -124,28 +118,12 @@ def read_schedule(text: str, rates: Rates, cycles: Mapping[str, float] | None = 
     return Schedule(transfers, program.flops(program.entry), rates, seconds.purposes, waits)
 
 
-class _Span(NamedTuple):
-    """A transfer that travels during a computation's instructions from `start` to `end`; end None: during none of
-    them."""
-
-    kind: str
-    array: Array
-    bytes: int
-    op_name: str
-    start: int
-    end: int | None
-
-    @property
-    def last(self) -> int:
-        return self.start if self.end is None else self.end
-
-
 def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str | None) -> list[Transfer]:
     """Return the transfers of a computation. If the computation is a loop's body, `loop` is the op name of that
     loop."""
     program, rates = seconds.program, seconds.rates
     instructions = list(program.computations[name].values())
-    spans = [*_collectives(program, instructions), *_host_copies(instructions)]
+    spans = [*collectives(program, instructions), *host_copies(instructions)]
     if not spans:
         return []
     of_kind = {kind: [s for s in spans if s.kind == kind] for kind in ("collective-permute", TO_HOST, FROM_HOST)}
@@ -155,7 +133,7 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
         before.append(before[-1] + taken)
     waits = [0.0] * (len(instructions) + 1)  # for collectives, at each instruction
 
-    def transfer(span: _Span, on_its_way: float, cover: float, wait: float) -> Transfer:
+    def transfer(span: Span, on_its_way: float, cover: float, wait: float) -> Transfer:
         waits[span.last + 1] += wait
         in_loop = _in_ring_loop(span.op_name, loop)
         sent = span.kind, *span.array, count, span.bytes, span.end is not None
@@ -177,12 +155,12 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     return [*transfers, *(t for kind in (TO_HOST, FROM_HOST) for t in on_one_link(kind, passed, rates.host_bytes))]
 
 
-def _cover(span: _Span, before: list[float]) -> float:
+def _cover(span: Span, before: list[float]) -> float:
     """Seconds between the start and the end of a span."""
     return 0.0 if span.end is None else before[span.end] - before[span.start + 1]
 
 
-def _share_link(spans: list[_Span], compute: list[float], rate: float) -> list[tuple[float, float]]:
+def _share_link(spans: list[Span], compute: list[float], rate: float) -> list[tuple[float, float]]:
     """Schedule transfers on one link: first come, first served, one at a time.
 
     Args:
@@ -214,89 +192,3 @@ def _in_ring_loop(op_name: str, loop: str | None) -> bool:
     inlined loop over hops."""
     inside = re.search(f"/{LOOP}/(eval_jaxpr/)?while/body", op_name) is not None
     return inside and (not loop or re.search(f"/{LOOP}/(eval_jaxpr/)?while$", loop) is not None)
-
-
-def _collectives(program: Program, instructions: list[Instruction]) -> Iterator[_Span]:
-    """Yield the collectives of a computation.
-
-    They have four forms. Two are X-start and X-done, and async-start and async-done around X. On TPU, there are chains
-    of fusions from AsyncCollectiveStart to AsyncCollectiveDone, which carry a gather along while they do other work,
-    even across the iterations of a loop. And a SparseCore runs what a custom-call-start names, from the
-    custom-call-update that hands it the array until custom-call-done.
-    """
-    ends, here = _ends(instructions), {x.name: x for x in instructions}
-    chains: dict[str, tuple[Instruction, int]] = {}
-    for i, x in enumerate(instructions):
-        if x.collective:
-            yield _collective(x, here, i, ends.get(x.name))
-        elif x.opcode == "custom-call-update":
-            start = here[x.operands[0]]
-            inside = program.computations[start.stated(r"called_computations=\{%?([\w.\-]+)\}")]
-            for inner in inside.values():
-                if inner.collective:
-                    yield _collective(inner, inside, i, ends[x.name])._replace(op_name=inner.op_name or start.op_name)
-        elif x.opcode in ("fusion", "async-start"):
-            for inner, inside, fused in _inside(program, x):
-                chain = inner.search(r'chain_id="(\d+)"')
-                if x.opcode == "async-start":
-                    yield _collective(inner, inside, i, ends.get(x.name))
-                elif chain is None:
-                    yield _collective(inner, inside, i, None)
-                elif "AsyncCollectiveStart" in fused:
-                    chains[chain] = inner, i
-                elif "AsyncCollectiveDone" in fused:
-                    collective, begin = chains.pop(chain)
-                    yield _collective(collective, inside, begin, i)
-
-
-def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end: int | None) -> _Span:
-    """Describe a collective; `here` has the instructions of its computation, for the sizes of its operands."""
-    kind, array = x.collective or "", x.arrays[0]
-    operands = [a for name in x.operands if name in here for a in here[name].arrays]
-    largest = max(a.bytes for a in (*x.arrays, *operands))  # a gather's result, a reduce-scatter's operand
-    sent = array.bytes if kind == "collective-permute" else largest
-    moved = 2 * sent if kind == "all-reduce" else sent  # all-reduce: reduce, then gather
-    return _Span(kind, array, moved, x.op_name, start, end)
-
-
-def _host_copies(instructions: list[Instruction]) -> Iterator[_Span]:
-    """Yield the copies of a computation between the memories of device and host: whole arrays, or slices of them."""
-    here, ends = {x.name: x for x in instructions}, _ends(instructions)
-    for i, x in enumerate(instructions):
-        starts = x.opcode.endswith("-start") and not x.collective
-        if not starts and x.opcode not in ("copy", "dynamic-slice", "dynamic-update-slice", "fusion"):
-            continue
-        end = ends.get(x.name) if starts else None
-        result = x.type if end is None else instructions[end].type
-        types = [x.type, *(here[name].type for name in x.operands if name in here)]
-        arrays = [typed for type_ in types for typed in parse_type(type_)]
-        on_device = [array for array, layout in arrays if _IN_HOST_MEMORY not in layout]
-        if on_device and len(on_device) < len(arrays):
-            moved = max(on_device, key=lambda array: array.bytes)
-            yield _Span(TO_HOST if _IN_HOST_MEMORY in result else FROM_HOST, moved, moved.bytes, x.op_name, i, end)
-
-
-def _ends(instructions: list[Instruction]) -> dict[str, int]:
-    """Return, by the name of each asynchronous instruction, the position of the instruction that waits for it."""
-    place = {x.name: i for i, x in enumerate(instructions)}
-    ends: dict[str, int] = {}
-    for i, x in enumerate(instructions):
-        if x.opcode.endswith("-done"):
-            first = instructions[place[x.operands[0]]]
-            while first.opcode == "async-update":
-                first = instructions[place[first.operands[0]]]
-            ends[first.name] = i
-    return ends
-
-
-def _inside(program: Program, instruction: Instruction):
-    """Yield the collectives inside a fusion or an async-start, each with the instructions of its own computation and
-    the targets of their custom calls."""
-    for called in instruction.called:
-        inside = program.computations[called]
-        targets = {t for x in inside.values() for t in re.findall(r'custom_call_target="(\w+)"', x.text)}
-        for inner in inside.values():
-            if inner.collective:
-                yield inner, inside, targets
-            elif inner.opcode == "fusion":
-                yield from _inside(program, inner)

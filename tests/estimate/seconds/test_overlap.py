@@ -2,8 +2,9 @@
 
 import pytest
 
-from ringformer.estimate.seconds.overlap import FROM_HOST, TO_HOST, read_schedule
+from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import USUAL, Rates
+from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST
 
 RATES = Rates(
     flops=2 * 8**3 / USUAL.products,
