@@ -21,9 +21,14 @@ COMPILER_OPTIONS = {
 }
 """XLA options by platform that let the ring's communication overlap with computation (docs/overlap.md)."""
 
-# Without it, the sum of a weight's gradient over a two- or three-dimensional slice is an all-reduce of twice the bytes.
-# The name says SparseCore, but v4 and v5e also get a reduce-scatter from it.
-_REDUCE_SCATTER = {"xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true"}
+_WEIGHTS = {
+    # By default, a gather over a three-dimensional slice is an all-reduce of twice the bytes.
+    "xla_tpu_prefer_async_allgather_to_allreduce": "true",
+    "xla_enable_async_all_gather": "ENABLED",
+    # By default, the sum of a weight's gradient over a slice of several dimensions is an all-reduce of twice the bytes.
+    # The name says SparseCore, but chips without one also get a reduce-scatter from it.
+    "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true",
+}
 
 _ON_SPARSE_CORES = {
     f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "true"
@@ -37,10 +42,10 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 
 
 def training_options(mesh: Mesh) -> dict[str, str]:
-    """Return `compiler_options` and those for gathers of weights and sums of gradients. On TPUs with SparseCores, these
-    collectives run there while the TensorCores compute; elsewhere the TensorCores run them (docs/overlap.md)."""
+    """Return `compiler_options` and those for gathers of weights and sums of gradients (docs/overlap.md). On TPUs with
+    SparseCores, both run there while the TensorCores compute; on other TPUs, gathers are asynchronous."""
     chip = chip_of(mesh.devices.flat[0].device_kind)
     if chip is None or chip.tensor_cores is None:
         return compiler_options(mesh)
     sparse = _ON_SPARSE_CORES if chip.tensor_cores.sparse_cores else {}
-    return compiler_options(mesh) | _REDUCE_SCATTER | sparse
+    return compiler_options(mesh) | _WEIGHTS | sparse

@@ -110,6 +110,8 @@ def _inside(program: Program, instruction: Instruction):
         targets = {t for x in inside.values() for t in re.findall(r'custom_call_target="(\w+)"', x.text)}
         for inner in inside.values():
             if inner.collective:
-                yield inner, inside, targets
+                # The TPU compiler fuses an all-reduce with the slice that is kept, and then sends no more than that.
+                fused = inner.collective == "all-reduce" and called.startswith("all-reduce-scatter")
+                yield inner._replace(opcode="reduce-scatter") if fused else inner, inside, targets
             elif inner.opcode == "fusion":
                 yield from _inside(program, inner)
