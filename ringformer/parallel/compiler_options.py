@@ -25,14 +25,13 @@ _WEIGHTS = {
     # By default, a gather over a three-dimensional slice is an all-reduce of twice the bytes.
     "xla_tpu_prefer_async_allgather_to_allreduce": "true",
     "xla_enable_async_all_gather": "ENABLED",
-    # By default, the sum of a weight's gradient over a slice of several dimensions is an all-reduce of twice the bytes.
-    # The name says SparseCore, but chips without one also get a reduce-scatter from it.
-    "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true",
 }
 
 _ON_SPARSE_CORES = {
     f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "true"
-    for kind in ("all_gather", "all_reduce", "reduce_scatter")
+    # By default, the sum of a gradient over a slice of several dimensions is an all-reduce; the last makes it a
+    # reduce-scatter. It would do so on v4 and v5e too, but is not meant for chips without SparseCores.
+    for kind in ("all_gather", "all_reduce", "reduce_scatter", "nd_reduce_scatter")
 }
 
 
