@@ -43,8 +43,8 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 def training_options(mesh: Mesh) -> dict[str, str]:
     """Return `compiler_options` and those for gathers of weights and sums of gradients (docs/overlap.md). On TPUs with
     SparseCores, both run there while the TensorCores compute; on other TPUs, gathers are asynchronous."""
-    chip = chip_of(mesh.devices.flat[0].device_kind)
+    device = mesh.devices.flat[0]
+    options, chip = COMPILER_OPTIONS.get(device.platform, {}), chip_of(device.device_kind)
     if chip is None or chip.tensor_cores is None:
-        return compiler_options(mesh)
-    sparse = _ON_SPARSE_CORES if chip.tensor_cores.sparse_cores else {}
-    return compiler_options(mesh) | _WEIGHTS | sparse
+        return options
+    return options | _WEIGHTS | (_ON_SPARSE_CORES if chip.tensor_cores.sparse_cores else {})

@@ -46,9 +46,9 @@ MUTATIONS = [
     Mutation(
         "forward accumulator in bfloat16 between hops",
         RING,
-        "return ring.blocks.forward(state, queries, keys, work_list, ring.scale), arriving",
+        "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)",
         "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)\n"
-        f"        return state._replace(o=state.o.{ROUND}), arriving",
+        f"        state = state._replace(o=state.o.{ROUND})",
         PRECISION,
     ),
     Mutation(
@@ -154,9 +154,9 @@ MUTATIONS = [
     Mutation(
         "l in bfloat16 between hops",
         RING,
-        "return ring.blocks.forward(state, queries, keys, work_list, ring.scale), arriving",
+        "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)",
         "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)\n"
-        f"        return state._replace(l=state.l.{ROUND}), arriving",
+        f"        state = state._replace(l=state.l.{ROUND})",
         RING_BF16,
     ),
     Mutation(
@@ -444,7 +444,7 @@ MUTATIONS = [
     Mutation(
         "middle hops forgotten",
         RING,
-        "lax.fori_loop(1, n - 1, partial(step, send=True), carry)",
+        "lax.fori_loop(1, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)",
         "lax.fori_loop(1, n - 1, lambda t, c: (c[0], ring.shift(c[1])), carry)",
         RING_5,
     ),
