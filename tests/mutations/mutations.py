@@ -455,7 +455,7 @@ MUTATIONS = [
         "state = carry[0]",
         RING_5,
     ),
-    Mutation("dk and dv swapped", RING, "for x in (dkeys.k, dkeys.v))", "for x in (dkeys.v, dkeys.k))", RING_5),
+    Mutation("dk and dv swapped", RING, "for x in dkeys.kv)", "for x in dkeys.kv[::-1])", RING_5),
     Mutation("delta forgotten", BLOCK, "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
     Mutation(
         "a layer fetched ahead is another one",
