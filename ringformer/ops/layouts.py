@@ -10,14 +10,19 @@ A shard has one *part*, or two with zigzag. In every layout, the causal mask bet
 part of the visiting keys has the form `query_index + offset >= key_index`, with indices counted inside the parts. The
 offset depends only on whether the keys come from this rank, an earlier rank or a later rank. So the tables below define
 a layout completely, and kernels never see a position.
+
+With head exchange (`head_exchange.py`), each `ulysses` = u neighbours on the mesh axis hold one rank's shard together: n
+devices make a ring of n/u ranks, and device i holds piece i mod u of the shard of rank i // u.
 """
 
+import math
+from functools import lru_cache
 from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int32, Int64, Shaped
+from jaxtyping import Array, Bool, Int32, Int64, Shaped
 
 Layout = Literal["contiguous", "striped", "zigzag"]
 Source = Literal["own", "earlier", "later"]
@@ -45,84 +50,137 @@ def check_name(layout: str) -> None:
         raise ValueError(f"unknown layout {layout!r}; known layouts: {', '.join(VISIBLE)}")
 
 
-def check_layout(layout: str, seq_len: int, ring_size: int) -> None:
-    """Raise ValueError unless a sequence of `seq_len` tokens can be laid out on the ring."""
+def check_layout(layout: str, seq_len: int, ring_size: int, ulysses: int = 1) -> None:
+    """Raise ValueError unless a sequence of `seq_len` tokens can be laid out on a ring of `ring_size` ranks, each of
+    `ulysses` devices."""
     check_name(layout)
-    pieces = ring_size * PARTS[layout]
+    pieces = ring_size * math.lcm(PARTS[layout], ulysses)
     if seq_len <= 0 or seq_len % pieces:
         lower, upper = seq_len // pieces * pieces, (seq_len // pieces + 1) * pieces
         near = f"{lower} or {upper}" if lower > 0 else f"{upper}"
+        each = f", each of {ulysses} devices" if ulysses > 1 else ""
         raise ValueError(
             f"sequence length {seq_len} is not divisible by {pieces}, the pieces that layout {layout!r} makes "
-            f"for ring size {ring_size}; try {near}"
+            f"for ring size {ring_size}{each}; try {near}"
         )
 
 
 def permutation(layout: Layout, seq_len: int, ring_size: int) -> Int64[np.ndarray, " {seq_len}"]:
     """Return the token at each index of the concatenated shards of all ranks.
 
-    `x[:, permutation(...)]` moves an array from natural order into the layout.
+    `x[:, permutation(...)]` moves an array from natural order into the layout. With head exchange, `ring_size` is that
+    of the ring, n/u.
     """
     check_layout(layout, seq_len, ring_size)
-    index = np.arange(seq_len // ring_size)
-    return _tokens(layout, np.arange(ring_size)[:, None], index, ring_size).reshape(-1)
+    length = seq_len // ring_size
+    return _tokens(layout, np.arange(ring_size)[:, None], np.arange(length), length, ring_size).reshape(-1)
 
 
-def positions(layout: Layout, length: int, axis_name: str) -> Int32[Array, " {length}"]:
+def positions(layout: Layout, length: int, axis_name: str, ulysses: int = 1) -> Int32[Array, " {length}"]:
     """Return the position in the sequence of each of this device's tokens (inside `shard_map`)."""
-    check_layout(layout, length * lax.axis_size(axis_name), lax.axis_size(axis_name))
-    return _tokens(layout, lax.axis_index(axis_name), np.arange(length, dtype=np.int32), lax.axis_size(axis_name))
+    n, ring_size = lax.axis_size(axis_name), ring_size_of(axis_name, ulysses)
+    check_layout(layout, length * n, ring_size, ulysses)
+    rank, piece = divmod(lax.axis_index(axis_name), ulysses)
+    index = piece * length + np.arange(length, dtype=np.int32)
+    return _tokens(layout, rank, index, length * ulysses, ring_size)
 
 
-def _tokens(layout, rank, index, n):
-    """Return the token at each index of a rank's shard."""
+def ring_size_of(axis_name: str, ulysses: int) -> int:
+    """Return the ranks of the ring on a mesh axis of which each `ulysses` devices are one rank. Raises ValueError if
+    `ulysses` does not divide the axis."""
+    n = lax.axis_size(axis_name)
+    if ulysses < 1 or n % ulysses:
+        raise ValueError(f"ulysses={ulysses} does not divide the {n} devices of the mesh axis {axis_name!r}")
+    return n // ulysses
+
+
+def _tokens(layout, rank, index, length, n):
+    """Return the token at each index of the shard of `length` tokens of a rank of n."""
     if layout == "striped":
         return index * n + rank
     if layout == "zigzag":
-        half = len(index) // 2
+        half = length // 2
         return index + half * (rank * (index < half) + (2 * n - 2 - rank) * (index >= half))
-    return rank * len(index) + index
+    return rank * length + index
 
 
-def enter(x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str) -> Shaped[Array, "B T *rest"]:
+def enter(
+    x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str, ulysses: int = 1
+) -> Shaped[Array, "B T *rest"]:
     """Move this device's shard from natural order into `layout` (inside `shard_map`) without gathering the sequence.
 
-    Striped costs one all-to-all (T must divide by the ring size), zigzag two permutes of half a shard.
+    Striped costs one all-to-all (T must divide by the ring size) and, with `ulysses`, one permute; zigzag two permutes
+    of half a shard.
     """
-    return _move(x, layout, axis_name, inverse=False)
+    return _move(x, layout, axis_name, ulysses, inverse=False)
 
 
-def leave(x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str) -> Shaped[Array, "B T *rest"]:
+def leave(
+    x: Shaped[Array, "B T *rest"], layout: Layout, axis_name: str, ulysses: int = 1
+) -> Shaped[Array, "B T *rest"]:
     """Move this device's shard from `layout` back into natural order, the inverse of `enter`."""
-    return _move(x, layout, axis_name, inverse=True)
+    return _move(x, layout, axis_name, ulysses, inverse=True)
 
 
-def _move(x, layout, axis_name, inverse):
-    n, (B, T, *rest) = lax.axis_size(axis_name), x.shape
-    check_layout(layout, n * T, n)
+def _move(x, layout, axis_name, ulysses, inverse):
+    r, (B, T, *rest) = ring_size_of(axis_name, ulysses), x.shape
+    check_layout(layout, r * ulysses * T, r, ulysses)
+    here = np.arange(r * ulysses)
+
+    def permute(x, targets):
+        pairs = zip(here.tolist(), targets.tolist(), strict=True)
+        return lax.ppermute(x, axis_name, [(b, a) if inverse else (a, b) for a, b in pairs])
+
     if layout == "striped":
-        if T % n:
-            raise ValueError(f"striped from natural order: local length {T} is not divisible by ring size {n}")
-        x = x.reshape(B, n, T // n, *rest) if inverse else x.reshape(B, T // n, n, *rest).swapaxes(1, 2)
-        x = lax.all_to_all(x, axis_name, split_axis=1, concat_axis=1, tiled=True)
-        return (x.swapaxes(1, 2) if inverse else x).reshape(B, T, *rest)
+        if T % r:
+            raise ValueError(f"striped from natural order: local length {T} is not divisible by ring size {r}")
+        # Each r neighbours hold consecutive tokens, of which every rank gets an equal share, on one of its devices.
+        groups = None if ulysses == 1 else here.reshape(ulysses, r).tolist()
+        homes = here.reshape(r, ulysses).T.ravel()
+        if inverse and ulysses > 1:
+            x = permute(x, homes)
+        x = x.reshape(B, r, T // r, *rest) if inverse else x.reshape(B, T // r, r, *rest).swapaxes(1, 2)
+        x = lax.all_to_all(x, axis_name, split_axis=1, concat_axis=1, axis_index_groups=groups, tiled=True)
+        x = (x.swapaxes(1, 2) if inverse else x).reshape(B, T, *rest)
+        return x if inverse or ulysses == 1 else permute(x, homes)
     if layout == "zigzag":
-        # Piece p of 2n lives on rank p//2 in natural order and on rank min(p, 2n-1-p) in zigzag. The even pieces reach
-        # every rank once, and so do the odd pieces. So each parity is one permutation of the ranks.
-        halves = x[:, : T // 2], x[:, T // 2 :]
-        low_is_even = (lax.axis_index(axis_name) % 2 == 0).reshape((1,) * x.ndim)
-        home = [[min(p, 2 * n - 1 - p) for p in range(parity, 2 * n, 2)] for parity in (0, 1)]
-        if not inverse:
-            even, odd = (
-                lax.ppermute(half, axis_name, list(enumerate(dest))) for half, dest in zip(halves, home, strict=True)
-            )
-            # Rank r receives piece r (low) and piece 2n-1-r (high): r's parity says which is which.
-            low, high = jnp.where(low_is_even, even, odd), jnp.where(low_is_even, odd, even)
-        else:
-            even, odd = jnp.where(low_is_even, *halves), jnp.where(low_is_even, *halves[::-1])
-            low, high = (
-                lax.ppermute(half, axis_name, [(d, s) for s, d in enumerate(dest)])
-                for half, dest in zip((even, odd), home, strict=True)
-            )
-        return jnp.concatenate([low, high], axis=1)
+        if ulysses % 2 == 0:
+            return permute(x, _zigzag_homes(r, ulysses))
+        sends, receives, targets = _zigzag_rounds(r, ulysses)
+        if inverse:
+            sends, receives = receives, sends
+        device, low, high = lax.axis_index(axis_name), x[:, : T // 2], x[:, T // 2 :]
+        sends_high, receives_high = (jnp.asarray(table)[device] for table in (sends, receives))
+        first = permute(jnp.where(sends_high, high, low), targets[0])
+        second = permute(jnp.where(sends_high, low, high), targets[1])
+        halves = jnp.where(receives_high, second, first), jnp.where(receives_high, first, second)
+        return jnp.concatenate(halves, axis=1)
     return x
+
+
+def _zigzag_homes(r: int, pieces: int) -> Int64[np.ndarray, " {r*pieces}"]:
+    """Return the place in zigzag of each piece of the sequence, if a shard has an even number of `pieces`."""
+    part, within = np.divmod(np.arange(r * pieces), pieces // 2)
+    return np.minimum(part, 2 * r - 1 - part) * pieces + (part >= r) * (pieces // 2) + within
+
+
+@lru_cache
+def _zigzag_rounds(
+    r: int, ulysses: int
+) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"], Int64[np.ndarray, "2 n"]]:
+    """Distribute the halves of all shards over two permutes, so that in each a device sends one half and receives one.
+
+    Returns the devices that send the upper half in the first permute, those that receive the upper half of their shard
+    in it, and the target of each device in both.
+    """
+    homes = _zigzag_homes(r, 2 * ulysses)
+    origins, permute_of = np.argsort(homes), np.full(len(homes), -1)
+    for half in range(len(homes)):
+        while permute_of[half] < 0:
+            permute_of[half] = 0
+            with_it = origins[homes[half] ^ 1]  # arrives on the same device
+            permute_of[with_it] = 1
+            half = with_it ^ 1  # leaves the same device
+    sends, receives = permute_of[1::2] == 0, permute_of[origins][1::2] == 0
+    first = 2 * np.arange(len(sends)) + sends
+    return sends, receives, np.stack([homes[first], homes[first ^ 1]]) // 2

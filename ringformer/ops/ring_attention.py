@@ -15,6 +15,9 @@ With p = exp(s - m) / l for a row's maximum m and denominator l, and delta = row
     dv = p^T do      ds = p * (do v^T - delta)      dq = scale ds k      dk = scale ds^T q
 
 The residuals are q, k, v, o, m, l (and segment ids and bias), nothing else.
+
+With `ulysses` = u, each u neighbours are one rank of a ring of n/u: they exchange heads before and after
+(`head_exchange.py`). The residual o is that of a device's own tokens, so a remat policy that saves it saves its exchange.
 """
 
 from functools import partial
@@ -31,6 +34,7 @@ from ringformer.ops import argument_checks, online_softmax
 from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.derivative_guards import reverse_mode_only
+from ringformer.ops.head_exchange import HeadExchange
 from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_kernel, check_masks, without_padding
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring
@@ -61,6 +65,7 @@ class Options(TypedDict, total=False):
     q_chunk: int | None
     k_chunk: int | None
     kernel: Kernel
+    ulysses: int
 
 
 @overload
@@ -108,6 +113,7 @@ def ring_attention(
     q_chunk: int | None = None,
     k_chunk: int | None = None,
     kernel: Kernel = "xla",
+    ulysses: int = 1,
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
     """Compute exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
@@ -133,6 +139,8 @@ def ring_attention(
       kernel: code that computes a block: "xla"; "pallas" on TPU, for bfloat16 and float32; "cudnn" on GPU, for bfloat16
         and float16, with head sizes that are multiples of 8, without bias or chunks, and with segment ids only if they
         ascend, under a causal mask and in a layout other than striped.
+      ulysses: u neighbours on the axis exchange heads, and are one rank of a ring of n/u (`head_exchange.py`); it
+        divides n and H, and K need not. Token order is that of a ring of n/u (`layouts.positions`).
       return_lse: also return the log-sum-exp of each row.
 
     Returns:
@@ -148,14 +156,13 @@ def ring_attention(
     in_order = "contiguous" if axis_name is None else layout
     check_masks(kernel, None if q_ids is None else segments, in_order, causal, bias is not None)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, return_lse)
+    exchange = HeadExchange.of(axis_name, ulysses, q.shape[2], k.shape[2])
+    ring = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, exchange, return_lse)
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))
-    ring, arrays = ring.whole_chunks(*arrays)
     # A custom_vjp must return cotangents that vary as its inputs do. So the cast to a common type stays outside of it:
     # the cast's transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
     o, lse = _ring_attention(ring, *reverse_mode_only(arrays, "ring_attention"))
-    o, lse = (without_padding(x, ring.parts, q.shape[1], axis) for x, axis in ((o, 1), (lse, 2)))
     return (o, lse) if return_lse else o
 
 
@@ -168,6 +175,11 @@ def _ring_attention(ring: Ring, q, k, v, bias, q_ids, k_ids):
 
 
 def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
+    exchange = ring.exchange
+    q, k, v = (exchange.to_heads(x) for x in (q, exchange.repeated(k), exchange.repeated(v)))
+    bias, q_ids, k_ids = (exchange.gathered(x) for x in (bias, q_ids, k_ids))
+    residuals = q, k, v, bias, q_ids, k_ids
+    ring, (q, k, v, bias, q_ids, k_ids) = ring.whole_chunks(*residuals)
     n, (T, S) = ring.size, (q.shape[1], k.shape[1])
     rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
     queries, keys = _grouped(tied[0], k.shape[2], tied[1]), _stacked(k, v, bias, tied[2])
@@ -189,22 +201,30 @@ def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
             carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)
         carry = step(n - 1, carry, send=False)
     state = carry[0]
+    length = residuals[0].shape[1]
     o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
+    o = exchange.to_tokens(without_padding(o, ring.parts, length, 1))
     softmax = rearrange(jnp.stack([state.m, state.l]), "two b k g t -> two b (k g) t")
+    softmax = without_padding(softmax, ring.parts, length, 3)
     o, softmax = checkpoint_name(o, SAVED_OUTPUT), checkpoint_name(softmax, SAVED_SOFTMAX)
-    m, l = softmax  # noqa: E741
-    return (o, online_softmax.log_sum_exp(m * ring.blocks.log_unit, l)), (q, k, v, bias, q_ids, k_ids, o, softmax)
+    lse = online_softmax.log_sum_exp(softmax[0] * ring.blocks.log_unit, softmax[1])
+    return (o, exchange.to_tokens(lse, tokens=2, heads=1)), (*residuals, o, softmax)
 
 
 def _backward(ring: Ring, residuals, cotangents):
-    q, k, v, bias, q_ids, k_ids, o, softmax = residuals
+    *arrays, o, softmax = residuals
     do, dlse = cotangents
+    exchange, lengths = ring.exchange, [x.shape[1] for x in arrays[:2]]
+    ring, (q, k, v, bias, q_ids, k_ids) = ring.whole_chunks(*arrays)
     n, (T, S, K) = ring.size, (q.shape[1], k.shape[1], k.shape[2])
     rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
     queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
     delta = jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse
-    numbers = jnp.stack([*online_softmax.shift_and_weight(*softmax), delta])
-    do, o = (_grouped(x, K, None).q for x in (do, o))
+    delta = exchange.to_heads(delta, tokens=2, heads=1)
+    numbers = ring.whole_queries(jnp.stack([*online_softmax.shift_and_weight(*softmax), delta]), axis=3)
+    do, o = (_grouped(ring.whole_queries(exchange.to_heads(x)), K, None).q for x in (do, o))
+    if ring.returns_lse:
+        dlse = ring.whole_queries(exchange.to_heads(dlse, tokens=2, heads=1), axis=2)
     dlse = rearrange(dlse, "b (k g) t -> b k g t", k=K) if ring.returns_lse else None
     rows = ring.blocks.prepare(Cotangents(do, rearrange(numbers, "three b (k g) t -> three b k g t", k=K), o, dlse))
 
@@ -246,9 +266,12 @@ def _backward(ring: Ring, residuals, cotangents):
         first, second = dkeys
         dbias = None if bias is None else first.bias + second.bias
         dkeys = KeyGradients(jnp.concatenate([first.kv, second.kv], axis=2), dbias)
-    dk, dv = (rearrange(x, "b k s d -> b s k d") for x in dkeys.kv)
     dq = rearrange(dq, "b k g t d -> b t (k g) d")
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dkeys.bias, None, None
+    dq = exchange.to_tokens(without_padding(dq, ring.parts, lengths[0], 1).astype(q.dtype))
+    dk, dv = (without_padding(rearrange(x, "b k s d -> b s k d"), ring.parts, lengths[1], 1) for x in dkeys.kv)
+    dk, dv = (exchange.key_gradients(x, k.dtype) for x in (dk, dv))
+    dbias = dkeys.bias if bias is None else exchange.summed(without_padding(dkeys.bias, ring.parts, lengths[1], 1))
+    return dq, dk, dv, dbias, None, None
 
 
 _ring_attention.defvjp(_forward, _backward)

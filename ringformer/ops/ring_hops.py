@@ -1,12 +1,14 @@
 """The ring from the view of one rank: its hops, and the chunk pairs of visiting blocks."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ringformer.ops import layouts
+from ringformer.ops.head_exchange import HeadExchange
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS, BlockKernel, Kernel, padded_parts
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import WorkList, cut_axis, default_chunk, make_work_list
@@ -23,6 +25,8 @@ class Ring:
     q_chunk: int | None
     k_chunk: int | None
     kernel: Kernel = "xla"
+    exchange: HeadExchange = HeadExchange(None)
+    """Exchange of heads among the devices of a rank."""
     returns_lse: bool = True
     """True if lse may have a cotangent."""
     key_filler: int = 0
@@ -30,17 +34,18 @@ class Ring:
 
     @property
     def size(self) -> int:
-        return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
+        """Number of ranks."""
+        return 1 if self.axis_name is None else layouts.ring_size_of(self.axis_name, self.exchange.ulysses)
 
     def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
-        """Return this device's rank, q and segment ids, tied together so that all depend on q.
+        """Return the rank of this device, q and segment ids, tied together so that all depend on q.
 
         Masks made from a plain `axis_index` depend on no traced input. Partial evaluation would therefore compute all
         masks before the loops and keep them, S x T x 4 bytes, and would run a separate ring for the ids.
         """
         if self.axis_name is None:
             return jnp.zeros((), jnp.int32), q, *ids
-        return lax.optimization_barrier((lax.axis_index(self.axis_name), q, *ids))
+        return lax.optimization_barrier((lax.axis_index(self.axis_name) // self.exchange.ulysses, q, *ids))
 
     @property
     def parts(self) -> int:
@@ -61,21 +66,27 @@ class Ring:
         return -(-min(size, length // self.parts) // lanes) * lanes
 
     def whole_chunks(self, q, k, v, bias, q_ids, k_ids) -> tuple["Ring", tuple]:
-        """Pad the arrays of ring_attention to whole chunks if the kernel needs that; return the new ring and arrays.
+        """Pad the arrays of a rank to whole chunks if the kernel needs that; return the new ring and arrays.
 
         Work lists hide padded keys. Padded queries may see any keys: their rows are never read, and their cotangents of
         0 give no gradient. Padding belongs to the last token's segment, so that it adds no segment to a chunk.
         """
         if self.blocks.lanes == 1:
             return self, (q, k, v, bias, q_ids, k_ids)
-        q_chunk, k_chunk = self.chunk(q.shape[1], self.q_chunk), self.chunk(k.shape[1], self.k_chunk)
+        k_chunk = self.chunk(k.shape[1], self.k_chunk)
         filled = (
-            padded_parts(q, self.parts, q_chunk, 1),
+            self.whole_queries(q),
             *(padded_parts(x, self.parts, k_chunk, 1) for x in (k, v, bias)),
-            padded_parts(q_ids, self.parts, q_chunk, 1, mode="edge"),
+            self.whole_queries(q_ids, mode="edge"),
             padded_parts(k_ids, self.parts, k_chunk, 1, mode="edge"),
         )
         return replace(self, key_filler=-(k.shape[1] // self.parts) % k_chunk), filled
+
+    def whole_queries(self, x, axis: int = 1, mode: Literal["constant", "edge"] = "constant"):
+        """Pad an axis of queries as `whole_chunks` pads them; None stays None."""
+        if x is None or self.blocks.lanes == 1:
+            return x
+        return padded_parts(x, self.parts, self.chunk(x.shape[axis], self.q_chunk), axis, mode)
 
     def head_halves(self, key_heads: int) -> tuple[slice, slice] | None:
         """Cut the key heads in two, so that the gradients of each half travel while those of the other half are
@@ -87,8 +98,9 @@ class Ring:
 
     def shift(self, tree):
         """Send every leaf to the next rank, and receive the leaves of the previous rank."""
-        n = self.size
-        return None if tree is None else lax.ppermute(tree, self.axis_name, [(i, (i + 1) % n) for i in range(n)])
+        u = self.exchange.ulysses
+        n = self.size * u
+        return None if tree is None else lax.ppermute(tree, self.axis_name, [(i, (i + u) % n) for i in range(n)])
 
     def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
         """Make the chunk pairs of a visiting block. `earlier`: True if its keys come from an earlier rank; None: the

@@ -49,19 +49,20 @@ def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None):
     return values_and_gradients(partial(dense_attention, **options), inputs, cotangents)
 
 
-def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, compile=jit, **options):
-    """The same from `ring_attention` inside a `shard_map` of our own; the gradients are taken inside it too."""
+def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, compile=jit, ulysses=1, **options):
+    """The same from `ring_attention` inside a `shard_map` of our own; the gradients are taken inside it too. On n
+    devices, of which each `ulysses` are one rank."""
     bring, home = {}, {}
     for length in {x.shape[1] for x in inputs.values()}:
         fits = options.get("causal", True)
-        bring[length] = layouts.permutation(layout, length, n) if fits else np.arange(length)
+        bring[length] = layouts.permutation(layout, length, n // ulysses) if fits else np.arange(length)
         home[length] = np.argsort(bring[length])
     inputs = {name: x[:, bring[x.shape[1]]] for name, x in inputs.items()}
     T = inputs["q"].shape[1]
     cotangents = dict(do=cotangents["do"][:, bring[T]], dlse=cotangents["dlse"][:, :, bring[T]])
     if segment_ids is not None:
         inputs["segment_ids"] = jax.tree.map(lambda x: x[:, bring[x.shape[1]]], segment_ids)
-    attention = partial(ring_attention, axis_name="sp", layout=layout, return_lse=True, **options)
+    attention = partial(ring_attention, axis_name="sp", layout=layout, ulysses=ulysses, return_lse=True, **options)
     run = jax.shard_map(
         partial(values_and_gradients, attention),
         mesh=ring_mesh(n),

@@ -11,6 +11,8 @@ from tests.helpers import ring_mesh
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
 RING_SIZES = range(1, 9)
+RINGS = [(r, u) for r in RING_SIZES for u in RING_SIZES if r * u <= 8]
+"""Ranks of a ring, and devices of a rank."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -31,31 +33,37 @@ def test_permutation_is_what_the_layout_says(layout, n):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("n", RING_SIZES)
-def test_positions_are_the_permutation(layout, n):
-    """Each rank knows the places of its tokens, in int32."""
+@pytest.mark.parametrize("r, u", RINGS)
+def test_positions_are_the_permutation(layout, r, u):
+    """Each device knows the places of its tokens, in int32: a rank's devices hold consecutive pieces of its shard."""
     run = jax.shard_map(
-        lambda: layouts.positions(layout, 6, "sp"), mesh=ring_mesh(n), in_specs=(), out_specs=P("sp"), check_vma=False
+        lambda: layouts.positions(layout, 6, "sp", u),
+        mesh=ring_mesh(r * u),
+        in_specs=(),
+        out_specs=P("sp"),
+        check_vma=False,
     )
     found = jax.jit(run)()
-    assert found.dtype == np.int32 and (found == layouts.permutation(layout, n * 6, n)).all()
+    assert found.dtype == np.int32 and (found == layouts.permutation(layout, r * u * 6, r)).all()
 
 
 @pytest.mark.parametrize("layout", ("striped", "zigzag"))
-@pytest.mark.parametrize("n", RING_SIZES)
-def test_enter_equals_the_permutation_and_leave_undoes_it(layout, n):
-    """Moving shards from device to device is the permutation, for floats and integers, and leave inverts it."""
-    N, mesh = 2 * n * n, ring_mesh(n)
-    x = np.random.default_rng(n).standard_normal((2, N, 3)).astype(np.float32)
+@pytest.mark.parametrize("r, u", RINGS)
+def test_enter_equals_the_permutation_and_leave_undoes_it(layout, r, u):
+    """Moving shards from device to device is the permutation, for floats and integers, and leave inverts it. An even
+    number of devices a rank allows odd shards."""
+    odd = layout == "zigzag" and u % 2 == 0
+    N, mesh = r * u * (5 if odd else 2 * r), ring_mesh(r * u)
+    x = np.random.default_rng(r).standard_normal((2, N, 3)).astype(np.float32)
     ids = np.arange(2 * N, dtype=np.int32).reshape(2, N)
 
     def there_and_back(tree):
-        there = jax.tree.map(lambda x: layouts.enter(x, layout, "sp"), tree)
-        return there, jax.tree.map(lambda x: layouts.leave(x, layout, "sp"), there)
+        there = jax.tree.map(lambda x: layouts.enter(x, layout, "sp", u), tree)
+        return there, jax.tree.map(lambda x: layouts.leave(x, layout, "sp", u), there)
 
     moved = jax.shard_map(there_and_back, mesh=mesh, in_specs=P(None, "sp"), out_specs=P(None, "sp"))
     there, back = jax.jit(moved)((x, ids))
-    tokens = layouts.permutation(layout, N, n)
+    tokens = layouts.permutation(layout, N, r)
     for natural, a, b in zip((x, ids), there, back, strict=True):
         assert (a == natural[:, tokens]).all() and (b == natural).all()
 

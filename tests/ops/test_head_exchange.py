@@ -1,0 +1,82 @@
+"""Heads exchanged around attention, alone and with a ring: against dense attention, byte for byte, and refused by name."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from ringformer.ops.ring_attention import ring_attention
+from tests.helpers import assert_close, ring_mesh
+from tests.ops.rings import LAYOUTS, arrays, dense, on_ring, segments_with_empty_rows
+
+SIZES = [(n, u) for n in (2, 4, 6, 8) for u in (2, 3, 4, 8) if n % u == 0]
+"""Devices, and those of a rank."""
+
+HEADS = {"gqa": (24, 8), "mha": (24, 24), "mqa": (24, 1), "3 of 24": (24, 3), "2 of 24": (24, 2)}
+"""Query heads and key heads: as many as the exchange needs, more, fewer, and some that it does not divide."""
+
+
+def cases(quick):
+    return [
+        pytest.param(*size, layout, heads, marks=() if (*size, layout, heads) in quick else pytest.mark.slow)
+        for size in SIZES
+        for layout in LAYOUTS
+        for heads in HEADS
+    ]
+
+
+QUICK = {
+    (2, 2, "zigzag", "gqa"),
+    (4, 2, "zigzag", "mqa"),
+    (6, 3, "zigzag", "2 of 24"),
+    (8, 2, "striped", "gqa"),
+    (8, 4, "zigzag", "2 of 24"),
+    (8, 4, "contiguous", "mha"),
+    (8, 8, "striped", "3 of 24"),
+}
+
+
+@pytest.mark.parametrize("n, u, layout, heads", cases(QUICK))
+def test_packed_documents_bias_lse_and_empty_rows(n, u, layout, heads):
+    """Everything at once: o, lse, dq, dk, dv and dbias are those of one device."""
+    T, (H, K) = 12 * n, HEADS[heads]
+    inputs, cotangents = arrays(T, H=H, K=K, d=4, bias=True)
+    ids = segments_with_empty_rows(T)
+    out = on_ring(n, layout, inputs, cotangents, ids, ulysses=u, q_chunk=10, k_chunk=7)
+    assert_close(out, dense(inputs, cotangents, segment_ids=ids))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_documents(layout):
+    inputs, cotangents = arrays(8 * 6, H=8, K=2)
+    assert_close(on_ring(8, layout, inputs, cotangents, ulysses=4), dense(inputs, cotangents))
+
+
+def test_bidirectional_with_other_keys():
+    """T != S, odd lengths."""
+    inputs, cotangents = arrays(4 * 5, 4 * 7, bias=True)
+    out = on_ring(4, "zigzag", inputs, cotangents, ulysses=2, causal=False)
+    assert_close(out, dense(inputs, cotangents, causal=False))
+
+
+@pytest.mark.parametrize(
+    "n, u, H, message",
+    [
+        (8, 3, 12, "ulysses=3 does not divide the 8 devices of the mesh axis 'sp'"),
+        (8, 4, 6, "ulysses=4 does not divide the 6 query heads of a device"),
+        (8, 0, 8, "ulysses=0 does not divide"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused_by_name(n, u, H, message):
+    def attend(x):
+        return ring_attention(x, x, x, axis_name="sp", ulysses=u)
+
+    run = jax.shard_map(attend, mesh=ring_mesh(n), in_specs=P(None, "sp"), out_specs=P(None, "sp"))
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(run, jax.ShapeDtypeStruct((1, 8 * n, H, 4), jnp.float32))
+
+
+def test_one_device_exchanges_nothing():
+    q = jnp.ones((1, 8, 2, 4))
+    with pytest.raises(ValueError, match="ulysses=2 exchanges heads between devices; axis_name is None"):
+        ring_attention(q, q, q, axis_name=None, ulysses=2)
