@@ -27,7 +27,8 @@ Parts = Sequence[tuple[TokenStore, int]]
 
 
 class Loader:
-    """Batches of `batch_size` sequences of `seq_len` tokens (both global), for a ring of `ring_size` in `layout`.
+    """Batches of `batch_size` sequences of `seq_len` tokens (both global), for a ring of `ring_size` ranks in
+    `layout`.
 
     Evaluation uses steps 0 to k-1 of the held-out store, always with the same seed; no sequence repeats if k is at most
     `sequences.per_epoch // batch_size`.

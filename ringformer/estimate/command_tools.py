@@ -12,6 +12,7 @@ DOES_NOT_FIT = 3
 MODEL_FLAGS = (
     "attention",
     "layout",
+    "ulysses",
     "compute_dtype",
     "remat",
     "remat_group",

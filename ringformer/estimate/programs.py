@@ -117,6 +117,7 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         q_chunk=model.q_chunk,
         k_chunk=model.k_chunk,
         kernel="xla" if model.kernel == "auto" else model.kernel,
+        ulysses=model.ulysses if ring else 1,
     )
 
     def both(q, k, v, segment_ids, do):

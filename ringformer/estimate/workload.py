@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh
 from ringformer.data.stores.integrity import read_meta
 from ringformer.estimate.command_tools import MODEL_FLAGS
 from ringformer.estimate.targets import Target
+from ringformer.models.interface import rank_devices
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
@@ -68,7 +69,7 @@ class Workload:
     @property
     def ring_tokens(self) -> int:
         """Tokens of one sequence on a rank of the ring. tp does not reduce them: it splits the heads instead."""
-        return self.seq_len // self.mesh_shape[3]
+        return self.seq_len * rank_devices(self.model) // self.mesh_shape[3]
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
@@ -95,7 +96,7 @@ class Workload:
         """Raise ValueError for a mesh, length or batch that is invalid for every run; needs no compiler."""
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
-        check_batch(self.model.layout, mesh, self.seq_len, self.batch_size, self.accumulate)
+        check_batch(self.model.layout, rank_devices(self.model), mesh, self.seq_len, self.batch_size, self.accumulate)
         with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, self.masks)  # raises if it cannot
 
     def with_kernel(self) -> tuple[Self, str]:
@@ -151,7 +152,7 @@ def estimate_command(workload: Workload) -> str:
         **{name: flags[name] for name in ("attention", "compute_dtype")},
         **{name: getattr(workload, name) for name in ("mesh_dim", "batch_size")},
         "accumulate": workload.accumulate if workload.accumulate != 1 else None,
-        **{name: changed.get(name) for name in ("layout", "kernel", "remat")},
+        **{name: changed.get(name) for name in ("layout", "ulysses", "kernel", "remat")},
         "seq_len": workload.seq_len,
         **vars(workload.settings),
     }

@@ -137,7 +137,7 @@ class Generator:
         length = round_up(max(map(len, rows)) - 1, sizes.step)
         every = [*rows, *[()] * (dp - len(rows))]
         tokens, targets = padded([row[:-1] for row in every], length), padded([row[1:] for row in every], length)
-        order = layouts.permutation(self.config.layout, length, sizes.ranks)
+        order = layouts.permutation(self.config.layout, length, sizes.ranks // self.config.ulysses)
         positions = np.broadcast_to(order.astype(np.int32), tokens.shape)
         arrays = (as_global(x, self.mesh, TOKENS) for x in (tokens[:, order], positions, targets[:, order]))
         losses = np.asarray(self._programs.losses(dp, length)(self._weights, *arrays))[:, np.argsort(order)]

@@ -5,6 +5,7 @@ They run on the training mesh (dp, fsdp, tp, sp). Rows are sharded over dp. Toke
 in the model's layout, weights over (tp, fsdp, sp), and the cache over (tp, sp). So fsdp shards only weights.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -61,16 +62,18 @@ CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"))
 
 
 def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tuple[LlamaConfig, str]:
-    """Return the config for inference (ring attention on every mesh, no rematerialization, no offloading), and a line
-    that describes its kernel.
+    """Return the config for inference (ring attention on every mesh, no rematerialization, no offloading, heads
+    exchanged among as many of the config's `ulysses` devices as the mesh allows), and a line that describes its kernel.
 
     Raises ValueError for a mesh that does not fit the model.
     """
     layout = config.layout if mesh.shape["sp"] > 1 else "contiguous"
-    config = replace(config, attention="ring", layout=layout, remat="none", remat_group=1, head_groups=1, offload=False)
+    ulysses = math.gcd(config.ulysses, mesh.shape["sp"], config.num_heads // mesh.shape["tp"])
+    config = replace(config, attention="ring", layout=layout, ulysses=ulysses)
+    config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
     config.check_mesh(mesh)
     device = mesh.devices.flat[0]
-    model, line = with_kernel(config, device.platform, chip_of(device.device_kind), local_tokens)
+    model, line = with_kernel(config, device.platform, chip_of(device.device_kind), local_tokens * ulysses)
     assert isinstance(model, LlamaConfig)
     return model, line
 
@@ -78,7 +81,7 @@ def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tupl
 def checked_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tuple[LlamaConfig, str]:
     """Return `inference_config` with a kernel that passed its check on these devices (`models/kernel_check.py`)."""
     model, line = inference_config(config, mesh, local_tokens)
-    checked, line = check_kernel(model, line, config, mesh, local_tokens, backward=False)
+    checked, line = check_kernel(model, line, config, mesh, local_tokens * model.ulysses, backward=False)
     assert isinstance(checked, LlamaConfig)
     return checked, line
 
@@ -190,7 +193,7 @@ class Programs:
         options: dict[str, Any] = {"kernel": c.kernel, "q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
 
         def attend(layer, q, k, v):
-            ring = partial(ring_attention, q, k, v, axis_name="sp", layout=c.layout, **options)
+            ring = partial(ring_attention, q, k, v, axis_name="sp", layout=c.layout, ulysses=c.ulysses, **options)
             if not cached:
                 return ring(), (k, v)
             ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]

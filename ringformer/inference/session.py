@@ -148,7 +148,7 @@ class Session:
         programs, sizes = self._programs, self._sizes
         counts = np.array([len(row) for row in rows])
         P = sizes.chunk(int(counts.max()), self._slots.room)
-        order = layouts.permutation(programs.config.layout, P, sizes.ranks)
+        order = layouts.permutation(programs.config.layout, P, sizes.ranks // programs.config.ulysses)
         positions = np.where(order < counts[:, None], firsts[:, None] + order, -1).astype(np.int32)
         cached, travels = sizes.cached(programs.config, P, self._slots.top)
         prefill = programs.prefill(len(rows), sizes.capacity, P, cached, travels)

@@ -33,7 +33,8 @@ class ModelConfig(Protocol):
     """A frozen dataclass of the model's sizes and options of its computation: the keys `--config.model.*`.
 
     It may also have a tuple `EXECUTION` of the fields that change results only by rounding, so that a run can be
-    resumed with other values. All other fields are part of a run's identity (`runs/identity.py`).
+    resumed with other values. All other fields are part of a run's identity (`runs/identity.py`). And it may have
+    `ulysses` (`rank_devices`).
     """
 
     ARCHITECTURE: ClassVar[tuple[str, ...]]
@@ -66,6 +67,11 @@ class ModelConfig(Protocol):
     def check_stage(self, written: Collection[str]) -> None:
         """Raise ValueError if the fields that a stage sets contradict the others."""
         ...
+
+
+def rank_devices(config: ModelConfig) -> int:
+    """Return the devices of `sp` that are one rank of the ring: the field `ulysses`, or 1 for a family without it."""
+    return getattr(config, "ulysses", 1)
 
 
 class Model(Protocol):

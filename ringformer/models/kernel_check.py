@@ -25,6 +25,7 @@ from ringformer.models.interface import ModelConfig
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops import kernels, online_softmax
 from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
+from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel, padded_parts, without_padding
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring
@@ -113,11 +114,12 @@ def make_trial(model: LlamaConfig, local_tokens: int, tp: int, packed: bool, bac
     """Choose blocks that represent those of a model: they have its heads and chunks, and at least two chunks in each
     part."""
     chunks = max(model.q_chunk or 0, model.k_chunk or 0)
+    heads, key_heads = (max(1, n // tp // model.head_groups) for n in (model.num_heads, model.num_kv_heads))
     tokens = min(local_tokens, max(4 * chunks, MOST_TOKENS // 2), MOST_TOKENS)
     return Trial(
         model.kernel,  # type: ignore[arg-type]
-        max(1, model.num_heads // tp // model.head_groups),
-        max(1, model.num_kv_heads // tp // model.head_groups),
+        heads // model.ulysses,
+        key_heads * key_copies(model.ulysses, key_heads) // model.ulysses,
         model.head_dim,
         model.compute_dtype,
         model.layout,

@@ -58,6 +58,9 @@ class LlamaConfig:
     feed-forward in chunks, ring distributes blockwise over sp."""
     layout: Layout = "zigzag"
     """Distribution of tokens over the ring: contiguous, or striped or zigzag, which balance causal work."""
+    ulysses: int = 1
+    """Neighbours on sp that exchange heads around attention and are one rank of a ring of sp/ulysses; divides sp and
+    the query heads of a tp rank. It changes the order of tokens."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of gathered weights and of activations; parameters and sums are float32."""
     remat: Remat = "full"
@@ -150,6 +153,7 @@ class LlamaConfig:
             "loss_chunk",
             "remat_group",
             "head_groups",
+            "ulysses",
         ):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
@@ -222,6 +226,13 @@ class LlamaConfig:
             )
         if sp > 1 and self.attention != "ring":
             raise ValueError(f"attention {self.attention!r} needs sp=1; mesh has sp={sp}: use attention='ring'")
+        if sp % self.ulysses:
+            raise ValueError(f"ulysses={self.ulysses} does not divide sp={sp}, whose devices exchange heads")
+        if (heads := self.num_heads // tp // self.head_groups) % self.ulysses:
+            raise ValueError(
+                f"ulysses={self.ulysses} does not divide the {heads} query heads that a device computes at once "
+                f"(num_heads={self.num_heads}, tp={tp}, head_groups={self.head_groups})"
+            )
 
     def check_stage(self, written: Collection[str]) -> None:
         """Raise ValueError for a stage that sets a theta for a model with a scaling, set or inherited."""

@@ -22,6 +22,11 @@ from jaxtyping import Array, Float, Float32, Shaped
 from ringformer.ops.layouts import ring_size_of
 
 
+def key_copies(ulysses: int, K: int) -> int:
+    """Return the copies of each of K key heads that the exchange needs."""
+    return ulysses // math.gcd(ulysses, K)
+
+
 class HeadExchange(NamedTuple):
     """Exchange among each `ulysses` neighbours on a mesh axis, inside `shard_map`; with 1, nothing moves."""
 
@@ -39,7 +44,7 @@ class HeadExchange(NamedTuple):
             ring_size_of(axis_name, ulysses)
         if H % ulysses:
             raise ValueError(f"ulysses={ulysses} does not divide the {H} query heads of a device")
-        return cls(axis_name, ulysses, ulysses // math.gcd(ulysses, K))
+        return cls(axis_name, ulysses, key_copies(ulysses, K))
 
     def to_heads(self, x: Shaped[Array, "B T H *d"], tokens: int = 1, heads: int = 2) -> Shaped[Array, "B uT h *d"]:
         """Trade all heads of this device's tokens for all tokens of its heads; u divides H. `tokens` and `heads` are

@@ -64,6 +64,7 @@ def sharded_ring_attention(
     q_chunk: int | None = None,
     k_chunk: int | None = None,
     kernel: Kernel = "xla",
+    ulysses: int = 1,
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
     """Compute `ring_attention` of global arrays in natural order: they are moved into the layout on the ring of `mesh`,
@@ -74,7 +75,8 @@ def sharded_ring_attention(
       mesh: any mesh that has `axis_name`, with all axes automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: layout of the tokens during the computation; the default balances causal work.
-      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, return_lse: as in `ring_attention`.
+      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, ulysses, return_lse: as in
+        `ring_attention`.
 
     Returns:
       o in natural order, sharded over the named axes, or (o, lse).
@@ -89,8 +91,10 @@ def sharded_ring_attention(
     argument_checks.check_promise(segments, segment_ids)
     if not causal:
         layout = "contiguous"
+    if ulysses < 1 or n % ulysses:
+        raise ValueError(f"ulysses={ulysses} does not divide the {n} devices of the mesh axis {axis_name!r}")
     for x in (q, k):
-        layouts.check_layout(layout, x.shape[1], n)
+        layouts.check_layout(layout, x.shape[1], n // ulysses, ulysses)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
     rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
     arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids)
@@ -102,7 +106,7 @@ def sharded_ring_attention(
         )
     scale = None if scale is None else float(scale)
     options: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "causal": causal, "scale": scale}
-    options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
+    options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel, "ulysses": ulysses}
     return _on_mesh(mesh, specs, tuple(options.items()), return_lse, *arrays)
 
 
@@ -110,17 +114,17 @@ def sharded_ring_attention(
 def _on_mesh(mesh, specs, static_options, return_lse: bool, *arrays):
     """Run `ring_attention` between `layouts.enter` and `leave`, jitted so that an eager call does not run op by op."""
     options = dict(static_options)
-    layout, axis_name = options["layout"], options["axis_name"]
+    moved = options["layout"], options["axis_name"], options["ulysses"]
 
     def per_device(*arrays):
-        arrays = jax.tree.map(lambda x: layouts.enter(x, layout, axis_name), arrays)
+        arrays = jax.tree.map(lambda x: layouts.enter(x, *moved), arrays)
         q, k, v, bias, q_ids, k_ids = arrays
         ids = None if q_ids is None else q_ids if options["segments"] == "ascending" else (q_ids, k_ids)
         out = ring_attention(q, k, v, bias=bias, segment_ids=ids, return_lse=return_lse, **options)
         if not isinstance(out, tuple):
-            return layouts.leave(out, layout, axis_name)
+            return layouts.leave(out, *moved)
         o, lse = out
-        return layouts.leave(o, layout, axis_name), layouts.leave(lse.swapaxes(1, 2), layout, axis_name).swapaxes(1, 2)
+        return layouts.leave(o, *moved), layouts.leave(lse.swapaxes(1, 2), *moved).swapaxes(1, 2)
 
     heads = specs[0]
     out_specs = (heads, PartitionSpec(heads[0], heads[2], heads[1])) if return_lse else heads

@@ -58,8 +58,11 @@ def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
     return Mesh(ordered, AXIS_NAMES, axis_types=(AxisType.Auto,) * len(AXIS_NAMES))
 
 
-def check_batch(layout: Layout, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, accumulate: int = 1) -> None:
-    """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be sharded over the mesh."""
+def check_batch(
+    layout: Layout, ulysses: int, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, accumulate: int = 1
+) -> None:
+    """Raise ValueError if batches of `batch_size` sequences of `seq_len` tokens cannot be sharded over the mesh, where
+    each `ulysses` devices of sp are one rank of the ring."""
     dp, fsdp, tp, sp = (mesh.shape[a] for a in AXIS_NAMES)
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1")
@@ -68,7 +71,7 @@ def check_batch(layout: Layout, mesh: Mesh | AbstractMesh, seq_len: int, batch_s
         raise ValueError(
             f"batch_size={batch_size} is not a multiple of {rows} = dp {dp} x fsdp {fsdp} x accumulate {accumulate}"
         )
-    check_layout(layout, seq_len, sp)
+    check_layout(layout, seq_len, sp // ulysses, ulysses)
     if seq_len % (sp * tp):
         raise ValueError(f"seq_len={seq_len} is not divisible by {sp * tp} = sp {sp} x tp {tp}")
 

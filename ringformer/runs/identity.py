@@ -19,6 +19,7 @@ from ringformer.data import parse_mixture
 from ringformer.data.stores.integrity import read_meta
 from ringformer.data.stores.options import StoreOptions
 from ringformer.files.run_layout import CHECKPOINTS
+from ringformer.models.registry import FAMILIES
 from ringformer.processes.agreement import from_all
 from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
@@ -111,12 +112,13 @@ def stores_identity(store: str, mixture: str, held_out: bool) -> Identity:
 
 def defaults() -> Identity:
     """Return the defaults of the keys that a run of an older version did not record."""
-    parts: tuple[tuple[str, type], ...] = (("", Config), ("data.", DataConfig), ("optimizer.", OptimizerConfig))
+    parts: list[tuple[str, type]] = [("model.", family.config) for family in FAMILIES.values()]
+    parts += [("", Config), ("data.", DataConfig), ("optimizer.", OptimizerConfig)]
     return {
         part + field.name: field.default
         for part, cls in parts
         for field in dataclasses.fields(cls)
-        if field.default is not dataclasses.MISSING
+        if isinstance(field.default, int | float | str | None)
     }
 
 

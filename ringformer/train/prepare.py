@@ -14,6 +14,7 @@ from ringformer.data.loader import Parts
 from ringformer.data.packing.options import PackingOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.hardware import chip_of
+from ringformer.models.interface import rank_devices
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.registry import check_mesh
@@ -77,12 +78,14 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         check_keys(config, allow)
     mesh = make_mesh(config.mesh_dim)
     check_mesh(config.model, mesh)
-    check_batch(config.model.layout, mesh, config.seq_len, config.batch_size, config.accumulate)
-    device, local_tokens = mesh.devices.flat[0], config.seq_len // mesh.shape["sp"]
+    of_rank = rank_devices(config.model)
+    check_batch(config.model.layout, of_rank, mesh, config.seq_len, config.batch_size, config.accumulate)
+    ranks = mesh.shape["sp"] // of_rank
+    device, rank_tokens = mesh.devices.flat[0], config.seq_len // ranks
     chip = chip_of(device.device_kind)
     data = config.data
     packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length)
-    model, kernel = with_kernel(config.model, device.platform, chip, local_tokens, packing.has_segments)
+    model, kernel = with_kernel(config.model, device.platform, chip, rank_tokens, packing.has_segments)
     if device.platform == "gpu":
         check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
     tokenizer = load_tokenizer(data.tokenizer)
@@ -99,7 +102,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         identity |= stores_identity(data.store, data.mixture, data.held_out > 0)
         if checked.step is not None:  # a store rebuilt from the same documents is the same
             checked = check_run(run_dir, identity, config.steps, allow)
-    model, kernel = check_kernel(model, kernel, config.model, mesh, local_tokens, packed=packing.has_segments)
+    model, kernel = check_kernel(model, kernel, config.model, mesh, rank_tokens, packed=packing.has_segments)
     program = make_program(
         model, mesh, config.optimizer, steps=config.steps, seq_len=config.seq_len, accumulate=config.accumulate
     )
@@ -108,7 +111,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         batch_size=config.batch_size,
         seq_len=config.seq_len,
         layout=model.layout,
-        ring_size=mesh.shape["sp"],
+        ring_size=ranks,
         packing=packing,
     )
     train_data = load(train_store, seed=config.seed)

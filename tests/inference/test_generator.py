@@ -73,11 +73,11 @@ def test_an_end_token_is_the_last_of_its_row():
     assert model.generate(prompts, max_new_tokens=12, end_tokens=ends) == expected
 
 
-@pytest.mark.parametrize("mesh_dim", ["1,1,1,1", "2,1,2,2"])
-def test_losses_of_tokens(mesh_dim):
+@pytest.mark.parametrize(("mesh_dim", "ulysses"), [("1,1,1,1", 1), ("2,1,2,2", 1), ("1,1,1,4", 2)])
+def test_losses_of_tokens(mesh_dim, ulysses):
     """Of three ragged rows on a mesh with dp=2, too."""
     rows = [[5, 9, 20, 3, 1, 2, 60, 33, 12], [1, 2], list(range(30))]
-    found = generator(replace(CONFIG, layout="striped"), mesh_dim).token_losses(rows)
+    found = generator(replace(CONFIG, layout="striped", ulysses=ulysses), mesh_dim).token_losses(rows)
     for row, losses in zip(rows, found, strict=True):
         log_p = log_probabilities(CONFIG, row)
         expected = [-log_p[i, token] for i, token in enumerate(row[1:])]

@@ -22,9 +22,18 @@ CASES = {
     "keys travel, contiguous": ("1,1,1,2", GQA | {"layout": "contiguous"}, 6, {"keys", "queries"}),
     "dp x sp": ("2,1,1,4", {}, None, {"queries"}),
     "fsdp x tp x sp": ("1,2,2,2", {}, 8, {"queries"}),
+    "heads exchanged in pairs": ("1,1,1,4", {"ulysses": 2}, 8, {"queries"}),
+    "heads exchanged as far as tp allows": ("1,1,2,4", {"ulysses": 4}, None, {"queries"}),
     "fewer key heads than tp": ("1,1,4,2", {"layout": "striped"}, None, {"queries"}),
 }
-SLOW = ("ring of 2, in chunks", "ring of 3, striped", "keys travel, contiguous", "dp x sp", "fewer key heads than tp")
+SLOW = (
+    "ring of 2, in chunks",
+    "ring of 3, striped",
+    "keys travel, contiguous",
+    "dp x sp",
+    "heads exchanged as far as tp allows",
+    "fewer key heads than tp",
+)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES])

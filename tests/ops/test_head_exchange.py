@@ -6,8 +6,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from ringformer.ops.ring_attention import ring_attention
+from tests.dense import attention as exact_attention
 from tests.helpers import assert_close, ring_mesh
-from tests.ops.rings import LAYOUTS, arrays, dense, on_ring, segments_with_empty_rows
+from tests.ops.kernels.test_flash_attention import rounded, rounding_errors
+from tests.ops.rings import LAYOUTS, arrays, dense, jit_as_written, on_ring, segments_with_empty_rows
 
 SIZES = [(n, u) for n in (2, 4, 6, 8) for u in (2, 3, 4, 8) if n % u == 0]
 """Devices, and those of a rank."""
@@ -57,6 +59,15 @@ def test_bidirectional_with_other_keys():
     inputs, cotangents = arrays(4 * 5, 4 * 7, bias=True)
     out = on_ring(4, "zigzag", inputs, cotangents, ulysses=2, causal=False)
     assert_close(out, dense(inputs, cotangents, causal=False))
+
+
+def test_copies_of_key_heads_do_not_round_their_gradients():
+    """Two key heads on four devices, in bfloat16: errors are those of one device."""
+    inputs, cotangents = rounded(*arrays(1024, B=1, H=8, K=2, d=64))
+    exact, options = exact_attention(inputs, cotangents), dict(compile=jit_as_written)
+    found = rounding_errors(on_ring(4, "zigzag", inputs, cotangents, ulysses=4, **options), exact)
+    limits = rounding_errors(on_ring(1, "contiguous", inputs, cotangents, **options), exact)
+    assert all(found[name] <= 1.05 * limits[name] for name in found), (found, limits)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,22 @@ def test_whole_arrays_on_a_mesh_with_batch_and_heads_sharded(layout, causal, kin
     assert out["o"].sharding.is_equivalent_to(jax.NamedSharding(mesh, P("dp", "sp", "tp")), 4)
 
 
+@pytest.mark.parametrize("layout", ["zigzag", "striped"])
+def test_whole_arrays_with_heads_exchanged(layout):
+    """In natural order: rings of 4, of two devices a rank, beside heads over tp; 3 devices a rank."""
+    inputs, cotangents = arrays(32, H=12, K=2, bias=True)
+    mesh = jax.make_mesh((2, 4), ("tp", "sp"), axis_types=(AUTO,) * 2)
+    options = dict(mesh=mesh, head_axis="tp", layout=layout, ulysses=2, return_lse=True)
+    out = jit(partial(values_and_gradients, partial(sharded_ring_attention, **options)))(inputs, cotangents)
+    assert_close(out, dense(inputs, cotangents))
+    inputs, cotangents = arrays(24, H=6, K=3)
+    options = dict(mesh=ring_mesh(6), layout=layout, ulysses=3, return_lse=True)
+    out = jit(partial(values_and_gradients, partial(sharded_ring_attention, **options)))(inputs, cotangents)
+    assert_close(out, dense(inputs, cotangents))
+    with pytest.raises(ValueError, match="ulysses=4 does not divide the 6 devices"):
+        sharded_ring_attention(**inputs, mesh=ring_mesh(6), ulysses=4)
+
+
 def test_whole_arrays_without_lse_or_options():
     """The plainest call: a ring of 8 and three arrays."""
     inputs, _ = arrays(8 * 4)

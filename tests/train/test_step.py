@@ -54,7 +54,7 @@ def setup(mesh_dim, config, devices):
     mesh = make_mesh(mesh_dim, jax.devices()[:devices])
     optimizer = make_optimizer(SGD_LIKE, 10, abstract_model(config)[2])
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
-    order = permutation(config.layout, T, mesh.shape["sp"])
+    order = permutation(config.layout, T, mesh.shape["sp"] // config.ulysses)
     batch = jax.tree.map(lambda x: jax.device_put(x[:, order], NamedSharding(mesh, BATCH)), packed_batch())
     return mesh, optimizer, shardings, order, batch
 
@@ -89,6 +89,10 @@ MIXTURES = [
     pytest.param("1,4,1,2", {"remat": "none"}, 1, marks=pytest.mark.slow),
     pytest.param("4,1,2,1", {"layout": "contiguous"}, 1, marks=pytest.mark.slow),
     ("1,2,1,4", {"remat_group": 2, "head_groups": 2, "offload": True}, 1),
+    ("1,1,1,8", {"ulysses": 4, "remat": "attention"}, 1),
+    ("1,1,2,4", {"ulysses": 2, "layout": "striped"}, 2),
+    pytest.param("1,1,1,8", {"ulysses": 2, "head_groups": 2, "remat": "dots"}, 1, marks=pytest.mark.slow),
+    pytest.param("2,1,1,4", {"ulysses": 4, "layout": "contiguous", "remat_group": 2}, 1, marks=pytest.mark.slow),
 ]
 
 

@@ -45,7 +45,7 @@ class InferenceWorkload(Workload):
     @property
     def ring_tokens(self) -> int:
         """Tokens of a chunk of one row on a rank of the ring."""
-        return self.chunk // self.mesh_shape[3]
+        return self.chunk * self.model.ulysses // self.mesh_shape[3]
 
     @property
     def layout(self) -> Layout:
