@@ -90,3 +90,7 @@ class HeadExchange(NamedTuple):
         assert self.axis_name is not None, "one device exchanges nothing"
         ranks = ring_size_of(self.axis_name, self.ulysses)
         return [list(range(first * self.ulysses, (first + 1) * self.ulysses)) for first in range(ranks)]
+
+
+ALONE = HeadExchange(None)
+"""Exchange of a device that is a rank of its own."""

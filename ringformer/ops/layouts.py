@@ -11,8 +11,8 @@ part of the visiting keys has the form `query_index + offset >= key_index`, with
 offset depends only on whether the keys come from this rank, an earlier rank or a later rank. So the tables below define
 a layout completely, and kernels never see a position.
 
-With head exchange (`head_exchange.py`), each `ulysses` = u neighbours on the mesh axis hold one rank's shard together: n
-devices make a ring of n/u ranks, and device i holds piece i mod u of the shard of rank i // u.
+With head exchange (`head_exchange.py`), each `ulysses` = u neighbours on the mesh axis hold one rank's shard together:
+n devices make a ring of n/u ranks, and device i holds piece i mod u of the shard of rank i // u.
 """
 
 import math

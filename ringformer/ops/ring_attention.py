@@ -17,7 +17,8 @@ With p = exp(s - m) / l for a row's maximum m and denominator l, and delta = row
 The residuals are q, k, v, o, m, l (and segment ids and bias), nothing else.
 
 With `ulysses` = u, each u neighbours are one rank of a ring of n/u: they exchange heads before and after
-(`head_exchange.py`). The residual o is that of a device's own tokens, so a remat policy that saves it saves its exchange.
+(`head_exchange.py`). The residual o is that of a device's own tokens, so a remat policy that saves it saves its
+exchange.
 """
 
 from functools import partial

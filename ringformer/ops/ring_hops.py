@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ringformer.ops import layouts
-from ringformer.ops.head_exchange import HeadExchange
+from ringformer.ops.head_exchange import ALONE, HeadExchange
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS, BlockKernel, Kernel, padded_parts
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import WorkList, cut_axis, default_chunk, make_work_list
@@ -25,7 +25,7 @@ class Ring:
     q_chunk: int | None
     k_chunk: int | None
     kernel: Kernel = "xla"
-    exchange: HeadExchange = HeadExchange(None)
+    exchange: HeadExchange = ALONE
     """Exchange of heads among the devices of a rank."""
     returns_lse: bool = True
     """True if lse may have a cotangent."""
