@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from ringformer.models.llama import Llama as Llama
     from ringformer.models.llama_config import LlamaConfig as LlamaConfig
     from ringformer.models.llama_presets import preset as preset
-    from ringformer.ops.blockwise_feedforward import blockwise_feedforward as blockwise_feedforward
-    from ringformer.ops.cross_entropy import cross_entropy as cross_entropy
     from ringformer.ops.layouts import enter as enter
     from ringformer.ops.layouts import leave as leave
     from ringformer.ops.layouts import permutation as permutation
     from ringformer.ops.ring_attention import ring_attention as ring_attention
     from ringformer.ops.sharded_ring_attention import sharded_ring_attention as sharded_ring_attention
+    from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward as blockwise_feedforward
+    from ringformer.ops.tokenwise.cross_entropy import cross_entropy as cross_entropy
     from ringformer.runs.config import base_config as base_config
 
     __version__: str
@@ -35,8 +35,8 @@ _HOMES = {
     "LlamaConfig": "models.llama_config",
     "Sampling": "inference.sampling",
     "base_config": "runs.config",
-    "blockwise_feedforward": "ops.blockwise_feedforward",
-    "cross_entropy": "ops.cross_entropy",
+    "blockwise_feedforward": "ops.tokenwise.blockwise_feedforward",
+    "cross_entropy": "ops.tokenwise.cross_entropy",
     "enter": "ops.layouts",
     "leave": "ops.layouts",
     "permutation": "ops.layouts",

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops.rope import OPTIONS, RopeScaling
+from ringformer.ops.tokenwise.rope import OPTIONS, RopeScaling
 
 SIZES = {
     "vocab_size": "vocab_size",

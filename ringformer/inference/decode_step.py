@@ -19,7 +19,7 @@ from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import ALL, REST
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.rms_norm import rms_norm
-from ringformer.ops import rope
+from ringformer.ops.tokenwise import rope
 
 NOT_FINITE = -1
 """Value that is returned instead of a token if the largest logit of a row is not finite."""

@@ -23,13 +23,14 @@ from ringformer.models.interface import Axes
 from ringformer.models.layer_scan import REMAT, scan_layers
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.rms_norm import RMSNorm, rms_norm
-from ringformer.ops import layouts, rope
+from ringformer.ops import layouts
 from ringformer.ops.argument_checks import AnyArray, Segments
-from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
-from ringformer.ops.cross_entropy import cross_entropy, token_cross_entropy
 from ringformer.ops.dense_reference import dense_attention
-from ringformer.ops.embedding import embed
 from ringformer.ops.ring_attention import ring_attention
+from ringformer.ops.tokenwise import rope
+from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward, swiglu
+from ringformer.ops.tokenwise.cross_entropy import cross_entropy, token_cross_entropy
+from ringformer.ops.tokenwise.embedding import embed
 
 Rotation = tuple[Float32[Array, "#B T half"], Float32[Array, "#B T half"]]
 """(cos, sin) for the pairs of features of a head, at each token."""

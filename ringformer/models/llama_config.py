@@ -10,10 +10,10 @@ from typing import ClassVar, Literal, get_args
 
 from jax.sharding import AbstractMesh, Mesh
 
-from ringformer.ops import rope
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import VISIBLE, Layout
-from ringformer.ops.rope import RopeScaling
+from ringformer.ops.tokenwise import rope
+from ringformer.ops.tokenwise.rope import RopeScaling
 
 ATTENTION = ("vanilla", "memory_efficient", "blockwise", "ring")
 """Columns of the paper's Table 3. vanilla materializes the [T, S] logits; memory_efficient attends chunk by chunk;

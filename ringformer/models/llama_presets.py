@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ringformer.ops.rope import RopeScaling
+from ringformer.ops.tokenwise.rope import RopeScaling
 
 LLAMA_3 = dict(rope_theta=5e5, norm_eps=1e-5, vocab_size=128256)
 

@@ -110,7 +110,7 @@ def _config_keys() -> str:
     """Describe the keys of a config with their defaults; the keys of the model are LLaMA's."""
     from ringformer.cli.dataclass_flags import describe_fields
     from ringformer.models.llama_config import LlamaConfig
-    from ringformer.ops.rope import RopeScaling
+    from ringformer.ops.tokenwise.rope import RopeScaling
     from ringformer.runs.config import Config, DataConfig, OptimizerConfig
 
     parts = {

@@ -12,7 +12,7 @@ from ringformer.convert.hf_config import from_hf_config, to_hf_config
 from ringformer.inference.generator import load_model
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import PRESETS, preset
-from ringformer.ops.rope import RopeScaling
+from ringformer.ops.tokenwise.rope import RopeScaling
 from tests.convert.models import save_model
 
 HF = dict(

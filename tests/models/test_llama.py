@@ -18,7 +18,7 @@ from ringformer.models.llama import Llama
 from ringformer.models.llama_config import ATTENTION, LlamaConfig
 from ringformer.models.llama_presets import PRESETS, preset
 from ringformer.ops import layouts
-from ringformer.ops.rope import RopeScaling
+from ringformer.ops.tokenwise.rope import RopeScaling
 from tests.helpers import relative_error
 
 CONFIG = LlamaConfig(

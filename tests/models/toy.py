@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ringformer.models.registry import Family, register
-from ringformer.ops.cross_entropy import cross_entropy, token_cross_entropy
-from ringformer.ops.embedding import embed
 from ringformer.ops.ring_attention import ring_attention
+from ringformer.ops.tokenwise.cross_entropy import cross_entropy, token_cross_entropy
+from ringformer.ops.tokenwise.embedding import embed
 
 
 @dataclass(frozen=True)

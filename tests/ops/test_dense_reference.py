@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.ops.blockwise_feedforward import swiglu
 from ringformer.ops.dense_reference import dense_attention
+from ringformer.ops.tokenwise.blockwise_feedforward import swiglu
 from tests.helpers import assert_close, normal, values_and_gradients
 
 B, T, H, K, d = 2, 6, 4, 2, 3

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
-from ringformer.ops.cross_entropy import cross_entropy
 from ringformer.ops.dense_reference import dense_attention
-from ringformer.ops.embedding import embed
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.ops.sharded_ring_attention import sharded_ring_attention
+from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward, swiglu
+from ringformer.ops.tokenwise.cross_entropy import cross_entropy
+from ringformer.ops.tokenwise.embedding import embed
 from tests.helpers import assert_close, normal, ring_mesh
 from tests.ops.rings import jit
 

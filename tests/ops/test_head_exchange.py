@@ -1,4 +1,4 @@
-"""Heads exchanged around attention, alone and with a ring: against dense attention, byte for byte, and refused by name."""
+"""Heads exchanged around attention, alone and with a ring: against dense attention, and refused by name."""
 
 import jax
 import jax.numpy as jnp

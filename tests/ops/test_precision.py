@@ -15,11 +15,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from ringformer.models.rms_norm import rms_norm
-from ringformer.ops import rope
-from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
-from ringformer.ops.cross_entropy import cross_entropy
-from ringformer.ops.embedding import embed
 from ringformer.ops.ring_attention import ring_attention
+from ringformer.ops.tokenwise import rope
+from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward, swiglu
+from ringformer.ops.tokenwise.cross_entropy import cross_entropy
+from ringformer.ops.tokenwise.embedding import embed
 from ringformer.parallel.gather_weight import gather_weight
 from tests import dense
 from tests.helpers import errors, normal, ring_mesh

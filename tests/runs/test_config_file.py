@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ringformer.ops.rope import RopeScaling
+from ringformer.ops.tokenwise.rope import RopeScaling
 from ringformer.runs.config_file import load_config, parse
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.ops.cross_entropy import cross_entropy
 from ringformer.ops.dense_reference import dense_cross_entropy
+from ringformer.ops.tokenwise.cross_entropy import cross_entropy
 from tests.helpers import assert_close, normal, random_vjp, relative_error
 
 B, T, D, V = 2, 50, 12, 37

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringformer.ops.embedding import CHUNK, embed
+from ringformer.ops.tokenwise.embedding import CHUNK, embed
 from tests.helpers import assert_close, normal, random_vjp
 
 B, D, V = 2, 12, 37

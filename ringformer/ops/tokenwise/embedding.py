@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from ringformer.ops.argument_checks import AnyArray
 from ringformer.ops.derivative_guards import reverse_mode_only
-from ringformer.ops.scan_tokens import scan_tokens
+from ringformer.ops.tokenwise.scan_tokens import scan_tokens
 from ringformer.ops.varying_axes import vary, vary_like, varying_axes
 
 CHUNK = 1024

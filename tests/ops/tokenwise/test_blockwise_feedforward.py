@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from ringformer.ops.blockwise_feedforward import blockwise_feedforward, swiglu
+from ringformer.ops.tokenwise.blockwise_feedforward import blockwise_feedforward, swiglu
 from tests.helpers import assert_close, normal, random_vjp, relative_error
 
 B, T, D, F = 2, 50, 12, 20

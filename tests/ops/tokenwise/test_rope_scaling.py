@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from ringformer.ops import rope
-from ringformer.ops.rope import RopeScaling
+from ringformer.ops.tokenwise import rope
+from ringformer.ops.tokenwise.rope import RopeScaling
 
 LLAMA_3_1 = dict(kind="llama3", factor=8.0, original_max_position=8192)
 YARN = dict(kind="yarn", factor=16.0, original_max_position=4096)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ringformer.ops import rope
+from ringformer.ops.tokenwise import rope
 from tests.helpers import normal, relative_error
 
 THETAS = [1e4, 5e5, 5e7, 1.06e9]

@@ -1,0 +1,1 @@
+"""Operations that compute each token on its own: embedding, RoPE, blockwise feed-forward, cross-entropy."""
