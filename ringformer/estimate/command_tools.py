@@ -13,6 +13,7 @@ MODEL_FLAGS = (
     "attention",
     "layout",
     "ulysses",
+    "ring",
     "compute_dtype",
     "remat",
     "remat_group",

@@ -118,6 +118,7 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         k_chunk=model.k_chunk,
         kernel="xla" if model.kernel == "auto" else model.kernel,
         ulysses=model.ulysses if ring else 1,
+        ring=model.ring,
     )
 
     def both(q, k, v, segment_ids, do):

@@ -152,7 +152,7 @@ def estimate_command(workload: Workload) -> str:
         **{name: flags[name] for name in ("attention", "compute_dtype")},
         **{name: getattr(workload, name) for name in ("mesh_dim", "batch_size")},
         "accumulate": workload.accumulate if workload.accumulate != 1 else None,
-        **{name: changed.get(name) for name in ("layout", "ulysses", "kernel", "remat")},
+        **{name: changed.get(name) for name in ("layout", "ulysses", "ring", "kernel", "remat")},
         "seq_len": workload.seq_len,
         **vars(workload.settings),
     }

@@ -191,9 +191,10 @@ class Programs:
         """Run `prefill` on one device."""
         c, cache = self.config, state.cache
         options: dict[str, Any] = {"kernel": c.kernel, "q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
+        on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
 
         def attend(layer, q, k, v):
-            ring = partial(ring_attention, q, k, v, axis_name="sp", layout=c.layout, ulysses=c.ulysses, **options)
+            ring = partial(ring_attention, q, k, v, **on_ring, **options)
             if not cached:
                 return ring(), (k, v)
             ours = [layer_of(x, layer, cached) for x in (cache.k, cache.v)]

@@ -29,6 +29,8 @@ from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel, padded_parts, without_padding
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring
+from ringformer.ops.streams import Stream, halves_of_heads
+from ringformer.ops.work_list import WorkList
 
 MOST_TOKENS = 8192
 """Most tokens of the shards that are tried."""
@@ -185,7 +187,7 @@ def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dic
     queries = Queries(rearrange(q, "b t (k g) d -> b k g t d", k=K), q_ids)
     keys = Keys(rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d"), k_ids, None)
     source = None if earlier is None else jnp.asarray(earlier)
-    work_list = ring.work_list(q.shape[1], k.shape[1], source)
+    work_list = ring.work_list(q.shape[1], k.shape[1], source, Stream())
     state = online_softmax.init(queries.q.shape[:-1], trial.head_dim)
     state = ring.blocks.forward(state, queries, keys, work_list, scale)
     o = online_softmax.output(state)
@@ -195,25 +197,27 @@ def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dic
         rows = [*online_softmax.shift_and_weight(state.m, state.l), (o * do).sum(-1)]
         cotangents = ring.blocks.prepare(Cotangents(do, jnp.stack(rows), o.astype(q.dtype), None))
         dq = jnp.zeros(queries.q.shape, jnp.float32)
-        block = queries, keys, cotangents, work_list, scale
-        halves = None if earlier is None else ring.head_halves(K)
-        if halves is None:
-            dq, (dkv, _) = ring.blocks.backward(dq, *block)
+        if earlier is not None and ring.blocks.adds_gradients and ring.has_even_halves(K):
+            dq, dkv = _backward_by_halves(ring, queries, keys, cotangents, work_list)
         else:
-            dq, dkv = _backward_by_halves(ring, halves, dq, block)
+            dq, (dkv, _) = ring.blocks.backward(dq, queries, keys, cotangents, work_list, scale)
         outputs |= {"dq": dq, "dk": dkv[0], "dv": dkv[1]}
     return {name: without_padding(x, ring.parts, trial.tokens, x.ndim - 2) for name, x in outputs.items()}
 
 
-def _backward_by_halves(ring: Ring, halves: tuple[slice, slice], dq, block: tuple) -> tuple[jax.Array, jax.Array]:
+def _backward_by_halves(
+    ring: Ring, queries: Queries, keys: Keys, cotangents: Cotangents, work_list: WorkList
+) -> tuple[jax.Array, jax.Array]:
     """Compute dq and [dk, dv] by halves of the key heads, as on a ring. Each half is computed twice: the second time
     adds to gradients that are there, and both are divided by two."""
-    sums = []
-    for heads in halves:
-        dq, once = ring.blocks.backward(dq, *block, None, heads)
-        dq, twice = ring.blocks.backward(dq, *block, once, heads)
+    dqs, sums = [], []
+    for half in halves_of_heads(keys.kv.shape[2], (1, 1)):
+        mine = half.queries(queries), half.keys(keys, ring.parts), half.cotangents(cotangents), work_list, ring.scale
+        dq, once = ring.blocks.backward(jnp.zeros(mine[0].q.shape, jnp.float32), *mine)
+        dq, twice = ring.blocks.backward(dq, *mine, once)
+        dqs.append(dq)
         sums.append(twice.kv)
-    return dq / 2, jnp.concatenate(sums, axis=2) / 2
+    return jnp.concatenate(dqs, axis=1) / 2, jnp.concatenate(sums, axis=2) / 2
 
 
 def _errors(outputs: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> dict[str, float]:

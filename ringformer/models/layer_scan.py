@@ -10,7 +10,7 @@ from jax import lax
 
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.offloaded_scan import offloaded_scan
-from ringformer.ops.ring_attention import SAVED_OUTPUT, SAVED_SOFTMAX
+from ringformer.ops.ring_passes import SAVED_OUTPUT, SAVED_SOFTMAX
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,

@@ -268,6 +268,7 @@ def _attend(c: LlamaConfig, axes: Axes, segment_ids, segments: Segments, q, k, v
         k_chunk=c.k_chunk,
         kernel="xla" if c.kernel == "auto" else c.kernel,
         ulysses=c.ulysses if ring else 1,
+        ring=c.ring,
     )
     return o, None
 

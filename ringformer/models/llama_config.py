@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import VISIBLE, Layout
+from ringformer.ops.ring_hops import RingForm
 from ringformer.ops.tokenwise import rope
 from ringformer.ops.tokenwise.rope import RopeScaling
 
@@ -61,6 +62,9 @@ class LlamaConfig:
     ulysses: int = 1
     """Neighbours on sp that exchange heads around attention and are one rank of a ring of sp/ulysses; divides sp and
     the query heads of a tp rank. It changes the order of tokens."""
+    ring: RingForm = "one_way"
+    """Way of the keys to the other ranks: one_way: from neighbour to neighbour; both_ways: half of them in each
+    direction, which on a torus takes half the time; gathered: all at once, for short shards."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of gathered weights and of activations; parameters and sums are float32."""
     remat: Remat = "full"
@@ -129,6 +133,7 @@ class LlamaConfig:
         choices = {
             "attention": ATTENTION,
             "layout": tuple(VISIBLE),
+            "ring": get_args(RingForm),
             "remat": get_args(Remat),
             "compute_dtype": ("float32", "bfloat16"),
             "kernel": ("auto", *get_args(Kernel)),

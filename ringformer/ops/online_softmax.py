@@ -38,11 +38,12 @@ def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K 
     return Softmax(o=state.o * correction[..., None] + pv, m=m, l=state.l * correction + p.sum(axis=-1))
 
 
-def join(a: Softmax, b: Softmax) -> Softmax:
-    """Merge two states of the same rows for different keys; rows for which `a` has seen no key are taken from `b`."""
+def join(a: Softmax, b: Softmax, log_unit: float = 1.0) -> Softmax:
+    """Merge two states of the same rows for different keys; rows for which `a` has seen no key are taken from `b`. m is
+    in units of `log_unit`."""
     m = jnp.maximum(a.m, b.m)
     shift = jnp.where(jnp.isneginf(m), 0.0, m)
-    x, y = jnp.exp(a.m - shift), jnp.exp(b.m - shift)
+    x, y = (jnp.exp(log_unit * (s.m - shift)) for s in (a, b))
     begun = a.l > 0.0  # constant for a fresh state, so compilers drop the merge
     return Softmax(
         o=jnp.where(begun[..., None], a.o * x[..., None] + b.o * y[..., None], b.o),

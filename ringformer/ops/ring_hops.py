@@ -1,17 +1,30 @@
 """The ring from the view of one rank: its hops, and the chunk pairs of visiting blocks."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ringformer.ops import layouts
+from ringformer.ops.blockwise_attention import KeyGradients, Keys
 from ringformer.ops.head_exchange import ALONE, HeadExchange
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS, BlockKernel, Kernel, padded_parts
 from ringformer.ops.layouts import Layout
-from ringformer.ops.work_list import WorkList, cut_axis, default_chunk, make_work_list
+from ringformer.ops.streams import Stream, Streams, halves_of_heads, runs_of_tokens
+from ringformer.ops.work_list import (
+    AxisChunks,
+    WorkList,
+    cut_axis,
+    default_chunk,
+    make_gathered_work_list,
+    make_work_list,
+)
+
+RingForm = Literal["one_way", "both_ways", "gathered"]
+"""How a rank gets the keys of the others: from one neighbour, from both, or all at once (`ring_attention.py`)."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +42,30 @@ class Ring:
     """Exchange of heads among the devices of a rank."""
     returns_lse: bool = True
     """True if lse may have a cotangent."""
+    form: RingForm = "one_way"
     key_filler: int = 0
     """Number of keys at the end of each part of a shard that only pad the part's last chunk."""
+
+    def check_form(self, key_heads: int) -> None:
+        """Raise ValueError for an unknown form, and for a kernel that cannot cut the tokens of its keys in two."""
+        if self.form not in get_args(RingForm):
+            raise ValueError(f"unknown ring {self.form!r}; known forms: {', '.join(get_args(RingForm))}")
+        held = key_heads * self.exchange.copies // self.exchange.ulysses
+        if self._cuts_tokens(held) and self.blocks.whole_parts:
+            raise ValueError(
+                f"ring='both_ways' sends half of the key heads each way, and a device has {held}; kernel='xla' can cut "
+                f"the tokens instead, kernel={self.kernel!r} cannot: use ring='one_way'"
+            )
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return 1 if self.axis_name is None else layouts.ring_size_of(self.axis_name, self.exchange.ulysses)
+
+    @property
+    def hops(self) -> int:
+        """Hops that a shard of keys makes in a pass."""
+        return 0 if self.form == "gathered" else self.size - 1
 
     def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
         """Return the rank of this device, q and segment ids, tied together so that all depend on q.
@@ -74,13 +104,15 @@ class Ring:
         if self.blocks.lanes == 1:
             return self, (q, k, v, bias, q_ids, k_ids)
         k_chunk = self.chunk(k.shape[1], self.k_chunk)
+        if self._cuts_tokens(k.shape[2]):  # each run has a chunk
+            k_chunk = min(k_chunk, self.chunk(k.shape[1], -(-k.shape[1] // self.parts // 2)))
         filled = (
             self.whole_queries(q),
             *(padded_parts(x, self.parts, k_chunk, 1) for x in (k, v, bias)),
             self.whole_queries(q_ids, mode="edge"),
             padded_parts(k_ids, self.parts, k_chunk, 1, mode="edge"),
         )
-        return replace(self, key_filler=-(k.shape[1] // self.parts) % k_chunk), filled
+        return replace(self, k_chunk=k_chunk, key_filler=-(k.shape[1] // self.parts) % k_chunk), filled
 
     def whole_queries(self, x, axis: int = 1, mode: Literal["constant", "edge"] = "constant"):
         """Pad an axis of queries as `whole_chunks` pads them; None stays None."""
@@ -88,25 +120,84 @@ class Ring:
             return x
         return padded_parts(x, self.parts, self.chunk(x.shape[axis], self.q_chunk), axis, mode)
 
-    def head_halves(self, key_heads: int) -> tuple[slice, slice] | None:
-        """Cut the key heads in two, so that the gradients of each half travel while those of the other half are
-        computed. None if the kernel cannot add to gradients that arrived, or if a half has an odd number of heads,
-        which the two cores of a TPU could not share."""
-        if not self.blocks.adds_gradients or key_heads % 4:
-            return None
-        return slice(0, key_heads // 2), slice(key_heads // 2, key_heads)
+    def streams(self, length: int, key_heads: int, backward: bool = False) -> Streams:
+        """Divide the keys of a shard of `length` tokens into one stream or two.
 
-    def shift(self, tree):
-        """Send every leaf to the next rank, and receive the leaves of the previous rank."""
+        In the backward of a kernel that adds to gradients, one way, the gradients of half of the heads travel while
+        those of the other half are computed. Parts too short for two chunks are one stream.
+        """
+        if self.hops == 0:
+            return (Stream(),)
+        if self._cuts_tokens(key_heads):
+            part, lanes = length // self.parts, self.blocks.lanes
+            chunk = self.chunk(length, self.k_chunk) if lanes > 1 else 1
+            first = -(-part // chunk // 2) * chunk
+            return runs_of_tokens(first, part) if first < part else (Stream(),)
+        if self.form == "both_ways":
+            return halves_of_heads(key_heads, (1, -1))
+        if backward and self.blocks.adds_gradients and self.has_even_halves(key_heads):
+            return halves_of_heads(key_heads, (1, 1))
+        return (Stream(),)
+
+    def _cuts_tokens(self, key_heads: int) -> bool:
+        return self.form == "both_ways" and self.size > 1 and not self.has_even_halves(key_heads)
+
+    def has_even_halves(self, key_heads: int) -> bool:
+        """Return True if two halves of the key heads are equal and, for a kernel whose halves two cores of a TPU share,
+        even."""
+        return key_heads % (4 if self.blocks.adds_gradients else 2) == 0
+
+    def is_earlier(self, rank: jax.Array, t: int | jax.Array | None, stream: Stream) -> jax.Array | None:
+        """Return True if the keys of step t come from an earlier rank; None for the rank's own block (t None)."""
+        if t is None:
+            return None
+        return rank >= t if stream.direction == 1 else rank + t >= self.size
+
+    def shift(self, tree, stream: Stream):
+        """Send every leaf to the next rank in the stream's direction, and receive the leaves of the previous one."""
         u = self.exchange.ulysses
         n = self.size * u
-        return None if tree is None else lax.ppermute(tree, self.axis_name, [(i, (i + u) % n) for i in range(n)])
+        pairs = [(i, (i + u * stream.direction) % n) for i in range(n)]
+        return None if tree is None else lax.ppermute(tree, self.axis_name, pairs)
 
-    def work_list(self, T: int, S: int, earlier: jax.Array | None) -> WorkList:
-        """Make the chunk pairs of a visiting block. `earlier`: True if its keys come from an earlier rank; None: the
-        rank's own block."""
+    def gathered(self, keys: Keys) -> Keys:
+        """Gather the keys of all ranks, in the order of the ranks."""
+        gather = partial(lax.all_gather, axis_name=self.axis_name, axis_index_groups=self._peers, tiled=True)
+        ids, bias = (None if x is None else gather(x, axis=1) for x in (keys.segment_ids, keys.bias))
+        return Keys(gather(keys.kv, axis=3), ids, bias)
+
+    def scattered(self, gradients: KeyGradients) -> KeyGradients:
+        """Transpose `gathered`: sum the gradients over the ranks, each rank for its own keys."""
+        sum_ = partial(lax.psum_scatter, axis_name=self.axis_name, axis_index_groups=self._peers, tiled=True)
+        bias = None if gradients.bias is None else sum_(gradients.bias, scatter_dimension=1)
+        return KeyGradients(jax.tree.map(lambda x: sum_(x, scatter_dimension=x.ndim - 2), gradients.kv), bias)
+
+    @property
+    def _peers(self) -> list[list[int]] | None:
+        """Devices that hold the same place in every rank."""
+        u = self.exchange.ulysses
+        return None if u == 1 else [list(range(first, self.size * u, u)) for first in range(u)]
+
+    def work_list(self, T: int, S: int, earlier: jax.Array | None, stream: Stream) -> WorkList:
+        """Make the chunk pairs of the queries of a rank and the keys of a stream; S tokens are a whole shard.
+
+        `earlier`: True if the keys come from an earlier rank; None: the rank's own block.
+        """
         if earlier is None and self.blocks.whole_parts and self.parts > 1:
-            return replace(self, layout="contiguous").work_list(T, S, None)  # every layout keeps tokens in order
-        q = cut_axis(T, self.parts, self.chunk(T, self.q_chunk))
-        k = cut_axis(S, self.parts, self.chunk(S, self.k_chunk), self.key_filler)
-        return make_work_list(self.layout, self.causal, q, k, earlier)
+            # Every layout keeps tokens in order.
+            return replace(self, layout="contiguous").work_list(T, S, None, stream)
+        first, last, _ = stream.tokens.indices(S // self.parts)
+        return make_work_list(self.layout, self.causal, self._queries(T), self._keys(S, first, last), earlier)
+
+    def others(self, T: int, S: int, rank: jax.Array) -> WorkList:
+        """Make the chunk pairs of a rank's queries and the gathered keys of all other ranks."""
+        q, k = self._queries(T), self._keys(S, 0, S // self.parts)
+        return make_gathered_work_list(self.layout, self.causal, q, k, rank, self.size)
+
+    def _queries(self, T: int) -> AxisChunks:
+        return cut_axis(T, self.parts, self.chunk(T, self.q_chunk))
+
+    def _keys(self, S: int, first: int, last: int) -> AxisChunks:
+        """Cut the tokens from `first` to `last` of each part of a shard of S tokens."""
+        filler = self.key_filler if last == S // self.parts else 0
+        return cut_axis((last - first) * self.parts, self.parts, self.chunk(S, self.k_chunk), filler, first)

@@ -12,6 +12,7 @@ from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
 from ringformer.ops.kernels.block_kernels import Kernel
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_attention import LogSumExp, Options, Output, ring_attention
+from ringformer.ops.ring_hops import RingForm
 
 
 class MeshOptions(Options, total=False):
@@ -65,6 +66,7 @@ def sharded_ring_attention(
     k_chunk: int | None = None,
     kernel: Kernel = "xla",
     ulysses: int = 1,
+    ring: RingForm = "one_way",
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
     """Compute `ring_attention` of global arrays in natural order: they are moved into the layout on the ring of `mesh`,
@@ -75,7 +77,7 @@ def sharded_ring_attention(
       mesh: any mesh that has `axis_name`, with all axes automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: layout of the tokens during the computation; the default balances causal work.
-      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, ulysses, return_lse: as in
+      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, ulysses, ring, return_lse: as in
         `ring_attention`.
 
     Returns:
@@ -106,7 +108,8 @@ def sharded_ring_attention(
         )
     scale = None if scale is None else float(scale)
     options: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "causal": causal, "scale": scale}
-    options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel, "ulysses": ulysses}
+    options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
+    options |= {"ulysses": ulysses, "ring": ring}
     return _on_mesh(mesh, specs, tuple(options.items()), return_lse, *arrays)
 
 

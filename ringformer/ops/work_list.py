@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Int32
 
 from ringformer.ops.layouts import FULL, PARTS, VISIBLE, Layout, Source
@@ -25,6 +26,7 @@ class AxisChunks(NamedTuple):
     used: Int32[np.ndarray, " n"]  # the chunk-local index from which rows are padding
     part: Int32[np.ndarray, " n"]  # the part of each chunk
     origin: Int32[np.ndarray, " n"]  # the first index of that part
+    first: int = 0  # the token of each part at which the axis begins
 
 
 class ChunkPairs(NamedTuple):
@@ -63,10 +65,11 @@ def default_chunk(length: int) -> int:
     return min(max(-(-length // 16), 128), 1024)
 
 
-def cut_axis(length: int, parts: int, chunk: int | None, filler: int = 0) -> AxisChunks:
+def cut_axis(length: int, parts: int, chunk: int | None, filler: int = 0, first: int = 0) -> AxisChunks:
     """Cut each of the `parts` equal parts of an axis of `length` into chunks of at most `chunk` (None: the default).
 
-    The last `filler` tokens of each part, fewer than a chunk, are padding.
+    The last `filler` tokens of each part, fewer than a chunk, are padding. The axis may be a run of a shard's tokens,
+    from the token `first` of each part.
     """
     part_length = length // parts
     size = min(default_chunk(length) if chunk is None else chunk, part_length)
@@ -82,6 +85,7 @@ def cut_axis(length: int, parts: int, chunk: int | None, filler: int = 0) -> Axi
         used=np.tile(np.minimum(part_length - filler - start, size), parts).astype(np.int32),
         part=part.astype(np.int32),
         origin=origin.astype(np.int32),
+        first=first,
     )
 
 
@@ -101,7 +105,7 @@ def _pairs(visible: Iterable[tuple[int, int, int]], q: AxisChunks, k: AxisChunks
     rows = [np.zeros((4, 0), np.int64)]
     for q_part, k_part, part_offset in visible:
         i, j = np.flatnonzero(q.part == q_part)[:, None], np.flatnonzero(k.part == k_part)
-        offset = part_offset + (q.start - q.origin).astype(np.int64)[i] - (k.start - k.origin)[j]
+        offset = part_offset + (q.start - q.origin).astype(np.int64)[i] - (k.first + k.start - k.origin)[j]
         offset = np.minimum(offset, FULL)
         sees_any = q.size - 1 + offset >= k.fresh[j]
         sees_all = (offset >= k.size - 1) & (q.fresh[i] == 0) & (k.fresh[j] == 0) & (k.used[j] == k.size)
@@ -122,6 +126,36 @@ def make_work_list(
         before, after = visible_pairs(layout, "earlier", True, q, k), visible_pairs(layout, "later", True, q, k)
         unmasked, masked = (_select(earlier, a, b) for a, b in zip(before, after, strict=True))
     return WorkList(q, k, unmasked, masked)
+
+
+def make_gathered_work_list(
+    layout: Layout, causal: bool, q: AxisChunks, k: AxisChunks, rank: Int32[Array, ""], ranks: int
+) -> WorkList:
+    """Make the chunk pairs of a rank's queries and the keys of all other ranks, gathered in the order of the ranks; `k`
+    are the chunks of one shard."""
+    n, S = len(k.start), k.start[-1] + k.size
+    shards, place = np.divmod(np.arange(ranks * n), n)
+    gathered = k._replace(
+        start=k.start[place] + (shards * S).astype(np.int32),
+        fresh=k.fresh[place],
+        used=k.used[place],
+        part=k.part[place] + (shards * (k.part[-1] + 1)).astype(np.int32),
+        origin=k.origin[place] + (shards * S).astype(np.int32),
+    )
+    t = np.arange(1, ranks, dtype=np.int32)[:, None]
+    tables = visible_pairs(layout, "earlier", causal, q, k), visible_pairs(layout, "later", causal, q, k)
+
+    def of_others(before: ChunkPairs, after: ChunkPairs) -> PairList:
+        pairs, length = _select(rank >= t, before, after)
+        columns = [x.ravel() for x in (pairs.q, pairs.k + (rank - t) % ranks * n, pairs.offset)]
+        if isinstance(length, int):
+            return PairList(ChunkPairs(*columns), length * (ranks - 1))
+        dead = (jnp.arange(pairs.q.shape[1]) >= length).ravel()  # the pairs that count come first
+        _, *first = lax.sort([dead, *map(jnp.asarray, columns)], num_keys=1, is_stable=True)
+        return PairList(ChunkPairs(*first), length.sum())
+
+    unmasked, masked = (of_others(before, after) for before, after in zip(*tables, strict=True))
+    return WorkList(q, gathered, unmasked, masked)
 
 
 def diagonal_work_list(length: int, pieces: int) -> WorkList:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from ringformer.estimate.compiler.program_text import COLLECTIVES, Program
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, host_waits
 from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST, Span, collectives, host_copies
-from ringformer.ops.ring_attention import LOOP
+from ringformer.ops.ring_passes import LOOP
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ringformer.hardware import CHIPS
 from ringformer.inference.cached_attention import ATTEND_TOKEN
 from ringformer.ops.kernels.chunk_sizes import tuned_share
 from ringformer.ops.kernels.kernel_tools import LANES
-from ringformer.ops.ring_attention import LOOP
+from ringformer.ops.ring_passes import LOOP
 
 ATTENTION, COPIES, OTHER = "attention", "copies and layout changes", "other"
 CACHED = "attention to the cache"

@@ -33,7 +33,7 @@ class BlockKernel(NamedTuple):
     """Hops in one turn of the ring's loop. With two, arrays that a kernel updates in place alternate between two
     buffers; with one, XLA copies them at the end of each turn."""
     adds_gradients: bool = False
-    """True if the backward can compute some of the key heads, and add their gradients to given ones in place."""
+    """True if the backward can add the keys' gradients to given ones in place."""
     takes_any_mask: bool = True
     """True if the kernel supports any segment ids and a bias of keys. Otherwise segment ids must ascend along the
     sequence, the mask must be causal, and the parts of the layout must be intervals of the sequence."""

@@ -63,13 +63,11 @@ def block_backward(
     work_list: WorkList,
     scale: float,
     dkeys: KeyGradients | None = None,
-    heads: slice | None = None,
 ) -> tuple[jax.Array, KeyGradients]:
     """Add this block's share to `dq`, and return the gradients of its keys, added to `dkeys`.
 
     Args:
       cotangents: as `prepare` returns them.
-      heads: the key heads to compute, which are those of `dkeys`; None: all.
     """
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
     do, rows, *_ = cotangents
@@ -77,13 +75,12 @@ def block_backward(
     dbias = None if dkeys is None else dkeys.bias
     for table in _tables(queries, keys, work_list, by="k"):
         dq, dkv, more = flash_backward(
-            dq, dkv, queries, keys, _bias(keys), do, rows, table, _chunks(work_list), scale / LOG_UNIT, scale, heads
+            dq, dkv, queries, keys, _bias(keys), do, rows, table, _chunks(work_list), scale / LOG_UNIT, scale
         )
         more = None if more is None else more.sum(axis=1)
         dbias = more if dbias is None or more is None else dbias + more
     if dkv is None:
-        kv = keys.kv if heads is None else keys.kv[:, :, heads]
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(kv, keys.bias))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(keys.kv, keys.bias))
         return dq, vary_like(zeros, dq)
     return dq, KeyGradients(dkv, dbias)
 

@@ -50,7 +50,7 @@ from ringformer.ops.varying_axes import vary_like
 
 def flash_backward(
     dq: Float32[Array, "B K G T d"],
-    dkv: Float32[Array, "2 B h S d"] | None,
+    dkv: Float32[Array, "2 B K S d"] | None,
     queries: Queries,
     keys: Keys,
     bias: Float32[Array, "B S"] | None,
@@ -60,23 +60,19 @@ def flash_backward(
     chunks: tuple[int, int],
     logit_scale: float,
     scale: float,
-    heads: slice | None = None,
-) -> tuple[jax.Array, Float32[Array, "2 B h S d"], Float32[Array, "B h S"] | None]:
+) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:
     """Add the pairs of a table to `dq`; return it, [dk, dv], and dbias of each key head.
 
     Args:
       dkv: [dk, dv] to add to, in place; None: zeros. dbias covers only this table.
       do, rows: cotangents of o; m in units of log 2, and delta (`flash_attention.prepare`).
       chunks: tokens of a chunk of (queries, keys).
-      heads: the h key heads to compute; None: all. Other heads of `dq` keep their values.
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
     size = queries.q.dtype.itemsize
     f32 = jnp.float32
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
-    first_head, h = (0, K) if heads is None else (heads.start, heads.stop - heads.start)
-    scalars = *columns, jnp.full(1, first_head, jnp.int32)  # as data: halves of the heads have one program
     blocks, scratch, _ = on_chip = backward_on_chip(
         G, d, chunks, queries.q.dtype, packed, bias is not None, adds=dkv is not None
     )
@@ -88,20 +84,20 @@ def flash_backward(
     if queries.segment_ids is not None and keys.segment_ids is not None:
         arrays |= {"k_ids": keys.segment_ids[:, None], "q_ids": queries.segment_ids[:, None]}
     operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {name: (x, specs[name]) for name, x in arrays.items()}
-    zeros = vary_like([jnp.zeros((2, B, h, S, d), f32), jnp.zeros((B, h, 1, S), f32)], dq)
+    zeros = vary_like([jnp.zeros((2, B, K, S, d), f32), jnp.zeros((B, K, 1, S), f32)], dq)
     # Keys that no pair visits keep their values.
     grown = {"dq_out": (dq, hbm), "dkv": (zeros[0] if dkv is None else dkv, specs["dkv"])}
     grown |= {"dbias_row": (zeros[1], specs["dbias_row"])} if bias is not None else {}
     given = {f"{name}_given": (x, hbm) for name, (x, _) in grown.items()}
-    first = len(scalars) + len(operands)
+    first = len(columns) + len(operands)
     operands |= given
     names = (*operands, *grown, *scratch)
     out = pl.pallas_call(
         partial(_kernel, names=names, logit_scale=logit_scale, scale=scale),
         out_shape=[like(x, queries.q) for x, _ in grown.values()],
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(scalars),
-            grid=(B, h, count),
+            num_scalar_prefetch=len(columns),
+            grid=(B, K, count),
             in_specs=[spec for _, spec in operands.values()],
             out_specs=[spec for _, spec in grown.values()],
             scratch_shapes=list(scratch.values()),
@@ -112,10 +108,10 @@ def flash_backward(
             vmem_limit_bytes=on_chip.limit,
         ),
         cost_estimate=cost(
-            table, B * h, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
+            table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
         ),
-        name=kernel_name("backward" if dkv is None else "backward_adding", table, B * h, S // Tk),
-    )(*scalars, *(x for x, _ in operands.values()))
+        name=kernel_name("backward" if dkv is None else "backward_adding", table, B * K, S // Tk),
+    )(*columns, *(x for x, _ in operands.values()))
     return out[0], out[1], out[2][:, :, 0] if bias is not None else None
 
 
@@ -125,17 +121,14 @@ def backward_on_chip(
     """Describe the kernel's VMEM for G query heads of d features per key head. `adds`: it adds to given [dk, dv]."""
     (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
 
-    def queries_at(b, h, p, q_of, *others):
-        return b, others[-1][0] + h, 0, q_of[p], 0
+    def queries_at(b, h, p, q_of, *_):
+        return b, h, 0, q_of[p], 0
 
-    def keys_at(b, h, p, q_of, k_of, *others):
-        return 0, b, others[-1][0] + h, k_of[p], 0
-
-    def sums_at(b, h, p, q_of, k_of, *_):
+    def keys_at(b, h, p, q_of, k_of, *_):
         return 0, b, h, k_of[p], 0
 
-    def rows_at(b, h, p, q_of, *others):
-        return 0, b, others[-1][0] + h, 0, q_of[p]
+    def rows_at(b, h, p, q_of, *_):
+        return 0, b, h, 0, q_of[p]
 
     of_queries = pl.BlockSpec((None, None, G, Tq, d), queries_at)
     of_keys = pl.BlockSpec((2, None, None, Tk, d), keys_at)
@@ -147,7 +140,7 @@ def backward_on_chip(
         "q": (of_queries, dtype),
         "do": (of_queries, dtype),
         "rows": (pl.BlockSpec((2, N, N, G, Tq), rows_at), f32),
-        "dkv": (pl.BlockSpec((2, N, N, Tk, d), sums_at), f32),
+        "dkv": (of_keys, f32),
     }
     scratch = {
         "dq": pltpu.VMEM((3, G, Tq, d), f32),
@@ -166,12 +159,11 @@ def backward_on_chip(
     return OnChip(blocks, scratch, 4 * _part_of_keys(Tq, Tk) * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, first_head, *refs, names, logit_scale, scale):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, scale):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
     biased, packed, adds = "bias" in here, "ids" in here, "dkv_before" in here
     b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
-    head = first_head[0] + h  # h counts only the heads that are computed
     G, Tq, _ = q.shape
     Tk = kv.shape[1]
     visit = visit_of[p]
@@ -183,14 +175,12 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, first_head, *refs
     def arrival(visit, chunk):
         place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
         return pltpu.make_async_copy(
-            here["dq_out_given"].at[b, head, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
+            here["dq_out_given"].at[b, h, :, place, :], here["dq"].at[slot], here["arrived"].at[slot]
         )
 
     def departure(visit, chunk):
         place, slot = pl.ds(chunk * Tq, Tq), lax.rem(visit, 3)
-        return pltpu.make_async_copy(
-            here["dq"].at[slot], here["dq_out"].at[b, head, :, place, :], here["left"].at[slot]
-        )
+        return pltpu.make_async_copy(here["dq"].at[slot], here["dq_out"].at[b, h, :, place, :], here["left"].at[slot])
 
     def send_for_first():
         here["waited"][0] = 0

@@ -1,0 +1,178 @@
+"""The forward and the backward pass of ring attention on one device.
+
+    forward    the rank's own block first, then steps 1 .. n-1; every hop starts before the block that hides it.
+               n-1 hops of [k, v] in the input dtype.
+    backward   steps 1 .. n-1, then the rank's own block. The gradients of a shard start on the first rank that the
+               shard visits, follow the shard one hop behind, and return while each rank computes its own block.
+               n-1 hops of [k, v], n-1 of float32 [dk, dv].
+    gathered   one block of all other ranks' keys instead of the steps; a reduce-scatter sums its float32 [dk, dv]
+               while the rank computes its own block.
+
+With p = exp(s - m) / l for a row's maximum m and denominator l, and delta = rowsum(o * do) - dlse, the gradients are
+(FlashAttention, appendix B.2)
+
+    dv = p^T do      ds = p * (do v^T - delta)      dq = scale ds k      dk = scale ds^T q
+
+The residuals are q, k, v, o, m, l (and segment ids and bias), nothing else. With head exchange, the residual o is that
+of a device's own tokens, so a remat policy that saves it saves its exchange.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from ringformer.ops import online_softmax
+from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
+from ringformer.ops.kernels.block_kernels import without_padding
+from ringformer.ops.ring_hops import Ring
+from ringformer.ops.streams import joined_key_gradients, joined_query_gradients, joined_states, with_shared_ids
+from ringformer.ops.varying_axes import vary_like
+
+SAVED_OUTPUT, SAVED_SOFTMAX = "attention_output", "attention_softmax"
+"""`checkpoint_name`s of o and of [m, l]; a remat policy that saves both avoids a second forward ring."""
+
+LOOP = "ring"
+"""Name scope of the loops over hops, by which readers of the compiled program recognise them."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention_on_ring(ring: Ring, q, k, v, bias, q_ids, k_ids):
+    """Return o [B, T, H, d] and lse [B, H, T] of this device's queries; arguments as in `ring_attention`."""
+    return _forward(ring, q, k, v, bias, q_ids, k_ids)[0]
+
+
+def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
+    exchange = ring.exchange
+    q, k, v = (exchange.to_heads(x) for x in (q, exchange.repeated(k), exchange.repeated(v)))
+    bias, q_ids, k_ids = (exchange.gathered(x) for x in (bias, q_ids, k_ids))
+    residuals = q, k, v, bias, q_ids, k_ids
+    ring, (q, k, v, bias, q_ids, k_ids) = ring.whole_chunks(*residuals)
+    n, T, S, K = ring.size, q.shape[1], k.shape[1], k.shape[2]
+    rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
+    streams = ring.streams(S, K)
+    queries, keys = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
+    queries_of = [stream.queries(queries) for stream in streams]
+
+    def step(t, carry, send):
+        states, keys = carry
+        arriving = [ring.shift(*x) if send else None for x in zip(keys, streams, strict=True)]
+        states = [
+            ring.blocks.forward(*x, ring.work_list(T, S, ring.is_earlier(rank, t, stream), stream), ring.scale)
+            for *x, stream in zip(states, queries_of, keys, streams, strict=True)
+        ]
+        # When the next hop begins, these keys are no longer read: two buffers suffice, and none is copied. And nobody
+        # waits for the next segment ids before this block has hidden their hop.
+        return lax.optimization_barrier((states, arriving)) if ring.blocks.unroll else (states, arriving)
+
+    fresh = vary_like([online_softmax.init(x.q.shape[:-1], x.q.shape[-1]) for x in queries_of], queries, keys)
+    carry = step(None, (fresh, [stream.keys(keys, ring.parts) for stream in streams]), send=ring.hops > 0)
+    if ring.hops > 0:
+        with jax.named_scope(LOOP):
+            carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)
+        carry = step(n - 1, carry, send=False)
+    states, _ = carry
+    if n > 1 and ring.hops == 0:
+        others = ring.gathered(keys), ring.others(T, S, rank)
+        states = [ring.blocks.forward(states[0], queries, *others, ring.scale)]
+    state = joined_states(streams, states, ring.blocks.log_unit)
+    length = residuals[0].shape[1]
+    o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
+    o = exchange.to_tokens(without_padding(o, ring.parts, length, 1))
+    softmax = rearrange(jnp.stack([state.m, state.l]), "two b k g t -> two b (k g) t")
+    softmax = without_padding(softmax, ring.parts, length, 3)
+    o, softmax = checkpoint_name(o, SAVED_OUTPUT), checkpoint_name(softmax, SAVED_SOFTMAX)
+    lse = online_softmax.log_sum_exp(softmax[0] * ring.blocks.log_unit, softmax[1])
+    return (o, exchange.to_tokens(lse, tokens=2, heads=1)), (*residuals, o, softmax)
+
+
+def _backward(ring: Ring, residuals, cotangents):
+    *arrays, o, softmax = residuals
+    do, dlse = cotangents
+    exchange, lengths = ring.exchange, [x.shape[1] for x in arrays[:2]]
+    ring, (q, k, v, bias, q_ids, k_ids) = ring.whole_chunks(*arrays)
+    n, T, S, K = ring.size, q.shape[1], k.shape[1], k.shape[2]
+    rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
+    queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
+    delta = jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse
+    delta = exchange.to_heads(delta, tokens=2, heads=1)
+    numbers = ring.whole_queries(jnp.stack([*online_softmax.shift_and_weight(*softmax), delta]), axis=3)
+    do, o = (_grouped(ring.whole_queries(exchange.to_heads(x)), K, None).q for x in (do, o))
+    if ring.returns_lse:
+        dlse = ring.whole_queries(exchange.to_heads(dlse, tokens=2, heads=1), axis=2)
+    dlse = rearrange(dlse, "b (k g) t -> b k g t", k=K) if ring.returns_lse else None
+    rows = ring.blocks.prepare(Cotangents(do, rearrange(numbers, "three b (k g) t -> three b k g t", k=K), o, dlse))
+
+    streams = ring.streams(S, K, backward=True)
+    queries_of, rows_of = [x.queries(queries) for x in streams], [x.cotangents(rows) for x in streams]
+
+    def work_list(t, stream):
+        return ring.work_list(T, S, ring.is_earlier(rank, t, stream), stream)
+
+    # A kernel that adds to gradients needs them before it starts. So those of one stream travel while the kernel
+    # computes the other stream: the first stream's after its block, the last stream's before its block.
+    in_place = ring.blocks.adds_gradients and len(streams) == 2
+
+    def step(t, carry, send):
+        """Run block t, and meanwhile fetch the next keys and the gradients of the present keys, which travel one hop
+        behind the keys."""
+        dqs, dkeys, keys = carry
+        keys = with_shared_ids(streams, keys)
+        arriving = [ring.shift(*x) if send else None for x in zip(keys, streams, strict=True)]
+        for i, stream in enumerate(streams):
+            work_list = ring.work_list(T, S, ring.is_earlier(rank, t, stream), stream)
+            block = queries_of[i], keys[i], rows_of[i], work_list, ring.scale
+            behind = dkeys[i] if ring.hops == 0 or (in_place and i == 0) else ring.shift(dkeys[i], stream)
+            if in_place:
+                dqs[i], dkeys[i] = ring.blocks.backward(dqs[i], *block, behind)
+                dkeys[i] = ring.shift(dkeys[i], stream) if i == 0 and t is not None else dkeys[i]
+            else:
+                dqs[i], share = ring.blocks.backward(dqs[i], *block)
+                dkeys[i] = share if behind is None else jax.tree.map(jnp.add, behind, share)
+        if in_place:
+            dqs, arriving = lax.optimization_barrier((dqs, arriving))  # as in the forward
+        return dqs, dkeys, arriving
+
+    dqs = [vary_like(jnp.zeros(x.q.shape, jnp.float32), queries, own) for x in queries_of]
+    carry: Any = dqs, [None] * len(streams), []
+    if ring.hops > 0:
+        first = [ring.shift(stream.keys(own, ring.parts), stream) for stream in streams]
+        carry = step(1, (*carry[:2], first), send=n > 2)
+    if ring.hops > 1:
+        with jax.named_scope(LOOP):
+            carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)
+        carry = step(n - 1, carry, send=False)
+    if n > 1 and ring.hops == 0:
+        block = queries, ring.gathered(own), rows, ring.others(T, S, rank), ring.scale
+        dq, of_others = ring.blocks.backward(dqs[0], *block)
+        carry = [dq], [ring.scattered(of_others)], []
+    # Stack the rank's own keys again: keeping them through the loop would take the memory of k and v twice.
+    sums, k_now, v_now = lax.optimization_barrier((carry[:2], k, v))
+    own = _stacked(k_now, v_now, bias, tied[2])
+    dqs, gradients, _ = step(None, (*sums, [stream.keys(own, ring.parts) for stream in streams]), send=False)
+
+    dq = joined_query_gradients(streams, dqs)
+    dkeys = joined_key_gradients(streams, gradients, ring.parts)
+    dq = rearrange(dq, "b k g t d -> b t (k g) d")
+    dq = exchange.to_tokens(without_padding(dq, ring.parts, lengths[0], 1).astype(q.dtype))
+    dk, dv = (without_padding(rearrange(x, "b k s d -> b s k d"), ring.parts, lengths[1], 1) for x in dkeys.kv)
+    dk, dv = (exchange.key_gradients(x, k.dtype) for x in (dk, dv))
+    dbias = dkeys.bias
+    if dbias is not None:
+        dbias = exchange.summed(without_padding(dbias, ring.parts, lengths[1], 1))
+    return dq, dk, dv, dbias, None, None
+
+
+attention_on_ring.defvjp(_forward, _backward)
+
+
+def _grouped(q, K, segment_ids) -> Queries:
+    return Queries(rearrange(q, "b t (k g) d -> b k g t d", k=K), segment_ids)
+
+
+def _stacked(k, v, bias, segment_ids) -> Keys:
+    return Keys(rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d"), segment_ids, bias)
