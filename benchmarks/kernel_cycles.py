@@ -38,6 +38,7 @@ from ringformer.estimate.kernels.pair_kernels import (
 from ringformer.estimate.kernels.slot_use import ProgramSlots, SlotUse, read_slot_use, times
 from ringformer.estimate.programs import ATTENTION
 from ringformer.estimate.seconds.kernel_cycles import generate_cycles, kernel_keys
+from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.machine_code import dumped_kernels
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds
 from ringformer.estimate.targets import compiled_by, find_target, only_compilers
@@ -199,7 +200,7 @@ def judge_ring(generation: str, kernel: str) -> dict:
     assert chip.tensor_cores is not None, "the targets are TPUs"
     program = Program.parse(compile_apart(workload, ATTENTION).text)
     cycles = generate_cycles(workload, kernel_keys(program), ATTENTION)
-    rates = Rates(chip.bf16_flops, chip.link_bandwidth, chip.link_bandwidth, chip.hbm_bandwidth, chip.clock_hz)
+    rates = Rates(chip.bf16_flops, Network((), chip.link_bandwidth), chip.hbm_bandwidth, chip.clock_hz)
     by_purpose = ProgramSeconds(program, rates, cycles).purposes.values()
     seconds = sum(by_purpose, Seconds()).times(groups)
     tokens = RING_RANKS * RING_TOKENS

@@ -19,9 +19,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ringformer.estimate.compiler.dump import AS_COMPILED_PROGRAMS_PRINT, PROGRAM
 from ringformer.estimate.programs import abstract_array
+from ringformer.estimate.seconds.link_loads import network
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import Rates
-from ringformer.estimate.targets import find_target, only_compilers
+from ringformer.estimate.targets import Target, find_target, only_compilers
 from ringformer.parallel.compiler_options import compiler_options, training_options
 from ringformer.parallel.gather_weight import gather_weight
 from ringformer.parallel.mesh import make_mesh
@@ -47,12 +48,12 @@ def lower(mesh: Mesh) -> jax.stages.Lowered:
     return jax.jit(step).lower(abstract_array(mesh, w, jnp.float32, L, D, D), tokens)
 
 
-def collectives(mesh: Mesh, options: dict[str, str]) -> Counter:
+def collectives(target: Target, mesh: Mesh, options: dict[str, str]) -> Counter:
     """Compile the program, and count its collectives by kind, dtype, and whether they are synchronous."""
     with tempfile.TemporaryDirectory() as folder:
         lower(mesh).compile(compiler_options=options | AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": folder})
         (scheduled,) = Path(folder).glob(PROGRAM["tpu"])
-        transfers = read_schedule(scheduled.read_text(), Rates(1.0, 1.0, 1.0, 1.0, 0.0)).transfers
+        transfers = read_schedule(scheduled.read_text(), Rates(1.0, network(target, mesh), 1.0, 0.0)).transfers
     counts: Counter = Counter()
     for t in transfers:
         if math.prod(t.shape) > 1:
@@ -65,11 +66,13 @@ def main() -> None:
     parser.add_argument("--target", help="a slice of 64 devices; without: one of each generation")
     args = parser.parse_args()
     only_compilers()
-    for target in TARGETS if args.target is None else [args.target]:
-        mesh = make_mesh("1,1,1,64", find_target(target).devices())
+    for target in map(find_target, TARGETS if args.target is None else [args.target]):
+        mesh = make_mesh("1,1,1,64", target.devices())
         for name, options in (("defaults", compiler_options(mesh)), ("training", training_options(mesh))):
-            found = ", ".join(f"{n} {' '.join(key)}" for key, n in sorted(collectives(mesh, dict(options)).items()))
-            print(f"{target:12} {name:9} {found}", flush=True)
+            found = ", ".join(
+                f"{n} {' '.join(key)}" for key, n in sorted(collectives(target, mesh, dict(options)).items())
+            )
+            print(f"{target.name:12} {name:9} {found}", flush=True)
 
 
 if __name__ == "__main__":

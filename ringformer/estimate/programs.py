@@ -18,7 +18,7 @@ from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.parallel.compiler_options import compiler_options, training_options
-from ringformer.parallel.mesh import BATCH, make_mesh
+from ringformer.parallel.mesh import BATCH
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.program import make_program
 from ringformer.train.state import all_finite, make_first_state, make_init
@@ -53,7 +53,7 @@ class LoweredProgram(NamedTuple):
 def lower_program(workload: Workload, program: str) -> LoweredProgram:
     """Lower one of `PROGRAMS` for abstract arrays on the target, with AdamW. Raises ValueError for an invalid mesh."""
     workload.check()
-    model, mesh = workload.model, make_mesh(workload.mesh_dim, workload.target.devices())
+    model, mesh = workload.model, workload.mesh()
     run = make_program(
         model, mesh, OptimizerConfig(), steps=1000, seq_len=workload.seq_len, accumulate=workload.accumulate
     )
@@ -107,7 +107,7 @@ def lower_attention(workload: Workload) -> LoweredProgram:
     If arrays and memories are the same, the compiler generates the same instructions for this part as for the whole
     step. An instruction that differs from the step's has a different key (`seconds/kernel_keys.py`) and does not count.
     """
-    model, mesh = workload.model, make_mesh(workload.mesh_dim, workload.target.devices())
+    model, mesh = workload.model, workload.mesh()
     dtype, spec = jnp.dtype(model.compute_dtype), P(("dp", "fsdp"), "sp", "tp")
     ring = model.attention == "ring"  # otherwise every device has all keys, as in the model
     attend = partial(

@@ -57,7 +57,7 @@ def estimate_json(workload: Workload, estimate: Estimate | None) -> dict:
         **(vars(w.settings) | fields(w.model, "offload", "rope_theta") if llama else {}),
         **fields(e, "fits", "fits_host", "hbm_bytes", "host_bytes", "generated_code", "untried_kernels"),
         **common_json(e),
-        **fields(s, "hidden_permute_bytes"),
+        **fields(s, "hidden_permute_bytes", "hidden_exchange_bytes", "exposed_exchange_bytes"),
         "exposed_in_ring_loops_bytes": s and s.exposed_in_ring_loops,
         **time_json(time),
         "step_seconds_by_parts": e.by_parts and step_time(e.by_parts, w.step_tokens).step,
@@ -131,6 +131,8 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
         f"  {s.flops:.3g} FLOPs per device; ring: {s.hidden_permute_bytes / GiB:,.1f} GiB hidden, "
         f"{s.exposed_permute_bytes / GiB:,.1f} GiB exposed ({s.exposed_in_ring_loops / GiB:,.1f} GiB inside its loops)"
     )
+    if exchanged := s.hidden_exchange_bytes + s.exposed_exchange_bytes:
+        ring += f"; head exchange: {exchanged / GiB:,.1f} GiB, {s.exposed_exchange_bytes / GiB:,.1f} GiB exposed"
     if e.max_link_hops:
         ring += f"; longest hop {e.max_link_hops} link{'s' * (e.max_link_hops > 1)}"
     hops = (

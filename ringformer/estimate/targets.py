@@ -74,6 +74,16 @@ class Target:
         return shape * (2 if self.generation in ("v3", "tpu7x") else 1)  # each core of a chip is a device
 
     @property
+    def wraps(self) -> bool:
+        """True if links join the ends of each dimension of a TPU slice: in three dimensions those of cubes of 4x4x4, in
+        two only a whole pod's (cloud.google.com/tpu/docs)."""
+        if self.chip.kind == "gpu":
+            return False
+        shape = self.topology.split(":")[1]
+        sides = [int(side) for side in shape.split("x")]
+        return all(side % 4 == 0 for side in sides) if len(sides) == 3 else shape == PODS[self.generation]
+
+    @property
     def compiler(self) -> str | None:
         """The installed wheel with the target's compiler; None if there is none."""
         return next((wheel for module, wheel in COMPILERS[self.chip.kind].items() if _installed(module)), None)

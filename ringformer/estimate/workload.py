@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.data.stores.integrity import read_meta
 from ringformer.estimate.command_tools import MODEL_FLAGS
@@ -14,7 +14,7 @@ from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.models.registry import check_mesh
-from ringformer.parallel.mesh import AXIS_NAMES, check_batch, mesh_shape
+from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
 from ringformer.runs.config import Config
 
 
@@ -75,6 +75,10 @@ class Workload:
     def mesh_shape(self) -> tuple[int, ...]:
         """Sizes of the axes (dp, fsdp, tp, sp)."""
         return mesh_shape(self.mesh_dim, self.target.num_devices)
+
+    def mesh(self) -> Mesh:
+        """Make the mesh of the target's devices. Raises MissingCompiler, and ValueError for sizes that do not fit."""
+        return make_mesh(self.mesh_dim, self.target.devices(), rank_devices(self.model))
 
     @property
     def state_shards(self) -> int:

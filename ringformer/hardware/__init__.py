@@ -31,6 +31,9 @@ class TensorCores:
     sparse_cores: bool = False
     """True if the compiler can run collectives on the chip's SparseCores."""
 
+    async_all_to_all: bool = False
+    """True if the compiler can run all-to-alls while the cores compute."""
+
     def filled(self, features: int) -> float:
         """Return the share of a matrix unit that is filled by products over `features`, padded to lanes of 128."""
         return min(1.0, -(-features // 128) * 128 / self.matrix_side)

@@ -13,13 +13,13 @@ from jax.sharding import Mesh
 
 from ringformer.checkpoints.saved_model import model_of, restore_params
 from ringformer.inference.program_sizes import round_up
-from ringformer.inference.programs import TOKENS, Programs, as_global, checked_config
+from ringformer.inference.programs import TOKENS, Programs, as_global, checked_config, rank_devices_of
 from ringformer.inference.sampling import Sampling
 from ringformer.inference.session import Session, check_room, check_tokens, padded
 from ringformer.inference.weight_shares import reshard, weight_shares
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops import layouts
-from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.mesh import make_mesh, mesh_shape
 from ringformer.parallel.parameters import abstract_model, weight_shardings
 
 LONGEST = 2**31 - 1
@@ -87,7 +87,8 @@ class Generator:
         devices, mesh_sizes = jax.devices(), mesh_dim.split(",")
         if jax.process_count() == 1 and all(size.strip().isdigit() for size in mesh_sizes):
             devices = devices[: math.prod(map(int, mesh_sizes))]
-        mesh = make_mesh(mesh_dim, devices)
+        _, _, tp, sp = mesh_shape(mesh_dim, len(devices))
+        mesh = make_mesh(mesh_dim, devices, rank_devices_of(config, tp, sp))
         # Before any weights are read: refuse a mesh that does not fit, and check the kernel while the memory is free.
         checked_config(config, mesh, (prefill_chunk or max_length) // mesh.shape["sp"])
         dtypes = jax.tree.map(lambda share: share.dtype, weight_shares(config, mesh))

@@ -61,14 +61,19 @@ class Chunk(NamedTuple):
 CHUNK = Chunk(TOKENS, TOKENS, P("dp", "sp"), P("dp"), P("sp"))
 
 
+def rank_devices_of(config: LlamaConfig, tp: int, sp: int) -> int:
+    """Return how many of the config's `ulysses` devices exchange heads on a mesh: as many as its sizes allow."""
+    return math.gcd(config.ulysses, sp, config.num_heads // tp)
+
+
 def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tuple[LlamaConfig, str]:
     """Return the config for inference (ring attention on every mesh, no rematerialization, no offloading, heads
-    exchanged among as many of the config's `ulysses` devices as the mesh allows), and a line that describes its kernel.
+    exchanged among `rank_devices_of`), and a line that describes its kernel.
 
     Raises ValueError for a mesh that does not fit the model.
     """
     layout = config.layout if mesh.shape["sp"] > 1 else "contiguous"
-    ulysses = math.gcd(config.ulysses, mesh.shape["sp"], config.num_heads // mesh.shape["tp"])
+    ulysses = rank_devices_of(config, mesh.shape["tp"], mesh.shape["sp"])
     config = replace(config, attention="ring", layout=layout, ulysses=ulysses)
     config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
     config.check_mesh(mesh)

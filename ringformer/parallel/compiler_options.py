@@ -21,6 +21,9 @@ COMPILER_OPTIONS = {
 }
 """XLA options by platform that let the ring's communication overlap with computation (docs/overlap.md)."""
 
+_HEADS = {"xla_tpu_enable_async_all_to_all": "true"}
+"""By default, exchanges of heads are synchronous."""
+
 _WEIGHTS = {
     # By default, a gather over a three-dimensional slice is an all-reduce of twice the bytes.
     "xla_tpu_prefer_async_allgather_to_allreduce": "true",
@@ -37,14 +40,17 @@ _ON_SPARSE_CORES = {
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
     """Return the options for programs on the devices of this mesh; none on CPUs."""
-    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+    device = mesh.devices.flat[0]
+    options, chip = COMPILER_OPTIONS.get(device.platform, {}), chip_of(device.device_kind)
+    if chip is None or chip.tensor_cores is None or not chip.tensor_cores.async_all_to_all:
+        return options
+    return options | _HEADS
 
 
 def training_options(mesh: Mesh) -> dict[str, str]:
     """Return `compiler_options` and those for gathers of weights and sums of gradients (docs/overlap.md). On TPUs with
     SparseCores, both run there while the TensorCores compute; on other TPUs, gathers are asynchronous."""
-    device = mesh.devices.flat[0]
-    options, chip = COMPILER_OPTIONS.get(device.platform, {}), chip_of(device.device_kind)
+    options, chip = compiler_options(mesh), chip_of(mesh.devices.flat[0].device_kind)
     if chip is None or chip.tensor_cores is None:
         return options
     return options | _WEIGHTS | (_ON_SPARSE_CORES if chip.tensor_cores.sparse_cores else {})

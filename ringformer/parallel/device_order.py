@@ -5,67 +5,96 @@ Two ranks that exchange keys and values should be neighbours: a longer hop share
 compiler makes it synchronous. So the slice is cut into equal boxes, one for each `sp` ring, and the ring follows a
 Hamiltonian cycle of its box. Wrap-around links are not used, because not every slice has them.
 
+If several devices are one rank of the ring (`ulysses`), each rank is a small box of its own, and the ring follows a
+Hamiltonian cycle of these boxes. A device sends its keys to the device at the same place of the next box. Where the
+boxes are s chips wide in the direction of the ring, these hops cross s links, which s hops share.
+
 GPUs of a node are all connected to each other; the network between nodes is slower. A ring of GPUs should leave a node
-as rarely as possible. `tp`, which moves more bytes, should not leave it at all.
+as rarely as possible. `tp`, which moves more bytes, should not leave it at all, nor should the devices of a rank.
 """
 
 import itertools
 import math
 import warnings
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 
-def order_devices(devices: list, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Arrange the devices in an array [dp, fsdp, tp, sp] of this shape, according to the links between them.
+def order_devices(devices: list, shape: tuple[int, int, int, int], ulysses: int = 1) -> np.ndarray:
+    """Arrange the devices in an array [dp, fsdp, tp, sp] of this shape, according to the links between them; each
+    `ulysses` neighbours on sp are one rank of the ring.
 
-    Warns if the rings cannot run on single links.
+    Warns if the rings cannot run between neighbours. Raises ValueError if `ulysses` does not divide sp.
     """
     dp, fsdp, tp, sp = shape
+    if sp % ulysses:
+        raise ValueError(f"ulysses={ulysses} does not divide sp={sp}")
     grid = _grid(devices)
     if grid is None:
         # One node after the other; tp innermost, then sp.
         ordered = sorted(devices, key=lambda x: (x.process_index, x.id))
         return np.array(ordered, object).reshape(dp, fsdp, sp, tp).swapaxes(2, 3)
-    box, group = _boxes(grid.shape, sp, tp)
-    if box is None:
+    boxes, ranks = _boxes(grid.shape, sp, tp, ulysses), sp // ulysses
+    places = tuple(np.array(grid.shape) // boxes.rank)  # grid of the ranks
+    if boxes.ring is None:
         warnings.warn(
-            f"no order of a {'x'.join(map(str, grid.shape))} slice puts rings of sp={sp} on single links, so hops "
-            f"share links; sizes of sp without shared links: {_sizes_of_rings(grid.shape)}",
+            f"no order of a {'x'.join(map(str, grid.shape))} slice makes all consecutive ranks of a ring neighbours, "
+            f"for sp={sp} and ulysses={ulysses}, so hops share links; sizes of sp without longer hops: "
+            f"{_sizes_of_rings(grid.shape, ulysses)}",
             stacklevel=2,
         )
         # Each ring is a piece of one path through the slice. It runs out on every second place and back on the others:
         # hops of 2.
-        pieces = np.array(_snake(grid.shape)).reshape(-1, sp, grid.ndim)
+        pieces = np.array(_snake(places)).reshape(-1, ranks, grid.ndim)
         rings = np.concatenate([pieces[:, ::2], pieces[:, 1::2][:, ::-1]], axis=1)
     else:
         # Boxes are listed group by group, with neighbours in a group next to each other; the ring is the same in each
         # box.
-        groups = np.array(list(np.ndindex(*np.array(grid.shape) // box // group)))
-        corners = (groups[:, None] * group + _snake(group)).reshape(-1, 1, grid.ndim)
-        rings = corners * box + np.array(hamiltonian_cycle(box))
-    return grid[tuple(np.moveaxis(rings, -1, 0))].reshape(shape)
+        groups = np.array(list(np.ndindex(*np.array(places) // boxes.ring // boxes.group)))
+        corners = (groups[:, None] * boxes.group + _snake(boxes.group)).reshape(-1, 1, grid.ndim)
+        rings = corners * boxes.ring + np.array(hamiltonian_cycle(boxes.ring))
+    chips = rings[:, :, None] * boxes.rank + list(np.ndindex(*boxes.rank))  # [ring, rank, member, dimension]
+    return grid[tuple(np.moveaxis(chips, -1, 0))].reshape(shape)
 
 
-def _boxes(grid: tuple[int, ...], sp: int, tp: int) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """Choose the box of a ring, measured in chips, and the box of a tp group, measured in ring boxes; (None, ...) if no
-    box has a cycle.
+class _Boxes(NamedTuple):
+    """Sides of the boxes into which a slice is cut."""
 
-    In every candidate, ring hops are single links; the chosen one keeps the ranks of a tp group close together.
-    """
-    rings = [box for box in _tiles(grid, sp) if hamiltonian_cycle(box) is not None]
-    pairs = [
-        (box, group) for box in rings for group in _tiles(tuple(n // b for n, b in zip(grid, box, strict=True)), tp)
-    ]
+    rank: tuple[int, ...]
+    """Devices of one rank."""
+    ring: tuple[int, ...] | None
+    """Ranks of one ring; None if no box of them has a cycle."""
+    group: tuple[int, ...]
+    """Rings of one tp group; a single one if groups do not tile the slice."""
 
-    def cost(pair):
-        box, group = pair
-        step = max((b for b, g in zip(box, group, strict=True) if g > 1), default=0)
-        return step, max(box), box, group
 
-    one = (1,) * len(grid)  # tp groups that do not tile the slice get no box
-    return min(pairs, key=cost, default=(min(rings, key=max) if rings else None, one))
+def _boxes(grid: tuple[int, ...], sp: int, tp: int, ulysses: int) -> _Boxes:
+    """Choose boxes in which rings join neighbours, with short hops, compact ranks, and the ranks of a tp group close
+    together."""
+    one, candidates = (1,) * len(grid), []
+    ranks = _tiles(grid, ulysses)
+    for rank in ranks:
+        rest = _divided(grid, rank)
+        for ring in _tiles(rest, sp // ulysses):
+            if hamiltonian_cycle(ring) is not None:
+                candidates += [_Boxes(rank, ring, group) for group in _tiles(_divided(rest, ring), tp) or [one]]
+
+    def cost(boxes):
+        rank, ring, group = boxes
+        hop = max((side for side, n in zip(rank, ring, strict=True) if n > 1), default=0)
+        sides = [side * n for side, n in zip(rank, ring, strict=True)]
+        step = max((side for side, n in zip(sides, group, strict=True) if n > 1), default=0)
+        # An exchange of heads sends the bytes of two hops (MHA) to five (four queries a key head), and its busiest link
+        # carries a quarter of a side's share of them.
+        return (math.prod(ring) - 1) * hop + max(rank), group == one, step, max(sides), rank, ring, group
+
+    return min(candidates, key=cost, default=_Boxes(min(ranks, key=max), None, one))
+
+
+def _divided(grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n // b for n, b in zip(grid, box, strict=True))
 
 
 def _tiles(grid: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
@@ -100,12 +129,14 @@ def link_hops(ring: list) -> list[int]:
     return np.abs(np.roll(places, -1, axis=0) - places).sum(axis=1).tolist()
 
 
-def max_link_hops(mesh: jax.sharding.Mesh) -> int | None:
-    """Return the longest hop of any `sp` ring of the mesh, in links; None except on TPUs."""
+def max_link_hops(mesh: jax.sharding.Mesh, ulysses: int = 1) -> int | None:
+    """Return the longest hop of any ring of the mesh, in links; None except on TPUs. Each `ulysses` neighbours on `sp`
+    are one rank."""
     devices = np.moveaxis(mesh.devices, mesh.axis_names.index("sp"), -1)
     if _grid(list(devices.flat)) is None:
         return None
-    return max(max(link_hops(list(ring))) for ring in devices.reshape(-1, devices.shape[-1]))
+    rings = devices.reshape(-1, devices.shape[-1] // ulysses, ulysses).swapaxes(1, 2)
+    return max(max(link_hops(list(ring))) for ring in rings.reshape(-1, rings.shape[-1]))
 
 
 def place(device) -> tuple[int, ...]:
@@ -134,6 +165,7 @@ def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [(r, *c) for r in range(shape[0]) for c in rest[:: -1 if r % 2 else 1]]
 
 
-def _sizes_of_rings(grid: tuple[int, ...]) -> str:
-    sizes = [n for n in range(2, math.prod(grid) + 1, 2) if _boxes(grid, n, 1)[0]]
+def _sizes_of_rings(grid: tuple[int, ...], ulysses: int) -> str:
+    sizes = [n for n in range(2, math.prod(grid) // ulysses + 1, 2) if _boxes(grid, n * ulysses, 1, ulysses).ring]
+    sizes = [n * ulysses for n in sizes]
     return ", ".join(map(str, sizes)) or "none"

@@ -47,14 +47,15 @@ def mesh_shape(mesh_dim: str, devices: int) -> tuple[int, int, int, int]:
     return dp, fsdp, tp, sp
 
 
-def make_mesh(mesh_dim: str, devices: list | None = None) -> Mesh:
+def make_mesh(mesh_dim: str, devices: list | None = None, ulysses: int = 1) -> Mesh:
     """Make the mesh of all devices, or of those given, with all four axes; unused axes have size 1.
 
-    Devices are ordered by the links between them; warns if a ring's hops cannot be single links (`device_order`).
+    Devices are ordered by the links between them, where each `ulysses` devices of sp are one rank of the ring; warns if
+    ranks that follow each other cannot be neighbours (`device_order`). Raises ValueError for sizes that do not fit.
     """
     devices = list(jax.devices() if devices is None else devices)
     shape = mesh_shape(mesh_dim, len(devices))
-    ordered = order_devices(devices, shape) if len(devices) > 1 else np.array(devices).reshape(shape)
+    ordered = order_devices(devices, shape, ulysses) if len(devices) > 1 else np.array(devices).reshape(shape)
     return Mesh(ordered, AXIS_NAMES, axis_types=(AxisType.Auto,) * len(AXIS_NAMES))
 
 

@@ -76,9 +76,9 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         check_folders(run_dir, config)  # checked first: the rest may take hours
     if allow:
         check_keys(config, allow)
-    mesh = make_mesh(config.mesh_dim)
-    check_mesh(config.model, mesh)
     of_rank = rank_devices(config.model)
+    mesh = make_mesh(config.mesh_dim, ulysses=of_rank)
+    check_mesh(config.model, mesh)
     check_batch(config.model.layout, of_rank, mesh, config.seq_len, config.batch_size, config.accumulate)
     ranks = mesh.shape["sp"] // of_rank
     device, rank_tokens = mesh.devices.flat[0], config.seq_len // ranks

@@ -14,6 +14,7 @@ from ringformer.estimate.compiler.process import compile_apart
 from ringformer.estimate.program_estimate import Surroundings, read_refusal
 from ringformer.estimate.programs import EVALUATION, FIRST_STATE, INIT, PROGRAMS, TRAIN_STEP, lower_program
 from ringformer.estimate.report import estimate_json, estimate_text
+from ringformer.estimate.seconds.link_loads import Network, gather_rate
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import USUAL, Rates
 from ringformer.estimate.seconds.transfers import FROM_HOST
@@ -154,7 +155,7 @@ def test_the_cores_of_a_chip_share_its_links(name, links):
     target = find_target(name)
     mesh = make_mesh("1,-1,1,1", target.devices())
     rates = compiler_process._rates(Workload(MODEL, target, "1,-1,1,1", LONG), mesh)
-    assert rates.gather_bytes == links * target.chip.link_bandwidth
+    assert gather_rate(rates.network, ()) == links * target.chip.link_bandwidth
 
 
 @on_tpu
@@ -306,7 +307,7 @@ def test_a_report_names_what_is_alive_at_the_peak():
         assert buffer["type"] in estimate_text("a title", w, e)
 
 
-AROUND = Surroundings(TRAIN_STEP, Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state_bytes=0, alive_bytes=0)
+AROUND = Surroundings(TRAIN_STEP, Rates(1.0, Network((), 1.0), 1.0, 0.0), 1, state_bytes=0, alive_bytes=0)
 
 
 def test_what_does_not_fit_and_what_is_a_failure():

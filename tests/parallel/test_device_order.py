@@ -9,7 +9,7 @@ import pytest
 from jax.experimental import topologies
 
 from ringformer.parallel.device_order import hamiltonian_cycle, link_hops, max_link_hops, order_devices
-from ringformer.parallel.mesh import make_mesh
+from ringformer.parallel.mesh import AXIS_NAMES, make_mesh
 from tests.hlo import on_tpu
 
 
@@ -68,13 +68,57 @@ def test_tp_ranks_are_neighbours_where_the_slice_allows_it():
 
 def test_a_slice_without_such_rings_warns_with_the_sizes_that_work():
     with pytest.warns(
-        UserWarning, match=r"3x3x1x1 slice puts rings of sp=9 on single links.*without shared links: none"
+        UserWarning,
+        match=r"3x3x1x1 slice makes all consecutive ranks.*for sp=9 and ulysses=1.*without longer hops: none",
     ):
         mesh = order_devices(slice_of(3, 3), (1, 1, 1, 9))
     assert sorted(x.id for x in mesh.flat) == list(range(9))
     assert max(link_hops(list(mesh.flat))) == 2
-    with pytest.warns(UserWarning, match="without shared links: 2, 4, 6, 8, 12, 24$"):
+    with pytest.warns(UserWarning, match="without longer hops: 2, 4, 6, 8, 12, 24$"):
         order_devices(slice_of(4, 2, 3), (1, 8, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("grid", "shape", "ulysses", "sides", "hop"),
+    [
+        ((8, 8), (1, 1, 1, 64), 4, (2, 2, 1), 2),
+        ((8, 8), (1, 1, 1, 64), 8, (2, 4, 1), 4),
+        ((8, 8), (1, 2, 1, 32), 4, (2, 2, 1), 2),
+        ((4, 2), (1, 1, 1, 8), 4, (2, 2, 1), 2),
+        ((4, 4), (1, 1, 1, 16), 16, (4, 4, 1), 0),
+        ((4, 4, 4), (1, 1, 1, 64), 4, (1, 1, 4), 1),  # the ring runs across these lines
+        ((4, 4, 4), (1, 1, 1, 64), 16, (2, 2, 4), 2),
+        ((8, 8, 8), (2, 2, 4, 32), 8, (2, 2, 2), 2),
+    ],
+    ids=str,
+)
+def test_ranks_of_several_devices_are_boxes_and_neighbours(grid, shape, ulysses, sides, hop):
+    mesh = order_devices(slice_of(*grid), shape, ulysses)
+    assert len({x.id for x in mesh.flat}) == math.prod(grid)
+    places = np.array([x.coords for x in mesh.flat]).reshape(-1, shape[-1] // ulysses, ulysses, 3)
+    assert (np.ptp(places, axis=2) + 1 == sides).all(), "each rank fills a box"
+    inside = places - places.min(axis=2, keepdims=True)
+    assert (inside == inside[:1, :1]).all(), "a device's keys travel to the same place of the next box"
+    assert max_link_hops(SimpleNamespace(devices=mesh, axis_names=AXIS_NAMES), ulysses) == hop
+
+
+def test_ranks_that_no_cycle_joins_are_named():
+    with pytest.warns(UserWarning, match=r"for sp=12 and ulysses=4.*without longer hops: 8, 16, 24, 48$"):
+        mesh = order_devices(slice_of(4, 12), (1, 4, 1, 12), 4)
+    assert max_link_hops(SimpleNamespace(devices=mesh, axis_names=AXIS_NAMES), 4) == 4, "two boxes of 2x2"
+    with pytest.raises(ValueError, match="ulysses=3 does not divide sp=8"):
+        order_devices(slice_of(4, 2), (1, 1, 1, 8), 3)
+
+
+@pytest.mark.parametrize(("shape", "ulysses"), [((1, 1, 1, 32), 8), ((1, 2, 1, 16), 8), ((1, 1, 2, 16), 4)])
+def test_gpus_of_a_rank_share_a_node_and_each_sends_to_another(shape, ulysses):
+    """So a ring between nodes uses the network of all eight GPUs."""
+    gpus = [SimpleNamespace(process_index=i // 8, id=i) for i in np.random.default_rng(0).permutation(32)]
+    node = np.vectorize(lambda x: x.process_index)(order_devices(gpus, shape, ulysses))
+    assert (node == node[:, :, :1]).all(), "a tp group stays in its node"
+    ranks = node.reshape(-1, shape[-1] // ulysses, ulysses)
+    assert (ranks == ranks[:, :, :1]).all(), "so does a rank"
+    assert (ranks != np.roll(ranks, 1, axis=1)).all()
 
 
 def test_gpu_rings_leave_a_node_as_rarely_as_possible():

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ringformer.estimate.seconds.link_loads import QUEUED
 from ringformer.estimate.seconds.overlap import Transfer
 from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST
 from ringformer.hardware import GiB
@@ -13,6 +14,7 @@ from ringformer.parallel.gather_weight import GATHER, SCATTER
 PURPOSES = (
     "ring, inside its loops",
     "ring, at their ends",
+    "head exchange",
     "weights gathered",
     "gradients reduced",
     "activations gathered",
@@ -22,9 +24,9 @@ PURPOSES = (
     "offloaded, from the host",
 )
 """Purposes of transfers, in the order of the table. The ends of a ring's loops are the hops before the first and after
-the last iteration. Only training has gradients. Only inference gathers activations and merges partial results, for
-split products and for attention to a cache that is spread over devices. "Other" are activations over tp, and scalars
-like the loss."""
+the last iteration. Heads are exchanged among the devices that are one rank of the ring. Only training has gradients.
+Only inference gathers activations and merges partial results, for split products and for attention to a cache that is
+spread over devices. "Other" are activations over tp, and scalars like the loss."""
 
 
 class Group(NamedTuple):
@@ -48,6 +50,8 @@ def purpose(t: Transfer) -> str:
         return "offloaded, to the host" if t.kind == TO_HOST else "offloaded, from the host"
     if t.kind == "collective-permute":
         return "ring, inside its loops" if t.in_ring_loop else "ring, at their ends"
+    if t.kind == "all-to-all":
+        return "head exchange"
     if GATHER in t.op_name:
         return "weights gathered"
     # Gradients of weights that are whole on every device are summed where the weights were replicated, which has no
@@ -60,7 +64,7 @@ def purpose(t: Transfer) -> str:
 
 def inference_purpose(t: Transfer) -> str:
     """Return the purpose of a collective in a program without gradients."""
-    if t.kind == "collective-permute" or GATHER in t.op_name:
+    if t.kind in QUEUED or GATHER in t.op_name:
         return purpose(t)
     return "activations gathered" if t.kind == "all-gather" else "partial results merged"
 

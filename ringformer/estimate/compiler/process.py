@@ -40,11 +40,13 @@ from ringformer.estimate.inference.workload import InferenceWorkload
 from ringformer.estimate.program_estimate import Estimate, Surroundings, read_estimate, read_refusal
 from ringformer.estimate.programs import ATTENTION, TRAIN_STEP, LoweredProgram, lower_attention, lower_program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.link_loads import network
 from ringformer.estimate.seconds.machine_code import dump_flags, read_kernels
 from ringformer.estimate.seconds.program_seconds import Rates, efficiency
 from ringformer.estimate.targets import only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.files.atomic import write_whole
+from ringformer.models.interface import rank_devices
 from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.parallel.device_order import max_link_hops
 from ringformer.runs.config_file import CONFIG_MODULE
@@ -179,7 +181,7 @@ def main(folder: Path, parent: int) -> None:
 def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
     lowered, options, mesh, state, alive = _lower(workload, program)
     rates, dump = _rates(workload, mesh), folder / "dump"
-    around = Surroundings(program, rates, max_link_hops(mesh), state, alive)
+    around = Surroundings(program, rates, max_link_hops(mesh, rank_devices(workload.model)), state, alive)
     write_whole(folder / "surroundings", pickle.dumps(around))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
     if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # the user's own dump takes precedence
@@ -223,17 +225,11 @@ def _cycles(text: str, code: Path) -> dict[str, float]:
 
 
 def _rates(workload: Workload, mesh: jax.sharding.Mesh) -> Rates:
-    target, model = workload.target, workload.model
-    hop = target.ring_bandwidth(mesh.shape["sp"] * mesh.shape["tp"])
-    gather = target.ring_bandwidth(mesh.devices.size)
-    if target.chip.kind == "tpu":  # both directions of each dimension of the slice, shared by the cores of a chip
-        chips = [tuple(x.coords) for x in mesh.devices.flat]
-        links = 2 * sum(len(set(places)) > 1 for places in zip(*chips, strict=True))
-        gather *= max(1, links) * len(set(chips)) / len(chips)
-    chip = target.chip
+    target, model, chip = workload.target, workload.model, workload.target.chip
     clock = chip.clock_hz if chip.kind == "tpu" else 0.0
     share = efficiency(target.generation, getattr(model, "kernel", "xla"), getattr(model, "head_dim", LANES))
-    return Rates(chip.flops(model.compute_dtype), hop, gather, chip.hbm_bandwidth, clock, share, chip.host_bandwidth)
+    links = network(target, mesh)
+    return Rates(chip.flops(model.compute_dtype), links, chip.hbm_bandwidth, clock, share, chip.host_bandwidth)
 
 
 if __name__ == "__main__":

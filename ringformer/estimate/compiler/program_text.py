@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +77,11 @@ class Instruction(NamedTuple):
         return next((k for k in COLLECTIVES if opcode.startswith(k) and not opcode.endswith("-done")), None)
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of devices of a collective, or the pairs (source, target) of a permute; empty: one group of all."""
+        return _groups(self.search(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\[\S+)") or "")
+
+    @property
     def bytes(self) -> int:
         """Bytes of its result, in any memory."""
         return sum(array.bytes for array in self.arrays)
@@ -91,6 +96,16 @@ class Instruction(NamedTuple):
         if (group := self.search(pattern)) is not None:
             return group
         raise ValueError(f"this compiler's text has no {pattern}: {self.text.strip()[:200]}")
+
+
+@lru_cache
+def _groups(text: str) -> tuple[tuple[int, ...], ...]:
+    """Parse groups, listed as in {{0,1},{2,3}}, or as an array of numbers that is cut into rows: [2,2]<=[2,2]T(1,0)."""
+    if cut := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        rows, sides, order = ([int(x) for x in (part or "").split(",") if x] for part in cut.groups())
+        numbers = np.arange(math.prod(sides)).reshape(sides).transpose(order or None).reshape(rows)
+        return tuple(tuple(row) for row in numbers.tolist())
+    return tuple(tuple(int(x) for x in group.split(",")) for group in re.findall(r"\{([\d,]+)\}", text))
 
 
 class KernelCost(NamedTuple):

@@ -10,7 +10,6 @@ from ringformer.inference.sampling import Kind
 from ringformer.inference.weight_shares import make_reshard, weight_shares
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.parallel.compiler_options import compiler_options
-from ringformer.parallel.mesh import make_mesh
 from ringformer.parallel.parameters import abstract_params, weight_shardings
 
 
@@ -18,7 +17,7 @@ def lower_inference(workload: InferenceWorkload, program: str) -> LoweredProgram
     """Lower `LOADING` or one of `INFERENCE` for abstract arrays on the target, with greedy decoding. While such a
     program runs, a device holds only its arguments and results besides. Raises ValueError for an invalid mesh."""
     workload.check()
-    mesh = make_mesh(workload.mesh_dim, workload.target.devices())
+    mesh = workload.mesh()
     sizes, rows, options = workload.sizes, workload.batch_size, dict(compiler_options(mesh))
     programs = Programs(inference_config(workload.model, mesh, workload.chunk // sizes.ranks)[0], mesh)
     if program == LOADING:

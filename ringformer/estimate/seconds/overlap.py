@@ -1,10 +1,10 @@
 """Hidden and exposed communication of a program, read from the compiler's schedule.
 
 A collective with a start and an end travels while the instructions between the two execute. It is hidden if these
-instructions take (`program_seconds.py`) at least as long as the collective's bytes take on the link. Permutes share one
-link, in the order in which they start. A collective without a separate start is exposed. So is a collective in a branch
-that may not be taken. Copies to the host share one link, and copies from the host share another; both kinds also travel
-while the device waits for collectives.
+instructions take (`program_seconds.py`) at least as long as the collective's bytes take on their busiest link
+(`link_loads.py`). Permutes and all-to-alls queue on the links that they share, in the order in which they start. A
+collective without a separate start is exposed. So is a collective in a branch that may not be taken. Copies to the host
+share one link, and copies from the host share another; both kinds also travel while the device waits for collectives.
 """
 
 import re
@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
+from jaxtyping import Float
+
 from ringformer.estimate.compiler.program_text import COLLECTIVES, Program
+from ringformer.estimate.seconds.link_loads import QUEUED, gather_rate, link_seconds
 from ringformer.estimate.seconds.program_seconds import ProgramSeconds, Rates, Seconds, host_waits
 from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST, Span, collectives, host_copies
 from ringformer.ops.ring_passes import LOOP
@@ -28,10 +32,12 @@ class Transfer:
     shape: tuple[int, ...]
     count: float
     bytes: int
-    """Bytes that one device sends in each execution, or receives in a gather."""
+    """Bytes that one device sends in each execution, or receives in a gather. In an all-to-all, they include the part
+    that it keeps."""
     asynchronous: bool
     seconds: float
-    """Seconds from its start until its last byte arrives; a permute queues behind permutes that started earlier."""
+    """Seconds from its start until its last byte arrives; permutes, all-to-alls and copies queue behind earlier ones on
+    the same links."""
     cover: float
     """Seconds of computation between its start and its end."""
     wait: float
@@ -80,14 +86,24 @@ class Schedule:
         return self.bytes(("collective-permute",), False)
 
     @property
+    def hidden_exchange_bytes(self) -> float:
+        """Bytes of hidden exchanges of heads, with the parts that stay on the device."""
+        return self.bytes(("all-to-all",), True)
+
+    @property
+    def exposed_exchange_bytes(self) -> float:
+        """Bytes of exposed exchanges of heads."""
+        return self.bytes(("all-to-all",), False)
+
+    @property
     def exposed_in_ring_loops(self) -> float:
         """Bytes of exposed permutes inside the loops over hops."""
         return sum(t.all_bytes for t in self.transfers if t.in_ring_loop and not t.hidden)
 
     @property
     def exposed_gather_bytes(self) -> float:
-        """Bytes of exposed collectives other than permutes: weights gathered, gradients reduced."""
-        return self.bytes(tuple(k for k in COLLECTIVES if k != "collective-permute"), False)
+        """Bytes of exposed collectives other than permutes and all-to-alls: weights gathered, gradients reduced."""
+        return self.bytes(tuple(k for k in COLLECTIVES if k not in QUEUED), False)
 
     @property
     def exposed_seconds(self) -> float:
@@ -126,7 +142,6 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
     spans = [*collectives(program, instructions), *host_copies(instructions)]
     if not spans:
         return []
-    of_kind = {kind: [s for s in spans if s.kind == kind] for kind in ("collective-permute", TO_HOST, FROM_HOST)}
     before = [0.0]  # seconds of computation before each instruction; branches: only certain ones
     for instruction in instructions:
         taken = sum(s.certain for s in seconds.of_instruction(name, instruction).values())
@@ -139,20 +154,21 @@ def _of_computation(seconds: ProgramSeconds, name: str, count: float, loop: str 
         sent = span.kind, *span.array, count, span.bytes, span.end is not None
         return Transfer(*sent, on_its_way, cover, wait, in_loop, span.op_name)
 
-    def on_one_link(kind: str, passed: list[float], rate: float) -> list[Transfer]:
-        link = _share_link(of_kind[kind], passed, rate)
+    def queued(kinds: tuple[str, ...], passed: list[float]) -> list[Transfer]:
+        of_kinds = [span for span in spans if span.kind in kinds]
+        links = _share_links(of_kinds, [_busy_links(span, rates) for span in of_kinds], passed)
         return [
             transfer(span, on_its_way, _cover(span, passed), wait)
-            for span, (on_its_way, wait) in zip(of_kind[kind], link, strict=True)
+            for span, (on_its_way, wait) in zip(of_kinds, links, strict=True)
         ]
 
-    transfers = on_one_link("collective-permute", before, rates.hop_bytes)
+    transfers = queued(QUEUED, before)
     for span in spans:
-        if span.kind not in of_kind:
-            on_its_way, cover = span.bytes / rates.gather_bytes, _cover(span, before)
+        if span.kind not in (*QUEUED, TO_HOST, FROM_HOST):
+            on_its_way, cover = span.bytes / gather_rate(rates.network, span.groups), _cover(span, before)
             transfers.append(transfer(span, on_its_way, cover, max(0.0, on_its_way - cover)))
     passed = [a + b for a, b in zip(before, accumulate(waits), strict=True)]
-    return [*transfers, *(t for kind in (TO_HOST, FROM_HOST) for t in on_one_link(kind, passed, rates.host_bytes))]
+    return [*transfers, *queued((TO_HOST,), passed), *queued((FROM_HOST,), passed)]
 
 
 def _cover(span: Span, before: list[float]) -> float:
@@ -160,19 +176,28 @@ def _cover(span: Span, before: list[float]) -> float:
     return 0.0 if span.end is None else before[span.end] - before[span.start + 1]
 
 
-def _share_link(spans: list[Span], compute: list[float], rate: float) -> list[tuple[float, float]]:
-    """Schedule transfers on one link: first come, first served, one at a time.
+def _busy_links(span: Span, rates: Rates) -> Float[np.ndarray, " links"]:
+    """Return the seconds that each link is busy with a transfer; a device's copies to or from its host have one."""
+    if span.kind in QUEUED:
+        return span.bytes * link_seconds(rates.network, span.kind, span.groups)
+    return np.array([span.bytes / rates.host_bytes])
+
+
+def _share_links(
+    spans: list[Span], busy: list[Float[np.ndarray, " links"]], compute: list[float]
+) -> list[tuple[float, float]]:
+    """Schedule transfers on links: first come, first served, one at a time on each link.
 
     Args:
+      busy: seconds that each transfer takes on each link.
       compute: seconds of computation before each instruction.
-      rate: bytes per second.
 
     Returns:
       `(seconds, wait)` of each transfer.
     """
     starts = [(span.start, False, i) for i, span in enumerate(spans)]
     ends = [(span.last, True, i) for i, span in enumerate(spans)]
-    waited = link_is_free = 0.0
+    waited, links_are_free = 0.0, np.zeros_like(busy[0]) if busy else np.zeros(0)
     through: dict[int, float] = {}
     seconds: dict[int, float] = {}
     waits: dict[int, float] = {}
@@ -182,8 +207,10 @@ def _share_link(spans: list[Span], compute: list[float], rate: float) -> list[tu
             waits[i] = max(0.0, through[i] - now)
             waited += waits[i]
         else:
-            link_is_free = max(link_is_free, now) + spans[i].bytes / rate
-            seconds[i], through[i] = link_is_free - now, link_is_free
+            used = busy[i] > 0
+            links_are_free[used] = np.maximum(links_are_free[used], now) + busy[i][used]
+            through[i] = float(links_are_free[used].max(initial=now))
+            seconds[i] = through[i] - now
     return [(seconds[i], waits[i]) for i in range(len(spans))]
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ringformer.estimate.compiler.program_text import Instruction, Program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.memory_traffic import hbm_bytes
 from ringformer.hardware import CHIPS
 from ringformer.inference.cached_attention import ATTEND_TOKEN
@@ -91,10 +92,8 @@ class Rates(NamedTuple):
 
     flops: float
     """Peak FLOPs of matrix products in the program's dtype."""
-    hop_bytes: float
-    """Bytes of a permute, one way."""
-    gather_bytes: float
-    """Bytes of a gather or reduction, over all links that it uses."""
+    network: Network
+    """Links between the devices."""
     hbm_bytes: float
     cycles: float
     """Cycles of the clock; 0 if machine code is not counted (GPU)."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ringformer.estimate.compiler.program_text import Array, Instruction, Program, parse_type
+from ringformer.estimate.seconds.link_loads import Groups
 
 TO_HOST, FROM_HOST = "copy to the host", "copy from the host"
 """Kinds of transfers other than collectives: arrays that `offload` keeps in host memory."""
@@ -23,6 +24,7 @@ class Span(NamedTuple):
     op_name: str
     start: int
     end: int | None
+    groups: Groups = ()
 
     @property
     def last(self) -> int:
@@ -66,10 +68,14 @@ def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end
     """Describe a collective; `here` has the instructions of its computation, for the sizes of its operands."""
     kind, array = x.collective or "", x.arrays[0]
     operands = [a for name in x.operands if name in here for a in here[name].arrays]
-    largest = max(a.bytes for a in (*x.arrays, *operands))  # a gather's result, a reduce-scatter's operand
-    sent = array.bytes if kind == "collective-permute" else largest
-    moved = 2 * sent if kind == "all-reduce" else sent  # all-reduce: reduce, then gather
-    return Span(kind, array, moved, x.op_name, start, end)
+    if kind == "collective-permute":
+        moved = array.bytes
+    elif kind == "all-to-all":  # of one operand, or of one for each device of a group
+        moved = sum(a.bytes for a in operands)
+    else:
+        largest = max(a.bytes for a in (*x.arrays, *operands))  # a gather's result, a reduce-scatter's operand
+        moved = 2 * largest if kind == "all-reduce" else largest  # all-reduce: reduce, then gather
+    return Span(kind, array, moved, x.op_name, start, end, x.groups)
 
 
 def host_copies(instructions: list[Instruction]) -> Iterator[Span]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringformer.estimate.compiler.collectives import PURPOSES, collectives_table, grouped, purpose
+from ringformer.estimate.compiler.collectives import collectives_table, grouped, purpose
 from ringformer.estimate.seconds.overlap import Transfer
 
 SCOPE = "jit(step)/shard_map/while/body/closed_call"
@@ -31,6 +31,7 @@ def transfer(
     [
         (transfer("collective-permute", ring=True), "ring, inside its loops"),
         (transfer("collective-permute"), "ring, at their ends"),
+        (transfer("all-to-all"), "head exchange"),
         (transfer("all-gather", op_name="gather_weight/all_gather"), "weights gathered"),
         (transfer("all-gather", op_name="jvp(gather_weight)/all_gather"), "weights gathered"),
         (transfer("reduce-scatter", op_name="scatter_gradient/reduce_scatter"), "gradients reduced"),
@@ -50,7 +51,7 @@ def test_groups_hold_every_byte_and_execution():
     queues = transfer("collective-permute", 1.0, ring=True, size=4, seconds=9.0, cover=9.0)
     alone = transfer("all-gather", 2.0, size=7, asynchronous=False, op_name="gather_weight/all_gather")
     groups = grouped([alone, ring, waits, queues])
-    assert [g.purpose for g in groups] == [PURPOSES[0], PURPOSES[2]]
+    assert [g.purpose for g in groups] == ["ring, inside its loops", "weights gathered"]
     assert (groups[0].executions, groups[0].synchronous) == (14, 0)
     assert (groups[0].hidden_bytes, groups[0].exposed_bytes) == (10 * 2**20 + 4, 3 * 2**20)
     assert groups[0].longest is waits, "not a small one that queued behind it"

@@ -34,10 +34,11 @@ STAND_IN = f"""#!{sys.executable}
 # Stands for the Python of the compiler's process: schedules a program if SCHEDULES says so, and dies.
 import os, pickle, sys
 from pathlib import Path
+from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.program_seconds import Rates
 from ringformer.estimate.program_estimate import Surroundings
 folder = Path(sys.argv[3])
-around = Surroundings("train step", Rates(1.0, 1.0, 1.0, 1.0, 0.0), 1, state_bytes=1000, alive_bytes=100)
+around = Surroundings("train step", Rates(1.0, Network((), 1.0), 1.0, 0.0), 1, state_bytes=1000, alive_bytes=100)
 (folder / "surroundings").write_bytes(pickle.dumps(around))
 (folder / "dump").mkdir()
 name = "module_0000.jit_step.after_optimizations"

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import PartitionSpec as P
 
 from ringformer.estimate.compiler.program_text import Program
@@ -25,6 +26,23 @@ def flops(function, *shapes):
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     program = Program.parse(jax.jit(function).lower(*arrays).compile().as_text())
     return program.flops(program.entry)
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%sum", ((0, 1), (2, 3))),
+        ("all-to-all(%x), replica_groups=[2,2]<=[4], dimensions={0}", ((0, 1), (2, 3))),
+        ("all-to-all(%x), replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}", ((0, 2), (1, 3))),
+        ("all-reduce(%x), replica_groups={}, to_apply=%sum", ()),
+        ("collective-permute(%x), source_target_pairs={{0,1},{1,0}}", ((0, 1), (1, 0))),
+    ],
+)
+def test_groups_of_a_collective(text, groups):
+    program = Program.parse(
+        f"ENTRY %main (x: f32[2]) -> f32[2] {{\n  %x = f32[2] parameter(0)\n  %c = f32[2] {text}\n}}\n"
+    )
+    assert program.computations["main"]["c"].groups == groups
 
 
 def test_flops_of_matmuls_in_loops():

@@ -17,6 +17,7 @@ from ringformer.estimate.search.longest_context import (
     next_length,
 )
 from ringformer.estimate.search.memory_settings import likely_settings, possible_settings
+from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import OTHER, Rates, Seconds
 from ringformer.estimate.workload import Workload
@@ -36,7 +37,7 @@ def estimate_of(workload: Workload, *, fits: bool, peak_bytes: int = 2**30, host
         temp_bytes=peak_bytes,
         max_link_hops=1,
         compile_seconds=1.0,
-        schedule=Schedule([], 0.6, Rates(1.0, 1.0, 1.0, 1.0, 0.0), {OTHER: Seconds(overlapped=1.0)}),
+        schedule=Schedule([], 0.6, Rates(1.0, Network((), 1.0), 1.0, 0.0), {OTHER: Seconds(overlapped=1.0)}),
     )
 
 

@@ -2,21 +2,21 @@
 
 import pytest
 
+from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import USUAL, Rates
 from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST
 
 RATES = Rates(
     flops=2 * 8**3 / USUAL.products,
-    hop_bytes=2 * 8 * 8 * 4,
-    gather_bytes=1.0,
+    network=Network(places=((0, 0, 0, 0), (1, 0, 0, 0)), link_bandwidth=2 * 8 * 8 * 4),
     hbm_bytes=float("inf"),
     cycles=0.0,
 )
 PRODUCT = "%m{0} = f32[8,8] dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
-START = "%s{0} = (f32[8,8], f32[8,8]) collective-permute-start(%x)"
+START = "%s{0} = (f32[8,8], f32[8,8]) collective-permute-start(%x), source_target_pairs={{{{0,1}},{{1,0}}}}"
 DONE = "%d{0} = f32[8,8] collective-permute-done(%s{0})"
-SYNCHRONOUS = "%c{0} = f32[8,8] collective-permute(%x)"
+SYNCHRONOUS = "%c{0} = f32[8,8] collective-permute(%x), source_target_pairs={{{{0,1}},{{1,0}}}}"
 
 
 def transfers(*lines):
@@ -29,6 +29,27 @@ def test_two_permutes_share_the_link_under_one_product():
     schedule = transfers((START, 1), (START, 2), (PRODUCT, 1), (DONE, 1), (DONE, 2))
     assert [t.seconds for t in schedule.transfers] == [0.5, 1.0]
     assert all(t.hidden for t in schedule.transfers) and schedule.exposed_seconds == 0
+
+
+def test_opposite_directions_have_links_of_their_own():
+    """Four devices in a line: two permutes along it share its links, one of the other direction does not."""
+    rates = RATES._replace(network=RATES.network._replace(places=tuple((x, 0, 0, 0) for x in range(4))))
+    there, back = "{{0,1},{1,2},{2,3}}", "{{3,2},{2,1},{1,0}}"
+    for pairs, seconds in ((there, [0.5, 1.0]), (back, [0.5, 0.5])):
+        lines = [START.format(1), START.format(2), PRODUCT.format(1), DONE.format(1), DONE.format(2)]
+        lines[0] = lines[0].replace("{{0,1},{1,0}}", there)
+        lines[1] = lines[1].replace("{{0,1},{1,0}}", pairs)
+        body = "\n".join(f"  {line}" for line in lines)
+        text = f"ENTRY %main (x: f32[8,8]) -> f32[8,8] {{\n  %x = f32[8,8] parameter(0)\n{body}\n}}\n"
+        assert [t.seconds for t in read_schedule(text, rates).transfers] == seconds
+
+
+def test_an_exchange_of_heads_queues_behind_a_permute():
+    """Half of its bytes stay on the device."""
+    exchange = ("%a{0} = f32[8,8] all-to-all(%x), replica_groups={{{{0,1}}}}, dimensions={{0}}", 1)
+    schedule = transfers((START, 1), exchange, (DONE, 1), (PRODUCT, 1))
+    times = {t.kind: t.seconds for t in schedule.transfers}
+    assert times == {"collective-permute": 0.5, "all-to-all": 0.75} and schedule.exposed_seconds == 0.75
 
 
 def test_three_do_not_fit_under_it():
@@ -62,7 +83,7 @@ SPARSE = """
 
 def test_a_sparse_core_computes_from_the_update_to_the_end():
     """The program is loaded before; all of the operand travels, whose sum is scattered."""
-    rates = RATES._replace(gather_bytes=8 * 8 * 4)  # a second for the operand
+    rates = RATES._replace(network=RATES.network._replace(link_bandwidth=8 * 8 * 2))  # a second for the operand
     load = (
         '%s = ((), (), (s32[9664512])) custom-call-start(), custom_call_target="x", '
         'called_computations={%on_sparse_core}, metadata={op_name="scatter_gradient"}'
@@ -81,11 +102,11 @@ def test_a_sparse_core_computes_from_the_update_to_the_end():
 
 @pytest.mark.parametrize(("around", "inside"), [("layers/while", False), ("layers/while/body/ring/while", True)])
 def test_a_loop_of_one_turn_that_was_inlined_is_no_loop(around, inside):
-    trips = 'known_trip_count={"n":"3"}'
+    trips, pairs = 'known_trip_count={"n":"3"}', "source_target_pairs={{0,1}}"
     text = f"""
 %body (x: f32[8,8]) -> f32[8,8] {{
   %x = f32[8,8] parameter(0)
-  %c = f32[8,8] collective-permute(%x), metadata={{op_name="layers/while/body/ring/while/body/ppermute"}}
+  %c = f32[8,8] collective-permute(%x), {pairs}, metadata={{op_name="layers/while/body/ring/while/body/ppermute"}}
 }}
 %condition (x: f32[8,8]) -> pred[] {{
   %x = f32[8,8] parameter(0)

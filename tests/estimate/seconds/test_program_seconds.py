@@ -4,12 +4,11 @@ import pytest
 
 from ringformer.estimate.compiler.program_text import Program
 from ringformer.estimate.seconds.kernel_keys import KernelKeys
+from ringformer.estimate.seconds.link_loads import Network
 from ringformer.estimate.seconds.program_seconds import Efficiency, ProgramSeconds, Rates, efficiency, purpose
 
 PAIRS, PRODUCTS = 0.5, 0.8
-RATES = Rates(
-    1024.0, hop_bytes=1.0, gather_bytes=1.0, hbm_bytes=256.0, cycles=10.0, efficiency=Efficiency(PAIRS, PRODUCTS)
-)
+RATES = Rates(1024.0, network=Network((), 1.0), hbm_bytes=256.0, cycles=10.0, efficiency=Efficiency(PAIRS, PRODUCTS))
 DOT = "f32[8,8]{1,0:S(1)} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 TEXT = """
 %body (x: f32[8,8]) -> f32[8,8] {

@@ -1,0 +1,108 @@
+"""Links between the devices of a mesh, and the seconds that a collective occupies each of them.
+
+TPU chips send a message along one dimension after the other, the shortest way; if both ways around a torus are equally
+long, half of it goes each way. Messages between several pairs of devices share the links on their ways. So a hop
+between ranks of several devices takes as long as its busiest link, and so does an exchange of heads. GPUs of a node
+reach each other over all NVLinks of a GPU, and GPUs of other nodes over the network of the GPU that sends.
+"""
+
+from functools import lru_cache
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float, Int
+
+from ringformer.estimate.targets import Target
+from ringformer.parallel.device_order import place
+
+Groups = tuple[tuple[int, ...], ...]
+"""Groups of devices, by their numbers in the mesh; of a permute, pairs (source, target). Empty: one group of all."""
+
+QUEUED = ("collective-permute", "all-to-all")
+"""Kinds of collectives whose messages queue on the links that they share. Others are spread over all links."""
+
+
+class Network(NamedTuple):
+    """Links between the devices of a mesh."""
+
+    places: tuple[tuple[int, ...], ...]
+    """Place of each device: (x, y, z, core) of a TPU, or (node, number) of a GPU."""
+    link_bandwidth: float
+    """Bytes per second, one way: of one link between TPU chips, or of all NVLinks of a GPU."""
+    node_bandwidth: float | None = None
+    """Bytes per second of a GPU's share of the network between nodes; None for TPUs."""
+    wraps: bool = False
+    """True if links join the ends of each dimension of a TPU slice."""
+
+
+def network(target: Target, mesh: Mesh) -> Network:
+    """Return the links between a target's devices, in the order of the mesh."""
+    chip, devices = target.chip, mesh.devices.flat
+    if chip.kind == "gpu":
+        return Network(tuple((x.process_index, x.id) for x in devices), chip.link_bandwidth, chip.node_bandwidth)
+    return Network(tuple(place(x) for x in devices), chip.link_bandwidth, wraps=target.wraps)
+
+
+@lru_cache
+def link_seconds(links: Network, kind: str, groups: Groups) -> Float[np.ndarray, " links"]:
+    """Return the seconds that a collective of a kind in `QUEUED` occupies each link, one way, per byte of a device. A
+    device sends its bytes to the target of its pair, or equal parts of them to all devices of its group, itself
+    included."""
+    pairs, share = list(groups), 1.0
+    if kind == "all-to-all":
+        whole = groups or (tuple(range(len(links.places))),)
+        pairs, share = [pair for group in whole for pair in permutations(group, 2)], 1 / len(whole[0])
+    places, (source, target) = np.array(links.places), np.array(pairs, int).reshape(-1, 2).T
+    if not links.node_bandwidth:
+        return share * _messages(places, places[source], places[target], links.wraps) / links.link_bandwidth
+    outside = places[source, 0] != places[target, 0]
+    seconds = np.zeros((2, len(places)))
+    np.add.at(seconds[0], source[~outside], share / links.link_bandwidth)
+    np.add.at(seconds[1], source[outside], share / links.node_bandwidth)
+    return seconds.ravel()
+
+
+def _messages(
+    places: Int[np.ndarray, "devices 4"], source: Int[np.ndarray, "pairs 4"], target: Int[np.ndarray, "pairs 4"], wraps
+) -> Float[np.ndarray, " links"]:
+    """Count the messages on each link of a TPU slice if every source sends one to its target."""
+    low, sides = places.min(axis=0), np.ptp(places, axis=0) + 1
+    counts = np.zeros((2, len(sides), *sides))
+    at, core = source - low, len(sides) - 1
+    for dim, side in enumerate(sides):
+        ahead = target[:, dim] - low[dim] - at[:, dim]
+        around = wraps and dim != core
+        for way in (1, -1):
+            distance = way * ahead % side if around else way * ahead
+            share = (1 + np.sign(side - 2 * distance)) / 2 if around else np.ones(len(distance))
+            for step in range(max(distance, default=0)):
+                passing = (distance > step) & (share > 0)
+                link = at[passing]
+                link[:, dim] = (link[:, dim] + way * step) % side
+                if dim != core:
+                    link[:, core] = 0  # the cores of a chip share its links
+                np.add.at(counts[(1 - way) // 2, dim], tuple(link.T), share[passing])
+        at[:, dim] = target[:, dim] - low[dim]
+    return counts.ravel()
+
+
+@lru_cache
+def gather_rate(links: Network, groups: Groups) -> float:
+    """Return the bytes per second of a gather or a reduction in groups: on TPUs, over both directions of each dimension
+    in which a group extends. These links are shared by the cores of a chip, and by as many groups as lie between
+    neighbours in a group."""
+    places = np.array(links.places)
+    of_groups = [places[list(group)] for group in groups] or [places]
+    if links.node_bandwidth:
+        inside = all(len(np.unique(group[:, 0])) == 1 for group in of_groups)
+        return links.link_bandwidth if inside else links.node_bandwidth
+    chips = len(np.unique(places[:, :-1], axis=0)) / len(places)
+    return links.link_bandwidth * chips * min(_links_of_gather(group[:, :-1]) for group in of_groups)
+
+
+def _links_of_gather(group: Int[np.ndarray, "devices 3"]) -> float:
+    lines = [np.unique(line) for line in group.T]
+    steps = [np.ptp(line) / (len(line) - 1) for line in lines if len(line) > 1]
+    return max(1, 2 * len(steps)) / max(steps, default=1.0)
