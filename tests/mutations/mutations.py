@@ -38,7 +38,12 @@ READ_IN_PART = "inference/test_session.py::test_a_long_cache_is_read_in_part"
 TOKEN = "inference/test_decode_step.py::test_attention_of_a_token[{}]".format
 DOCUMENTS = "ops/kernels/test_cudnn_documents.py::test_documents_as_dense[3-4-zigzag]"
 CENTRED, OFF_CENTRE = TOKEN("values around 0"), TOKEN("values around 10")
-RING, BLOCK = "ops/ring_attention.py", "ops/blockwise_attention.py"
+RING, HOPS, BLOCK = "ops/ring_passes.py", "ops/ring_hops.py", "ops/blockwise_attention.py"
+EXCHANGED, COPIED = (
+    f"ops/test_head_exchange.py::test_packed_documents_bias_lse_and_empty_rows[{case}]"
+    for case in ("8-2-striped-gqa", "8-4-zigzag-2 of 24")
+)
+FORM = "ops/test_ring_forms.py::test_packed_documents_bias_lse_and_empty_rows[{}]".format
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
 
 MUTATIONS = [
@@ -46,9 +51,8 @@ MUTATIONS = [
     Mutation(
         "forward accumulator in bfloat16 between hops",
         RING,
-        "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)",
-        "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)\n"
-        f"        state = state._replace(o=state.o.{ROUND})",
+        "        # When the next hop begins",
+        f"        states = [x._replace(o=x.o.{ROUND}) for x in states]\n        # When the next hop begins",
         PRECISION,
     ),
     Mutation(
@@ -75,22 +79,22 @@ MUTATIONS = [
     Mutation(
         "dq in bfloat16 between hops",
         RING,
-        "dq, share = ring.blocks.backward(dq, *block)",
-        f"dq, share = ring.blocks.backward(dq, *block)\n            dq = dq.{ROUND}",
+        "dqs[i], share = ring.blocks.backward(dqs[i], *block)",
+        f"dqs[i], share = ring.blocks.backward(dqs[i], *block)\n                dqs[i] = dqs[i].{ROUND}",
         RING_BF16,
     ),
     Mutation(
         "the gradients of the first half of the heads stay behind",
         RING,
-        "first = first if t is None else ring.shift(first)",
-        "first = first if t is None else jax.tree.map(lambda x: x, first)",
+        "dkeys[i] = ring.shift(dkeys[i], stream) if i == 0 and t is not None else dkeys[i]",
+        "pass",
         PALLAS_HALVES,
     ),
     Mutation(
         "the second half of the heads computes the first half's",
-        "ops/kernels/flash_backward.py",
-        "return b, others[-1][0] + h, 0, q_of[p], 0",
-        "return b, h, 0, q_of[p], 0",
+        "ops/streams.py",
+        "rows[:, :, self.heads]",
+        "rows[:, :, : do[:, self.heads].shape[1]]",
         PALLAS_HALVES,
     ),
     Mutation(
@@ -154,9 +158,8 @@ MUTATIONS = [
     Mutation(
         "l in bfloat16 between hops",
         RING,
-        "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)",
-        "state = ring.blocks.forward(state, queries, keys, work_list, ring.scale)\n"
-        f"        state = state._replace(l=state.l.{ROUND})",
+        "        # When the next hop begins",
+        f"        states = [x._replace(l=x.l.{ROUND}) for x in states]\n        # When the next hop begins",
         RING_BF16,
     ),
     Mutation(
@@ -437,23 +440,78 @@ MUTATIONS = [
     Mutation(
         "own block forgotten",
         RING,
-        "carry = step(None, (state, keys), send=n > 1)",
-        "carry = state, ring.shift(keys)",
+        "carry = step(None, (fresh, [stream.keys(keys, ring.parts) for stream in streams]), send=ring.hops > 0)",
+        "carry = fresh, [ring.shift(stream.keys(keys, ring.parts), stream) for stream in streams]",
         RING_5,
     ),
     Mutation(
         "middle hops forgotten",
         RING,
         "lax.fori_loop(1, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)",
-        "lax.fori_loop(1, n - 1, lambda t, c: (c[0], ring.shift(c[1])), carry)",
+        "lax.fori_loop(1, n - 1, lambda t, c: (c[0], [ring.shift(*x) for x in zip(c[1], streams)]), carry)",
         RING_5,
     ),
     Mutation(
         "last hop forgotten",
         RING,
-        "carry = step(n - 1, carry, send=False)\n    state = carry[0]",
-        "state = carry[0]",
+        "carry = step(n - 1, carry, send=False)\n    states, _ = carry",
+        "states, _ = carry",
         RING_5,
+    ),
+    # Head exchange, and the forms of a ring: a device attends to other keys than those it thinks it has.
+    Mutation("a hop leads to the neighbour, not to the next rank", HOPS, "i + u * stream", "i + stream", EXCHANGED),
+    Mutation("the rank of a device is its place", HOPS, ") // self.exchange.ulysses", ") % self.size", EXCHANGED),
+    Mutation(
+        "heads are exchanged among every u-th device",
+        "ops/head_exchange.py",
+        "list(range(first * self.ulysses, (first + 1) * self.ulysses)) for first in range(ranks)",
+        "list(range(first, ranks * self.ulysses, ranks)) for first in range(ranks)",
+        EXCHANGED,
+    ),
+    Mutation(
+        "copies of key heads in another order",
+        "ops/head_exchange.py",
+        "jnp.repeat(x, self.copies, axis=2)",
+        "jnp.tile(x, (1, 1, self.copies, 1))",
+        COPIED,
+    ),
+    Mutation(
+        "one copy's gradients for all", "ops/head_exchange.py", ".sum(axis=3).astype", "[:, :, :, 0].astype", COPIED
+    ),
+    Mutation(
+        "a device's own ids for those of its rank",
+        "ops/head_exchange.py",
+        "return lax.all_gather(x, self.axis_name, axis=1, axis_index_groups=self._groups, tiled=True)",
+        "return jnp.tile(x, (1, self.ulysses))",
+        EXCHANGED,
+    ),
+    Mutation(
+        "keys from the other side counted as from this side",
+        HOPS,
+        "rank >= t if stream.direction == 1 else rank + t >= self.size",
+        "rank >= t",
+        FORM("4-1-zigzag-both_ways-mqa"),
+    ),
+    Mutation(
+        "a run of tokens taken for the first",
+        "ops/work_list.py",
+        "(k.first + k.start - k.origin)",
+        "(k.start - k.origin)",
+        FORM("4-1-zigzag-both_ways-mqa"),
+    ),
+    Mutation(
+        "gathered shards in another order",
+        "ops/work_list.py",
+        "(rank - t) % ranks * n",
+        "(rank + t) % ranks * n",
+        FORM("7-1-zigzag-gathered-mqa"),
+    ),
+    Mutation(
+        "keys gathered from a rank's own devices",
+        HOPS,
+        "list(range(first, self.size * u, u)) for first in range(u)",
+        "list(range(first * self.size, (first + 1) * self.size)) for first in range(u)",
+        FORM("8-4-zigzag-gathered-gqa"),
     ),
     Mutation("dk and dv swapped", RING, "for x in dkeys.kv)", "for x in dkeys.kv[::-1])", RING_5),
     Mutation("delta forgotten", BLOCK, "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
