@@ -24,15 +24,19 @@ ALL_HEADS, HALVES = 2, 4
 @pytest.fixture(scope="module", params=[(False, ALL_HEADS), (True, HALVES)], ids=["plain", "packed"])
 def compiled(request):
     """Forward and backward of zigzag attention on eight chips, and its key heads."""
-    only_compilers()
     packed, K = request.param
+    return compiled_ring(packed, K), K
+
+
+def compiled_ring(packed, K, ring="one_way"):
+    only_compilers()
     mesh, rows = make_mesh(f"1,1,1,{N}", find_target("v5e-8").devices()), PartitionSpec(None, "sp")
 
     def both(q, k, v, ids, do):
         attend = partial(
-            ring_attention, axis_name="sp", layout="zigzag", segment_ids=ids, q_chunk=256, k_chunk=256, kernel="pallas"
+            ring_attention, axis_name="sp", layout="zigzag", q_chunk=256, k_chunk=256, kernel="pallas", ring=ring
         )
-        o, pull = jax.vjp(attend, q, k, v)
+        o, pull = jax.vjp(partial(attend, segment_ids=ids), q, k, v)
         return o, pull(do)
 
     def array(dtype, *shape):
@@ -42,7 +46,7 @@ def compiled(request):
     ids = array(jnp.int32, B, N * T) if packed else None
     sharded = jax.shard_map(both, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows, (rows,) * 3))
     compiled = jax.jit(sharded).lower(q, k, k, ids, q).compile(compiler_options=dict(compiler_options(mesh)))
-    return Program.parse(compiled.as_text()), K
+    return Program.parse(compiled.as_text())
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +115,39 @@ def test_every_hop_travels_under_a_kernel(compiled):
             loops.append(len(calls))
             assert all(any(start < call < done for call in calls) for start, done in hops)
     assert sorted(loops) == ([2, 4] if key_heads == HALVES else [2, 2])  # two hops a turn
+
+
+@on_tpu
+def test_both_directions_of_the_links_are_in_use_at_once():
+    """In every turn of both loops, keys of both directions are open under one kernel; so are gradients backward."""
+    program = compiled_ring(True, HALVES, "both_ways")
+    forward, backward = set(), set()
+    for name, times in program.executed.items():
+        order, travelling = list(program.computations[name].values()), {}
+        found = backward if any("backward" in i.name for i in order if grid_of(i.name)) else forward
+        for i in order if times > 1 and name != program.entry else []:
+            if i.opcode == "collective-permute-start":
+                direction = "next" if "source_target_pairs={{0,1}" in i.text else "previous"
+                travelling[i.name] = direction, i.arrays[0].dtype
+            elif i.opcode == "collective-permute-done":
+                travelling.pop(i.operands[0])
+            elif i.opcode == "custom-call" and grid_of(i.name):
+                found.add(frozenset(travelling.values()))
+    keys = {("next", "bf16"), ("previous", "bf16")}
+    assert len(forward) == 1 and keys <= min(forward)
+    assert any(keys <= open_ for open_ in backward)
+    assert {direction for open_ in backward for direction, dtype in open_ if dtype == "f32"} == {"next", "previous"}
+
+
+@on_tpu
+def test_gathered_keys_are_one_kernel():
+    """The own block, and one kernel of all other ranks' keys; gradients are summed by one float32 reduce-scatter."""
+    program = compiled_ring(True, HALVES, "gathered")
+    found = sorted(grid_of(i.name)[:2] for _, i in kernels(program))
+    assert found == [(HALVES * 6, HALVES * 4)] * 2 + [(HALVES * 8 * (N - 1), 0)] * 2
+    text = [i.text for name in program.executed for i in program.computations[name].values()]
+    assert not any("collective-permute" in line for line in text)
+    assert any(f"f32[2,{B},{HALVES},{T},{d}]" in line and "reduce-scatter" in line for line in text)
 
 
 @on_tpu
