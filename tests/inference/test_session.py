@@ -23,6 +23,7 @@ CASES = {
     "dp x sp": ("2,1,1,4", {}, None, {"queries"}),
     "fsdp x tp x sp": ("1,2,2,2", {}, 8, {"queries"}),
     "heads exchanged in pairs": ("1,1,1,4", {"ulysses": 2}, 8, {"queries"}),
+    "keys travel both ways": ("1,1,1,4", {"ring": "both_ways"}, 8, {"queries"}),
     "heads exchanged as far as tp allows": ("1,1,2,4", {"ulysses": 4}, None, {"queries"}),
     "fewer key heads than tp": ("1,1,4,2", {"layout": "striped"}, None, {"queries"}),
 }

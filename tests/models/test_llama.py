@@ -219,6 +219,7 @@ def test_logits_follow_the_scaling():
         ({"rope_theta": 1.0}, "rope_theta=1.0 must be above 1"),
         ({"rope_scaling": {"kind": "linear"}}, "kind linear needs factor"),
         ({"ulysses": 0}, "ulysses=0 must be positive"),
+        ({"ring": "two_ways"}, "unknown ring 'two_ways'; known: one_way, both_ways, gathered"),
         ({"ffn_chunk": 0}, "ffn_chunk=0 must be positive"),
         ({"remat_group": 3}, "remat_group=3 exceeds num_layers=2"),
         ({"head_groups": 4}, "head_groups=4 does not divide num_kv_heads=2"),

@@ -154,6 +154,7 @@ LISTED = {
     "longest document": {"data.max_length": 900},
     "from nothing": {"init_from": ""},
     "heads exchanged": {"model.ulysses": 2, "model.attention": "ring", "mesh_dim": "1,4,1,2"},
+    "way of the keys": {"model.ring": "gathered", "model.attention": "ring", "mesh_dim": "1,4,1,2"},
     "two at once": {"seed": 3, "optimizer.eps": 1e-5},
     "a harmless one beside": {"seed": 3, "mesh_dim": "1,8,1,1", "eval_every": 1},
 }
@@ -161,6 +162,7 @@ ALSO = {
     "schedule": {"steps", "optimizer.final_fraction"},
     "a harmless one beside": {"mesh_dim", "eval_every"},
     "heads exchanged": {"model.attention", "mesh_dim"},
+    "way of the keys": {"model.attention", "mesh_dim"},
 }
 """Keys that are listed besides, or not."""
 

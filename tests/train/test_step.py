@@ -91,6 +91,8 @@ MIXTURES = [
     ("1,2,1,4", {"remat_group": 2, "head_groups": 2, "offload": True}, 1),
     ("1,1,1,8", {"ulysses": 4, "remat": "attention"}, 1),
     ("1,1,2,4", {"ulysses": 2, "layout": "striped"}, 2),
+    ("1,1,1,8", {"ulysses": 2, "ring": "both_ways", "remat": "attention"}, 1),
+    ("1,2,1,4", {"ring": "gathered"}, 1),
     pytest.param("1,1,1,8", {"ulysses": 2, "head_groups": 2, "remat": "dots"}, 1, marks=pytest.mark.slow),
     pytest.param("2,1,1,4", {"ulysses": 4, "layout": "contiguous", "remat_group": 2}, 1, marks=pytest.mark.slow),
 ]
