@@ -105,4 +105,4 @@ def gather_rate(links: Network, groups: Groups) -> float:
 def _links_of_gather(group: Int[np.ndarray, "devices 3"]) -> float:
     lines = [np.unique(line) for line in group.T]
     steps = [np.ptp(line) / (len(line) - 1) for line in lines if len(line) > 1]
-    return max(1, 2 * len(steps)) / max(steps, default=1.0)
+    return max(1, 2 * len(steps)) / float(max(steps, default=1))
