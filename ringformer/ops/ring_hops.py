@@ -26,6 +26,9 @@ from ringformer.ops.work_list import (
 RingForm = Literal["one_way", "both_ways", "gathered"]
 """How a rank gets the keys of the others: from one neighbour, from both, or all at once (`ring_attention.py`)."""
 
+GATHERED = "ring_gathered"
+"""Name of the scope of a gathered ring's collectives."""
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -160,12 +163,14 @@ class Ring:
         pairs = [(i, (i + u * stream.direction) % n) for i in range(n)]
         return None if tree is None else lax.ppermute(tree, self.axis_name, pairs)
 
+    @jax.named_scope(GATHERED)
     def gathered(self, keys: Keys) -> Keys:
         """Gather the keys of all ranks, in the order of the ranks."""
         gather = partial(lax.all_gather, axis_name=self.axis_name, axis_index_groups=self._peers, tiled=True)
         ids, bias = (None if x is None else gather(x, axis=1) for x in (keys.segment_ids, keys.bias))
         return Keys(gather(keys.kv, axis=3), ids, bias)
 
+    @jax.named_scope(GATHERED)
     def scattered(self, gradients: KeyGradients) -> KeyGradients:
         """Transpose `gathered`: sum the gradients over the ranks, each rank for its own keys."""
         sum_ = partial(lax.psum_scatter, axis_name=self.axis_name, axis_index_groups=self._peers, tiled=True)

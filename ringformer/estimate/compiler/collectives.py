@@ -9,11 +9,13 @@ from ringformer.estimate.seconds.link_loads import QUEUED
 from ringformer.estimate.seconds.overlap import Transfer
 from ringformer.estimate.seconds.transfers import FROM_HOST, TO_HOST
 from ringformer.hardware import GiB
+from ringformer.ops.ring_hops import GATHERED
 from ringformer.parallel.gather_weight import GATHER, SCATTER
 
 PURPOSES = (
     "ring, inside its loops",
     "ring, at their ends",
+    "ring, gathered",
     "head exchange",
     "weights gathered",
     "gradients reduced",
@@ -24,9 +26,10 @@ PURPOSES = (
     "offloaded, from the host",
 )
 """Purposes of transfers, in the order of the table. The ends of a ring's loops are the hops before the first and after
-the last iteration. Heads are exchanged among the devices that are one rank of the ring. Only training has gradients.
-Only inference gathers activations and merges partial results, for split products and for attention to a cache that is
-spread over devices. "Other" are activations over tp, and scalars like the loss."""
+the last iteration. A gathered ring gathers keys; where the compiler rewrites the sums of their gradients, these lose
+their name and count as gradients reduced. Heads are exchanged among the devices that are one rank of the ring. Only
+training has gradients. Only inference gathers activations and merges partial results, for split products and for
+attention to a cache that is spread over devices. "Other" are activations over tp, and scalars like the loss."""
 
 
 class Group(NamedTuple):
@@ -50,6 +53,8 @@ def purpose(t: Transfer) -> str:
         return "offloaded, to the host" if t.kind == TO_HOST else "offloaded, from the host"
     if t.kind == "collective-permute":
         return "ring, inside its loops" if t.in_ring_loop else "ring, at their ends"
+    if GATHERED in t.op_name:
+        return "ring, gathered"
     if t.kind == "all-to-all":
         return "head exchange"
     if GATHER in t.op_name:
@@ -64,7 +69,7 @@ def purpose(t: Transfer) -> str:
 
 def inference_purpose(t: Transfer) -> str:
     """Return the purpose of a collective in a program without gradients."""
-    if t.kind in QUEUED or GATHER in t.op_name:
+    if t.kind in QUEUED or GATHER in t.op_name or GATHERED in t.op_name:
         return purpose(t)
     return "activations gathered" if t.kind == "all-gather" else "partial results merged"
 

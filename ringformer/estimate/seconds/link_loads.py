@@ -90,14 +90,18 @@ def _messages(
 
 @lru_cache
 def gather_rate(links: Network, groups: Groups) -> float:
-    """Return the bytes per second of a gather or a reduction in groups: on TPUs, over both directions of each dimension
-    in which a group extends. These links are shared by the cores of a chip, and by as many groups as lie between
-    neighbours in a group."""
+    """Return the bytes per second of a gather or a reduction in groups.
+
+    On TPUs, it uses both directions of each dimension in which a group extends. These links are shared by the cores of
+    a chip, and by as many groups as lie between neighbours in a group. On GPUs of several nodes, rings of the group
+    leave a node through the network of each of its members there (NCCL).
+    """
     places = np.array(links.places)
     of_groups = [places[list(group)] for group in groups] or [places]
     if links.node_bandwidth:
-        inside = all(len(np.unique(group[:, 0])) == 1 for group in of_groups)
-        return links.link_bandwidth if inside else links.node_bandwidth
+        members = [np.unique(group[:, 0], return_counts=True)[1] for group in of_groups]
+        sent = [links.node_bandwidth * float(counts.min()) for counts in members if len(counts) > 1]
+        return min([links.link_bandwidth, *sent])
     chips = len(np.unique(places[:, :-1], axis=0)) / len(places)
     return links.link_bandwidth * chips * min(_links_of_gather(group[:, :-1]) for group in of_groups)
 
@@ -105,4 +109,4 @@ def gather_rate(links: Network, groups: Groups) -> float:
 def _links_of_gather(group: Int[np.ndarray, "devices 3"]) -> float:
     lines = [np.unique(line) for line in group.T]
     steps = [np.ptp(line) / (len(line) - 1) for line in lines if len(line) > 1]
-    return max(1, 2 * len(steps)) / max(steps, default=1.0)
+    return max(1, 2 * len(steps)) / float(max(steps, default=1))

@@ -32,6 +32,7 @@ def transfer(
         (transfer("collective-permute", ring=True), "ring, inside its loops"),
         (transfer("collective-permute"), "ring, at their ends"),
         (transfer("all-to-all"), "head exchange"),
+        (transfer("all-gather", op_name="attention/ring_gathered/all_gather"), "ring, gathered"),
         (transfer("all-gather", op_name="gather_weight/all_gather"), "weights gathered"),
         (transfer("all-gather", op_name="jvp(gather_weight)/all_gather"), "weights gathered"),
         (transfer("reduce-scatter", op_name="scatter_gradient/reduce_scatter"), "gradients reduced"),
