@@ -8,6 +8,7 @@ Compiled, not measured: a quarter of an hour each, and more on few cores. A plan
 import argparse
 import datetime
 import json
+from dataclasses import replace
 
 from ringformer.cli.parser import output_argument
 from ringformer.estimate.compiler.dump import CompilerFailure
@@ -48,7 +49,8 @@ def main() -> None:
         if f"{model}/{name}" in known or args.only not in (None, f"{model}/{name}"):
             continue
         target, compiler = find_target(name), RunCompiler(lambda line: print(line, flush=True), generate_code=True)
-        planned = longest_plan(preset_workload(model, target, 1, compute_dtype="bfloat16"), compiler)
+        goal = replace(preset_workload(model, target, 1, compute_dtype="bfloat16"), batch_size=0)
+        planned = longest_plan(goal, compiler)
         text = plan_text(planned)
         print(text, flush=True)
         assert planned.chosen and planned.run, "some length fits"

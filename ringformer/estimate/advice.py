@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ringformer.estimate.closed_forms import StepTime, computation_seconds, host_bytes, peak_bytes, state_bytes
 from ringformer.estimate.program_estimate import Estimate
+from ringformer.estimate.search.candidates import promising
 from ringformer.estimate.time_report import mfu
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
@@ -37,13 +38,20 @@ def _cures(workload: Workload, time: StepTime) -> list[str]:
         return [f"attention runs in XLA's blocks ({line.removeprefix('kernel xla: ')})"]
     if time.exposed > EXPOSED * time.step:
         sp, tokens = workload.mesh_shape[3], workload.ring_tokens
-        smaller = f"use a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
+        smaller = f"use {_way(workload)}a smaller ring than sp={sp}, and the other devices for more sequences (fsdp)"
         more = "train longer sequences or more of them per step, or use a smaller tp"
         return [
             f"{time.exposed / time.step:.0%} of the step is exposed communication, with {tokens:,} tokens per rank: "
             f"{smaller if sp > 1 else more}"
         ]
     return ["train longer sequences or more of them per step, so that weights are read less often per token"]
+
+
+def _way(workload: Workload) -> str:
+    """Return settings with which attention waits less for its keys, and "or"; empty if the workload has the fastest."""
+    best = next((x.model for x in promising(workload)), workload.model)
+    names = [name for name in ("ulysses", "ring") if getattr(best, name) != getattr(workload.model, name)]
+    return "".join(f"{name}={getattr(best, name)} " for name in names) + "or " * bool(names)
 
 
 def _rematerialisation(workload: Workload, estimate: Estimate) -> list[str]:

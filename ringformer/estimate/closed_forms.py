@@ -1,7 +1,9 @@
 """Closed forms of a train step: seconds and bytes from counts alone, without a compiler. Every number is modelled."""
 
+import math
 from dataclasses import dataclass
 
+from ringformer.estimate.link_rates import hop_rate
 from ringformer.estimate.seconds.overlap import Schedule
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
@@ -14,7 +16,10 @@ from ringformer.models.flops import (
     executed_flops,
     forward_runs,
 )
+from ringformer.models.interface import rank_devices
 from ringformer.models.llama_config import LlamaConfig
+from ringformer.ops.head_exchange import key_copies
+from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 
@@ -28,6 +33,11 @@ program compiled so far, larger logits spill to HBM. On other generations, all l
 SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes per byte of a chunk pair's logits, (forward, backward), if the logits spill. They were read from compiled
 programs: v5e for TPU, A100 for GPU. (The range on A100 is 5.2 to 8.0 forward, 9.7 to 12.2 backward.)"""
+
+
+CYCLES_OF_A_PAIR = 400
+"""Cycles of a core for each chunk pair of the kernels for TPU, beyond those of its products. Fitted to compiled steps
+with chunks of 512 and 1024: LLaMA-3 8B has 380 at 128K on v5e-16, and 380 to 730 at 64K on v5p-128."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +96,51 @@ def causal_excess(layout: Layout, local: int, ranks: int, chunk: int | None = No
 def computation_seconds(workload: Workload) -> float:
     """Seconds of one step's computation on its busiest devices, as if all communication were hidden."""
     model, target = workload.model, workload.target
-    peak, (_, forwards) = target.chip.flops(model.compute_dtype), forward_runs(model)
-    ring = workload.mesh_shape[3] if model.attention == "ring" else 1
-    excess = causal_excess(model.layout, workload.seq_len // ring, ring, model.q_chunk)
     each = workload.batch_size / target.num_devices  # a device's share of the work on one sequence
-    attention = executed_attention_flops(model, workload.seq_len) * each
-    rest = executed_flops(model, workload.seq_len) * each - attention
-    parts = ((forwards, PAIR_FORWARD * forwards), (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN))  # passes, FLOPs in all
+    rest = (executed_flops(model, workload.seq_len) - executed_attention_flops(model, workload.seq_len)) * each
     share = efficiency(target.generation, model.kernel, model.head_dim)
-    seconds = rest / (share.products * peak)
-    for spilled, (passes, flops) in zip(SPILLED[target.chip.kind], parts, strict=True):
-        pairs = excess * attention / sum(all_ for _, all_ in parts) / model.head_dim  # query-key pairs of all heads
+    return rest / (share.products * target.chip.flops(model.compute_dtype)) + sum(attention_seconds(workload).values())
+
+
+def attention_seconds(workload: Workload) -> dict[str, float]:
+    """Seconds of one step's chunk pairs on its busiest devices: "forward", each time that it runs, and "backward"."""
+    model, target = workload.model, workload.target
+    peak, (_, forwards), ranks = target.chip.flops(model.compute_dtype), forward_runs(model), workload.ring_size
+    excess = causal_excess(model.layout, workload.seq_len // ranks, ranks, model.q_chunk)
+    attention = executed_attention_flops(model, workload.seq_len) * workload.batch_size / target.num_devices
+    parts = {  # passes, FLOPs in all
+        "forward": (forwards, PAIR_FORWARD * forwards),
+        "backward": (1, PAIR_BACKWARD + PAIR_LOGITS_AGAIN),
+    }
+    share, seconds = efficiency(target.generation, model.kernel, model.head_dim), {}
+    pairs = excess * attention / sum(flops for _, flops in parts.values()) / model.head_dim  # of queries, keys, heads
+    for (name, (passes, flops)), spilled in zip(parts.items(), SPILLED[target.chip.kind], strict=True):
         memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
-        seconds += max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
+        seconds[name] = max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
     return seconds
+
+
+def block_seconds(workload: Workload) -> float:
+    """Seconds that the blocks of a step take beyond the FLOPs of their products.
+
+    The kernels for TPU take some cycles more for each chunk pair, and short shards have small chunks. On GPUs, each
+    block's output is added to a float32 accumulator (o, or dq) in device memory.
+    """
+    model, target = workload.model, workload.target
+    passes, chip = forward_runs(model)[1] + 1, target.chip
+    if model.kernel == "cudnn":
+        blocks = min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
+        added = blocks * rank_devices(model) * workload.local_tokens * workload.accumulate
+        features = model.num_layers * model.num_heads * model.head_dim / rank_devices(model)
+        return (itemsize(model) + 8) * passes * added * features / chip.hbm_bandwidth
+    if model.kernel != "pallas" or chip.tensor_cores is None or not (model.q_chunk and model.k_chunk):
+        return 0.0
+    chunks = model.q_chunk * model.k_chunk
+    tuned = chunk_sizes(target.generation, model.head_dim) or (model.q_chunk, model.k_chunk)
+    visible = workload.batch_size * workload.seq_len**2 / 2 / target.num_devices
+    pairs = passes * visible / chunks * model.num_heads * model.num_layers
+    more = max(0.0, 1 - chunks / math.prod(tuned))  # `efficiency` is based on the tuned chunks
+    return CYCLES_OF_A_PAIR * pairs * more / (chip.clock_hz * chip.tensor_cores.count)
 
 
 def computation_time(workload: Workload) -> StepTime:
@@ -113,10 +154,11 @@ def _logits_on_chip(workload: Workload) -> bool:
     """Return True if the logits of one chunk pair stay on the chip, counting all heads that are computed at once."""
     if workload.model.kernel != "xla":
         return True
-    model, (_, _, tp, sp) = workload.model, workload.mesh_shape
-    usual = default_chunk(workload.seq_len // (sp if model.attention == "ring" else 1))
+    model, (_, _, tp, _) = workload.model, workload.mesh_shape
+    usual = default_chunk(workload.seq_len // workload.ring_size)
     pair = (model.q_chunk or usual) * (model.k_chunk or usual)
-    return 4 * pair * model.num_heads / (tp * model.head_groups) <= LOGITS_ON_CHIP.get(workload.target.generation, 0)
+    heads = model.num_heads / (tp * rank_devices(model) * model.head_groups)
+    return 4 * pair * heads <= LOGITS_ON_CHIP.get(workload.target.generation, 0)
 
 
 def hop_flops(model: LlamaConfig, local: int, *, backward: bool, causal: bool = True) -> float:
@@ -153,16 +195,24 @@ class Hop:
 
 
 def ring_hops(workload: Workload) -> dict[str, Hop]:
-    """Return one hop of the ring for each of the keys "forward" and "backward"; empty without a ring."""
-    model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
-    if model.attention != "ring" or sp == 1:
+    """Return one hop of the ring for each of the keys "forward" and "backward"; empty if no keys hop."""
+    model, target, tp = workload.model, workload.target, workload.mesh_shape[2]
+    if workload.ring_size == 1 or model.ring == "gathered":
         return {}
-    hops, local = {}, workload.ring_tokens
+    hops, devices = {}, tp * rank_devices(model)  # that share the heads
     for name in ("forward", "backward"):
-        flops, sent = (count(model, local, backward=name == "backward") / tp for count in (hop_flops, hop_bytes))
-        compute, link = flops / target.chip.flops(model.compute_dtype), sent / target.ring_bandwidth(sp * tp)
-        hops[name] = Hop(flops, sent, compute, link)
+        flops, sent = (
+            count(model, workload.ring_tokens, backward=name == "backward") for count in (hop_flops, hop_bytes)
+        )
+        flops, sent = flops / devices, sent * held_copies(workload) / devices
+        hops[name] = Hop(flops, sent, flops / target.chip.flops(model.compute_dtype), sent / hop_rate(workload))
     return hops
+
+
+def held_copies(workload: Workload) -> int:
+    """Return the copies of each key head that an exchange of heads makes."""
+    model, tp = workload.model, workload.mesh_shape[2]
+    return key_copies(rank_devices(model), max(1, model.num_kv_heads // tp // model.head_groups))
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
@@ -208,10 +258,15 @@ def memory(workload: Workload) -> dict[str, float]:
         working += 4 * item * local * F / tp
     if model.attention == "vanilla":
         working += 12 * model.num_heads / tp * local * local
+    keys = 0.0
+    if model.ring == "gathered" and workload.ring_size > 1:  # of all ranks, with float32 gradients
+        keys = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
+        keys /= rank_devices(model) * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
     return {
         "kept layer inputs": here,
         "working set of a layer": working,
+        "gathered keys": keys,
         "weights of a layer, their gradients, embedding gradient": (item + 4) * layer + 4 * V * D,
         "parameters, optimizer and gradients": per_parameter * model.num_params / workload.state_shards,
     }
@@ -220,6 +275,7 @@ def memory(workload: Workload) -> dict[str, float]:
 ADVICE = {
     "kept layer inputs": "--remat_group (two levels), --offload, or more devices on sp",
     "working set of a layer": "--head_groups, or more devices on sp",
+    "gathered keys": "--ring=one_way, or more heads exchanged (--ulysses)",
     "weights of a layer, their gradients, embedding gradient": "tp",
     "parameters, optimizer and gradients": "more devices on fsdp or sp",
 }

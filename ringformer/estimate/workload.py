@@ -1,6 +1,7 @@
 """Workloads of training: a train step of a model on a target."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,6 +73,11 @@ class Workload:
         return self.seq_len * rank_devices(self.model) // self.mesh_shape[3]
 
     @property
+    def ring_size(self) -> int:
+        """Number of ranks of a ring; 1 without one."""
+        return self.mesh_shape[3] // rank_devices(self.model) if self.model.attention == "ring" else 1
+
+    @cached_property
     def mesh_shape(self) -> tuple[int, ...]:
         """Sizes of the axes (dp, fsdp, tp, sp)."""
         return mesh_shape(self.mesh_dim, self.target.num_devices)

@@ -36,7 +36,7 @@ def order_devices(devices: list, shape: tuple[int, int, int, int], ulysses: int 
         # One node after the other; tp innermost, then sp.
         ordered = sorted(devices, key=lambda x: (x.process_index, x.id))
         return np.array(ordered, object).reshape(dp, fsdp, sp, tp).swapaxes(2, 3)
-    boxes, ranks = _boxes(grid.shape, sp, tp, ulysses), sp // ulysses
+    boxes, ranks = cut_into_boxes(grid.shape, sp, tp, ulysses), sp // ulysses
     places = tuple(np.array(grid.shape) // boxes.rank)  # grid of the ranks
     if boxes.ring is None:
         warnings.warn(
@@ -59,7 +59,7 @@ def order_devices(devices: list, shape: tuple[int, int, int, int], ulysses: int 
     return grid[tuple(np.moveaxis(chips, -1, 0))].reshape(shape)
 
 
-class _Boxes(NamedTuple):
+class Boxes(NamedTuple):
     """Sides of the boxes into which a slice is cut."""
 
     rank: tuple[int, ...]
@@ -70,7 +70,7 @@ class _Boxes(NamedTuple):
     """Rings of one tp group; a single one if groups do not tile the slice."""
 
 
-def _boxes(grid: tuple[int, ...], sp: int, tp: int, ulysses: int) -> _Boxes:
+def cut_into_boxes(grid: tuple[int, ...], sp: int, tp: int, ulysses: int) -> Boxes:
     """Choose boxes in which rings join neighbours, with short hops, compact ranks, and the ranks of a tp group close
     together."""
     one, candidates = (1,) * len(grid), []
@@ -79,7 +79,7 @@ def _boxes(grid: tuple[int, ...], sp: int, tp: int, ulysses: int) -> _Boxes:
         rest = _divided(grid, rank)
         for ring in _tiles(rest, sp // ulysses):
             if hamiltonian_cycle(ring) is not None:
-                candidates += [_Boxes(rank, ring, group) for group in _tiles(_divided(rest, ring), tp) or [one]]
+                candidates += [Boxes(rank, ring, group) for group in _tiles(_divided(rest, ring), tp) or [one]]
 
     def cost(boxes):
         rank, ring, group = boxes
@@ -90,7 +90,7 @@ def _boxes(grid: tuple[int, ...], sp: int, tp: int, ulysses: int) -> _Boxes:
         # carries a quarter of a side's share of them.
         return (math.prod(ring) - 1) * hop + max(rank), group == one, step, max(sides), rank, ring, group
 
-    return min(candidates, key=cost, default=_Boxes(min(ranks, key=max), None, one))
+    return min(candidates, key=cost, default=Boxes(min(ranks, key=max), None, one))
 
 
 def _divided(grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
@@ -166,6 +166,8 @@ def _snake(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _sizes_of_rings(grid: tuple[int, ...], ulysses: int) -> str:
-    sizes = [n for n in range(2, math.prod(grid) // ulysses + 1, 2) if _boxes(grid, n * ulysses, 1, ulysses).ring]
+    sizes = [
+        n for n in range(2, math.prod(grid) // ulysses + 1, 2) if cut_into_boxes(grid, n * ulysses, 1, ulysses).ring
+    ]
     sizes = [n * ulysses for n in sizes]
     return ", ".join(map(str, sizes)) or "none"

@@ -36,6 +36,13 @@ def test_a_slow_step_has_a_cure(settings, line):
     assert line in slow[0] and slow[0].startswith("MFU is 0%: ")
 
 
+def test_short_shards_exchange_heads():
+    """1,024 tokens of MHA on a device; a step that does exchange them gets no such line."""
+    short = {"exposed": 1e6, "target": "v5p-128", "seq_len": 2**16}
+    assert "use ulysses=16 or a smaller ring than sp=64" in lines(**short)[0]
+    assert "use a smaller ring than sp=64" in lines(**short, ulysses=16)[0]
+
+
 def test_a_fast_step_needs_none():
     assert lines(seconds=10.0, remat="attention") == []
 

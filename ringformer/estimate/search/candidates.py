@@ -4,26 +4,27 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from ringformer.estimate.closed_forms import (
     StepTime,
+    block_seconds,
     computation_time,
     host_bytes,
-    itemsize,
     peak_bytes,
-    ring_hops,
     state_bytes,
     step_time,
 )
+from ringformer.estimate.communication import exposed_seconds
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.search.memory_settings import possible_head_groups, possible_settings
+from ringformer.estimate.search.parallelism import described, is_possible, parallelisms, with_parallelism
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
-from ringformer.models.flops import forward_runs
 from ringformer.models.llama_config import OFFLOADABLE
 from ringformer.ops.layouts import VISIBLE
+from ringformer.ops.ring_hops import RingForm
 from ringformer.ops.work_list import default_chunk
 
 
@@ -69,64 +70,95 @@ class Candidate(NamedTuple):
         w, m = self.workload, self.workload.model
         chunk = f" chunk {m.q_chunk}" if m.q_chunk else ""
         remat = "" if m.remat == "full" else f" remat {m.remat}"
-        return (
-            f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout} {m.kernel}{chunk}{remat} head_groups {m.head_groups} "
-            f"remat_group {m.remat_group}{' offload' if m.offload else ''}"
-        )
+        form = f" {described(m)}" if described(m) else ""
+        settings = f"head_groups {m.head_groups} remat_group {m.remat_group}{' offload' if m.offload else ''}"
+        return f"mesh {w.mesh_dim} batch {w.batch_size} {m.layout}{form} {m.kernel}{chunk}{remat} {settings}"
 
 
 def candidates(goal: Workload) -> list[Candidate]:
     """Return the candidates for a goal, fastest first: every mesh of rings (and of tp within a node, or within 8
-    chips), with every layout and memory setting. Each comes with the target's own kernel and with XLA's blocks; if the
-    target has no kernel, it comes with XLA's blocks of two sizes."""
+    chips), with every layout and memory setting, and with the ways to compute attention that promise a gain over the
+    plain ring. Each comes with the target's own kernel and with XLA's blocks; if the target has no kernel, it comes
+    with XLA's blocks of two sizes."""
     ranked = []
-    shape, devices, seq_len = goal.model, goal.target.num_devices, goal.seq_len
-    for tp, rings in product((1, 2, 4, 8), repeat=2):
-        sp, left = divmod(devices, tp * rings)
-        split = shape.num_heads, shape.intermediate_size, shape.num_kv_heads
-        if left or any(size % tp for size in split) or seq_len % (2 * sp * tp):
-            continue
-        blocks = {"kernel": "xla", "q_chunk": None, "k_chunk": None}
-        half = default_chunk(seq_len // sp) // 2
-        for layout in VISIBLE:
-            auto = replace(goal, model=replace(shape, layout=layout, kernel="auto"), mesh_dim=f"1,{rings},{tp},{sp}")
+    for mesh in meshes(goal):
+        shape, tp = mesh.model, mesh.mesh_shape[2]
+        layouts = sorted(VISIBLE, key=lambda layout: layout != "zigzag")  # stable: zigzag first among equals
+        for layout, form in [*((layout, mesh) for layout in layouts), *(("zigzag", x) for x in promising(mesh))]:
+            blocks = {"kernel": "xla", "q_chunk": None, "k_chunk": None}
+            auto = replace(form, model=replace(form.model, layout=layout, kernel="auto", q_chunk=None, k_chunk=None))
             own = {name: getattr(auto.with_kernel()[0].model, name) for name in blocks}
+            half = default_chunk(auto.ring_tokens) // 2
             other = blocks | {"q_chunk": half, "k_chunk": half} if own["kernel"] == "xla" else blocks
             for remat, offload, kernel in product(OFFLOADABLE, (False, True), (own, other)):
                 # Fetching ahead would take memory that the longest contexts need.
                 ahead = {"offload": offload, "fetch_ahead": not offload}
                 config = replace(auto.model, remat=remat, **ahead, **kernel)
-                workload = replace(auto, model=config, batch_size=rings)
                 ranked += [
-                    _counted(workload.with_settings(settings))
+                    counted(option)
                     for settings in possible_settings(config)
                     if (shape.num_kv_heads // tp) % settings.head_groups == 0
+                    and is_possible(option := replace(auto, model=config).with_settings(settings))
                 ]
     return sorted(ranked, key=lambda c: c.seconds_per_token)
 
 
-def _counted(workload: Workload) -> Candidate:
-    model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
-    of_weights, of_attention = forward_runs(model)
-    time, exposed = computation_time(workload), 0.0
-    for name, hop in ring_hops(workload).items():
-        times = of_attention if name == "forward" else 1
-        exposed += times * (sp - 1) * model.num_layers * max(0.0, hop.link - hop.compute)
-    # gathers and scatters over tp of attention and feed-forward: forward, recomputed, backward
-    moved = 4 * workload.ring_tokens * model.hidden_size * itemsize(model) * (tp - 1) / tp
-    exposed += (1 + of_weights) * model.num_layers * moved / target.ring_bandwidth(tp)
-    moved = host_bytes(workload) / target.chip.host_bandwidth  # out during forward, back before a layer's backward
-    exposed += max(0.0, moved - time.compute / (of_weights + 2)) + moved
+def meshes(goal: Workload) -> Iterator[Workload]:
+    """Yield the plain ring of the goal's model on every mesh. `goal.batch_size` sequences are shared by any number of
+    rings, the shortest rings first; if it is 0, each of up to eight rings has one sequence."""
+    shape, devices, batch = goal.model, goal.target.num_devices, goal.batch_size
+    plain = replace(shape, layout="zigzag", ulysses=1, ring="one_way", remat="full", offload=False)
+    most = min(batch, devices) if batch else 8
+    numbers = [2**i for i in range(most.bit_length())]
+    for tp, rings in product((1, 2, 4, 8), reversed(numbers) if batch else numbers):
+        sp, left = divmod(devices, tp * rings)
+        split = shape.num_heads, shape.intermediate_size, shape.num_kv_heads
+        if left or batch % rings or any(size % tp for size in split) or goal.seq_len % (2 * sp * tp):
+            continue
+        auto = replace(plain, kernel="auto", q_chunk=None, k_chunk=None, head_groups=1, remat_group=1)
+        mesh = replace(goal, model=auto, mesh_dim=f"1,{rings},{tp},{sp}", batch_size=batch or rings)
+        yield mesh.with_kernel()[0]
+
+
+GAIN = 0.97
+"""Seconds relative to those of a simpler way that justify another one."""
+
+PROMISING = 2
+"""Most ways to compute attention, besides the plain ring, that a mesh is searched with."""
+
+
+def weighed(mesh: Workload) -> list[Candidate]:
+    """Return the ways of a mesh to compute attention, fastest first. A ring both ways or gathered is left out unless it
+    gains (`GAIN`) on a plain ring with the same exchange of heads."""
+    ways = [counted(x) for x in parallelisms(mesh)]
+    one_way = {c.workload.model.ulysses: c.time.step for c in ways if c.workload.model.ring == "one_way"}
+    kept = [
+        c for c in ways if c.workload.model.ring == "one_way" or c.time.step < GAIN * one_way[c.workload.model.ulysses]
+    ]
+    return sorted(kept, key=lambda c: c.time.step)
+
+
+def promising(mesh: Workload) -> list[Workload]:
+    """Return the fastest ways of a mesh to compute attention that gain (`GAIN`) on its plain ring."""
+    ways, plain = weighed(mesh), counted(mesh).time.step
+    return [c.workload for c in ways if c.time.step < GAIN * plain][:PROMISING]
+
+
+def counted(workload: Workload) -> Candidate:
+    """Return a workload with its closed forms."""
+    model, time = workload.model, computation_time(workload)
     # Groups of heads and small chunks result in more and smaller kernels.
     smaller = math.log2(model.head_groups) + 2 * (model.kernel == "xla" and model.q_chunk is not None)
     slower = 1 + 0.005 * smaller
-    time = replace(time, compute=time.compute * slower, exposed=exposed * slower)
+    compute, exposed = time.compute + block_seconds(workload), sum(exposed_seconds(workload).values())
+    time = replace(time, compute=compute * slower, exposed=exposed * slower)
     return Candidate(workload, peak_bytes(workload), host_bytes(workload), time)
 
 
 def neighbours(candidate: Candidate) -> Iterator[Candidate]:
     """Yield the candidate with half or double the head groups, layers per remat group, or tokens per chunk of XLA's
-    blocks (a kernel's chunks are tuned)."""
+    blocks (a kernel's chunks are tuned); and with half or double the devices that exchange heads, or another form of
+    the ring, unless that is over 10% slower by the closed form."""
     workload, m = candidate.workload, candidate.workload.model
     tp, local = workload.mesh_shape[2], workload.ring_tokens
     chunk = m.q_chunk or default_chunk(local)
@@ -140,4 +172,14 @@ def neighbours(candidate: Candidate) -> Iterator[Candidate]:
         *({"q_chunk": c, "k_chunk": c} for c in (chunk * 2, chunk // 2) if m.kernel == "xla" and 128 <= c <= local),
     ]
     for option in options:
-        yield _counted(workload.with_settings(replace(workload.settings, **option)))
+        other = workload.with_settings(replace(workload.settings, **option))
+        if is_possible(other):
+            yield counted(other)
+    forms = [(u, m.ring) for u in (m.ulysses * 2, m.ulysses // 2) if u]
+    forms += [(m.ulysses, ring) for ring in get_args(RingForm) if ring != m.ring]
+    for ulysses, ring in forms:
+        other = with_parallelism(workload, ulysses, ring)
+        if is_possible(other):
+            nearby = counted(other)
+            if nearby.time.step < 1.1 * candidate.time.step:
+                yield nearby

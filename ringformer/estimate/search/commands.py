@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringformer.estimate.command_tools import DOES_NOT_FIT, log
 
@@ -18,6 +18,8 @@ class PlanOptions:
     """v5e-256, 32xA100-80, ..."""
     seq_len: int | None = None
     """tokens of a sequence; default: as many as fit"""
+    batch_size: int | None = None
+    """sequences of a step; default: as many as are fastest per token, up to 8"""
     max_step_seconds: float | None = None
     """without --seq_len: also plan the longest context whose modelled step takes at most this; default: 3600"""
     no_generate_code: bool = False
@@ -30,7 +32,8 @@ def add_plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     from ringformer.models.llama_config import LlamaConfig
 
     parser.description = (
-        "Find the fastest mesh and memory settings that the compiler accepts for a context. Without --seq_len, find "
+        "Find the fastest mesh, parallelism of attention and memory settings that the compiler accepts for a context. "
+        "Without --seq_len, find "
         "the longest context that fits, and the longest whose step takes at most --max_step_seconds. Candidates "
         "are compared by the seconds that `estimate` models from bytes, FLOPs and exposed communication; the winner's "
         "seconds are based on machine code."
@@ -57,9 +60,12 @@ def _plan(args: argparse.Namespace) -> int:
             f"--max_step_seconds={limit:g} searches for a context, and --seq_len={args.seq_len} sets one: leave one of "
             "them out"
         )
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ValueError(f"--batch_size={args.batch_size} must be at least 1")
     only_compilers()
     length = 0 if args.seq_len is None else args.seq_len
     goal = preset_workload(args.model, find_target(args.target), length, compute_dtype=args.compute_dtype)
+    goal = replace(goal, batch_size=args.batch_size or 0)
     compiler = RunCompiler(log, generate_code=not args.no_generate_code)
     try:
         if args.seq_len is not None:

@@ -34,9 +34,13 @@ def likely_settings(workload: Workload) -> list[MemorySettings]:
     model, target = workload.model, workload.target
     if model.attention != "ring":
         return [replace(workload.settings, head_groups=1, remat_group=1)]
-    _, _, tp, _ = workload.mesh_shape
-    key_heads = max(1, model.num_kv_heads // tp)
-    options = [workload.with_settings(s) for s in possible_settings(model) if key_heads % s.head_groups == 0]
+    tp = workload.mesh_shape[2]
+    heads, key_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
+    options = [
+        workload.with_settings(s)
+        for s in possible_settings(model)
+        if key_heads % s.head_groups == 0 and (s.head_groups == 1 or heads // s.head_groups % model.ulysses == 0)
+    ]
     in_host = [w for w in options if host_bytes(w) <= target.chip.host_bytes] or options
     fitting = sorted((w for w in in_host if peak_bytes(w) <= target.budget), key=computation_seconds)
     return list(dict.fromkeys(w.settings for w in (*fitting[:2], min(in_host, key=peak_bytes))))

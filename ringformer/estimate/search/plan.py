@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.run_estimate import RunCompiler, RunEstimate
-from ringformer.estimate.search.candidates import Candidate, candidates, neighbours
+from ringformer.estimate.search.candidates import GAIN, Candidate, candidates, neighbours
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
 
@@ -54,17 +54,20 @@ def plan(
     """Find the fastest settings of a preset for which the compiler accepts all programs, trying at most `attempts` of
     the likely candidates and the neighbours of the first that fits.
 
-    The mesh, the batch and the memory settings of `goal` are ignored. The chosen settings' modelled step, with all of
-    its sequences, takes at most `max_step_seconds`. If the compiler rejects a candidate, the compiled bytes correct the
-    closed forms of the candidates that follow. Without the compiler, the fastest settings that fit by the closed forms
-    are chosen, and the log says what to install. Raises CompilerFailure if the compiler broke down on every candidate.
+    The mesh, the parallelism of attention and the memory settings of `goal` are ignored. A step has `goal.batch_size`
+    sequences; 0 leaves their number open. Seconds are compared per token. The chosen settings' modelled step, with all
+    of its sequences, takes at most `max_step_seconds`. If the compiler rejects a candidate, the compiled bytes correct
+    the closed forms of the candidates that follow. Without the compiler, the fastest settings that fit by the closed
+    forms are chosen, and the log says what to install. Raises CompilerFailure if the compiler broke down on every
+    candidate.
     """
     target, seq_len = goal.target, goal.seq_len
     if seq_len < 1:
         raise ValueError(f"seq_len={seq_len} must be at least 1; leave it out to plan the longest context")
     ranked = candidates(goal)
     if not ranked:
-        raise ValueError(f"no mesh of {target.name} can divide sequences of {seq_len} tokens; use a power of two")
+        batch = f"{goal.batch_size} " if goal.batch_size else ""
+        raise ValueError(f"no mesh of {target.name} can divide {batch}sequences of {seq_len} tokens; use powers of two")
     slow = [(c, f"a step takes about {c.time.step:,.0f} s") for c in ranked if c.time.step > max_step_seconds]
     ranked = [c for c in ranked if c.time.step <= max_step_seconds]
     refused = slow + [(c, c.reason_against) for c in ranked if c.reason_against]
@@ -129,7 +132,7 @@ def _fastest_nearby(candidate: Candidate, compiler: RunCompiler, excess: float, 
         except CompilerFailure as failure:
             compiler.log(f"  {failure}")
             continue
-        if step.fits and other.timed(step).step < 0.97 * seconds:
+        if step.fits and other.timed(step).step < GAIN * seconds:
             return _fastest_nearby(other, compiler, excess, failed)
     return candidate
 

@@ -1,8 +1,11 @@
 """Reports on plans."""
 
+from collections.abc import Iterator
+
 from ringformer.estimate.program_estimate import Estimate, fitting
 from ringformer.estimate.run_estimate import save_line, verdict_line
-from ringformer.estimate.search.candidates import Candidate
+from ringformer.estimate.search.candidates import Candidate, meshes, weighed
+from ringformer.estimate.search.parallelism import described
 from ringformer.estimate.search.plan import Plan
 from ringformer.estimate.time_report import figures
 from ringformer.hardware import GiB
@@ -26,6 +29,21 @@ def how_it_fits(planned: Plan) -> str:
     if planned.run is None:
         return "should fit by the closed form" if planned.chosen else "fits"
     return fitting(planned.run.untried_kernels).lower()
+
+
+WAYS = 5
+"""Number of ways to compute attention to list for a mesh, the fastest first."""
+
+
+def _ways(planned: Plan) -> Iterator[str]:
+    """Yield, for each mesh without tp, the ways to compute attention that were weighed; always the plain ring."""
+    for mesh in meshes(planned.goal):
+        if mesh.mesh_shape[2] > 1:
+            continue
+        names = {described(c.workload.model) or "plain ring": c.time.step / mesh.batch_size for c in weighed(mesh)}
+        listed = dict(list(names.items())[:WAYS]) | {"plain ring": names["plain ring"]}
+        seconds = ", ".join(f"{name} {figures(time)}" for name, time in listed.items())
+        yield f"mesh {mesh.mesh_dim} batch {mesh.batch_size}: {seconds}"
 
 
 LISTED = 8
@@ -53,8 +71,13 @@ def plan_text(planned: Plan) -> str:
             f"    --config.model.compute_dtype={m.compute_dtype} --config.model.remat={m.remat} "
             f"--config.model.head_groups={m.head_groups} --config.model.remat_group={m.remat_group} "
             f"--config.model.offload={m.offload}{'' if m.fetch_ahead else ' --config.model.fetch_ahead=False'}",
-            f"    --config.model.layout={m.layout}{kernel}",
+            f"    --config.model.layout={m.layout} --config.model.ulysses={m.ulysses} --config.model.ring={m.ring}"
+            f"{kernel}",
         ]
+    lines += [
+        "  ways to compute attention, in modelled seconds of a sequence (closed form, remat=full):",
+        *(f"    {line}" for line in _ways(planned)),
+    ]
     refused = sorted(planned.refused, key=lambda item: item[0].seconds_per_token)
     lines.append(f"  rejected candidates (the fastest {min(LISTED, len(refused))} of {len(refused)}):")
     lines += [f"    {c!s:60s} {why}" for c, why in refused[:LISTED]]

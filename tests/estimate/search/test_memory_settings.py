@@ -34,6 +34,13 @@ def test_each_of_them_needs_less_memory():
     assert peak_bytes(WORKLOAD.with_settings(smallest)) == peaks[-1]
 
 
+def test_groups_of_heads_can_be_exchanged():
+    """Each group of 16 devices has heads for all of them: 32 heads make two groups at most."""
+    exchanged = replace(WORKLOAD, model=replace(WORKLOAD.model, ulysses=16))
+    assert max(s.head_groups for s in likely_settings(WORKLOAD)) > 2
+    assert all(s.head_groups <= 2 for s in likely_settings(exchanged))
+
+
 def test_without_a_ring_only_the_chunks_that_were_asked_for():
     model = replace(WORKLOAD.model, attention="blockwise", q_chunk=512, head_groups=4)
     assert likely_settings(replace(WORKLOAD, model=model)) == [MemorySettings(q_chunk=512)]

@@ -10,7 +10,7 @@ from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.programs import EVALUATION, PROGRAMS, TRAIN_STEP
 from ringformer.estimate.run_estimate import RunCompiler
 from ringformer.estimate.search import plan as planning
-from ringformer.estimate.search.candidates import candidates, neighbours
+from ringformer.estimate.search.candidates import candidates, meshes, neighbours, weighed
 from ringformer.estimate.search.plan import Plan, longest_plan, longest_plan_within, plan
 from ringformer.estimate.search.plan_report import plan_text
 from ringformer.estimate.seconds.program_seconds import OTHER, Seconds
@@ -20,10 +20,13 @@ from ringformer.ops.layouts import VISIBLE
 from tests.estimate.search.test_longest_context import estimate_of
 
 GPUS = find_target("8xA100-80")
+PLAIN = 1, "one_way"
+"""Devices that exchange heads, and form of the ring, of a plain ring."""
 
 
 def goal(model, target, seq_len, compute_dtype="bfloat16") -> Workload:
-    return preset_workload(model, target, seq_len, compute_dtype=compute_dtype)
+    """A goal that leaves the number of sequences open."""
+    return replace(preset_workload(model, target, seq_len, compute_dtype=compute_dtype), batch_size=0)
 
 
 def asked(log=lambda line: None, **options):
@@ -51,7 +54,13 @@ def compiler(monkeypatch, accepts, code=lambda w, program: 2**20):
 def plain(candidate):
     """Whether it is zigzag with nothing that saves memory."""
     model = candidate.workload.model
-    return candidate.workload.settings == MemorySettings() and not model.offload and model.layout == "zigzag"
+    way = model.layout, model.ulysses, model.ring
+    return candidate.workload.settings == MemorySettings() and not model.offload and way == ("zigzag", *PLAIN)
+
+
+def likely(wanted):
+    """The fastest candidate that fits by the closed forms."""
+    return next(c for c in candidates(wanted) if not c.reason_against)
 
 
 def test_candidates_are_meshes_of_all_devices_fastest_first():
@@ -188,16 +197,62 @@ def test_neighbours_halve_and_double():
         and not c.workload.model.offload
         and (c.workload.model.layout, c.workload.model.remat, c.workload.model.kernel) == ("zigzag", "full", "xla")
     )
-    found = [c.workload.settings for c in neighbours(middle)]
-    assert found == [MemorySettings(head_groups=g) for g in (16, 4)] + [MemorySettings(8, 2)] + [
+    plain = [c.workload for c in neighbours(middle) if (c.workload.model.ulysses, c.workload.model.ring) == PLAIN]
+    assert [w.settings for w in plain] == [MemorySettings(head_groups=g) for g in (16, 4)] + [MemorySettings(8, 2)] + [
         MemorySettings(8, q_chunk=c, k_chunk=c) for c in (2048, 512)
     ]
+
+
+def test_neighbours_exchange_heads_among_half_or_twice_the_devices_or_have_another_ring():
+    """Unless that is much slower by the closed form: the plain ring of 7B at 64K is."""
+    whole = replace(goal("llama_7b", find_target("v5p-128"), 2**16), batch_size=1)
+    mesh = next(meshes(whole))
+    (eight,) = (c for c in weighed(mesh) if (c.workload.model.ulysses, c.workload.model.ring) == (8, "one_way"))
+    found = [(c.workload.model.ulysses, c.workload.model.ring) for c in neighbours(eight)]
+    assert set(found) - {(8, "one_way")} == {(16, "one_way"), (8, "both_ways"), (8, "gathered")}
+    sixteen = next(c for c in neighbours(eight) if c.workload.model.ulysses == 16)
+    assert sixteen.workload.model.q_chunk > eight.workload.model.q_chunk  # chosen for the longer shard
+
+
+ONE_SEQUENCE = [
+    ("llama3_8b", "v5p-128", 2**16, {(8, "one_way"), (16, "one_way")}),
+    ("llama_7b", "v5p-128", 2**16, {(16, "one_way")}),
+    ("llama3_8b", "v5e-16", 2**17, {PLAIN}),
+    ("llama_13b", "32xH100", 2**19, {(8, "one_way")}),
+]
+"""Model, target, tokens, and the ways that a plan for one sequence may choose. Short shards want exchanged heads: 1,024
+tokens on a device of v5p. 8,192 tokens with four queries a key head hide a ring. Between nodes, eight networks beat
+one."""
+
+
+@pytest.mark.parametrize(("model", "target", "seq_len", "ways"), ONE_SEQUENCE)
+def test_the_way_to_compute_attention_follows_from_the_tokens_of_a_device(monkeypatch, model, target, seq_len, ways):
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)  # by the closed form
+    found = plan(replace(goal(model, find_target(target), seq_len), batch_size=1), asked())
+    chosen = found.chosen.workload
+    assert chosen.mesh_shape[3] == chosen.target.num_devices and chosen.batch_size == 1
+    assert (chosen.model.ulysses, chosen.model.ring) in ways
+    text = plan_text(found)
+    assert f"--config.model.ulysses={chosen.model.ulysses} --config.model.ring={chosen.model.ring}" in text
+    assert f"mesh {chosen.mesh_dim} batch 1: " in text and "plain ring" in text
+
+
+def test_several_sequences_shrink_their_rings(monkeypatch):
+    """Eight sequences of 256K on 64 chips: four rings of 16 take less than half of the time of one ring of all. With
+    heads exchanged, one ring is as fast, and the plain ring is chosen."""
+    monkeypatch.setattr(targets, "find_spec", lambda name: None)
+    eight = replace(goal("llama_7b", find_target("v5p-128"), 2**18), batch_size=8)
+    by_ring = {mesh.mesh_shape[3]: weighed(mesh)[-1].time for mesh in meshes(eight) if mesh.mesh_shape[2] == 1}
+    assert set(by_ring) == {8, 16, 32, 64} and {time.tokens for time in by_ring.values()} == {8 * 2**18}
+    assert by_ring[16].step < 0.5 * by_ring[64].step  # both plain rings, the slowest way
+    chosen = plan(eight, asked()).chosen.workload
+    assert chosen.batch_size == 8 and chosen.mesh_shape[3] < 64 and (chosen.model.ulysses, chosen.model.ring) == PLAIN
 
 
 @pytest.mark.parametrize("how", ["dies", "code is too large"])
 def test_what_fails_as_machine_code_is_passed_over(monkeypatch, how):
     """And listed with the reason, of a compiler that dies or of an evaluation that has no room for its code."""
-    fastest = candidates(goal("llama_7b", GPUS, 2**17))[0].workload
+    fastest = likely(goal("llama_7b", GPUS, 2**17)).workload
 
     def code(w, program):
         if w != fastest or program != EVALUATION:
@@ -228,7 +283,7 @@ def test_a_neighbour_that_fails_as_machine_code_leaves_its_candidate(monkeypatch
 
     monkeypatch.setattr(run_estimate, "compile_apart", compile_apart)
     monkeypatch.setattr(targets, "find_spec", lambda name: "there")
-    first = candidates(goal("llama_7b", GPUS, 2**17))[0]
+    first = likely(goal("llama_7b", GPUS, 2**17))
     four = next(
         c
         for c in candidates(goal("llama_7b", GPUS, 2**17))

@@ -1,0 +1,118 @@
+"""Closed forms of the seconds that a train step waits for its communication: keys, heads, weights, host.
+
+Bytes of a layer on a device, with T tokens of a sequence, e bytes an element, r = sp / u ranks of u devices that
+exchange heads, and k' = K copied to a multiple of u (`ops/head_exchange.py`); tp divides H and K:
+
+    ring        (r - 1) 2 e T k' d forward, and three times that backward, with float32 gradients
+    gathered    r 2 e T k' d in either pass, and twice that in float32 for the gradients
+    heads       e T d (2 H + 2 k') in either pass; a device keeps 1 / u of it
+    weights     the layer's parameters in e bytes each time that it runs forward, their gradients in float32 backward
+"""
+
+from ringformer.estimate.closed_forms import (
+    attention_seconds,
+    computation_seconds,
+    held_copies,
+    hop_bytes,
+    host_bytes,
+    itemsize,
+    ring_hops,
+)
+from ringformer.estimate.link_rates import exchange_rate, keys_rate, weights_rate
+from ringformer.estimate.seconds.program_seconds import efficiency
+from ringformer.estimate.workload import Workload
+from ringformer.models.flops import WEIGHT_FORWARD, forward_runs
+from ringformer.models.interface import rank_devices
+
+
+def exposed_seconds(workload: Workload) -> dict[str, float]:
+    """Return the seconds that a step waits for communication that no computation hides, by purpose."""
+    attention, computation = attention_seconds(workload), computation_seconds(workload)
+    return {
+        "ring": _ring(workload, attention),
+        "gathered keys": _gathered(workload, attention),
+        "head exchange": _exchange(workload),
+        "weights": _weights(workload, computation),
+        "tensor parallelism": _tensor_parallelism(workload),
+        "host": _host(workload, computation),
+    }
+
+
+def _sequences(workload: Workload) -> float:
+    """Return the sequences of a step that a device works on."""
+    dp, fsdp, _, _ = workload.mesh_shape
+    return workload.batch_size / (dp * fsdp)
+
+
+def _attention_passes(workload: Workload) -> dict[str, float]:
+    """Return how often a step's layers run attention on a sequence, by pass."""
+    passes = _sequences(workload) * workload.model.num_layers
+    return {"forward": forward_runs(workload.model)[1] * passes, "backward": passes}
+
+
+def _ring(workload: Workload, attention: dict[str, float]) -> float:
+    ranks, exposed = workload.ring_size, 0.0
+    for name, hop in ring_hops(workload).items():
+        link = (ranks - 1) * _attention_passes(workload)[name] * hop.link
+        exposed += max(0.0, link - attention[name] * (ranks - 1) / ranks)
+    return exposed
+
+
+def _gathered(workload: Workload, attention: dict[str, float]) -> float:
+    """Only a rank's own block hides a gather, and the sum of the gradients."""
+    model, ranks, exposed = workload.model, workload.ring_size, 0.0
+    if model.ring != "gathered" or ranks == 1:
+        return 0.0
+    for name, own in attention.items():
+        received = hop_bytes(model, workload.ring_tokens, backward=name == "backward") * ranks * held_copies(workload)
+        received /= workload.mesh_shape[2] * rank_devices(model)
+        link = _attention_passes(workload)[name] * received / keys_rate(workload)
+        exposed += max(0.0, link - own / ranks)
+    return exposed
+
+
+def _exchange(workload: Workload) -> float:
+    """Asynchronous exchanges hide under the projections of a layer."""
+    model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
+    if rank_devices(model) == 1 or model.attention != "ring":
+        return 0.0
+    tokens, heads = workload.seq_len // sp, model.num_heads + held_copies(workload) * model.num_kv_heads
+    link = itemsize(model) * tokens * model.head_dim * 2 * heads / tp / exchange_rate(workload)
+    cores = target.chip.tensor_cores
+    hidden = 0.0
+    if cores is None or cores.async_all_to_all:
+        projected = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads) / tp
+        rate = efficiency(target.generation).products * target.chip.flops(model.compute_dtype)
+        hidden = WEIGHT_FORWARD * projected * tokens / rate
+    return sum(_attention_passes(workload).values()) * max(0.0, link - hidden)
+
+
+def _weights(workload: Workload, computation: float) -> float:
+    """Gathers hide under the layers that run meanwhile; so do the sums of gradients on GPUs, but hardly on TPUs. Chips
+    without SparseCores sum by all-reduces, which send twice the bytes (docs/overlap.md)."""
+    model, (_, fsdp, tp, sp) = workload.model, workload.mesh_shape
+    if fsdp * sp == 1:
+        return 0.0
+    runs, cores = forward_runs(model)[0], workload.target.chip.tensor_cores
+    parameters = workload.accumulate * model.num_params / tp / weights_rate(workload)
+    gathers, sums = runs * itemsize(model) * parameters, 4 * parameters
+    forward = computation * runs / (runs + 2)  # a backward takes as long as two forwards
+    if cores is None:
+        sums = max(0.0, sums - (computation - forward))
+    elif not cores.sparse_cores:
+        sums *= 2
+    return max(0.0, gathers - forward) + sums
+
+
+def _tensor_parallelism(workload: Workload) -> float:
+    """Gathers and scatters over tp of attention and feed-forward: forward, recomputed, backward."""
+    model, (_, _, tp, sp) = workload.model, workload.mesh_shape
+    tokens = _sequences(workload) * workload.seq_len / sp
+    moved = 4 * tokens * model.hidden_size * itemsize(model) * (tp - 1) / tp
+    return (1 + forward_runs(model)[0]) * model.num_layers * moved / workload.target.ring_bandwidth(tp)
+
+
+def _host(workload: Workload, computation: float) -> float:
+    """Offloaded arrays leave during the forward, and return before a layer's backward."""
+    moved = host_bytes(workload) * workload.accumulate / workload.target.chip.host_bandwidth
+    return max(0.0, moved - computation / (forward_runs(workload.model)[0] + 2)) + moved

@@ -1,0 +1,93 @@
+"""Closed forms of the rates at which devices exchange keys, heads and weights; no device is needed.
+
+On TPUs, a rank of several devices (`ulysses`) is a box of chips (`parallel/device_order.py`), and its messages share
+the links. On GPUs, NVLink joins the devices of a node, and each GPU has a share of the network between nodes.
+"""
+
+import math
+from functools import lru_cache
+
+from ringformer.estimate.targets import Target
+from ringformer.estimate.workload import Workload
+from ringformer.hardware import GPUS_OF_A_NODE
+from ringformer.models.interface import rank_devices
+from ringformer.parallel.device_order import Boxes, cut_into_boxes
+
+
+@lru_cache
+def _boxes(target: Target, sp: int, tp: int, ulysses: int) -> Boxes:
+    """Return the boxes of ranks and rings in a TPU slice; the last dimension has the cores of a chip."""
+    return cut_into_boxes((*_sides(target), _cores(target)), sp, tp, ulysses)
+
+
+def _sides(target: Target) -> tuple[int, ...]:
+    """Return the sides of a TPU slice, in chips."""
+    return tuple(int(side) for side in target.topology.split(":")[1].split("x"))
+
+
+def _cores(target: Target) -> int:
+    """Return the devices of a TPU chip, which share its links."""
+    return target.num_devices // math.prod(_sides(target))
+
+
+def _messages_of_a_hop(workload: Workload) -> float:
+    """Return the messages on the busiest link of a hop, which is as many as the links that one crosses: the chips of a
+    rank's side. Half of them go the other way around a torus if both ways are equally long."""
+    target, (_, _, tp, sp) = workload.target, workload.mesh_shape
+    boxes, sides = _boxes(target, sp, tp, rank_devices(workload.model)), (*_sides(target), 0)
+    if boxes.ring is None:
+        return 2 * max(boxes.rank)  # to every second place of a path
+    crossed = [
+        n / 2 if target.wraps and 2 * n == side else n
+        for n, ranks, side in zip(boxes.rank, boxes.ring, sides, strict=True)
+        if ranks > 1
+    ]
+    return max(crossed, default=1)
+
+
+def hop_rate(workload: Workload) -> float:
+    """Bytes per second of one device in a hop of the ring, in both directions together if half of the keys go each
+    way."""
+    target, (_, _, tp, sp) = workload.target, workload.mesh_shape
+    rate, ways = target.ring_bandwidth(sp * tp), 1
+    if target.chip.kind == "tpu":
+        rate, ways = rate / _messages_of_a_hop(workload), 2
+    elif sp * tp > GPUS_OF_A_NODE > tp * rank_devices(workload.model):
+        ways = 2  # each way leaves a node over the network of another GPU
+    return rate * (ways if workload.model.ring == "both_ways" else 1)
+
+
+def exchange_rate(workload: Workload) -> float:
+    """Bytes of a device's operand per second in an exchange of heads; the part that it keeps counts too."""
+    target, ulysses, (_, _, tp, sp) = workload.target, rank_devices(workload.model), workload.mesh_shape
+    chip = target.chip
+    if chip.kind == "gpu":
+        here = min(ulysses, max(1, GPUS_OF_A_NODE // tp))
+        beyond = (ulysses - here) / (chip.node_bandwidth or chip.link_bandwidth)
+        return ulysses / max((here - 1) / chip.link_bandwidth, beyond)
+    # Over the middle of a side of s chips, s/2 chips send half of their bytes to s/2 others; around a torus, both ways.
+    box, sides = _boxes(target, sp, tp, ulysses).rank, _sides(target)
+    loads = [n / (8 if target.wraps and n == side > 2 else 4) for n, side in zip(box, sides, strict=False) if n > 1]
+    return chip.link_bandwidth / max(loads, default=0.25)
+
+
+def keys_rate(workload: Workload) -> float:
+    """Bytes per second of a gather or a sum of keys over a ring: on TPUs, over both directions of each dimension in
+    which the ring extends, which the devices of a rank share."""
+    target, (_, _, tp, sp) = workload.target, workload.mesh_shape
+    if target.chip.kind == "gpu":
+        return target.ring_bandwidth(sp * tp)
+    boxes, dims = _boxes(target, sp, tp, rank_devices(workload.model)), len(_sides(target))
+    ring = boxes.ring or _sides(target)
+    sides = [side for side, ranks in zip(boxes.rank[:dims], ring[:dims], strict=True) if ranks > 1]
+    return target.chip.link_bandwidth * 2 * max(1, len(sides)) / max(sides, default=1) / _cores(target)
+
+
+def weights_rate(workload: Workload) -> float:
+    """Bytes per second of a gather of weights, or a sum of their gradients, over all devices: on TPUs, over both
+    directions of each dimension of the slice."""
+    target = workload.target
+    rate = target.ring_bandwidth(target.num_devices)
+    if target.chip.kind == "gpu":
+        return rate
+    return rate * 2 * max(1, sum(n > 1 for n in _sides(target))) / _cores(target)
