@@ -1,10 +1,10 @@
-"""The smallest program that shows how a TPU compiler gathers weights and sums their gradients.
+"""The smallest program that shows how a compiler gathers weights and sums their gradients.
 
     python benchmarks/weight_collectives.py [--target=v5p:4x4x4]
 
 Compiled, nothing is run: a scan over two layers, each one matrix that 64 devices share, forward and backward. For each
-chip, first with the compiler's defaults, then with `training_options`: the collectives, and how many are synchronous.
-Half a minute a chip.
+chip whose compiler is installed, first with the compiler's defaults, then with `training_options`: the collectives, and
+how many are synchronous. Half a minute a chip.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from ringformer.estimate.compiler.dump import AS_COMPILED_PROGRAMS_PRINT, PROGRAM
+from ringformer.estimate.compiler.dump import AS_COMPILED_PROGRAMS_PRINT, PROGRAM, compile_printing
 from ringformer.estimate.programs import abstract_array
 from ringformer.estimate.seconds.link_loads import network
 from ringformer.estimate.seconds.overlap import read_schedule
@@ -27,8 +27,8 @@ from ringformer.parallel.compiler_options import compiler_options, training_opti
 from ringformer.parallel.gather_weight import gather_weight
 from ringformer.parallel.mesh import make_mesh
 
-TARGETS = "v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8", "tpu7x:2x4x4"
-"""Slices of 64 devices."""
+TARGETS = "v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8", "tpu7x:2x4x4", "64xA100-80", "64xH100"
+"""Targets of 64 devices."""
 L, D, T = 2, 4096, 2048
 """Layers, features, and tokens of a device."""
 
@@ -51,8 +51,8 @@ def lower(mesh: Mesh) -> jax.stages.Lowered:
 def collectives(target: Target, mesh: Mesh, options: dict[str, str]) -> Counter:
     """Compile the program, and count its collectives by kind, dtype, and whether they are synchronous."""
     with tempfile.TemporaryDirectory() as folder:
-        lower(mesh).compile(compiler_options=options | AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": folder})
-        (scheduled,) = Path(folder).glob(PROGRAM["tpu"])
+        compile_printing(lower(mesh), options, AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": folder})
+        (scheduled,) = Path(folder).glob(PROGRAM[mesh.devices.flat[0].platform])
         transfers = read_schedule(scheduled.read_text(), Rates(1.0, network(target, mesh), 1.0, 0.0)).transfers
     counts: Counter = Counter()
     for t in transfers:
@@ -63,10 +63,13 @@ def collectives(target: Target, mesh: Mesh, options: dict[str, str]) -> Counter:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="a slice of 64 devices; without: one of each generation")
+    parser.add_argument("--target", help="64 devices; without: one target of each generation")
     args = parser.parse_args()
     only_compilers()
     for target in map(find_target, TARGETS if args.target is None else [args.target]):
+        if target.missing_compiler:
+            print(f"{target.name:12} {target.missing_compiler}")
+            continue
         mesh = make_mesh("1,1,1,64", target.devices())
         for name, options in (("defaults", compiler_options(mesh)), ("training", training_options(mesh))):
             found = ", ".join(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ringformer.estimate.closed_forms import CLOSED_FORM, computation_time
 from ringformer.estimate.compiler.dump import CompilerFailure
 from ringformer.estimate.compiler.known_failures import known_failure
-from ringformer.estimate.search.longest_context import attempt, longest_start, next_length
+from ringformer.estimate.search.longest_context import attempt, counted_within, longest_start, next_length
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.time_report import time_json
 from ringformer.estimate.workload import MemorySettings, Workload, estimate_command
@@ -163,8 +163,8 @@ def cells(rows: tuple[Row, ...] = ROWS + SCALING) -> list[Cell]:
 
 
 def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int | None = None) -> None:
-    """Search the cells breadth first until all maxima are known, or for `passes` passes. Attempts are written to
-    `path`.
+    """Search the cells breadth first until all maxima and, with kernels, the longest contexts with steps of an hour are
+    known, or for `passes` passes. Attempts are written to `path`.
 
     Cells whose compiler is not installed are left out. The search also ends if the compiler breaks down on every cell
     that is left, so that a pass learns nothing.
@@ -172,7 +172,7 @@ def fill(path: Path, wanted: list[Cell], log: Callable[[str], None], passes: int
     wanted = compilable(wanted, log)
     for _ in count() if passes is None else range(passes):
         results, learned = read(path), False
-        pending = [(c, n) for c in wanted if (n := next_length(results[c.name], _first_length(c, results)))]
+        pending = [(c, n) for c in wanted if (n := _next_length(c, results))]
         pending.sort(key=lambda item: len(results[item[0].name]))  # cells with the fewest attempts first
         for i, (cell, seq_len) in enumerate(pending, 1):
             log(f"[{i}/{len(pending)}] {cell.name} at {seq_len:,} tokens")
@@ -200,6 +200,12 @@ def _attempt(workload: Workload, log: Callable[[str], None]) -> dict | None:
         f"{answer['hbm_bytes'] / GiB:.2f} GiB in {answer['compile_seconds']:.0f} s"
     )
     return answer
+
+
+def _next_length(cell: Cell, results: Results) -> int | None:
+    """Return the length to compile next; None: the cell is complete."""
+    longer = next_length(results[cell.name], _first_length(cell, results))
+    return counted_within(results[cell.name], cell.workload) if longer is None and cell.kernel != "xla" else longer
 
 
 def _first_length(cell: Cell, results: Results) -> int:

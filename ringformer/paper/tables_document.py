@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringformer.estimate.closed_forms import smallest_local_length
-from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS, counted_longest_within, longest_within
+from ringformer.estimate.search.longest_context import MAX_STEP_SECONDS, counted_within, longest_within
 from ringformer.estimate.seconds.program_seconds import USUAL, efficiency
 from ringformer.estimate.targets import find_target
 from ringformer.hardware import CHIPS, GiB
@@ -121,12 +121,9 @@ def _seconds(seconds: float) -> str:
 def _within_text(cell: Cell, attempts: list[dict]) -> str:
     """Format a cell: the longest context whose step takes at most `MAX_STEP_SECONDS`. If every compiled step takes
     longer, the context is taken from the closed form and marked "~"."""
-    fitting = [a["seq_len"] for a in attempts if a["fits"]]
-    if not fitting:
-        return ""
     if best := longest_within(attempts):
         return f"{_length(best['seq_len'], cell.paper)} {_seconds(best['step_seconds_model'])}"
-    counted = counted_longest_within(cell.workload(min(fitting) // 2))
+    counted = counted_within(attempts, cell.workload)
     return f"~ {_length(counted, cell.paper)}" if counted else ""
 
 
@@ -140,11 +137,14 @@ def _ring_row(row: Row, sequences: int, attempts: max_context.Results) -> str:
 
 
 def _kernel_row(cell: Cell, attempts: max_context.Results) -> str:
-    """Return the longest contexts with XLA's blocks and with a kernel."""
+    """Return the longest contexts with XLA's blocks and with a kernel, that fit and whose step takes an hour."""
     row, regime = cell.row, "bf16 + offload" if cell.regime.offload else "bf16"
     kernel = cell.workload(cell.paper).model.kernel
-    plain, tried = (_fits_text(attempts[name], cell.paper) for name in (cell.with_xla.name, cell.name))
-    return f"| {row.target} | {row.size} | {row.devices}/{cell.sequences} | {kernel} | {regime} | {plain} | {tried} |"
+    pair = [(c, attempts[c.name]) for c in (cell.with_xla, cell)]
+    columns = [f"{_fits_text(tried, cell.paper)} | {_within_text(c, tried)}" for c, tried in pair]
+    return (
+        f"| {row.target} | {row.size} | {row.devices}/{cell.sequences} | {kernel} | {regime} | {' | '.join(columns)} |"
+    )
 
 
 def _baseline_cells(row: Row) -> list[Cell]:

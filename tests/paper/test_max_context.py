@@ -61,6 +61,7 @@ def test_a_search_with_a_kernel_begins_where_the_one_without_ended(tmp_path, com
     found = read(tmp_path / "t.json")
     assert found[kernel.name][0]["seq_len"] == longest(found[plain.name])["seq_len"]
     assert "--kernel=pallas --seq_len=" in found[kernel.name][0]["command"]
+    assert longest_context.longest_within(found[kernel.name]), "it ends with a step of an hour"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Collectives of a compiled train step: gathers and sums on SparseCores travel while the TensorCores compute."""
+"""Collectives of a compiled train step: gathers of weights and sums of gradients travel while a device computes."""
 
 import math
 from collections import defaultdict
@@ -11,7 +11,7 @@ from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import CHIPS
 from ringformer.models.llama_config import LlamaConfig
-from tests.hlo import on_tpu
+from tests.hlo import on_cuda, on_tpu
 
 WEIGHTS = "weights gathered", "gradients reduced"
 MODEL = LlamaConfig(
@@ -34,11 +34,13 @@ def weight_bytes(target: str) -> dict[tuple[str, str, bool], float]:
     return sums
 
 
-@on_tpu
-@pytest.mark.parametrize("target", ["v6e-16", "v5p-32"])
-def test_sparse_cores_run_what_weights_need(target):
-    """Gathers and sums of gradients travel while the TensorCores compute."""
-    assert CHIPS[target.partition("-")[0]].tensor_cores.sparse_cores
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(name, marks=on_tpu) for name in ("v6e-16", "v5p-32")]
+    + [pytest.param(name, marks=on_cuda) for name in ("16xA100-80", "16xH100")],
+)
+def test_weights_travel_while_a_device_computes(target):
+    """On SparseCores, or on a stream of their own."""
     sums = weight_bytes(target)
     gathered, reduced = (sum(n for (of, _, _), n in sums.items() if of == name) for name in WEIGHTS)
     assert gathered == pytest.approx(2 * (2 * LAYERS + TABLES), rel=0.01), "bfloat16; layers forward and backward"
@@ -51,5 +53,6 @@ def test_sparse_cores_run_what_weights_need(target):
 def test_gathers_are_asynchronous_without_sparse_cores():
     assert not CHIPS["v4"].tensor_cores.sparse_cores
     sums = weight_bytes("v4-32")
-    gathered = {key[1:]: n for key, n in sums.items() if key[0] == WEIGHTS[0]}
+    gathered, reduced = ({key[1:]: n for key, n in sums.items() if key[0] == name} for name in WEIGHTS)
     assert gathered["all-gather", True] >= 0.9 * sum(gathered.values()), gathered
+    assert reduced["all-reduce", False] == pytest.approx(2 * 4 * (LAYERS + TABLES), rel=0.01), "twice, in float32"

@@ -1,5 +1,6 @@
 """What the committed tables claim: the multiples of the paper's contexts, each one executable with its ring hidden."""
 
+from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -66,20 +67,21 @@ def test_contexts_with_kernels_beside_those_without():
 
 
 def test_the_closed_form_is_as_near_as_the_page_says():
-    """Compiled programs take 0.8 to 1.3 times as long; of 3B, with heads of 100 features, up to 1.6 times."""
+    """Compiled programs take 0.8 to 1.3 times as long; of 3B, with heads of 100 features, up to 1.6 times; with
+    kernels, 1.0 to 1.4 times, and no more than 1.0 but on v4."""
     of = {cell.name: cell for cell in cells()}
-    shares = {"3b": [], "others": []}
+    shares = defaultdict(list)
     for name, attempts in ATTEMPTS.items():
-        if of[name].kernel != "xla":
-            continue
         for a in attempts:
-            if not a.get("seconds_source", CLOSED_FORM).startswith(CLOSED_FORM):
+            if a.get("step_seconds_model") and not a["seconds_source"].startswith(CLOSED_FORM):
                 settings = MemorySettings(a["head_groups"], a["remat_group"], a.get("q_chunk"), a.get("k_chunk"))
                 counted = computation_time(of[name].workload(a["seq_len"]).with_settings(settings)).step
-                shares["3b" if "/3b/" in name else "others"].append(a["step_seconds_model"] / counted)
-    assert len(shares["3b"]) >= 5 and len(shares["others"]) >= 20
-    of_3b, others = shares["3b"], shares["others"]
-    assert [round(x, 1) for x in (min(of_3b), max(of_3b), min(others), max(others))] == [0.8, 1.6, 0.8, 1.3]
+                kernel = "kernel on v4" if "v4" in name else "kernel"
+                kind = kernel if of[name].kernel != "xla" else "3b" if "/3b/" in name else "others"
+                shares[kind].append(a["step_seconds_model"] / counted)
+    assert all(len(found) >= 5 for found in shares.values())
+    ranges = {kind: [round(min(found), 1), round(max(found), 1)] for kind, found in shares.items()}
+    assert ranges == {"3b": [0.8, 1.6], "others": [0.8, 1.3], "kernel": [1.0, 1.0], "kernel on v4": [1.1, 1.4]}
 
 
 def test_the_committed_seconds_of_the_closed_form_are_todays(tmp_path):

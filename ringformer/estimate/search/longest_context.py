@@ -80,6 +80,15 @@ def longest_within(attempts: list[dict], max_step_seconds: float = MAX_STEP_SECO
     return max(quick, key=lambda a: a["seq_len"], default=None)
 
 
+def counted_within(attempts: list[dict], workload: Callable[[int], Workload]) -> int | None:
+    """Return the longest context whose step takes at most `MAX_STEP_SECONDS` by the closed form, shorter than all
+    attempts that fit; None if a compiled step takes no longer than that. `workload` returns that of a length."""
+    fitting = [a["seq_len"] for a in attempts if a["fits"]]
+    if not fitting or longest_within(attempts):
+        return None
+    return counted_longest_within(workload(min(fitting) // 2))
+
+
 def counted_longest_within(workload: Workload, max_step_seconds: float = MAX_STEP_SECONDS) -> int | None:
     """Return the longest context whose step takes at most `max_step_seconds` by the closed form. The search starts at
     the workload's own context and halves it.

@@ -34,7 +34,8 @@ class Span(NamedTuple):
 def collectives(program: Program, instructions: list[Instruction]) -> Iterator[Span]:
     """Yield the collectives of a computation.
 
-    They have four forms. Two are X-start and X-done, and async-start and async-done around X. On TPU, there are chains
+    They have four forms. Two are X-start and X-done, and async-start and async-done around X. A GPU's X-start that is
+    marked `is_sync` runs on the stream that computes, although it has an X-done. On TPU, there are chains
     of fusions from AsyncCollectiveStart to AsyncCollectiveDone, which carry a gather along while they do other work,
     even across the iterations of a loop. And a SparseCore runs what a custom-call-start names, from the
     custom-call-update that hands it the array until custom-call-done.
@@ -67,14 +68,12 @@ def collectives(program: Program, instructions: list[Instruction]) -> Iterator[S
 def _collective(x: Instruction, here: Mapping[str, Instruction], start: int, end: int | None) -> Span:
     """Describe a collective; `here` has the instructions of its computation, for the sizes of its operands."""
     kind, array = x.collective or "", x.arrays[0]
-    operands = [a for name in x.operands if name in here for a in here[name].arrays]
-    if kind == "collective-permute":
-        moved = array.bytes
-    elif kind == "all-to-all":  # of one operand, or of one for each device of a group
-        moved = sum(a.bytes for a in operands)
-    else:
-        largest = max(a.bytes for a in (*x.arrays, *operands))  # a gather's result, a reduce-scatter's operand
-        moved = 2 * largest if kind == "all-reduce" else largest  # all-reduce: reduce, then gather
+    taken = sum(here[name].bytes for name in x.operands if name in here)
+    given = x.bytes - (taken if len(x.arrays) > len(x.operands) else 0)  # the tuple of a start has its operands, too
+    # The operands of a permute or an all-to-all; a gather's result, a scatter's operand.
+    sent = taken if kind in ("collective-permute", "all-to-all") else max(taken, given)
+    moved = 2 * sent if kind == "all-reduce" else sent  # all-reduce: reduce, then gather
+    end = None if '"is_sync":true' in x.text else end
     return Span(kind, array, moved, x.op_name, start, end, x.groups)
 
 

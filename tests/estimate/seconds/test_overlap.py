@@ -72,6 +72,32 @@ def test_one_without_computation_is_waited_for(lines):
     assert not schedule.transfers[0].hidden and schedule.exposed_seconds == 0.5
 
 
+@pytest.mark.parametrize("mark", ["true", "false"])
+def test_a_start_on_the_stream_that_computes_is_synchronous(mark):
+    """A GPU's compiler marks it, and writes an end all the same."""
+    start = f'{START}, backend_config={{{{"collective_backend_config":{{{{"is_sync":{mark}}}}}}}}}'
+    (t,) = transfers((start, 1), (PRODUCT, 1), (DONE, 1)).transfers
+    assert t.asynchronous == t.hidden == (mark == "false")
+
+
+@pytest.mark.parametrize(
+    "instruction, sent",
+    [
+        ("%s = ((f32[8,8], f32[8,8]), (f32[8,8], f32[8,8])) collective-permute-start(%x, %x)", 2 * 8 * 8 * 4),
+        ("%s = ((f32[8,8], f32[8,8]), (f32[32,8], f32[8,32])) all-gather-start(%x, %x)", 2 * 32 * 8 * 4),
+        ("%s = ((f32[8,8], f32[8,8]), (f32[2,8], f32[8,2])) reduce-scatter-start(%x, %x)", 2 * 8 * 8 * 4),
+        ("%s = (f32[8,8], f32[8,8]) all-reduce-start(%x, %x)", 2 * 2 * 8 * 8 * 4),
+        ("%s = (f32[8,8], f32[8,8]) all-reduce(%x, %x)", 2 * 2 * 8 * 8 * 4),
+        ("%s = f32[32,8] all-gather(%x)", 32 * 8 * 4),
+        ("%s = f32[2,8] reduce-scatter(%x)", 8 * 8 * 4),
+    ],
+)
+def test_all_arrays_of_a_combined_collective_travel(instruction, sent):
+    """Compilers combine small ones; of a sum, each array travels twice."""
+    (t,) = transfers((instruction, 1)).transfers
+    assert t.bytes == sent
+
+
 SPARSE = """
 %on_sparse_core (x: f32[8,8]) -> f32[1,8] {
   %x = f32[8,8] parameter(0)
