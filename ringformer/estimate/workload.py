@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ringformer.data.stores.integrity import read_meta
 from ringformer.estimate.command_tools import MODEL_FLAGS
 from ringformer.estimate.targets import Target
+from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.interface import rank_devices
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
@@ -107,6 +108,9 @@ class Workload:
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
         check_batch(self.model.layout, rank_devices(self.model), mesh, self.seq_len, self.batch_size, self.accumulate)
+        dp, fsdp, tp, _ = self.mesh_shape
+        rows = self.batch_size // self.accumulate // (dp * fsdp)
+        check_gathered_keys(self.model, rows, self.seq_len, tp, self.target.chip)
         with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, self.masks)  # raises if it cannot
 
     def with_kernel(self) -> tuple[Self, str]:

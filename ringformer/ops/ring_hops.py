@@ -24,7 +24,7 @@ from ringformer.ops.work_list import (
 )
 
 RingForm = Literal["one_way", "both_ways", "gathered"]
-"""How a rank gets the keys of the others: from one neighbour, from both, or all at once (`ring_attention.py`)."""
+"""Paths of the keys to the other ranks: from one neighbour, from both, or all at once (`ring_attention.py`)."""
 
 GATHERED = "ring_gathered"
 """Name of the scope of a gathered ring's collectives."""

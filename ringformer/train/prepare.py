@@ -14,6 +14,7 @@ from ringformer.data.loader import Parts
 from ringformer.data.packing.options import PackingOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.hardware import chip_of
+from ringformer.models.gathered_keys import check_gathered_keys
 from ringformer.models.interface import rank_devices
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
@@ -83,6 +84,8 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     ranks = mesh.shape["sp"] // of_rank
     device, rank_tokens = mesh.devices.flat[0], config.seq_len // ranks
     chip = chip_of(device.device_kind)
+    rows = config.batch_size // config.accumulate // (mesh.shape["dp"] * mesh.shape["fsdp"])
+    check_gathered_keys(config.model, rows, config.seq_len, mesh.shape["tp"], chip)
     data = config.data
     packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length)
     model, kernel = with_kernel(config.model, device.platform, chip, rank_tokens, packing.has_segments)
