@@ -1,6 +1,5 @@
 """Closed forms of a train step: seconds and bytes from counts alone, without a compiler. Every number is modelled."""
 
-import math
 from dataclasses import dataclass
 
 from ringformer.estimate.link_rates import hop_rate
@@ -19,7 +18,6 @@ from ringformer.models.flops import (
 from ringformer.models.interface import rank_devices
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.head_exchange import key_copies
-from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 from ringformer.ops.layouts import Layout
 from ringformer.ops.work_list import default_chunk
 
@@ -33,11 +31,6 @@ program compiled so far, larger logits spill to HBM. On other generations, all l
 SPILLED = {"tpu": (3.4, 4.2), "gpu": (6.5, 11.0)}
 """HBM bytes per byte of a chunk pair's logits, (forward, backward), if the logits spill. They were read from compiled
 programs: v5e for TPU, A100 for GPU. (The range on A100 is 5.2 to 8.0 forward, 9.7 to 12.2 backward.)"""
-
-
-CYCLES_OF_A_PAIR = 400
-"""Cycles of a core for each chunk pair of the kernels for TPU, beyond those of its products. Fitted to compiled steps
-with chunks of 512 and 1024: LLaMA-3 8B has 380 at 128K on v5e-16, and 380 to 730 at 64K on v5p-128."""
 
 
 @dataclass(frozen=True)
@@ -118,29 +111,6 @@ def attention_seconds(workload: Workload) -> dict[str, float]:
         memory = 0.0 if _logits_on_chip(workload) else 4 * spilled * passes * pairs / target.chip.hbm_bandwidth
         seconds[name] = max(flops * model.head_dim * pairs / (share.pairs * peak), memory)
     return seconds
-
-
-def block_seconds(workload: Workload) -> float:
-    """Seconds that the blocks of a step take beyond the FLOPs of their products.
-
-    The kernels for TPU take some cycles more for each chunk pair, and short shards have small chunks. On GPUs, each
-    block's output is added to a float32 accumulator (o, or dq) in device memory.
-    """
-    model, target = workload.model, workload.target
-    passes, chip = forward_runs(model)[1] + 1, target.chip
-    if model.kernel == "cudnn":
-        blocks = min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
-        added = blocks * rank_devices(model) * workload.local_tokens * workload.accumulate
-        features = model.num_layers * model.num_heads * model.head_dim / rank_devices(model)
-        return (itemsize(model) + 8) * passes * added * features / chip.hbm_bandwidth
-    if model.kernel != "pallas" or chip.tensor_cores is None or not (model.q_chunk and model.k_chunk):
-        return 0.0
-    chunks = model.q_chunk * model.k_chunk
-    tuned = chunk_sizes(target.generation, model.head_dim) or (model.q_chunk, model.k_chunk)
-    visible = workload.batch_size * workload.seq_len**2 / 2 / target.num_devices
-    pairs = passes * visible / chunks * model.num_heads * model.num_layers
-    more = max(0.0, 1 - chunks / math.prod(tuned))  # `efficiency` is based on the tuned chunks
-    return CYCLES_OF_A_PAIR * pairs * more / (chip.clock_hz * chip.tensor_cores.count)
 
 
 def computation_time(workload: Workload) -> StepTime:

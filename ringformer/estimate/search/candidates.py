@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, get_args
 
+from ringformer.estimate.block_costs import block_seconds
 from ringformer.estimate.closed_forms import (
     StepTime,
-    block_seconds,
     computation_time,
     host_bytes,
     peak_bytes,
@@ -135,7 +135,7 @@ def weighed(mesh: Workload) -> list[Candidate]:
     kept = [
         c for c in ways if c.workload.model.ring == "one_way" or c.time.step < GAIN * one_way[c.workload.model.ulysses]
     ]
-    return sorted(kept, key=lambda c: c.time.step)
+    return sorted(kept, key=lambda c: (c.time.step, c.workload.model.ring != "one_way"))
 
 
 def promising(mesh: Workload) -> list[Workload]:

@@ -1,0 +1,48 @@
+"""Closed form of the seconds that blocks of attention take beyond their FLOPs."""
+
+import math
+
+from ringformer.estimate.closed_forms import attention_seconds, held_copies, itemsize
+from ringformer.estimate.workload import Workload
+from ringformer.models.flops import forward_runs
+from ringformer.models.interface import rank_devices
+from ringformer.ops.kernels.chunk_sizes import chunk_sizes
+
+CYCLES_OF_A_PAIR = 400
+"""Cycles of a core for each chunk pair of the kernels for TPU, beyond those of its products. Fitted to compiled steps
+with chunks of 512 and 1024: LLaMA-3 8B has 380 at 128K on v5e-16, and 380 to 730 at 64K on v5p-128."""
+
+
+def block_seconds(workload: Workload) -> float:
+    """Seconds that the blocks of a step take beyond the FLOPs of their products.
+
+    The kernels for TPU take some cycles more for each chunk pair, and short shards have small chunks; the TensorCores
+    of a chip may have unequal shares of the work. On GPUs, each block's output is added to a float32 accumulator (o, or
+    dq) in device memory.
+    """
+    model, target = workload.model, workload.target
+    passes, chip = forward_runs(model)[1] + 1, target.chip
+    if model.kernel == "cudnn":
+        blocks = min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
+        added = blocks * rank_devices(model) * workload.local_tokens * workload.accumulate
+        features = model.num_layers * model.num_heads * model.head_dim / rank_devices(model)
+        return (itemsize(model) + 8) * passes * added * features / chip.hbm_bandwidth
+    if model.kernel != "pallas" or chip.tensor_cores is None or not (model.q_chunk and model.k_chunk):
+        return 0.0
+    chunks = model.q_chunk * model.k_chunk
+    tuned = chunk_sizes(target.generation, model.head_dim) or (model.q_chunk, model.k_chunk)
+    visible = workload.batch_size * workload.seq_len**2 / 2 / target.num_devices
+    pairs = passes * visible / chunks * model.num_heads * model.num_layers
+    more = max(0.0, 1 - chunks / math.prod(tuned))  # `efficiency` is based on the tuned chunks
+    seconds = CYCLES_OF_A_PAIR * pairs * more / (chip.clock_hz * chip.tensor_cores.count)
+    return seconds + sum(attention_seconds(workload).values()) * (_core_share(workload) - 1)
+
+
+def _core_share(workload: Workload) -> float:
+    """Return the work of the busier TensorCore of a chip, relative to an equal share: the cores divide the sequences or
+    the key heads that a device holds at once, so a single head of a single sequence leaves one of two cores idle."""
+    model, (dp, fsdp, tp, _), cores = workload.model, workload.mesh_shape, workload.target.chip.tensor_cores
+    heads = model.num_kv_heads * held_copies(workload) // (tp * model.head_groups * rank_devices(model))
+    sequences = workload.batch_size // (workload.accumulate * dp * fsdp)
+    count = cores.count if cores else 1
+    return min(count * math.ceil(n / count) / n for n in (max(1, heads), max(1, sequences)))
