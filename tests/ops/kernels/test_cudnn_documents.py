@@ -51,6 +51,23 @@ def test_documents_as_dense(layout, n, most, emulated, short_pieces):
     assert {causal for *_, causal in emulated} == {"rectangle"}
 
 
+@pytest.mark.parametrize(
+    ("n", "layout", "options"),
+    [
+        (3, "zigzag", {"ring": "both_ways"}),
+        (4, "contiguous", {"ring": "gathered"}),
+        (4, "zigzag", {"ulysses": 2, "ring": "gathered"}),
+    ],
+)
+def test_documents_whose_keys_travel_otherwise(n, layout, options, emulated, short_pieces):
+    """Both ways, gathered, and with heads exchanged."""
+    T = n * 2 * 16
+    inputs, cotangents = arrays(T, d=16)
+    ids = documents(T, 5)
+    found = on_ring(n, layout, rounded(inputs), cotangents, ids, kernel="cudnn", segments="ascending", **options)
+    assert_as_good_as_dense(found, inputs, cotangents, segment_ids=ids)
+
+
 @pytest.mark.parametrize("length", [2 * 33, 2 * 24, 2 * 7])
 def test_shards_of_any_length(length, emulated, short_pieces):
     """Odd pieces, and shards that are not cut at all."""
