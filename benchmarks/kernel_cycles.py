@@ -114,6 +114,8 @@ def of_one_head(turn: SlotUse, generation: str) -> SlotUse:
 
 
 COUNT: dict[str, Callable[[str, Kind, Pair], Counts]] = {"pallas": count_ours, "splash": count_splash, "xla": count_xla}
+SPLASH_VMEM_KIB = 65472
+"""VMEM for heads of 256 features, which need more than the default: that of MaxText's recipes for v5p."""
 SPLASH_HEADS = 8
 """Query heads: of more its partial dq, one for each block of keys, would not fit the chip's HBM."""
 XLA_HEADS, XLA_TOKENS = 8, 2 * TOKENS
@@ -144,7 +146,8 @@ def compile_splash(generation: str, causal: bool, pair: Pair) -> None:
         o, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, segment_ids=segments), q, k, v)
         return o, backward(do)
 
-    jax.jit(both).lower(q, k, k, array(jnp.int32, TOKENS), q).compile()
+    options = {"xla_tpu_scoped_vmem_limit_kib": str(SPLASH_VMEM_KIB)} if pair.head_dim > 128 else {}
+    jax.jit(both).lower(q, k, k, array(jnp.int32, TOKENS), q).compile(compiler_options=options)
 
 
 def compile_xla(generation: str, kind: Kind, pair: Pair) -> None:

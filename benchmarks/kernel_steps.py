@@ -26,7 +26,7 @@ STEPS = {
     "8b/xla": f"{_8B} --kernel=xla",
     "8b/pallas": f"{_8B} --kernel=pallas --q_chunk=1024 --k_chunk=1024",
     "7b on v4/attention kept, longest": f"--model=llama_7b --target=v4-1024 --seq_len=67108864 {KEPT}",
-    "8b on 8xH100": "--model=llama3_8b --target=8xH100 --seq_len=6291456 --head_groups=8 --offload --no-fetch_ahead "
+    "8b on 8xH100": "--model=llama3_8b --target=8xH100 --seq_len=5242880 --head_groups=8 --offload --no-fetch_ahead "
     "--kernel=cudnn",
 }
 """The flags of `ringformer estimate`."""
