@@ -76,7 +76,7 @@ def keys_rate(workload: Workload) -> float:
     which the ring extends, which the devices of a rank share."""
     target, (_, _, tp, sp) = workload.target, workload.mesh_shape
     if target.chip.kind == "gpu":
-        return target.ring_bandwidth(sp * tp)
+        return _gpu_gather_rate(target, sp * tp, tp * rank_devices(workload.model))
     boxes, dims = _boxes(target, sp, tp, rank_devices(workload.model)), len(_sides(target))
     ring = boxes.ring or _sides(target)
     sides = [side for side, ranks in zip(boxes.rank[:dims], ring[:dims], strict=True) if ranks > 1]
@@ -87,7 +87,15 @@ def weights_rate(workload: Workload) -> float:
     """Bytes per second of a gather of weights, or a sum of their gradients, over all devices: on TPUs, over both
     directions of each dimension of the slice."""
     target = workload.target
-    rate = target.ring_bandwidth(target.num_devices)
     if target.chip.kind == "gpu":
-        return rate
-    return rate * 2 * max(1, sum(n > 1 for n in _sides(target))) / _cores(target)
+        return _gpu_gather_rate(target, target.num_devices, workload.mesh_shape[2])
+    return target.chip.link_bandwidth * 2 * max(1, sum(n > 1 for n in _sides(target))) / _cores(target)
+
+
+def _gpu_gather_rate(target: Target, devices: int, groups: int) -> float:
+    """Return the rate of gathers over neighbouring GPUs that interleave as so many groups: between nodes, over the
+    network of each member that a node has."""
+    chip, members = target.chip, max(1, GPUS_OF_A_NODE // groups)
+    if devices <= GPUS_OF_A_NODE or not chip.node_bandwidth:
+        return chip.link_bandwidth
+    return min(chip.link_bandwidth, members * chip.node_bandwidth)

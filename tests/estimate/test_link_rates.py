@@ -83,4 +83,15 @@ def test_gpus():
     assert exchange_rate(workload("32xH100", 16)) == pytest.approx(chip.node_bandwidth * 2)
     assert hop_rate(workload("32xH100", 8)) == hop_rate(workload("32xH100")) == chip.node_bandwidth
     w = replace(workload("32xH100"), mesh_dim="1,4,1,8")
-    assert hop_rate(w) == keys_rate(w) == chip.link_bandwidth and weights_rate(w) == chip.node_bandwidth
+    assert hop_rate(w) == keys_rate(w) == chip.link_bandwidth
+
+
+@pytest.mark.parametrize(("ulysses", "tp"), [(1, 1), (2, 1), (8, 1), (1, 8), (2, 4)])
+def test_gathers_between_nodes_use_the_network_of_each_member(ulysses, tp):
+    """tp ranks are neighbours, then the devices of a rank."""
+    w = workload("32xA100-80", ulysses, "gathered", tp)
+    links = Network(tuple((i // 8, i) for i in range(32)), w.target.chip.link_bandwidth, w.target.chip.node_bandwidth)
+    keys = np.arange(32).reshape(-1, ulysses * tp).T
+    weights = np.arange(32).reshape(-1, tp).T
+    for rate, groups in ((keys_rate, keys), (weights_rate, weights)):
+        assert rate(w) == gather_rate(links, tuple(map(tuple, groups.tolist())))
