@@ -64,11 +64,17 @@ def label(axes, text: str, point: tuple[float, float], offset: tuple[float, floa
     axes.annotate(text, point, offset, textcoords="offset points", **style)
 
 
+def _tokens(count: int) -> str:
+    if count < 2**10:
+        return str(count)
+    return f"{count // 2**10}K" if count < 2**20 else f"{count // 2**20}M"
+
+
 def log_tokens(axes, low: float, high: float, ticks: Sequence[int] | None = None, pad: float = 1.7) -> None:
     """Make a log axis of tokens from low to high, labelled 4K, 1M, ..."""
     axes.set_xscale("log", base=2)
     ticks = ticks or [2**i for i in range(math.ceil(math.log2(low)), int(math.log2(high)) + 1, 2)]
     axes.set_xlim(low / pad ** (0.8 if pad < 1.5 else 0.6), high * pad)
-    axes.set_xticks(ticks, [f"{t // 2**10}K" if t < 2**20 else f"{t // 2**20}M" for t in ticks])
+    axes.set_xticks(ticks, [_tokens(t) for t in ticks])
     axes.minorticks_off()
     axes.grid(axis="x", color=RULE, linewidth=0.6)

@@ -128,3 +128,28 @@ def draw_overlap(plt, rows: Sequence[Mapping[str, Any]], smallest: Mapping[tuple
     both[0].set_ylabel("computation under a hop / its link time")
     figure.supxlabel("tokens on a device  (dots: the compiled schedule, lines: the closed form)", fontsize=10)
     return figure
+
+
+@drawn
+def draw_parallelism(
+    plt, tokens: Sequence[int], lines: Mapping[str, Sequence[float]], points: Sequence[tuple[str, int, float]]
+) -> Any:
+    """Draw seconds of a step over tokens on a device, relative to the fastest way by the closed form.
+
+    Args:
+      tokens: tokens on a device, for each of the seconds of a line.
+      lines: seconds of a step by way to compute attention, by the closed form.
+      points: (way, tokens on a device, seconds) of compiled steps.
+    """
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    fastest = [min(seconds) for seconds in zip(*lines.values(), strict=True)]
+    for (name, seconds), color in zip(lines.items(), cycle(RANK_COLORS), strict=False):
+        ratios = [s / best for s, best in zip(seconds, fastest, strict=True)]
+        axes.plot(tokens, ratios, color=color, linewidth=1.8, label=name)
+        mine = [(n, s / fastest[list(tokens).index(n)]) for way, n, s in points if way == name]
+        axes.plot([n for n, _ in mine], [ratio for _, ratio in mine], "o", color=color, markersize=6)
+    log_tokens(axes, tokens[0], tokens[-1], ticks=tokens, pad=1.35)
+    axes.legend(frameon=False)
+    axes.set_ylabel("seconds of a step / fastest line")
+    axes.set_xlabel("tokens on a device  (dots: compiled, lines: the closed form)")
+    return figure
