@@ -92,7 +92,8 @@ def computation_seconds(workload: Workload) -> float:
     each = workload.batch_size / target.num_devices  # a device's share of the work on one sequence
     rest = (executed_flops(model, workload.seq_len) - executed_attention_flops(model, workload.seq_len)) * each
     share = efficiency(target.generation, model.kernel, model.head_dim)
-    return rest / (share.products * target.chip.flops(model.compute_dtype)) + sum(attention_seconds(workload).values())
+    products = rest / (share.products * target.chip.flops(model.compute_dtype))
+    return sum(attention_seconds(workload).values(), products)
 
 
 def attention_seconds(workload: Workload) -> dict[str, float]:
