@@ -40,9 +40,13 @@ def block_seconds(workload: Workload) -> float:
 
 def _core_share(workload: Workload) -> float:
     """Return the work of the busier TensorCore of a chip, relative to an equal share: the cores divide the sequences or
-    the key heads that a device holds at once, so a single head of a single sequence leaves one of two cores idle."""
+    the key heads that a device holds at once. The kernels cut the query heads of a key head in two if their number is
+    even and the grid would be odd; otherwise, a single head of a single sequence leaves one of two cores idle."""
     model, (dp, fsdp, tp, _), cores = workload.model, workload.mesh_shape, workload.target.chip.tensor_cores
-    heads = model.num_kv_heads * held_copies(workload) // (tp * model.head_groups * rank_devices(model))
-    sequences = workload.batch_size // (workload.accumulate * dp * fsdp)
+    divisor = tp * model.head_groups * rank_devices(model)
+    heads = max(1, model.num_kv_heads * held_copies(workload) // divisor)
+    sequences = max(1, workload.batch_size // (workload.accumulate * dp * fsdp))
+    if heads * sequences % 2 and model.num_heads // divisor // heads % 2 == 0:
+        heads *= 2
     count = cores.count if cores else 1
-    return min(count * math.ceil(n / count) / n for n in (max(1, heads), max(1, sequences)))
+    return min(count * math.ceil(n / count) / n for n in (heads, sequences))

@@ -212,7 +212,9 @@ def _backward_by_halves(
     adds to gradients that are there, and both are divided by two."""
     dqs, sums = [], []
     for half in halves_of_heads(keys.kv.shape[2], (1, 1)):
-        mine = half.queries(queries), half.keys(keys, ring.parts), half.cotangents(cotangents), work_list, ring.scale
+        heads, (do, rows, *_) = half.heads, cotangents
+        their = queries._replace(q=queries.q[:, heads]), keys._replace(kv=keys.kv[:, :, heads])
+        mine = *their, Cotangents(do[:, heads], rows[:, :, heads]), work_list, ring.scale
         dq, once = ring.blocks.backward(jnp.zeros(mine[0].q.shape, jnp.float32), *mine)
         dq, twice = ring.blocks.backward(dq, *mine, once)
         dqs.append(dq)

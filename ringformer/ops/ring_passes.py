@@ -27,7 +27,6 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from ringformer.ops import online_softmax
-from ringformer.ops.blockwise_attention import Cotangents, Keys, Queries
 from ringformer.ops.kernels.block_kernels import without_padding
 from ringformer.ops.ring_hops import Ring
 from ringformer.ops.streams import joined_key_gradients, joined_query_gradients, joined_states, with_shared_ids
@@ -55,8 +54,8 @@ def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
     n, T, S, K = ring.size, q.shape[1], k.shape[1], k.shape[2]
     rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
     streams = ring.streams(S, K)
-    queries, keys = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
-    queries_of = [stream.queries(queries) for stream in streams]
+    queries_of = [stream.queries(tied[0], K, tied[1]) for stream in streams]
+    keys_of = [stream.keys(k, v, bias, tied[2], ring.parts) for stream in streams]
 
     def step(t, carry, send):
         states, keys = carry
@@ -69,16 +68,16 @@ def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
         # waits for the next segment ids before this block has hidden their hop.
         return lax.optimization_barrier((states, arriving)) if ring.blocks.unroll else (states, arriving)
 
-    fresh = vary_like([online_softmax.init(x.q.shape[:-1], x.q.shape[-1]) for x in queries_of], queries, keys)
-    carry = step(None, (fresh, [stream.keys(keys, ring.parts) for stream in streams]), send=ring.hops > 0)
+    fresh = vary_like([online_softmax.init(x.q.shape[:-1], x.q.shape[-1]) for x in queries_of], queries_of, keys_of)
+    carry = step(None, (fresh, keys_of), send=ring.hops > 0)
     if ring.hops > 0:
         with jax.named_scope(LOOP):
             carry = lax.fori_loop(1, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)
         carry = step(n - 1, carry, send=False)
     states, _ = carry
     if n > 1 and ring.hops == 0:
-        others = ring.gathered(keys), ring.others(T, S, rank)
-        states = [ring.blocks.forward(states[0], queries, *others, ring.scale)]
+        others = ring.gathered(keys_of[0]), ring.others(T, S, rank)
+        states = [ring.blocks.forward(states[0], queries_of[0], *others, ring.scale)]
     state = joined_states(streams, states, ring.blocks.log_unit)
     length = residuals[0].shape[1]
     o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
@@ -97,21 +96,16 @@ def _backward(ring: Ring, residuals, cotangents):
     ring, (q, k, v, bias, q_ids, k_ids) = ring.whole_chunks(*arrays)
     n, T, S, K = ring.size, q.shape[1], k.shape[1], k.shape[2]
     rank, *tied = ring.rank_bound_to(q, q_ids, k_ids)
-    queries, own = _grouped(tied[0], K, tied[1]), _stacked(k, v, bias, tied[2])
     delta = jnp.einsum("bthd,bthd->bht", o, do, preferred_element_type=jnp.float32) - dlse
     delta = exchange.to_heads(delta, tokens=2, heads=1)
     numbers = ring.whole_queries(jnp.stack([*online_softmax.shift_and_weight(*softmax), delta]), axis=3)
-    do, o = (_grouped(ring.whole_queries(exchange.to_heads(x)), K, None).q for x in (do, o))
-    if ring.returns_lse:
-        dlse = ring.whole_queries(exchange.to_heads(dlse, tokens=2, heads=1), axis=2)
-    dlse = rearrange(dlse, "b (k g) t -> b k g t", k=K) if ring.returns_lse else None
-    rows = ring.blocks.prepare(Cotangents(do, rearrange(numbers, "three b (k g) t -> three b k g t", k=K), o, dlse))
+    do, o = (ring.whole_queries(exchange.to_heads(x)) for x in (do, o))
+    dlse = ring.whole_queries(exchange.to_heads(dlse, tokens=2, heads=1), axis=2) if ring.returns_lse else None
 
     streams = ring.streams(S, K, backward=True)
-    queries_of, rows_of = [x.queries(queries) for x in streams], [x.cotangents(rows) for x in streams]
-
-    def work_list(t, stream):
-        return ring.work_list(T, S, ring.is_earlier(rank, t, stream), stream)
+    queries_of = [stream.queries(tied[0], K, tied[1]) for stream in streams]
+    rows_of = [ring.blocks.prepare(stream.cotangents(do, o, numbers, dlse, K)) for stream in streams]
+    own = [stream.keys(k, v, bias, tied[2], ring.parts) for stream in streams]
 
     # A kernel that adds to gradients needs them before it starts. So those of one stream travel while the kernel
     # computes the other stream: the first stream's after its block, the last stream's before its block.
@@ -137,42 +131,31 @@ def _backward(ring: Ring, residuals, cotangents):
             dqs, arriving = lax.optimization_barrier((dqs, arriving))  # as in the forward
         return dqs, dkeys, arriving
 
-    dqs = [vary_like(jnp.zeros(x.q.shape, jnp.float32), queries, own) for x in queries_of]
+    dqs = [vary_like(jnp.zeros(x.q.shape, jnp.float32), x, keys) for x, keys in zip(queries_of, own, strict=True)]
     carry: Any = dqs, [None] * len(streams), []
     if ring.hops > 0:
-        first = [ring.shift(stream.keys(own, ring.parts), stream) for stream in streams]
-        carry = step(1, (*carry[:2], first), send=n > 2)
+        carry = step(1, (*carry[:2], [ring.shift(*x) for x in zip(own, streams, strict=True)]), send=n > 2)
     if ring.hops > 1:
         with jax.named_scope(LOOP):
             carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)
         carry = step(n - 1, carry, send=False)
     if n > 1 and ring.hops == 0:
-        block = queries, ring.gathered(own), rows, ring.others(T, S, rank), ring.scale
+        block = queries_of[0], ring.gathered(own[0]), rows_of[0], ring.others(T, S, rank), ring.scale
         dq, of_others = ring.blocks.backward(dqs[0], *block)
         carry = [dq], [ring.scattered(of_others)], []
     # Stack the rank's own keys again: keeping them through the loop would take the memory of k and v twice.
     sums, k_now, v_now = lax.optimization_barrier((carry[:2], k, v))
-    own = _stacked(k_now, v_now, bias, tied[2])
-    dqs, gradients, _ = step(None, (*sums, [stream.keys(own, ring.parts) for stream in streams]), send=False)
+    own = [stream.keys(k_now, v_now, bias, tied[2], ring.parts) for stream in streams]
+    dqs, gradients, _ = step(None, (*sums, own), send=False)
 
-    dq = joined_query_gradients(streams, dqs)
-    dkeys = joined_key_gradients(streams, gradients, ring.parts)
-    dq = rearrange(dq, "b k g t d -> b t (k g) d")
-    dq = exchange.to_tokens(without_padding(dq, ring.parts, lengths[0], 1).astype(q.dtype))
-    dk, dv = (without_padding(rearrange(x, "b k s d -> b s k d"), ring.parts, lengths[1], 1) for x in dkeys.kv)
+    dq = joined_query_gradients(streams, dqs, q.dtype)
+    dq = exchange.to_tokens(without_padding(dq, ring.parts, lengths[0], 1))
+    *gradients, dbias = joined_key_gradients(streams, gradients, ring.parts)
+    dk, dv = (without_padding(x, ring.parts, lengths[1], 1) for x in gradients)
     dk, dv = (exchange.key_gradients(x, k.dtype) for x in (dk, dv))
-    dbias = dkeys.bias
     if dbias is not None:
         dbias = exchange.summed(without_padding(dbias, ring.parts, lengths[1], 1))
     return dq, dk, dv, dbias, None, None
 
 
 attention_on_ring.defvjp(_forward, _backward)
-
-
-def _grouped(q, K, segment_ids) -> Queries:
-    return Queries(rearrange(q, "b t (k g) d -> b k g t d", k=K), segment_ids)
-
-
-def _stacked(k, v, bias, segment_ids) -> Keys:
-    return Keys(rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d"), segment_ids, bias)

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Shaped
+from einops import rearrange
+from jaxtyping import Array, Float, Float32, Shaped
 
 from ringformer.ops import online_softmax
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
@@ -30,20 +31,33 @@ class Stream(NamedTuple):
     tokens: slice = slice(None)
     """Tokens of each part; a stream of some tokens has all heads."""
 
-    def queries(self, queries: Queries) -> Queries:
-        """Select the queries that read these heads."""
-        return queries._replace(q=queries.q[:, self.heads])
+    def queries(self, q: Float[Array, "B T H d"], K: int, segment_ids) -> Queries:
+        """Select the queries that read these heads, of K."""
+        return Queries(self._grouped(q, K), segment_ids)
 
-    def cotangents(self, cotangents: Cotangents) -> Cotangents:
-        """Select the rows of the queries that read these heads."""
-        do, rows, o, dlse = cotangents
-        o, dlse = (None if x is None else x[:, self.heads] for x in (o, dlse))
-        return Cotangents(do[:, self.heads], rows[:, :, self.heads], o, dlse)
+    def cotangents(
+        self,
+        do: Float[Array, "B T H d"],
+        o: Float[Array, "B T H d"],
+        numbers: Float32[Array, "3 B H T"],
+        dlse: Float32[Array, "B H T"] | None,
+        K: int,
+    ) -> Cotangents:
+        """Select the rows of the queries that read these heads, of K; `numbers` as in `Cotangents`."""
+        rows = rearrange(numbers, "three b (k g) t -> three b k g t", k=K)[:, :, self.heads]
+        dlse = None if dlse is None else rearrange(dlse, "b (k g) t -> b k g t", k=K)[:, self.heads]
+        return Cotangents(self._grouped(do, K), rows, self._grouped(o, K), dlse)
 
-    def keys(self, keys: Keys, parts: int) -> Keys:
+    def keys(self, k: Float[Array, "B S K d"], v: Float[Array, "B S K d"], bias, segment_ids, parts: int) -> Keys:
         """Select the keys of this stream from a shard of so many parts."""
-        ids, bias = (None if x is None else self._tokens(x, parts, 1) for x in (keys.segment_ids, keys.bias))
-        return Keys(self._tokens(keys.kv[:, :, self.heads], parts, 3), ids, bias)
+        kv = rearrange(jnp.stack([x[:, :, self.heads] for x in (k, v)]), "two b s k d -> two b k s d")
+        ids, bias = (None if x is None else self._tokens(x, parts, 1) for x in (segment_ids, bias))
+        return Keys(self._tokens(kv, parts, 3), ids, bias)
+
+    def _grouped(self, x, K: int):
+        # Heads are selected before they are transposed: afterwards, each half would be one more copy.
+        selected = rearrange(x, "b t (k g) d -> b t k g d", k=K)[:, :, self.heads]
+        return rearrange(selected, "b t k g d -> b k g t d")
 
     def _tokens(self, x, parts: int, axis: int):
         if self.tokens == slice(None):
@@ -83,24 +97,29 @@ def joined_states(streams: Streams, states: list[Softmax], log_unit: float) -> S
     return online_softmax.join(states[0], states[1], log_unit)
 
 
-def joined_query_gradients(streams: Streams, shares: list[Float32[Array, "B k G T d"]]) -> Float32[Array, "B K G T d"]:
+def joined_query_gradients(
+    streams: Streams, shares: list[Float32[Array, "B k G T d"]], dtype: jnp.dtype
+) -> Float[Array, "B T H d"]:
     """Return dq of all rows."""
-    if len(streams) == 1:
-        return shares[0]
-    return jnp.concatenate(shares, axis=1) if _by_heads(streams) else shares[0] + shares[1]
+    if not _by_heads(streams):
+        shares = [shares[0] + shares[1]]
+    rows = [rearrange(x, "b k g t d -> b t (k g) d").astype(dtype) for x in shares]
+    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=2)
 
 
-def joined_key_gradients(streams: Streams, shares: list[KeyGradients], parts: int) -> KeyGradients:
+def joined_key_gradients(
+    streams: Streams, shares: list[KeyGradients], parts: int
+) -> tuple[Float32[Array, "B S K d"], Float32[Array, "B S K d"], Float32[Array, "B S"] | None]:
     """Return dk, dv and dbias of a whole shard of so many parts."""
-    if len(streams) == 1:
-        return shares[0]
-    dks, dvs = zip(*(x.kv for x in shares), strict=True)
     biases = [x.bias for x in shares if x.bias is not None]
+    dk, dv = ([rearrange(x.kv[i], "b k s d -> b s k d") for x in shares] for i in (0, 1))
+    if len(streams) == 1:
+        return dk[0], dv[0], biases[0] if biases else None
     if _by_heads(streams):
-        kv = jnp.concatenate(dks, axis=1), jnp.concatenate(dvs, axis=1)
-        return KeyGradients(kv, biases[0] + biases[1] if biases else None)
+        dbias = biases[0] + biases[1] if biases else None
+        return jnp.concatenate(dk, axis=2), jnp.concatenate(dv, axis=2), dbias
     dbias = _joined_tokens(biases, parts, 1) if biases else None
-    return KeyGradients((_joined_tokens(dks, parts, 2), _joined_tokens(dvs, parts, 2)), dbias)
+    return _joined_tokens(dk, parts, 1), _joined_tokens(dv, parts, 1), dbias
 
 
 def _by_heads(streams: Streams) -> bool:

@@ -93,8 +93,8 @@ MUTATIONS = [
     Mutation(
         "the second half of the heads computes the first half's",
         "ops/streams.py",
-        "rows[:, :, self.heads]",
-        "rows[:, :, : do[:, self.heads].shape[1]]",
+        '"three b (k g) t -> three b k g t", k=K)[:, :, self.heads]',
+        '"three b (k g) t -> three b k g t", k=K)[:, :, : self.heads.stop and self.heads.stop - self.heads.start]',
         PALLAS_HALVES,
     ),
     Mutation(
@@ -440,8 +440,8 @@ MUTATIONS = [
     Mutation(
         "own block forgotten",
         RING,
-        "carry = step(None, (fresh, [stream.keys(keys, ring.parts) for stream in streams]), send=ring.hops > 0)",
-        "carry = fresh, [ring.shift(stream.keys(keys, ring.parts), stream) for stream in streams]",
+        "carry = step(None, (fresh, keys_of), send=ring.hops > 0)",
+        "carry = fresh, [ring.shift(*x) for x in zip(keys_of, streams)]",
         RING_5,
     ),
     Mutation(
@@ -513,7 +513,7 @@ MUTATIONS = [
         "list(range(first * self.size, (first + 1) * self.size)) for first in range(u)",
         FORM("8-4-zigzag-gathered-gqa"),
     ),
-    Mutation("dk and dv swapped", RING, "for x in dkeys.kv)", "for x in dkeys.kv[::-1])", RING_5),
+    Mutation("dk and dv swapped", RING, "for x in gradients)", "for x in gradients[::-1])", RING_5),
     Mutation("delta forgotten", BLOCK, "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
     Mutation(
         "a layer fetched ahead is another one",

@@ -66,12 +66,6 @@ def test_theirs_take_over_twice_as_long():
     assert table(FOUND) in (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text()
 
 
-@pytest.mark.parametrize("seq_len", [2**16, 2**17])
-def test_a_single_key_head_leaves_a_core_idle(seq_len):
-    """16 devices that exchange heads take longer than four, in the compiled kernels."""
-    assert seconds(USP, seq_len)[0] > 1.25 * seconds("heads exchanged", seq_len)[0]
-
-
 def test_the_lines_are_todays():
     assert RESULTS["lengths"] == LENGTHS and list(RESULTS["lines"]) == list(LINES)
     for name, seconds in closed_form_lines().items():

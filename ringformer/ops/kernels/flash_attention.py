@@ -6,11 +6,13 @@ Here `m` of the contract is in units of log 2 (`LOG_UNIT`): probabilities are 2^
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Float32
 
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries, live_pairs, uncut_pairs
@@ -40,9 +42,11 @@ LARGE = 1e38
 def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
     """Add every visible key of `keys` to the running softmax of every query."""
     queries, keys = without_derivatives((queries, keys), *SECOND)
+    shape, cut = queries.q.shape, _groups_for_two_cores(queries)
+    queries, state = queries._replace(q=cut(queries.q)), jax.tree.map(cut, state)
     for table in _tables(queries, keys, work_list, by="q"):
         state = flash_forward(state, queries, keys, _bias(keys), table, _chunks(work_list), scale / LOG_UNIT)
-    return state
+    return jax.tree.map(lambda x: x.reshape(*shape[:4], *x.shape[4:]), state)
 
 
 def prepare(cotangents: Cotangents) -> Cotangents:
@@ -71,6 +75,8 @@ def block_backward(
     """
     queries, keys, cotangents = without_derivatives((queries, keys, cotangents), *SECOND)
     do, rows, *_ = cotangents
+    shape, cut = queries.q.shape, _groups_for_two_cores(queries) if dkeys is None else lambda x: x
+    queries, dq, do, rows = queries._replace(q=cut(queries.q)), cut(dq), cut(do), jax.vmap(cut)(rows)
     dkv: Any = None if dkeys is None else dkeys.kv  # stacked, as this kernel returns them
     dbias = None if dkeys is None else dkeys.bias
     for table in _tables(queries, keys, work_list, by="k"):
@@ -79,10 +85,22 @@ def block_backward(
         )
         more = None if more is None else more.sum(axis=1)
         dbias = more if dbias is None or more is None else dbias + more
+    dq = dq.reshape(shape)
     if dkv is None:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), KeyGradients(keys.kv, keys.bias))
         return dq, vary_like(zeros, dq)
+    if dkv.shape[2] > keys.kv.shape[2]:
+        dkv = rearrange(dkv, "two b (k readers) s d -> two b k readers s d", readers=2).sum(axis=3)
     return dq, KeyGradients(dkv, dbias)
+
+
+def _groups_for_two_cores(queries: Queries) -> Callable[[jax.Array], jax.Array]:
+    """Return a function that cuts each group of query heads in two, [B, K, G, ...] -> [B, 2 K, G/2, ...], if batch and
+    key heads make an odd grid, which two cores of a TPU could not share."""
+    B, K, G = queries.q.shape[:3]
+    if B * K % 2 == 0 or G % 2:
+        return lambda x: x
+    return lambda x: x.reshape(B, 2 * K, G // 2, *x.shape[3:])
 
 
 @lru_cache

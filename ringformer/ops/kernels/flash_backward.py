@@ -61,7 +61,8 @@ def flash_backward(
     logit_scale: float,
     scale: float,
 ) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:
-    """Add the pairs of a table to `dq`; return it, [dk, dv], and dbias of each key head.
+    """Add the pairs of a table to `dq`; return it, and [dk, dv] and dbias of each group of query heads. If there are
+    more groups than key heads, neighbours read the same key head.
 
     Args:
       dkv: [dk, dv] to add to, in place; None: zeros. dbias covers only this table.
@@ -73,8 +74,9 @@ def flash_backward(
     f32 = jnp.float32
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
+    readers = K // keys.kv.shape[2]
     blocks, scratch, _ = on_chip = backward_on_chip(
-        G, d, chunks, queries.q.dtype, packed, bias is not None, adds=dkv is not None
+        G, d, chunks, queries.q.dtype, packed, bias is not None, adds=dkv is not None, readers=readers
     )
     specs = {name: spec for name, (spec, _) in blocks.items()}
     hbm = pl.BlockSpec(memory_space=pl.ANY)
@@ -116,15 +118,26 @@ def flash_backward(
 
 
 def backward_on_chip(
-    G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool, adds: bool = True
+    G: int,
+    d: int,
+    chunks: tuple[int, int],
+    dtype: Any,
+    packed: bool,
+    biased: bool,
+    adds: bool = True,
+    readers: int = 1,
 ) -> OnChip:
-    """Describe the kernel's VMEM for G query heads of d features per key head. `adds`: it adds to given [dk, dv]."""
+    """Describe the kernel's VMEM for groups of G query heads of d features, of which `readers` read each key head.
+    `adds`: it adds to given [dk, dv]."""
     (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
 
     def queries_at(b, h, p, q_of, *_):
         return b, h, 0, q_of[p], 0
 
     def keys_at(b, h, p, q_of, k_of, *_):
+        return 0, b, lax.div(h, readers), k_of[p], 0
+
+    def sums_at(b, h, p, q_of, k_of, *_):
         return 0, b, h, k_of[p], 0
 
     def rows_at(b, h, p, q_of, *_):
@@ -140,7 +153,7 @@ def backward_on_chip(
         "q": (of_queries, dtype),
         "do": (of_queries, dtype),
         "rows": (pl.BlockSpec((2, N, N, G, Tq), rows_at), f32),
-        "dkv": (of_keys, f32),
+        "dkv": (pl.BlockSpec((2, N, N, Tk, d), sums_at), f32),
     }
     scratch = {
         "dq": pltpu.VMEM((3, G, Tq, d), f32),

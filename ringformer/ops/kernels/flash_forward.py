@@ -60,11 +60,12 @@ def flash_forward(
     logit_scale: float,
 ) -> Softmax:
     """Add the pairs of a table to the running softmax, whose m is in units of log 2. `chunks` are the tokens of a chunk
-    of (queries, keys)."""
+    of (queries, keys). If there are more groups of query heads than key heads, neighbours read the same key head."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
-    blocks, scratch, _ = on_chip = forward_on_chip(G, d, chunks, queries.q.dtype, packed, bias is not None)
+    readers = K // keys.kv.shape[2]
+    blocks, scratch, _ = on_chip = forward_on_chip(G, d, chunks, queries.q.dtype, packed, bias is not None, readers)
     specs = {name: spec for name, (spec, _) in blocks.items()}
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     operands: dict[str, tuple[jax.Array, pl.BlockSpec]] = {"kv": (keys.kv, specs["kv"])}
@@ -96,12 +97,14 @@ def flash_forward(
     return Softmax(o, m, l)
 
 
-def forward_on_chip(G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool) -> OnChip:
-    """Describe the kernel's VMEM for G query heads of d features per key head."""
+def forward_on_chip(
+    G: int, d: int, chunks: tuple[int, int], dtype: Any, packed: bool, biased: bool, readers: int = 1
+) -> OnChip:
+    """Describe the kernel's VMEM for groups of G query heads of d features, of which `readers` read each key head."""
     (Tq, Tk), N, f32, int32 = chunks, None, jnp.float32, jnp.int32
 
     def keys_at(b, h, p, q_of, k_of, *_):
-        return 0, b, h, k_of[p], 0
+        return 0, b, lax.div(h, readers), k_of[p], 0
 
     row = pl.BlockSpec((None, 1, Tk), lambda b, h, p, q_of, k_of, *_: (b, 0, k_of[p]))
     blocks: dict[str, tuple[pl.BlockSpec, Any]] = {"kv": (pl.BlockSpec((2, N, N, Tk, d), keys_at), dtype)}
