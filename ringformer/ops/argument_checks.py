@@ -21,7 +21,7 @@ along the sequence (in natural order), so that each segment is one interval of t
 
 
 def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk) -> None:
-    """Raise ValueError for an unknown layout, or shapes, dtypes or chunks that do not fit; the message names both sides."""
+    """Raise ValueError if shapes, dtypes or chunks do not fit together, naming both sides, or the layout is unknown."""
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
     (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
