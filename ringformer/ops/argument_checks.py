@@ -21,7 +21,7 @@ along the sequence (in natural order), so that each segment is one interval of t
 
 
 def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk) -> None:
-    """Raise ValueError if shapes, dtypes, layout or chunks do not fit together; the message names both sides."""
+    """Raise ValueError if shapes, dtypes or chunks do not fit together, naming both sides, or the layout is unknown."""
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"q must be [B, T, H, d] and k [B, S, K, d]; got {q.shape} and {k.shape}")
     (B, T, H, d), (S, K) = q.shape, k.shape[1:3]
@@ -36,8 +36,6 @@ def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk
     if causal and T != S:
         raise ValueError(f"causal attention needs as many keys as queries; got T={T}, S={S}: pass causal=False")
     layouts.check_name(layout)
-    if causal:
-        layouts.check_layout(layout, T, 1)
     ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     if segment_ids is not None and (ids[0].shape != (B, T) or ids[1].shape != (B, S)):
         raise ValueError(f"segment ids must be [{B}, {T}] and [{B}, {S}]; got {ids[0].shape} and {ids[1].shape}")

@@ -38,7 +38,7 @@ class HeadExchange(NamedTuple):
     @classmethod
     def of(cls, axis_name: str | None, ulysses: int, H: int, K: int) -> "HeadExchange":
         """Make the exchange for H query heads and K key heads. Raises ValueError if u does not divide the axis or H."""
-        if axis_name is None and ulysses > 1:
+        if axis_name is None and ulysses != 1:
             raise ValueError(f"ulysses={ulysses} exchanges heads between devices; axis_name is None")
         if axis_name is not None:
             ring_size_of(axis_name, ulysses)
@@ -86,10 +86,11 @@ class HeadExchange(NamedTuple):
         return lax.all_to_all(x, self.axis_name, split_axis, concat_axis, axis_index_groups=self._groups, tiled=True)
 
     @property
-    def _groups(self) -> list[list[int]]:
+    def _groups(self) -> list[list[int]] | None:
+        """Devices of each rank; None: all, which JAX can batch (`jax.vmap`), unlike groups."""
         assert self.axis_name is not None, "one device exchanges nothing"
-        ranks = ring_size_of(self.axis_name, self.ulysses)
-        return [list(range(first * self.ulysses, (first + 1) * self.ulysses)) for first in range(ranks)]
+        u, ranks = self.ulysses, ring_size_of(self.axis_name, self.ulysses)
+        return None if ranks == 1 else [list(range(first * u, (first + 1) * u)) for first in range(ranks)]
 
 
 ALONE = HeadExchange(None)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from ringformer.ops import argument_checks
+from ringformer.ops import argument_checks, layouts
 from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.head_exchange import HeadExchange
@@ -110,7 +110,8 @@ def ring_attention(
       q: this rank's queries; float64 is computed to float32 accuracy.
       k, v: this rank's keys and values, of q's dtype; H a multiple of K (GQA, MQA), S = T if causal.
       axis_name: the mesh axis of the ring, of any size. None: one device with all keys.
-      layout: the tokens that each rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T.
+      layout: the tokens that each rank holds (`ringformer.ops.layouts`). zigzag balances causal work and needs even T
+        or even u.
       causal: a query sees no later token. If False, the layout does not matter.
       segment_ids: one array, or a pair for queries and keys: tokens see only their own segment. Blocks and chunks
         without a common segment cost nothing if ids ascend along the sequence. Numpy ids of 64 bits stay exact, unless
@@ -124,7 +125,8 @@ def ring_attention(
         and float16, with head sizes that are multiples of 8, without bias or chunks, and with segment ids only if they
         ascend, under a causal mask and in a layout other than striped.
       ulysses: u neighbours on the axis exchange heads, and are one rank of a ring of n/u (`head_exchange.py`); it
-        divides n and H, and K need not. Token order is that of a ring of n/u (`layouts.positions`).
+        divides n and H, and K need not. Token order is that of a ring of n/u (`layouts.positions`). Under `jax.vmap`,
+        and so in `jax.hessian`, u must be 1 or n: JAX batches no collectives of groups.
       ring: "one_way"; "both_ways": half of the keys travel in each direction, which on a torus uses twice the links;
         "gathered": every rank holds all keys at once, which suits short shards.
       return_lse: also return the log-sum-exp of each row.
@@ -143,6 +145,8 @@ def ring_attention(
     check_masks(kernel, None if q_ids is None else segments, in_order, causal, bias is not None)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     exchange = HeadExchange.of(axis_name, ulysses, q.shape[2], k.shape[2])
+    if causal:
+        layouts.check_layout(layout, q.shape[1] * ulysses, 1, ulysses)
     options = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, exchange, return_lse, ring)
     options.check_form(k.shape[2])
     arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))

@@ -1,13 +1,17 @@
 """Heads exchanged around attention, alone and with a ring: against dense attention, and refused by name."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.ring_attention import ring_attention
+from ringformer.ops.sharded_ring_attention import sharded_ring_attention
 from tests.dense import attention as exact_attention
-from tests.helpers import assert_close, ring_mesh
+from tests.helpers import assert_close, normal, ring_mesh
 from tests.ops.kernels.test_flash_attention import rounded, rounding_errors
 from tests.ops.rings import LAYOUTS, arrays, dense, jit_as_written, on_ring, segments_with_empty_rows
 
@@ -61,6 +65,23 @@ def test_bidirectional_with_other_keys():
     assert_close(out, dense(inputs, cotangents, causal=False))
 
 
+@pytest.mark.parametrize("T, u", [(3, 2), (1, 4)])
+def test_zigzag_with_odd_shards(T, u):
+    """The halves of a rank's u T tokens are whole where those of a device are not."""
+    inputs, cotangents = arrays(4 * T)
+    assert_close(on_ring(4, "zigzag", inputs, cotangents, ulysses=u), dense(inputs, cotangents))
+
+
+def test_vmap_of_heads_exchanged_among_all():
+    q, k, v = normal(0, 3, 1, 8, 4, 2), normal(1, 3, 1, 8, 2, 2), normal(2, 3, 1, 8, 2, 2)
+
+    def summed(attend):
+        return jax.jit(jax.vmap(jax.grad(lambda *x: jnp.sin(attend(*x)).sum(), argnums=(0, 1, 2))))(q, k, v)
+
+    exchanged = summed(partial(sharded_ring_attention, mesh=ring_mesh(4), ulysses=4))
+    assert_close(dict(enumerate(exchanged)), dict(enumerate(summed(dense_attention))))
+
+
 def test_copies_of_key_heads_do_not_round_their_gradients():
     """Two key heads on four devices, in bfloat16: errors are those of one device."""
     inputs, cotangents = rounded(*arrays(1024, B=1, H=8, K=2, d=64))
@@ -87,7 +108,8 @@ def test_what_cannot_be_exchanged_is_refused_by_name(n, u, H, message):
         jax.eval_shape(run, jax.ShapeDtypeStruct((1, 8 * n, H, 4), jnp.float32))
 
 
-def test_one_device_exchanges_nothing():
+@pytest.mark.parametrize("u", [2, 0, -1])
+def test_one_device_exchanges_nothing(u):
     q = jnp.ones((1, 8, 2, 4))
-    with pytest.raises(ValueError, match="ulysses=2 exchanges heads between devices; axis_name is None"):
-        ring_attention(q, q, q, axis_name=None, ulysses=2)
+    with pytest.raises(ValueError, match=f"ulysses={u} exchanges heads between devices; axis_name is None"):
+        ring_attention(q, q, q, axis_name=None, ulysses=u)
