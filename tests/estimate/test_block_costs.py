@@ -29,14 +29,16 @@ def test_a_chunk_pair_costs_cycles():
     assert block_seconds(tuned) == 0
 
 
-def test_a_single_key_head_leaves_one_core_idle():
-    """Of two on v5p; eight devices hold one of eight heads each, four hold two. Two sequences are shared instead."""
+def test_a_single_query_head_leaves_one_core_idle():
+    """Of two on v5p: 32 devices hold one of 32 query heads each, with a key head. Eight hold four query heads of one
+    key head, which the cores share. Two sequences are shared, too."""
     tuned = {"q_chunk": 2048, "k_chunk": 2048}
-    eight = step("v5p-128", 8, **tuned)
-    assert block_seconds(step("v5p-128", 4, **tuned)) == block_seconds(step("v5p-128", 8, batch=2, **tuned)) == 0
-    assert block_seconds(eight) == pytest.approx(attention(eight))
-    assert block_seconds(step("v5e-16", 8, **tuned)) == 0  # has one core
-    three = replace(eight, batch_size=3)
+    for shared in (step("v5p-128", 4, **tuned), step("v5p-128", 8, **tuned), step("v5p-128", 32, batch=2, **tuned)):
+        assert block_seconds(shared) == 0
+    alone = step("v5p-128", 32, **tuned)
+    assert block_seconds(alone) == pytest.approx(attention(alone))
+    assert block_seconds(step("v5e-64", 32, **tuned)) == 0  # has one core
+    three = replace(alone, batch_size=3)
     assert block_seconds(three) == pytest.approx(attention(three) / 3)
 
 
