@@ -464,8 +464,8 @@ MUTATIONS = [
     Mutation(
         "heads are exchanged among every u-th device",
         "ops/head_exchange.py",
-        "list(range(first * self.ulysses, (first + 1) * self.ulysses)) for first in range(ranks)",
-        "list(range(first, ranks * self.ulysses, ranks)) for first in range(ranks)",
+        "list(range(first * u, (first + 1) * u)) for first in range(ranks)",
+        "list(range(first, ranks * u, ranks)) for first in range(ranks)",
         EXCHANGED,
     ),
     Mutation(

@@ -43,6 +43,8 @@ MODEL_DEFINES = {
     "tie_embeddings",
     "init_std",
     "compute_dtype",
+    "ulysses",
+    "ring",
 }
 MODEL_HARMLESS = {
     "attention",

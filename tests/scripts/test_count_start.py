@@ -7,9 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "functions": 117,
+    "functions": 118,
     "files": 40,
-    "functions of prepare with a config": 25,
+    "functions of prepare with a config": 27,
     "calls of them": 60,
     "calls of check_run": 1,
 }

@@ -215,14 +215,14 @@ def test_neighbours_exchange_heads_among_half_or_twice_the_devices_or_have_anoth
 
 
 ONE_SEQUENCE = [
-    ("llama3_8b", "v5p-128", 2**16, {(4, "one_way")}),
+    ("llama3_8b", "v5p-128", 2**16, {(16, "one_way")}),
     ("llama_7b", "v5p-128", 2**16, {(16, "one_way")}),
     ("llama3_8b", "v5e-16", 2**17, {PLAIN}),
     ("llama_13b", "32xH100", 2**19, {(8, "one_way")}),
 ]
 """Model, target, tokens, and the ways that a plan for one sequence may choose. Short shards want exchanged heads: 1,024
-tokens on a device of v5p, among as many devices as leave two key heads to its two cores. 8,192 tokens with four queries
-a key head hide a ring. Between nodes, eight networks beat one."""
+tokens on a device of v5p. 8,192 tokens with four queries a key head hide a ring. Between nodes, eight networks beat
+one."""
 
 
 @pytest.mark.parametrize(("model", "target", "seq_len", "ways"), ONE_SEQUENCE)
