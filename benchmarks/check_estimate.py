@@ -62,7 +62,6 @@ def measure(config: Config, steps: int) -> Measured:
     from jax.sharding import NamedSharding
 
     from ringformer.data import Batch
-    from ringformer.models.interface import rank_devices
     from ringformer.models.registry import check_mesh
     from ringformer.ops.layouts import permutation
     from ringformer.parallel.mesh import BATCH, check_batch, make_mesh
@@ -73,10 +72,10 @@ def measure(config: Config, steps: int) -> Measured:
 
     model, mesh = config.model, make_mesh(config.mesh_dim)
     check_mesh(model, mesh)
-    check_batch(model.layout, rank_devices(model), mesh, config.seq_len, config.batch_size, config.accumulate)
+    check_batch(model.layout, model.ulysses, mesh, config.seq_len, config.batch_size, config.accumulate)
     optimizer = make_optimizer(config.optimizer, config.steps, abstract_model(model)[2])
     shardings = state_shardings(weight_shardings(model, mesh), optimizer)
-    order = permutation(model.layout, config.seq_len, mesh.shape["sp"] // rank_devices(model))
+    order = permutation(model.layout, config.seq_len, mesh.shape["sp"] // model.ulysses)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (config.batch_size, config.seq_len + 1), np.int32)
     whole = np.broadcast_to(order.astype(np.int32), (config.batch_size, config.seq_len))
     trained = np.ones(whole.shape, bool)

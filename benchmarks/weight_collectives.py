@@ -3,7 +3,7 @@
     python benchmarks/weight_collectives.py [--target=v5p:4x4x4]
 
 Compiled, nothing is run: a scan over two layers, each one matrix that 64 devices share, forward and backward. For each
-chip whose compiler is installed, first with the compiler's defaults, then with `training_options`: the collectives, and
+chip whose compiler is installed, first with the compiler's defaults, then with `training=True`: the collectives, and
 how many are synchronous. Half a minute a chip.
 """
 
@@ -23,7 +23,7 @@ from ringformer.estimate.seconds.link_loads import network
 from ringformer.estimate.seconds.overlap import read_schedule
 from ringformer.estimate.seconds.program_seconds import Rates
 from ringformer.estimate.targets import Target, find_target, only_compilers
-from ringformer.parallel.compiler_options import compiler_options, training_options
+from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.gather_weight import gather_weight
 from ringformer.parallel.mesh import make_mesh
 
@@ -71,10 +71,9 @@ def main() -> None:
             print(f"{target.name:12} {target.missing_compiler}")
             continue
         mesh = make_mesh("1,1,1,64", target.devices())
-        for name, options in (("defaults", compiler_options(mesh)), ("training", training_options(mesh))):
-            found = ", ".join(
-                f"{n} {' '.join(key)}" for key, n in sorted(collectives(target, mesh, dict(options)).items())
-            )
+        for name, training in (("defaults", False), ("training", True)):
+            options = dict(compiler_options(mesh, training))
+            found = ", ".join(f"{n} {' '.join(key)}" for key, n in sorted(collectives(target, mesh, options).items()))
             print(f"{target.name:12} {name:9} {found}", flush=True)
 
 

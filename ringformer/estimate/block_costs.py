@@ -5,7 +5,6 @@ import math
 from ringformer.estimate.closed_forms import attention_seconds, held_copies, itemsize
 from ringformer.estimate.workload import Workload
 from ringformer.models.flops import forward_runs
-from ringformer.models.interface import rank_devices
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 
 CYCLES_OF_A_PAIR = 400
@@ -24,8 +23,8 @@ def block_seconds(workload: Workload) -> float:
     passes, chip = forward_runs(model)[1] + 1, target.chip
     if model.kernel == "cudnn":
         blocks = min(2, workload.ring_size) if model.ring == "gathered" else workload.ring_size
-        added = blocks * rank_devices(model) * workload.local_tokens * workload.accumulate
-        features = model.num_layers * model.num_heads * model.head_dim / rank_devices(model)
+        added = blocks * model.ulysses * workload.local_tokens * workload.accumulate
+        features = model.num_layers * model.num_heads * model.head_dim / model.ulysses
         return (itemsize(model) + 8) * passes * added * features / chip.hbm_bandwidth
     if model.kernel != "pallas" or chip.tensor_cores is None or not (model.q_chunk and model.k_chunk):
         return 0.0
@@ -43,7 +42,7 @@ def _core_share(workload: Workload) -> float:
     the key heads that a device holds at once. The kernels cut the query heads of a key head in two if their number is
     even and the grid would be odd; otherwise, a single head of a single sequence leaves one of two cores idle."""
     model, (dp, fsdp, tp, _), cores = workload.model, workload.mesh_shape, workload.target.chip.tensor_cores
-    divisor = tp * model.head_groups * rank_devices(model)
+    divisor = tp * model.head_groups * model.ulysses
     heads = max(1, model.num_kv_heads * held_copies(workload) // divisor)
     sequences = max(1, workload.batch_size // (workload.accumulate * dp * fsdp))
     if heads * sequences % 2 and model.num_heads // divisor // heads % 2 == 0:

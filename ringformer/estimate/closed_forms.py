@@ -15,7 +15,6 @@ from ringformer.models.flops import (
     executed_flops,
     forward_runs,
 )
-from ringformer.models.interface import rank_devices
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.layouts import Layout
@@ -128,7 +127,7 @@ def _logits_on_chip(workload: Workload) -> bool:
     model, (_, _, tp, _) = workload.model, workload.mesh_shape
     usual = default_chunk(workload.seq_len // workload.ring_size)
     pair = (model.q_chunk or usual) * (model.k_chunk or usual)
-    heads = model.num_heads / (tp * rank_devices(model) * model.head_groups)
+    heads = model.num_heads / (tp * model.ulysses * model.head_groups)
     return 4 * pair * heads <= LOGITS_ON_CHIP.get(workload.target.generation, 0)
 
 
@@ -170,7 +169,7 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
     model, target, tp = workload.model, workload.target, workload.mesh_shape[2]
     if workload.ring_size == 1 or model.ring == "gathered":
         return {}
-    hops, devices = {}, tp * rank_devices(model)  # that share the heads
+    hops, devices = {}, tp * model.ulysses  # that share the heads
     for name in ("forward", "backward"):
         flops, sent = (
             count(model, workload.ring_tokens, backward=name == "backward") for count in (hop_flops, hop_bytes)
@@ -183,7 +182,7 @@ def ring_hops(workload: Workload) -> dict[str, Hop]:
 def held_copies(workload: Workload) -> int:
     """Return the copies of each key head that an exchange of heads makes."""
     model, tp = workload.model, workload.mesh_shape[2]
-    return key_copies(rank_devices(model), max(1, model.num_kv_heads // tp // model.head_groups))
+    return key_copies(model.ulysses, max(1, model.num_kv_heads // tp // model.head_groups))
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
@@ -232,7 +231,7 @@ def memory(workload: Workload) -> dict[str, float]:
     keys = 0.0
     if model.ring == "gathered" and workload.ring_size > 1:  # of all ranks, with float32 gradients
         keys = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
-        keys /= rank_devices(model) * model.head_groups
+        keys /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients
     return {
         "kept layer inputs": here,

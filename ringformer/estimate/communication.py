@@ -22,7 +22,6 @@ from ringformer.estimate.link_rates import exchange_rate, keys_rate, weights_rat
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
 from ringformer.models.flops import WEIGHT_FORWARD, forward_runs
-from ringformer.models.interface import rank_devices
 
 
 def exposed_seconds(workload: Workload) -> dict[str, float]:
@@ -65,7 +64,7 @@ def _gathered(workload: Workload, attention: dict[str, float]) -> float:
         return 0.0
     for name, own in attention.items():
         received = hop_bytes(model, workload.ring_tokens, backward=name == "backward") * ranks * held_copies(workload)
-        received /= workload.mesh_shape[2] * rank_devices(model)
+        received /= workload.mesh_shape[2] * model.ulysses
         link = _attention_passes(workload)[name] * received / keys_rate(workload)
         exposed += max(0.0, link - own / ranks)
     return exposed
@@ -74,7 +73,7 @@ def _gathered(workload: Workload, attention: dict[str, float]) -> float:
 def _exchange(workload: Workload) -> float:
     """Asynchronous exchanges hide under the projections of a layer."""
     model, target, (_, _, tp, sp) = workload.model, workload.target, workload.mesh_shape
-    if rank_devices(model) == 1 or model.attention != "ring":
+    if model.ulysses == 1 or model.attention != "ring":
         return 0.0
     tokens, heads = workload.seq_len // sp, model.num_heads + held_copies(workload) * model.num_kv_heads
     link = itemsize(model) * tokens * model.head_dim * 2 * heads / tp / exchange_rate(workload)

@@ -10,7 +10,6 @@ from functools import lru_cache
 from ringformer.estimate.targets import Target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GPUS_OF_A_NODE
-from ringformer.models.interface import rank_devices
 from ringformer.parallel.device_order import Boxes, cut_into_boxes
 
 
@@ -34,7 +33,7 @@ def _messages_of_a_hop(workload: Workload) -> float:
     """Return the messages on the busiest link of a hop, which is as many as the links that one crosses: the chips of a
     rank's side. Half of them go the other way around a torus if both ways are equally long."""
     target, (_, _, tp, sp) = workload.target, workload.mesh_shape
-    boxes, sides = _boxes(target, sp, tp, rank_devices(workload.model)), (*_sides(target), 0)
+    boxes, sides = _boxes(target, sp, tp, workload.model.ulysses), (*_sides(target), 0)
     if boxes.ring is None:
         return 2 * max(boxes.rank)  # to every second place of a path
     crossed = [
@@ -52,14 +51,14 @@ def hop_rate(workload: Workload) -> float:
     rate, ways = target.ring_bandwidth(sp * tp), 1
     if target.chip.kind == "tpu":
         rate, ways = rate / _messages_of_a_hop(workload), 2
-    elif sp * tp > GPUS_OF_A_NODE > tp * rank_devices(workload.model):
+    elif sp * tp > GPUS_OF_A_NODE > tp * workload.model.ulysses:
         ways = 2  # each way leaves a node over the network of another GPU
     return rate * (ways if workload.model.ring == "both_ways" else 1)
 
 
 def exchange_rate(workload: Workload) -> float:
     """Bytes of a device's operand per second in an exchange of heads; the part that it keeps counts too."""
-    target, ulysses, (_, _, tp, sp) = workload.target, rank_devices(workload.model), workload.mesh_shape
+    target, ulysses, (_, _, tp, sp) = workload.target, workload.model.ulysses, workload.mesh_shape
     chip = target.chip
     if chip.kind == "gpu":
         here = min(ulysses, max(1, GPUS_OF_A_NODE // tp))
@@ -76,8 +75,8 @@ def keys_rate(workload: Workload) -> float:
     which the ring extends, which the devices of a rank share."""
     target, (_, _, tp, sp) = workload.target, workload.mesh_shape
     if target.chip.kind == "gpu":
-        return _gpu_gather_rate(target, sp * tp, tp * rank_devices(workload.model))
-    boxes, dims = _boxes(target, sp, tp, rank_devices(workload.model)), len(_sides(target))
+        return _gpu_gather_rate(target, sp * tp, tp * workload.model.ulysses)
+    boxes, dims = _boxes(target, sp, tp, workload.model.ulysses), len(_sides(target))
     ring = boxes.ring or _sides(target)
     sides = [side for side, ranks in zip(boxes.rank[:dims], ring[:dims], strict=True) if ranks > 1]
     return target.chip.link_bandwidth * 2 * max(1, len(sides)) / max(sides, default=1) / _cores(target)

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from ringformer.data import Batch
 from ringformer.estimate.workload import Workload
 from ringformer.ops.ring_attention import ring_attention
-from ringformer.parallel.compiler_options import compiler_options, training_options
+from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH
 from ringformer.runs.config import OptimizerConfig
 from ringformer.train.program import make_program
@@ -58,7 +58,7 @@ def lower_program(workload: Workload, program: str) -> LoweredProgram:
         model, mesh, OptimizerConfig(), steps=1000, seq_len=workload.seq_len, accumulate=workload.accumulate
     )
     state, batch = run.state, _abstract_batch(workload, mesh)
-    options, alive = dict(training_options(mesh)), BATCHES_AHEAD * device_bytes(batch)
+    options, alive = dict(compiler_options(mesh, training=True)), BATCHES_AHEAD * device_bytes(batch)
     if program == TRAIN_STEP:
         lowered = run.step.lower(state, batch)
     elif program == EVALUATION:

@@ -11,7 +11,6 @@ from ringformer.data.stores.integrity import read_meta
 from ringformer.estimate.command_tools import MODEL_FLAGS
 from ringformer.estimate.targets import Target
 from ringformer.models.gathered_keys import check_gathered_keys
-from ringformer.models.interface import rank_devices
 from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
@@ -71,12 +70,12 @@ class Workload:
     @property
     def ring_tokens(self) -> int:
         """Tokens of one sequence on a rank of the ring. tp does not reduce them: it splits the heads instead."""
-        return self.seq_len * rank_devices(self.model) // self.mesh_shape[3]
+        return self.seq_len * self.model.ulysses // self.mesh_shape[3]
 
     @property
     def ring_size(self) -> int:
         """Number of ranks of a ring; 1 without one."""
-        return self.mesh_shape[3] // rank_devices(self.model) if self.model.attention == "ring" else 1
+        return self.mesh_shape[3] // self.model.ulysses if self.model.attention == "ring" else 1
 
     @cached_property
     def mesh_shape(self) -> tuple[int, ...]:
@@ -85,7 +84,7 @@ class Workload:
 
     def mesh(self) -> Mesh:
         """Make the mesh of the target's devices. Raises MissingCompiler, and ValueError for sizes that do not fit."""
-        return make_mesh(self.mesh_dim, self.target.devices(), rank_devices(self.model))
+        return make_mesh(self.mesh_dim, self.target.devices(), self.model.ulysses)
 
     @property
     def state_shards(self) -> int:
@@ -107,10 +106,9 @@ class Workload:
         """Raise ValueError for a mesh, length or batch that is invalid for every run; needs no compiler."""
         mesh = AbstractMesh(self.mesh_shape, AXIS_NAMES)
         check_mesh(self.model, mesh)
-        check_batch(self.model.layout, rank_devices(self.model), mesh, self.seq_len, self.batch_size, self.accumulate)
-        dp, fsdp, tp, _ = self.mesh_shape
-        rows = self.batch_size // self.accumulate // (dp * fsdp)
-        check_gathered_keys(self.model, rows, self.seq_len, tp, self.target.chip)
+        check_batch(self.model.layout, self.model.ulysses, mesh, self.seq_len, self.batch_size, self.accumulate)
+        if self.has_closed_forms and self.model.ring == "gathered":
+            check_gathered_keys(self.model, mesh, self.seq_len, self.batch_size // self.accumulate, self.target.chip)
         with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, self.masks)  # raises if it cannot
 
     def with_kernel(self) -> tuple[Self, str]:

@@ -1,20 +1,24 @@
 """Memory of gathered keys: `ring="gathered"` holds the keys of a whole sequence on each device."""
 
+from jax.sharding import AbstractMesh, Mesh
+
 from ringformer.hardware import Chip, GiB
-from ringformer.models.interface import ModelConfig
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.head_exchange import key_copies
 
 
-def check_gathered_keys(model: ModelConfig, rows: int, seq_len: int, tp: int, chip: Chip | None) -> None:
+def check_gathered_keys(
+    model: LlamaConfig, mesh: Mesh | AbstractMesh, seq_len: int, batch_size: int, chip: Chip | None
+) -> None:
     """Raise ValueError if the gathered keys of one layer and their float32 gradients alone exceed the chip's memory.
 
     Args:
-      rows: sequences that a device computes at once, each of `seq_len` tokens.
+      batch_size: sequences of a microbatch, each of `seq_len` tokens.
       chip: None if it is not known; then nothing is checked.
     """
-    if not isinstance(model, LlamaConfig) or model.ring != "gathered" or chip is None:
+    if chip is None:
         return
+    rows, tp = batch_size // (mesh.shape["dp"] * mesh.shape["fsdp"]), mesh.shape["tp"]
     heads = max(1, model.num_kv_heads // tp // model.head_groups)
     held = heads * key_copies(model.ulysses, heads) // model.ulysses
     each = 2 * (4 + (2 if model.compute_dtype == "bfloat16" else 4))  # keys and values, with their gradients

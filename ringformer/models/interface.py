@@ -33,8 +33,7 @@ class ModelConfig(Protocol):
     """A frozen dataclass of the model's sizes and options of its computation: the keys `--config.model.*`.
 
     It may also have a tuple `EXECUTION` of the fields that change results only by rounding, so that a run can be
-    resumed with other values. All other fields are part of a run's identity (`runs/identity.py`). And it may have
-    `ulysses` (`rank_devices`).
+    resumed with other values. All other fields are part of a run's identity (`runs/identity.py`).
     """
 
     ARCHITECTURE: ClassVar[tuple[str, ...]]
@@ -53,6 +52,11 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def ulysses(self) -> int:
+        """Neighbours on `sp` that are one rank of the ring; 1 unless the model exchanges heads between them."""
+        ...
+
+    @property
     def compute_dtype(self) -> str:
         """Dtype in which weights are gathered."""
         ...
@@ -67,11 +71,6 @@ class ModelConfig(Protocol):
     def check_stage(self, written: Collection[str]) -> None:
         """Raise ValueError if the fields that a stage sets contradict the others."""
         ...
-
-
-def rank_devices(config: ModelConfig) -> int:
-    """Return the devices of `sp` that are one rank of the ring: the field `ulysses`, or 1 for a family without it."""
-    return getattr(config, "ulysses", 1)
 
 
 class Model(Protocol):

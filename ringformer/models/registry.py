@@ -37,6 +37,7 @@ ASKED = {
         "INHERITED",
         "vocab_size",
         "layout",
+        "ulysses",
         "compute_dtype",
         "num_params",
         "check_mesh",

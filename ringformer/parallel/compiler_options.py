@@ -38,19 +38,17 @@ _ON_SPARSE_CORES = {
 }
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Return the options for programs on the devices of this mesh; none on CPUs."""
+def compiler_options(mesh: Mesh, training: bool = False) -> dict[str, str]:
+    """Return the options for programs on the devices of this mesh; none on CPUs.
+
+    Args:
+      training: True adds those for gathers of weights and sums of gradients (docs/overlap.md). On TPUs with
+        SparseCores, both run there while the TensorCores compute; on other TPUs, gathers are asynchronous.
+    """
     device = mesh.devices.flat[0]
     options, chip = COMPILER_OPTIONS.get(device.platform, {}), chip_of(device.device_kind)
-    if chip is None or chip.tensor_cores is None or not chip.tensor_cores.async_all_to_all:
+    if chip is None or (cores := chip.tensor_cores) is None:
         return options
-    return options | _HEADS
-
-
-def training_options(mesh: Mesh) -> dict[str, str]:
-    """Return `compiler_options` and those for gathers of weights and sums of gradients (docs/overlap.md). On TPUs with
-    SparseCores, both run there while the TensorCores compute; on other TPUs, gathers are asynchronous."""
-    options, chip = compiler_options(mesh), chip_of(mesh.devices.flat[0].device_kind)
-    if chip is None or chip.tensor_cores is None:
-        return options
-    return options | _WEIGHTS | (_ON_SPARSE_CORES if chip.tensor_cores.sparse_cores else {})
+    if training:
+        options = options | _WEIGHTS | (_ON_SPARSE_CORES if cores.sparse_cores else {})
+    return options | (_HEADS if cores.async_all_to_all else {})

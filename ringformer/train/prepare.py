@@ -15,9 +15,9 @@ from ringformer.data.packing.options import PackingOptions
 from ringformer.files.run_layout import CHECKPOINTS
 from ringformer.hardware import chip_of
 from ringformer.models.gathered_keys import check_gathered_keys
-from ringformer.models.interface import rank_devices
 from ringformer.models.kernel_check import check_kernel
 from ringformer.models.kernel_choice import with_kernel
+from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.registry import check_mesh
 from ringformer.parallel.mesh import check_batch, make_mesh
 from ringformer.runs.config import Config
@@ -77,15 +77,15 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         check_folders(run_dir, config)  # checked first: the rest may take hours
     if allow:
         check_keys(config, allow)
-    of_rank = rank_devices(config.model)
+    of_rank = config.model.ulysses
     mesh = make_mesh(config.mesh_dim, ulysses=of_rank)
     check_mesh(config.model, mesh)
     check_batch(config.model.layout, of_rank, mesh, config.seq_len, config.batch_size, config.accumulate)
     ranks = mesh.shape["sp"] // of_rank
     device, rank_tokens = mesh.devices.flat[0], config.seq_len // ranks
     chip = chip_of(device.device_kind)
-    rows = config.batch_size // config.accumulate // (mesh.shape["dp"] * mesh.shape["fsdp"])
-    check_gathered_keys(config.model, rows, config.seq_len, mesh.shape["tp"], chip)
+    if isinstance(config.model, LlamaConfig) and config.model.ring == "gathered":
+        check_gathered_keys(config.model, mesh, config.seq_len, config.batch_size // config.accumulate, chip)
     data = config.data
     packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length)
     model, kernel = with_kernel(config.model, device.platform, chip, rank_tokens, packing.has_segments)

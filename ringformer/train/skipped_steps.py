@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ringformer.data import Loader
-from ringformer.parallel.compiler_options import training_options
+from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import BATCH
 from ringformer.parallel.nan_search import find_bad_operations
 from ringformer.parallel.parameters import specs
@@ -129,7 +129,11 @@ def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict
     weights = program.shardings.params
     gradients = make_gradients(program.model, weights, mesh, accumulate=run.config.accumulate)
     findings = find_bad_operations(
-        gradients, (params, batch), (specs(weights), BATCH), mesh, compiler_options=training_options(mesh)
+        gradients,
+        (params, batch),
+        (specs(weights), BATCH),
+        mesh,
+        compiler_options=compiler_options(mesh, training=True),
     )
     causes = [f"{finding} ({_coordinates(mesh, finding.device)})" for finding in findings]
     bad = [jax.tree_util.keystr(path) for path, x in jax.tree.leaves_with_path(params) if not bool(all_finite(x))]

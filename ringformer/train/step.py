@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from ringformer.models.interface import Axes, ModelConfig
 from ringformer.ops.varying_axes import vary
-from ringformer.parallel.compiler_options import training_options
+from ringformer.parallel.compiler_options import compiler_options
 from ringformer.parallel.mesh import AXIS_NAMES, BATCH
 from ringformer.parallel.parameters import abstract_model, specs
 from ringformer.train.optimizer import clip, global_norm
@@ -62,7 +62,7 @@ def make_train_step(
     state_specs = specs(shardings)
     in_specs = state_specs, BATCH, *([P()] if skip_spikes else [])
     sharded = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(state_specs, P()))
-    return jax.jit(sharded, donate_argnums=0, compiler_options=training_options(mesh))
+    return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh, training=True))
 
 
 def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate: int) -> Callable:
@@ -115,7 +115,7 @@ def make_eval_step(config: ModelConfig, weights: dict, mesh: Mesh, *, seq_len: i
         return lax.psum(sums, AXIS_NAMES)
 
     sharded = jax.shard_map(evaluate, mesh=mesh, in_specs=(specs(weights), BATCH), out_specs=P())
-    return jax.jit(sharded, compiler_options=training_options(mesh))
+    return jax.jit(sharded, compiler_options=compiler_options(mesh, training=True))
 
 
 def position_bucket(position):

@@ -92,7 +92,7 @@ def test_what_a_class_lacks_is_said_at_the_door():
         loss = None
 
     class Bare:
-        vocab_size, layout, compute_dtype = 257, "zigzag", "float32"
+        vocab_size, layout, ulysses, compute_dtype = 257, "zigzag", 1, "float32"
 
     with pytest.raises(ValueError, match=r"Mute lacks token_losses: see ringformer/models/interface\.py"):
         register("mute", Family(ToyConfig, Mute, {}))

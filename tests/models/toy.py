@@ -19,6 +19,7 @@ class ToyConfig:
     width: int = 32
     compute_dtype: str = "float32"
     layout: str = "zigzag"
+    ulysses: ClassVar = 1
     ARCHITECTURE: ClassVar = ("vocab_size", "width")
     CONTEXT: ClassVar = ()
     INHERITED: ClassVar = ()

@@ -176,7 +176,7 @@ def test_microbatches_take_the_memory_of_one():
 
 def test_the_compiled_step_gets_the_compilers_options(params, monkeypatch):
     mesh = make_mesh("1,2,1,4")
-    monkeypatch.setattr(step, "training_options", lambda mesh: {"xla_no_such_option": "1"})
+    monkeypatch.setattr(step, "compiler_options", lambda mesh, training: {"xla_no_such_option": "1"})
     eval_step = make_eval_step(MODEL, weight_shardings(MODEL, mesh), mesh, seq_len=SEQ_LEN)
     batch = HeldOut(mesh, 4, 1).batch(0, NamedSharding(mesh, BATCH))
     with pytest.raises(JaxRuntimeError, match="xla_no_such_option"):

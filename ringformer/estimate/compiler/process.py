@@ -46,7 +46,6 @@ from ringformer.estimate.seconds.program_seconds import Rates, efficiency
 from ringformer.estimate.targets import only_compilers
 from ringformer.estimate.workload import Workload
 from ringformer.files.atomic import write_whole
-from ringformer.models.interface import rank_devices
 from ringformer.ops.kernels.kernel_tools import LANES
 from ringformer.parallel.device_order import max_link_hops
 from ringformer.runs.config_file import CONFIG_MODULE
@@ -181,7 +180,7 @@ def main(folder: Path, parent: int) -> None:
 def _compile(folder: Path, workload: Workload, program: str, generate_code: bool) -> Compiled:
     lowered, options, mesh, state, alive = _lower(workload, program)
     rates, dump = _rates(workload, mesh), folder / "dump"
-    around = Surroundings(program, rates, max_link_hops(mesh, rank_devices(workload.model)), state, alive)
+    around = Surroundings(program, rates, max_link_hops(mesh, workload.model.ulysses), state, alive)
     write_whole(folder / "surroundings", pickle.dumps(around))
     dumps: dict[str, Any] = AS_COMPILED_PROGRAMS_PRINT | {"xla_dump_to": str(dump)}
     if generate_code and "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):  # the user's own dump takes precedence
