@@ -148,10 +148,10 @@ def _backward(ring: Ring, residuals, cotangents):
     own = [stream.keys(k_now, v_now, bias, tied[2], ring.parts) for stream in streams]
     dqs, gradients, _ = step(None, (*sums, own), send=False)
 
-    dq = joined_query_gradients(streams, dqs, q.dtype)
-    dq = exchange.to_tokens(without_padding(dq, ring.parts, lengths[0], 1))
-    *gradients, dbias = joined_key_gradients(streams, gradients, ring.parts)
-    dk, dv = (without_padding(x, ring.parts, lengths[1], 1) for x in gradients)
+    dq = rearrange(joined_query_gradients(streams, dqs), "b k g t d -> b t (k g) d")
+    dq = exchange.to_tokens(without_padding(dq, ring.parts, lengths[0], 1).astype(q.dtype))
+    dkv, dbias = joined_key_gradients(streams, gradients, ring.parts)
+    dk, dv = (without_padding(rearrange(x, "b k s d -> b s k d"), ring.parts, lengths[1], 1) for x in dkv)
     dk, dv = (exchange.key_gradients(x, k.dtype) for x in (dk, dv))
     if dbias is not None:
         dbias = exchange.summed(without_padding(dbias, ring.parts, lengths[1], 1))

@@ -50,14 +50,12 @@ class Stream(NamedTuple):
 
     def keys(self, k: Float[Array, "B S K d"], v: Float[Array, "B S K d"], bias, segment_ids, parts: int) -> Keys:
         """Select the keys of this stream from a shard of so many parts."""
-        kv = rearrange(jnp.stack([x[:, :, self.heads] for x in (k, v)]), "two b s k d -> two b k s d")
+        kv = rearrange(jnp.stack([k, v]), "two b s k d -> two b k s d")[:, :, self.heads]
         ids, bias = (None if x is None else self._tokens(x, parts, 1) for x in (segment_ids, bias))
         return Keys(self._tokens(kv, parts, 3), ids, bias)
 
     def _grouped(self, x, K: int):
-        # Heads are selected before they are transposed: afterwards, each half would be one more copy.
-        selected = rearrange(x, "b t (k g) d -> b t k g d", k=K)[:, :, self.heads]
-        return rearrange(selected, "b t k g d -> b k g t d")
+        return rearrange(x, "b t (k g) d -> b k g t d", k=K)[:, self.heads]
 
     def _tokens(self, x, parts: int, axis: int):
         if self.tokens == slice(None):
@@ -97,29 +95,23 @@ def joined_states(streams: Streams, states: list[Softmax], log_unit: float) -> S
     return online_softmax.join(states[0], states[1], log_unit)
 
 
-def joined_query_gradients(
-    streams: Streams, shares: list[Float32[Array, "B k G T d"]], dtype: jnp.dtype
-) -> Float[Array, "B T H d"]:
+def joined_query_gradients(streams: Streams, shares: list[Float32[Array, "B k G T d"]]) -> Float32[Array, "B K G T d"]:
     """Return dq of all rows."""
-    if not _by_heads(streams):
-        shares = [shares[0] + shares[1]]
-    rows = [rearrange(x, "b k g t d -> b t (k g) d").astype(dtype) for x in shares]
-    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=2)
-
-
-def joined_key_gradients(
-    streams: Streams, shares: list[KeyGradients], parts: int
-) -> tuple[Float32[Array, "B S K d"], Float32[Array, "B S K d"], Float32[Array, "B S"] | None]:
-    """Return dk, dv and dbias of a whole shard of so many parts."""
-    biases = [x.bias for x in shares if x.bias is not None]
-    dk, dv = ([rearrange(x.kv[i], "b k s d -> b s k d") for x in shares] for i in (0, 1))
     if len(streams) == 1:
-        return dk[0], dv[0], biases[0] if biases else None
+        return shares[0]
+    return jnp.concatenate(shares, axis=1) if _by_heads(streams) else shares[0] + shares[1]
+
+
+def joined_key_gradients(streams: Streams, shares: list[KeyGradients], parts: int) -> KeyGradients:
+    """Return dk, dv and dbias of a whole shard of so many parts."""
+    if len(streams) == 1:
+        return shares[0]
+    kv, biases = [x.kv for x in shares], [x.bias for x in shares if x.bias is not None]
     if _by_heads(streams):
-        dbias = biases[0] + biases[1] if biases else None
-        return jnp.concatenate(dk, axis=2), jnp.concatenate(dv, axis=2), dbias
-    dbias = _joined_tokens(biases, parts, 1) if biases else None
-    return _joined_tokens(dk, parts, 1), _joined_tokens(dv, parts, 1), dbias
+        joined = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-3), *kv)
+        return KeyGradients(joined, biases[0] + biases[1] if biases else None)
+    joined = jax.tree.map(lambda *x: _joined_tokens(x, parts, x[0].ndim - 2), *kv)
+    return KeyGradients(joined, _joined_tokens(biases, parts, 1) if biases else None)
 
 
 def _by_heads(streams: Streams) -> bool:

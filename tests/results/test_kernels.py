@@ -134,6 +134,6 @@ def test_a_whole_ring_keeps_the_matrix_units_busy(chip):
     has many for what it computes."""
     ring = {row["kernel"]: row for row in TARGETS[chip]["rings"]}
     assert ring["pallas"]["share_of_cycles"] >= 0.85
-    assert ring["pallas"]["share_of_ideal"] >= 0.85  # 88% wanted: docs/performance.md, Limitations
+    assert ring["pallas"]["share_of_ideal"] >= 0.86
     assert ring["pallas"]["counted"] > 0.99
     assert ring["pallas"]["share_of_ideal"] > 1.1 * ring["xla"]["share_of_ideal"]
