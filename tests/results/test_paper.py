@@ -79,7 +79,7 @@ def test_the_closed_form_is_as_near_as_the_page_says():
                 kernel = "kernel on v4" if "v4" in name else "kernel"
                 kind = kernel if of[name].kernel != "xla" else "3b" if "/3b/" in name else "others"
                 shares[kind].append(a["step_seconds_model"] / counted)
-    assert all(len(found) >= 5 for found in shares.values())
+    assert all(len(found) >= 5 for found in shares.values()) and len(shares["others"]) >= 20
     ranges = {kind: [round(min(found), 1), round(max(found), 1)] for kind, found in shares.items()}
     assert ranges == {"3b": [0.8, 1.6], "others": [0.8, 1.3], "kernel": [1.0, 1.0], "kernel on v4": [1.1, 1.4]}
 

@@ -9,11 +9,18 @@ from benchmarks.published_steps import ROWS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = json.loads((ROOT / "results" / "published_steps.json").read_text())["rows"]
-BAND = 0.85, 1.15
-"""Our seconds with their kernel, over the measured seconds."""
+BAND = 0.85, 1.0
+"""Our seconds with their kernel over the measured seconds, on v5p from 16K tokens per rank on. Our own have no band: a
+faster kernel of ours makes them shorter."""
 TPU7X = 0.66, 1.25
-"""Our own, on tpu7x, whose rates are derived (`hardware/chips.toml`)."""
+"""Our own over the measured seconds on tpu7x, whose rates are derived (`hardware/chips.toml`)."""
 ON_V5P = [row for row in ROWS if row.target == "v5p-128"]
+PAIRS = [row for row in ON_V5P if row.batch > 1]
+
+
+def ratio(row):
+    """Our own seconds over the measured ones."""
+    return RESULTS[row.name]["ours"]["seconds"] / row.seconds
 
 
 def ids(row):
@@ -36,29 +43,33 @@ def test_a_step_with_their_kernel_takes_about_as_long_as_was_measured(row):
     ours, slower = found["ours"], found["ours"]["splash_over_ours"]
     seconds = ours["seconds"] + sum(s * (slower[kind] - 1) for kind, s in ours["attention_seconds"].items())
     assert row.seq_len // row.sp >= 2**14 and ours["fits"] and ours["seconds"] < seconds
-    assert found["ratio"] == pytest.approx(seconds / row.seconds)
+    assert ours["seconds_with_splash"] == pytest.approx(seconds)
     if row.batch == 1:
-        assert found["ratio"] < BAND[0]
+        assert seconds / row.seconds < BAND[0]
         seconds += ours["attention_seconds"]["backward"] * slower["backward"]
     assert BAND[0] <= seconds / row.seconds <= BAND[1]
 
 
+def test_their_kernel_leaves_a_core_idle_at_a_batch_of_one():
+    """Without a band: ours is faster by more than the rest of the model explains."""
+    alone = [ratio(row) for row in ON_V5P if row.batch == 1]
+    assert len(alone) == 2 and max(alone) < 0.75
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if row not in ON_V5P], ids=ids)
 def test_a_step_of_tpu7x(row):
-    assert TPU7X[0] <= RESULTS[row.name]["ratio"] <= TPU7X[1]
+    assert TPU7X[0] <= ratio(row) <= TPU7X[1]
 
 
 def test_what_the_page_says():
     """Ranges of the ratios."""
     page = " ".join((ROOT / "docs" / "estimating.md").read_text().split())
-    pairs = [row for row in ON_V5P if row.batch > 1]
 
     def span(ratios):
         return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
-    theirs = span([RESULTS[row.name]["ratio"] for row in pairs])
-    ours = span([RESULTS[row.name]["ours"]["seconds"] / row.seconds for row in pairs])
-    tpu7x = span([RESULTS[row.name]["ratio"] for row in ROWS if row not in ON_V5P])
+    theirs = span([RESULTS[row.name]["ours"]["seconds_with_splash"] / row.seconds for row in PAIRS])
     assert f"our seconds with their kernel are {theirs} of the measured ones" in page
-    assert f"Our own step takes {ours} of the measured seconds" in page
+    assert f"Our own step takes {span(list(map(ratio, PAIRS)))} of the measured seconds" in page
+    tpu7x = span([ratio(row) for row in ROWS if row not in ON_V5P])
     assert f"On tpu7x, our own step takes {tpu7x} of the measured seconds" in page
