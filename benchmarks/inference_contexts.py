@@ -9,6 +9,7 @@ Half a minute to two an entry; what an entry said replaces what it said before, 
 import argparse
 import datetime
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from ringformer.estimate.targets import find_target, only_compilers
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.tables import write_table
 
 MILLION = 2**20
 AT_A_MILLION = {
@@ -134,11 +139,8 @@ def _row(e: dict) -> str:
 
 def write_tables(page: Path, results: dict) -> None:
     """Replace the tables between their marks."""
-    text = page.read_text()
     for kind, table in tables(results).items():
-        before, _, rest = text.partition(MARKS[kind])
-        text = f"{before}{MARKS[kind]}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
-    page.write_text(text)
+        write_table(page, MARKS[kind], table, END)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from benchmarks.tables import write_table
 from ringformer.estimate.kernels.pair_kernels import Pair
 
 KERNELS = "pallas", "splash", "xla"
@@ -51,11 +52,8 @@ def ring_table(targets: dict[str, dict]) -> str:
 
 def write_tables(docs: Path, targets: dict[str, dict]) -> None:
     """Put each table between its two marks of a page."""
-    text = docs.read_text()
-    for begin, end, what in ((BEGIN, END, table), (RINGS_BEGIN, RINGS_END, ring_table)):
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{what(targets)}\n\n{end}{rest.partition(end)[2]}"
-    docs.write_text(text)
+    write_table(docs, BEGIN, table(targets), END)
+    write_table(docs, RINGS_BEGIN, ring_table(targets), RINGS_END)
 
 
 def read_targets(path: Path) -> dict[str, dict]:

@@ -11,6 +11,7 @@ compiled for the same sizes, and its seconds are modelled. The lines of the figu
 import argparse
 import datetime
 import json
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,10 @@ from ringformer.estimate.workload import Workload, preset_workload
 from ringformer.ops.ring_hops import RingForm
 from ringformer.paper.figures import draw_parallelism
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.tables import write_table
+
 USP = "USP"
 """Name of their hybrid: 16 devices exchange heads, rings have 4 ranks."""
 
@@ -33,9 +38,9 @@ class Row:
     """A step on 64 chips of v5p."""
 
     source: str
-    """Where it was measured, or "ours"."""
+    """The pull request that measured it; "ours" if nobody has."""
     method: str
-    """Their name, or ours."""
+    """Name of the parallelism, theirs if they measured it."""
     model: str
     seq_len: int
     sp: int
@@ -183,8 +188,7 @@ def main() -> None:
             "lines": lines,
         }
         args.out.write_text(json.dumps(content, indent=1) + "\n")
-    before, _, rest = args.docs.read_text().partition(BEGIN)
-    args.docs.write_text(f"{before}{BEGIN}\n\n{table(content['rows'])}\n\n{END}{rest.partition(END)[2]}")
+    write_table(args.docs, BEGIN, table(content["rows"]), END)
     points = [
         (row.method, row.seq_len // row.sp, rows[row.name]["seconds"])
         for row in ROWS

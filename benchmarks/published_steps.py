@@ -33,6 +33,7 @@ from ringformer.models.llama_presets import preset
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.kernel_cycles import KINDS, count_ours, count_splash
+from benchmarks.tables import write_table
 
 SHAPE = {"num_heads": 16, "num_kv_heads": 4, "head_dim": 256}
 """Heads of their model; its width, layers and parameters are those of LLaMA-3.1 8B."""
@@ -186,9 +187,7 @@ def main() -> None:
             "rows": {row.name: rows[row.name] for row in ROWS if row.name in rows},
         }
         args.out.write_text(json.dumps(content, indent=1) + "\n")
-    text = args.docs.read_text()
-    before, _, rest = text.partition(BEGIN)
-    args.docs.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{rest.partition(END)[2]}")
+    write_table(args.docs, BEGIN, table(rows), END)
 
 
 if __name__ == "__main__":

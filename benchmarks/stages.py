@@ -10,6 +10,7 @@ again (delete its entry to have it again). The table in --docs, between its two 
 import argparse
 import datetime
 import json
+import sys
 from pathlib import Path
 
 from ringformer.cli.parser import output_argument
@@ -21,6 +22,10 @@ from ringformer.estimate.targets import MissingCompiler, compiled_by, find_targe
 from ringformer.estimate.workload import Workload, stage_workloads
 from ringformer.hardware import GiB
 from ringformer.runs.config_file import load_config, parse_stages
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.tables import write_table
 
 SHIPPED = {
     "llama_13b_512k_32xa100": "32xA100-80",
@@ -114,15 +119,6 @@ def table_row(stage: str, row: dict | None) -> str:
     )
 
 
-def write_table(docs: Path, rows: dict[str, dict]) -> None:
-    """Put the table between the two marks of a page."""
-    text = docs.read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{docs} has no marks for the table: {BEGIN} and {END}")
-    before, rest = text.split(BEGIN, 1)
-    docs.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{rest.split(END, 1)[1]}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=output_argument, default="results/stages.json")
@@ -139,7 +135,7 @@ def main() -> None:
                 continue
             print(f"  {'fits' if row['fits'] else 'does not fit'}: {row['peak_bytes'] / GiB:.1f} GiB", flush=True)
             write(args.out, read(args.out) | {name: row})  # read anew, so that two of these can share the file
-    write_table(args.docs, read(args.out))
+    write_table(args.docs, BEGIN, table(read(args.out)), END)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.report import closed_form_text, estimate_json, estimate_text, origin, stages_table, title
 from ringformer.estimate.run_estimate import RunEstimate, compile_others, programs_json, programs_text
 from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
+from ringformer.estimate.search.parallelism import described
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import Target, find_target
 from ringformer.estimate.workload import Workload, preset_workload, stage_workloads
@@ -107,7 +108,9 @@ def _estimate_run(workload: Workload, args: argparse.Namespace, show: Callable[[
         show(closed_form_text(head, workload))
         return estimate_json(workload, None)
     if workload.has_closed_forms:
-        head += f", head_groups {workload.model.head_groups}, remat_group {workload.model.remat_group}"
+        model = workload.model
+        forms = [described(model), f"head_groups {model.head_groups}", f"remat_group {model.remat_group}"]
+        head = ", ".join([head, *filter(None, forms)])
     show(estimate_text(head, workload, step))
     others = []
     if step.fits:
@@ -124,10 +127,10 @@ def _compile(workload: Workload, args: argparse.Namespace) -> tuple[Workload, Es
         return workload, compile_apart(workload, generate_code=args.generate_code)
     chosen = args.config or args.head_groups or args.remat_group
     settings = [workload.settings] if chosen else likely_settings(workload)
+    workload = workload.with_settings(settings[0])
+    workload.check()
     if not_compiled := "closed form only, not compiled" if args.closed_form else workload.target.missing_compiler:
         log(not_compiled)
-        workload = workload.with_settings(settings[0])
-        workload.check()
         if reason := known_failure(workload):
             raise CompilerFailure(reason)
         return workload, None
