@@ -4,7 +4,7 @@
 
 A cell is one kernel, forward or backward, compiled to machine code for one chip; nothing is run. There is a cell for
 each chip (v4, v5e, v5p, v6e, tpu7x), each (query heads a key head, features) of the presets, each pair of chunks that
-4K to 64K tokens on a rank lead to, and each mask: none, segment ids, and, where it fits the chip's VMEM, segment ids
+4K to 64K tokens on a rank lead to, alone or on a ring, and each mask: none, segment ids, and, where it fits the chip's VMEM, segment ids
 with a bias of keys, which no preset has. That is all that a kernel's program depends on, so presets that agree in it
 share a cell; and a cell stands for all lengths with its chunks:
 
@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -44,6 +45,8 @@ from ringformer.ops.kernels import flash_backward, flash_forward, kernel_tools
 
 LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64))
 """Tokens of a rank."""
+RANKS = 1, 8
+"""Ranks of a ring, of which an eighth of the sequence is an eighth of a shard, or a whole one."""
 MASKS = "none", "ids", "ids and bias"
 KINDS: tuple[Kind, ...] = ("forward", "backward")
 FEW_KEY_HEADS = 2
@@ -81,8 +84,8 @@ def cells(generation: str) -> Iterator[Cell]:
     chip, wanted = find_target(TARGETS[generation]).chip, set()
     for (heads, head_dim), model in shapes().items():
         lengths: dict[tuple[int, int], list[int]] = {}
-        for tokens in LENGTHS:
-            chosen = cast(LlamaConfig, with_kernel(model, "tpu", chip, tokens)[0])
+        for tokens, ranks in product(LENGTHS, RANKS):
+            chosen = cast(LlamaConfig, with_kernel(model, "tpu", chip, tokens, ring_size=ranks)[0])
             if chosen.kernel == "pallas":
                 assert chosen.q_chunk and chosen.k_chunk
                 lengths.setdefault((chosen.q_chunk, chosen.k_chunk), []).append(tokens)

@@ -115,7 +115,7 @@ class Workload:
         """Return the workload with kernel and chunks chosen for the target, and a line that names them and the reason.
         Raises ValueError for a kernel that the target does not support."""
         chip = self.target.chip
-        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks)
+        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks, self.ring_size)
         return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":

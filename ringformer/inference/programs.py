@@ -78,7 +78,8 @@ def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tupl
     config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
     config.check_mesh(mesh)
     device = mesh.devices.flat[0]
-    model, line = with_kernel(config, device.platform, chip_of(device.device_kind), local_tokens * ulysses)
+    chip, ranks = chip_of(device.device_kind), mesh.shape["sp"] // ulysses
+    model, line = with_kernel(config, device.platform, chip, local_tokens * ulysses, ring_size=ranks)
     assert isinstance(model, LlamaConfig)
     return model, line
 

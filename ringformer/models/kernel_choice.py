@@ -11,6 +11,7 @@ from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 from ringformer.ops.kernels.flash_attention import vmem_bytes
 from ringformer.ops.kernels.kernel_tools import LANES
+from ringformer.ops.layouts import PARTS
 
 JUDGED = ("v4", "v5e", "v5p", "v6e")
 """Generations of TPU for which the kernels' machine code was evaluated (docs/performance.md), with heads of at most 128
@@ -25,20 +26,20 @@ VMEM = 16 * 2**20
 
 
 def with_kernel(
-    model: ModelConfig, platform: str, chip: Chip | None, local_tokens: int, masks: bool = False
+    model: ModelConfig, platform: str, chip: Chip | None, local_tokens: int, masks: bool = False, ring_size: int = 1
 ) -> tuple[ModelConfig, str]:
     """Choose the kernel and chunks of a model for a device; also return a line with the choice and its reason, empty
     for families without a choice.
 
     auto means pallas in bfloat16 on TPUs for which it was evaluated or tuned (`ringformer tune`), cudnn on GPUs if
     cuDNN can compute the model, and xla otherwise. If the model sets no chunks for pallas, this chooses the tuned ones,
-    or else 1024 x 1024; it limits them to an eighth of a rank's tokens, and halves them until the kernels fit the
-    chip's VMEM.
+    or else 1024 x 1024; it limits them to `_largest_chunk`, and halves them until the kernels fit the chip's VMEM.
 
     Args:
       platform: "cpu", "gpu" or "tpu". chip: None if it is not in `CHIPS`.
       local_tokens: tokens of a sequence on a rank of the ring.
       masks: True if there are segment ids, which then ascend (`ringformer.data`).
+      ring_size: ranks of the ring.
 
     Raises:
       ValueError: the model names a kernel that cannot compute it on this device; the message names one that can.
@@ -53,7 +54,8 @@ def with_kernel(
     _check(model, kernel, platform, masks, chip)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
-        (q_chunk, k_chunk), how = _chunks(model, generation, chip, local_tokens)
+        most = _largest_chunk(model, local_tokens, ring_size, masks)
+        (q_chunk, k_chunk), how = _chunks(model, generation, chip, most)
         model = replace(model, q_chunk=q_chunk, k_chunk=k_chunk)
         why += f"; chunks of {q_chunk} queries and {k_chunk} keys, {how}"
     return model, f"kernel {kernel}: {why}"
@@ -80,12 +82,24 @@ def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> 
     return wanted, f"the fastest on {generation}"
 
 
-def _chunks(model: LlamaConfig, generation: str, chip: Chip | None, local_tokens: int) -> tuple[tuple[int, int], str]:
+def _largest_chunk(model: LlamaConfig, local_tokens: int, ring_size: int, masks: bool) -> int:
+    """Return the most tokens of a chunk.
+
+    A query needs half of the sequence on average, and the diagonal of its own block wastes half a chunk. So chunks of
+    an eighth of the sequence waste an eighth; a chunk larger than a part of the shard would waste more. Each document
+    has a diagonal, so with segment ids a chunk is at most an eighth of the shard.
+    """
+    most = local_tokens // 8
+    if not masks:
+        most = max(most, min(local_tokens // PARTS[model.layout], ring_size * local_tokens // 8))
+    return max(512, most // LANES * LANES)
+
+
+def _chunks(model: LlamaConfig, generation: str, chip: Chip | None, most: int) -> tuple[tuple[int, int], str]:
     """Choose the tokens of chunks of queries and of keys, and name their source. Chunks that are too large for the
     chip's VMEM are halved. Chunks of queries come first, because their arrays grow with the number of heads that share
     a key head."""
     tuned = chunk_sizes(generation, model.head_dim)
-    most = max(512, local_tokens // 8 // LANES * LANES)
     q_chunk, k_chunk = (min(n, most) for n in tuned or USUAL)
     while q_chunk > FEWEST and not _fits(model, chip, q_chunk, k_chunk):
         q_chunk = max(FEWEST, q_chunk // 2 // LANES * LANES)

@@ -23,8 +23,8 @@ def tuned(monkeypatch):
     monkeypatch.setattr(kernel_choice, "chunk_sizes", lambda chip, d: sizes.get(chip) if d <= 128 else None)
 
 
-def choose(change, platform, chip, local=LONG, masks=False):
-    model, why = with_kernel(replace(AUTO, **change), platform, CHIPS.get(chip), local, masks)
+def choose(change, platform, chip, local=LONG, masks=False, ring_size=1):
+    model, why = with_kernel(replace(AUTO, **change), platform, CHIPS.get(chip), local, masks, ring_size)
     return (model.kernel, model.q_chunk, model.k_chunk), why
 
 
@@ -78,6 +78,22 @@ def test_auto_takes_packed_documents_on_gpus():
 def test_chunks_are_those_tuned_for_the_chip(change, local, chunks):
     for kernel in ("auto", "pallas"):
         assert choose(change | {"kernel": kernel}, "tpu", "v5e", local)[0][1:] == chunks
+
+
+@pytest.mark.parametrize(
+    ("local", "ring_size", "masks", "layout", "chunks"),
+    [
+        (2**12, 1, False, "zigzag", (512, 512)),  # an eighth of the sequence
+        (2**12, 2, False, "zigzag", (1024, 1024)),
+        (2**12, 64, False, "zigzag", (2048, 1024)),  # a part of the shard
+        (2**11, 64, False, "zigzag", (1024, 1024)),
+        (2**11, 64, False, "contiguous", (2048, 1024)),
+        (2**12, 64, True, "zigzag", (512, 512)),  # each document wastes half a chunk: an eighth of the shard
+        (2**10, 64, False, "zigzag", (512, 512)),
+    ],
+)
+def test_chunks_waste_at_most_an_eighth_of_a_sequence(local, ring_size, masks, layout, chunks):
+    assert choose({"layout": layout}, "tpu", "v5e", local, masks, ring_size)[0][1:] == chunks
 
 
 def test_v4_has_little_vmem_for_heads_that_share_keys():

@@ -513,7 +513,7 @@ MUTATIONS = [
         "list(range(first * self.size, (first + 1) * self.size)) for first in range(u)",
         FORM("8-4-zigzag-gathered-gqa"),
     ),
-    Mutation("dk and dv swapped", RING, "for x in gradients)", "for x in gradients[::-1])", RING_5),
+    Mutation("dk and dv swapped", RING, "for x in (dk, dv))", "for x in (dv, dk))", RING_5),
     Mutation("delta forgotten", BLOCK, "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
     Mutation(
         "a layer fetched ahead is another one",
