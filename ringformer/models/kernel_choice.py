@@ -54,7 +54,7 @@ def with_kernel(
     _check(model, kernel, platform, masks, chip)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
-        most = _largest_chunk(model, local_tokens, ring_size, masks)
+        most = _largest_chunk(model, local_tokens, ring_size)
         (q_chunk, k_chunk), how = _chunks(model, generation, chip, most)
         model = replace(model, q_chunk=q_chunk, k_chunk=k_chunk)
         why += f"; chunks of {q_chunk} queries and {k_chunk} keys, {how}"
@@ -82,16 +82,13 @@ def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> 
     return wanted, f"the fastest on {generation}"
 
 
-def _largest_chunk(model: LlamaConfig, local_tokens: int, ring_size: int, masks: bool) -> int:
+def _largest_chunk(model: LlamaConfig, local_tokens: int, ring_size: int) -> int:
     """Return the most tokens of a chunk.
 
     A query needs half of the sequence on average, and the diagonal of its own block wastes half a chunk. So chunks of
-    an eighth of the sequence waste an eighth; a chunk larger than a part of the shard would waste more. Each document
-    has a diagonal, so with segment ids a chunk is at most an eighth of the shard.
+    an eighth of the sequence waste an eighth; a chunk larger than a part of the shard would waste more.
     """
-    most = local_tokens // 8
-    if not masks:
-        most = max(most, min(local_tokens // PARTS[model.layout], ring_size * local_tokens // 8))
+    most = min(local_tokens // PARTS[model.layout], ring_size * local_tokens // 8)
     return max(512, most // LANES * LANES)
 
 

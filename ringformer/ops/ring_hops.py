@@ -129,6 +129,8 @@ class Ring:
         In the backward of a kernel that adds to gradients, one way, the gradients of half of the heads travel while
         those of the other half are computed. Parts too short for two chunks are one stream.
         """
+        if self.form == "gathered" and self.size > 1 and self.has_even_halves(key_heads):
+            return halves_of_heads(key_heads, (1, 1))
         if self.hops == 0:
             return (Stream(),)
         if self._cuts_tokens(key_heads):

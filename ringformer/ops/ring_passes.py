@@ -76,8 +76,11 @@ def _forward(ring: Ring, q, k, v, bias, q_ids, k_ids):
         carry = step(n - 1, carry, send=False)
     states, _ = carry
     if n > 1 and ring.hops == 0:
-        others = ring.gathered(keys_of[0]), ring.others(T, S, rank)
-        states = [ring.blocks.forward(states[0], queries_of[0], *others, ring.scale)]
+        others = [ring.gathered(x) for x in with_shared_ids(streams, keys_of)]
+        states = [
+            ring.blocks.forward(*x, ring.others(T, S, rank), ring.scale)
+            for x in zip(states, queries_of, others, strict=True)
+        ]
     state = joined_states(streams, states, ring.blocks.log_unit)
     length = residuals[0].shape[1]
     o = rearrange(online_softmax.output(state), "b k g t d -> b t (k g) d").astype(q.dtype)
@@ -140,9 +143,10 @@ def _backward(ring: Ring, residuals, cotangents):
             carry = lax.fori_loop(2, n - 1, partial(step, send=True), carry, unroll=ring.blocks.unroll)
         carry = step(n - 1, carry, send=False)
     if n > 1 and ring.hops == 0:
-        block = queries_of[0], ring.gathered(own[0]), rows_of[0], ring.others(T, S, rank), ring.scale
-        dq, of_others = ring.blocks.backward(dqs[0], *block)
-        carry = [dq], [ring.scattered(of_others)], []
+        # The gradients of one half of the heads are summed under the other half, and those under the own block.
+        blocks = zip(dqs, queries_of, [ring.gathered(x) for x in with_shared_ids(streams, own)], rows_of, strict=True)
+        pairs = [ring.blocks.backward(*x, ring.others(T, S, rank), ring.scale) for x in blocks]
+        carry = [dq for dq, _ in pairs], [ring.scattered(of_others) for _, of_others in pairs], []
     # Stack the rank's own keys again: keeping them through the loop would take the memory of k and v twice.
     sums, k_now, v_now = lax.optimization_barrier((carry[:2], k, v))
     own = [stream.keys(k_now, v_now, bias, tied[2], ring.parts) for stream in streams]

@@ -81,19 +81,18 @@ def test_chunks_are_those_tuned_for_the_chip(change, local, chunks):
 
 
 @pytest.mark.parametrize(
-    ("local", "ring_size", "masks", "layout", "chunks"),
+    ("local", "ring_size", "layout", "chunks"),
     [
-        (2**12, 1, False, "zigzag", (512, 512)),  # an eighth of the sequence
-        (2**12, 2, False, "zigzag", (1024, 1024)),
-        (2**12, 64, False, "zigzag", (2048, 1024)),  # a part of the shard
-        (2**11, 64, False, "zigzag", (1024, 1024)),
-        (2**11, 64, False, "contiguous", (2048, 1024)),
-        (2**12, 64, True, "zigzag", (512, 512)),  # each document wastes half a chunk: an eighth of the shard
-        (2**10, 64, False, "zigzag", (512, 512)),
+        (2**12, 1, "zigzag", (512, 512)),  # an eighth of the sequence
+        (2**12, 2, "zigzag", (1024, 1024)),
+        (2**12, 64, "zigzag", (2048, 1024)),  # a part of the shard
+        (2**11, 64, "zigzag", (1024, 1024)),
+        (2**11, 64, "contiguous", (2048, 1024)),
+        (2**10, 64, "zigzag", (512, 512)),
     ],
 )
-def test_chunks_waste_at_most_an_eighth_of_a_sequence(local, ring_size, masks, layout, chunks):
-    assert choose({"layout": layout}, "tpu", "v5e", local, masks, ring_size)[0][1:] == chunks
+def test_chunks_waste_at_most_an_eighth_of_a_sequence(local, ring_size, layout, chunks):
+    assert choose({"layout": layout}, "tpu", "v5e", local, ring_size=ring_size)[0][1:] == chunks
 
 
 def test_v4_has_little_vmem_for_heads_that_share_keys():
