@@ -4,9 +4,9 @@
 
 A cell is one kernel, forward or backward, compiled to machine code for one chip; nothing is run. There is a cell for
 each chip (v4, v5e, v5p, v6e, tpu7x), each (query heads a key head, features) of the presets, each pair of chunks that
-4K to 64K tokens on a rank lead to, alone or on a ring, and each mask: none, segment ids, and, where it fits the chip's VMEM, segment ids
-with a bias of keys, which no preset has. That is all that a kernel's program depends on, so presets that agree in it
-share a cell; and a cell stands for all lengths with its chunks:
+4K to 64K tokens on a rank lead to, alone or on a ring, and each mask: none, segment ids, and, where it fits the chip's
+VMEM, segment ids with a bias of keys, which no preset has. That is all that a kernel's program depends on, so presets
+that agree in it share a cell; and a cell stands for all lengths with its chunks:
 
 - A length changes the chunks, and which arrays the compiler keeps on the chip beside the kernel. A cell has the
   shortest length of its chunks and two key heads, with which it keeps most; heads of 128 with one query head have,

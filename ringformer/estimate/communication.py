@@ -58,15 +58,19 @@ def _ring(workload: Workload, attention: dict[str, float]) -> float:
 
 
 def _gathered(workload: Workload, attention: dict[str, float]) -> float:
-    """Only a rank's own block hides a gather, and the sum of the gradients."""
+    """A rank's own block hides a gather, and the sum of the gradients. If the key heads have two halves, what moves for
+    one half also hides under the other half's block."""
     model, ranks, exposed = workload.model, workload.ring_size, 0.0
     if model.ring != "gathered" or ranks == 1:
         return 0.0
-    for name, own in attention.items():
+    devices = workload.mesh_shape[2] * model.ulysses  # that share the heads
+    held = max(1, model.num_kv_heads // model.head_groups) * held_copies(workload) / devices
+    pieces = 2 if held % (4 if model.kernel == "pallas" else 2) == 0 else 1
+    for name, seconds in attention.items():
         received = hop_bytes(model, workload.ring_tokens, backward=name == "backward") * ranks * held_copies(workload)
-        received /= workload.mesh_shape[2] * model.ulysses
-        link = _attention_passes(workload)[name] * received / keys_rate(workload)
-        exposed += max(0.0, link - own / ranks)
+        link = _attention_passes(workload)[name] * received / devices / keys_rate(workload)
+        own, others = seconds / ranks, seconds * (ranks - 1) / ranks
+        exposed += max(0.0, link / pieces - own, link - own - others * (1 - 1 / pieces))
     return exposed
 
 

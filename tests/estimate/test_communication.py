@@ -46,12 +46,21 @@ def test_ranks_of_several_devices_have_fewer_and_longer_hops():
     assert ring_hops(step(ulysses=4, ring="gathered")) == {}
 
 
-def test_gathered_keys_are_hidden_by_the_own_block_alone():
+def test_gathered_keys_are_hidden_by_the_own_block_and_half_of_the_others():
     """Keys of 64 ranks come over six links, three times; their float32 gradients leave twice the bytes."""
     w = step(ring="gathered")
     passes = 64 * 2 * 2 * TOKENS * K * d * LAYERS / (6 * CHIP.link_bandwidth)
-    own = sum(attention_seconds(w).values()) / 64
-    assert exposed_seconds(w)["gathered keys"] == pytest.approx((2 + 3) * passes - own)
+    attention = attention_seconds(w)
+    waits = [
+        max(link / 2 - attention[name] / 64, link - attention[name] * (1 + 63 / 2) / 64)
+        for name, link in (("forward", 2 * passes), ("backward", 3 * passes))
+    ]
+    assert min(waits) > 0 and exposed_seconds(w)["gathered keys"] == pytest.approx(sum(waits))
+    odd = step(ring="gathered", num_kv_heads=2)  # a half that two cores cannot share
+    whole = sum(
+        link * passes / 4 - attention_seconds(odd)[name] / 64 for name, link in (("forward", 2), ("backward", 3))
+    )
+    assert exposed_seconds(odd)["gathered keys"] == pytest.approx(whole)
     assert exposed_seconds(w)["ring"] == exposed_seconds(step())["gathered keys"] == 0
     more = memory(w)["gathered keys"]
     assert more == 64 * TOKENS * 2 * K * d * (2 + 4) and memory(step())["gathered keys"] == 0

@@ -25,12 +25,11 @@ def test_the_closed_form_is_near_the_compiled_step(row):
 
 
 @pytest.mark.parametrize(
-    ("method", "low", "high"), [("ring", 0.95, 1.05), ("Ulysses", 0.8, 1.1), ("all-gather", 0.85, 1.25)]
+    ("method", "low", "high"), [("ring", 0.95, 1.05), ("Ulysses", 0.8, 1.1), ("all-gather", 0.85, 1.15)]
 )
 def test_steps_of_7b_beside_the_measured_ones(method, low, high):
     """A ring at 2K tokens a device waits for its links, whose rate both models share. Exchanged heads leave the
-    kernels, of which ours are faster. The gradients of gathered keys are summed in float32, which sends twice the
-    bytes."""
+    kernels, of which ours are faster."""
     assert low <= FOUND[f"maxtext#4687/llama2_7b/32K/{method}"]["over_measured"] <= high
 
 
@@ -40,7 +39,7 @@ def seconds(method, seq_len):
     return FOUND[row.name]["seconds"], row.measured
 
 
-@pytest.mark.parametrize("seq_len", [2**16, 2**17])
+@pytest.mark.parametrize("seq_len", [2**16, 2**17, 2**18])
 def test_the_order_of_8b_is_the_measured_one(seq_len):
     """Exchanged heads in rings of four, gathered keys, ring."""
     for step in zip(*(seconds(method, seq_len) for method in (USP, "all-gather", "ring")), strict=True):
@@ -49,7 +48,7 @@ def test_the_order_of_8b_is_the_measured_one(seq_len):
 
 @pytest.mark.parametrize(
     ("method", "ratios"),
-    [("ring", (1.2, 1.0, 1.03)), ("all-gather", (1.06, 1.17, 1.16)), ("USP 8x8", (0.89, 1.0, 1.01))],
+    [("ring", (1.2, 0.94, 0.89)), ("all-gather", (1.0, 1.02, 0.99)), ("USP 8x8", (0.88, 1.0, 1.01))],
 )
 def test_steps_of_8b_over_exchanged_heads(method, ratios):
     """Ours over theirs of the same ratio, at 64K, 128K and 256K, as docs/parallelism.md says."""
@@ -59,17 +58,17 @@ def test_steps_of_8b_over_exchanged_heads(method, ratios):
 
 
 def test_a_long_ring_hides_its_hops():
-    """At 4,096 tokens a device; those of their ring's backward are exposed, so it takes longer than gathered keys."""
+    """At 4,096 tokens a device; those of their ring's backward are exposed, so it is further behind gathered keys."""
     (ring, measured), gathered = seconds("ring", 2**18), seconds("all-gather", 2**18)
     assert FOUND["maxtext#4893/llama3.1_8b/256K/ring"]["exposed_seconds"] < 0.01 * ring
-    assert ring < gathered[0] and measured > gathered[1]
+    assert ring < 1.01 * gathered[0] and measured > 1.1 * gathered[1]
 
 
 def test_theirs_take_over_twice_as_long():
     """As docs/parallelism.md says of 8B, with rings and gathered keys."""
     ratios = [found["over_measured"] for found in FOUND.values() if found["ulysses"] == 1 and found["batch"] == 1]
     ratios = [1 / ratio for ratio in ratios if ratio]
-    assert (round(min(ratios), 1), round(max(ratios), 1)) == (2.1, 2.5)
+    assert (round(min(ratios), 1), round(max(ratios), 1)) == (2.1, 2.9)
     assert table(FOUND) in (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text()
 
 
