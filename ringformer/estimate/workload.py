@@ -114,8 +114,8 @@ class Workload:
     def with_kernel(self) -> tuple[Self, str]:
         """Return the workload with kernel and chunks chosen for the target, and a line that names them and the reason.
         Raises ValueError for a kernel that the target does not support."""
-        chip = self.target.chip
-        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks, self.ring_size)
+        chip, ranks = self.target.chip, self.mesh_shape[3] // self.model.ulysses
+        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks, ranks)
         return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":

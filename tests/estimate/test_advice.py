@@ -39,7 +39,7 @@ def test_a_slow_step_has_a_cure(settings, line):
 def test_short_shards_exchange_heads():
     """1,024 tokens on a device; a step that does exchange them gets no such line."""
     short = {"exposed": 1e6, "target": "v5p-128", "seq_len": 2**16}
-    assert "use ulysses=16 or a smaller ring than sp=64" in lines(**short)[0]
+    assert "use ulysses=4 or a smaller ring than sp=64" in lines(**short)[0]
     assert "use a smaller ring than sp=64" in lines(**short, ulysses=16)[0]
 
 
