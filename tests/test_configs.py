@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.stages import SHIPPED, stages, table, write, write_table
+from benchmarks.stages import BEGIN, END, SHIPPED, stages, table, write
+from benchmarks.tables import write_table
 from ringformer.estimate import targets
 from ringformer.estimate.closed_forms import ring_hops
 from ringformer.estimate.commands import add_estimate
@@ -99,6 +100,6 @@ def test_the_table_of_stages_is_kept_between_its_marks(tmp_path):
     write(out, rows)
     assert json.loads(out.read_text())["stages"] == rows
     page.write_text((ROOT / "docs/finetuning.md").read_text())
-    write_table(page, rows)
+    write_table(page, BEGIN, table(rows), END)
     assert page.read_text() == (ROOT / "docs/finetuning.md").read_text(), "python benchmarks/stages.py writes it"
     assert len(re.findall(r"not compiled yet \|", table({}))) == len(stages())
