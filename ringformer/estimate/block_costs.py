@@ -2,7 +2,7 @@
 
 import math
 
-from ringformer.estimate.closed_forms import attention_seconds, held_copies, itemsize
+from ringformer.estimate.closed_forms import attention_seconds, held_key_heads, itemsize
 from ringformer.estimate.workload import Workload
 from ringformer.models.flops import forward_runs
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
@@ -42,8 +42,7 @@ def _core_share(workload: Workload) -> float:
     the key heads that a device holds at once. The kernels cut the query heads of a key head in two if their number is
     even and the grid would be odd; otherwise, a single head of a single sequence leaves one of two cores idle."""
     model, (dp, fsdp, tp, _), cores = workload.model, workload.mesh_shape, workload.target.chip.tensor_cores
-    divisor = tp * model.head_groups * model.ulysses
-    heads = max(1, model.num_kv_heads * held_copies(workload) // divisor)
+    heads, divisor = held_key_heads(workload), tp * model.head_groups * model.ulysses
     sequences = max(1, workload.batch_size // (workload.accumulate * dp * fsdp))
     if heads * sequences % 2 and model.num_heads // divisor // heads % 2 == 0:
         heads *= 2

@@ -185,6 +185,12 @@ def held_copies(workload: Workload) -> int:
     return key_copies(model.ulysses, max(1, model.num_kv_heads // tp // model.head_groups))
 
 
+def held_key_heads(workload: Workload) -> int:
+    """Return the key heads that a device computes at once, copies included."""
+    model, tp = workload.model, workload.mesh_shape[2]
+    return max(1, model.num_kv_heads // tp // model.head_groups) * held_copies(workload) // model.ulysses
+
+
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
     """Return the smallest local length at which a hop's computation takes as long as its transfer (paper, Table 2).
 

@@ -13,6 +13,7 @@ from ringformer.estimate.closed_forms import (
     attention_seconds,
     computation_seconds,
     held_copies,
+    held_key_heads,
     hop_bytes,
     host_bytes,
     itemsize,
@@ -22,6 +23,7 @@ from ringformer.estimate.link_rates import exchange_rate, keys_rate, weights_rat
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
 from ringformer.models.flops import WEIGHT_FORWARD, forward_runs
+from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
 
 
 def exposed_seconds(workload: Workload) -> dict[str, float]:
@@ -64,8 +66,7 @@ def _gathered(workload: Workload, attention: dict[str, float]) -> float:
     if model.ring != "gathered" or ranks == 1:
         return 0.0
     devices = workload.mesh_shape[2] * model.ulysses  # that share the heads
-    held = max(1, model.num_kv_heads // model.head_groups) * held_copies(workload) / devices
-    pieces = 2 if held % (4 if model.kernel == "pallas" else 2) == 0 else 1
+    pieces = 2 if BLOCK_KERNELS[model.kernel].has_even_halves(held_key_heads(workload)) else 1
     for name, seconds in attention.items():
         received = hop_bytes(model, workload.ring_tokens, backward=name == "backward") * ranks * held_copies(workload)
         link = _attention_passes(workload)[name] * received / devices / keys_rate(workload)

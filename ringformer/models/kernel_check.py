@@ -197,7 +197,7 @@ def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dic
         rows = [*online_softmax.shift_and_weight(state.m, state.l), (o * do).sum(-1)]
         cotangents = ring.blocks.prepare(Cotangents(do, jnp.stack(rows), o.astype(q.dtype), None))
         dq = jnp.zeros(queries.q.shape, jnp.float32)
-        if earlier is not None and ring.blocks.adds_gradients and ring.has_even_halves(K):
+        if earlier is not None and ring.blocks.adds_gradients and ring.blocks.has_even_halves(K):
             dq, dkv = _backward_by_halves(ring, queries, keys, cotangents, work_list)
         else:
             dq, (dkv, _) = ring.blocks.backward(dq, queries, keys, cotangents, work_list, scale)

@@ -126,12 +126,10 @@ class Ring:
     def streams(self, length: int, key_heads: int, backward: bool = False) -> Streams:
         """Divide the keys of a shard of `length` tokens into one stream or two.
 
-        In the backward of a kernel that adds to gradients, one way, the gradients of half of the heads travel while
-        those of the other half are computed. Parts too short for two chunks are one stream.
+        Gathered keys of half of the heads travel while the other half is computed. So do the gradients in the backward
+        of a kernel that adds to them, one way. Parts too short for two chunks are one stream.
         """
-        if self.form == "gathered" and self.size > 1 and self.has_even_halves(key_heads):
-            return halves_of_heads(key_heads, (1, 1))
-        if self.hops == 0:
+        if self.size == 1:
             return (Stream(),)
         if self._cuts_tokens(key_heads):
             part, lanes = length // self.parts, self.blocks.lanes
@@ -140,17 +138,13 @@ class Ring:
             return runs_of_tokens(first, part) if first < part else (Stream(),)
         if self.form == "both_ways":
             return halves_of_heads(key_heads, (1, -1))
-        if backward and self.blocks.adds_gradients and self.has_even_halves(key_heads):
+        take_turns = self.form == "gathered" or (backward and self.blocks.adds_gradients)
+        if take_turns and self.blocks.has_even_halves(key_heads):
             return halves_of_heads(key_heads, (1, 1))
         return (Stream(),)
 
     def _cuts_tokens(self, key_heads: int) -> bool:
-        return self.form == "both_ways" and self.size > 1 and not self.has_even_halves(key_heads)
-
-    def has_even_halves(self, key_heads: int) -> bool:
-        """Return True if two halves of the key heads are equal and, for a kernel whose halves two cores of a TPU share,
-        even."""
-        return key_heads % (4 if self.blocks.adds_gradients else 2) == 0
+        return self.form == "both_ways" and self.size > 1 and not self.blocks.has_even_halves(key_heads)
 
     def is_earlier(self, rank: jax.Array, t: int | jax.Array | None, stream: Stream) -> jax.Array | None:
         """Return True if the keys of step t come from an earlier rank; None for the rank's own block (t None)."""

@@ -5,8 +5,8 @@
     backward   steps 1 .. n-1, then the rank's own block. The gradients of a shard start on the first rank that the
                shard visits, follow the shard one hop behind, and return while each rank computes its own block.
                n-1 hops of [k, v], n-1 of float32 [dk, dv].
-    gathered   one block of all other ranks' keys instead of the steps; a reduce-scatter sums its float32 [dk, dv]
-               while the rank computes its own block.
+    gathered   one block of all other ranks' keys instead of the steps, for each half of the heads; a reduce-scatter
+               sums its float32 [dk, dv] under the other half, or under the rank's own block.
 
 With p = exp(s - m) / l for a row's maximum m and denominator l, and delta = rowsum(o * do) - dlse, the gradients are
 (FlashAttention, appendix B.2)

@@ -60,10 +60,11 @@ def test_bidirectional_with_other_keys(form):
 
 @pytest.mark.parametrize(
     ("form", "K"),
-    [("both_ways", 4), pytest.param("both_ways", 2, marks=pytest.mark.slow), ("gathered", 2)],
+    [("both_ways", 4), pytest.param("both_ways", 2, marks=pytest.mark.slow), ("gathered", 2), ("gathered", 4)],
 )
 def test_kernels_of_tpus(form, K):
-    """Half of the heads each way, in place; two heads cut by tokens, so that two cores share them; padded chunks."""
+    """Half of the heads each way, in place; two heads cut by tokens, so that two cores share them; padded chunks.
+    Gathered: two halves of the heads, or one stream."""
     n, T = 3, 3 * 2 * 140
     inputs, cotangents = arrays(T, B=1, H=4, K=K, bias=True, d=64)
     ids = (np.searchsorted([150, 600], np.arange(T), side="right")[None],) * 2

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
+from ringformer.estimate.closed_forms import held_key_heads
 from ringformer.estimate.link_rates import hop_rate
 from ringformer.estimate.workload import Workload
 from ringformer.models.llama_config import LlamaConfig
@@ -45,9 +46,7 @@ def is_possible(workload: Workload) -> bool:
 def _has_halves(workload: Workload) -> bool:
     """Return True if a device's keys can go both ways: half of the heads each way or, except with cuDNN, half of the
     tokens."""
-    model, tp = workload.model, workload.mesh_shape[2]
-    held = max(1, model.num_kv_heads // tp // model.head_groups) / model.ulysses
-    return model.kernel != "cudnn" or held % 2 == 0
+    return workload.model.kernel != "cudnn" or held_key_heads(workload) % 2 == 0
 
 
 def described(model: LlamaConfig) -> str:

@@ -38,6 +38,10 @@ class BlockKernel(NamedTuple):
     """True if the kernel supports any segment ids and a bias of keys. Otherwise segment ids must ascend along the
     sequence, the mask must be causal, and the parts of the layout must be intervals of the sequence."""
 
+    def has_even_halves(self, key_heads: int) -> bool:
+        """Return True if two halves of the key heads are equal and, if two cores of a TPU share a half, even."""
+        return key_heads % (4 if self.adds_gradients else 2) == 0
+
 
 BLOCK_KERNELS: dict[str, BlockKernel] = {
     "xla": BlockKernel(blockwise_attention.block_forward, blockwise_attention.block_backward, 1.0, 1),
