@@ -513,6 +513,20 @@ MUTATIONS = [
         "list(range(first * self.size, (first + 1) * self.size)) for first in range(u)",
         FORM("8-4-zigzag-gathered-gqa"),
     ),
+    Mutation(
+        "half of the heads reads the gathered keys of the other half",
+        RING,
+        "for x in with_shared_ids(streams, keys_of)]",
+        "for x in with_shared_ids(streams, keys_of)[::-1]]",
+        FORM("5-1-contiguous-gathered-gqa"),
+    ),
+    Mutation(
+        "gradients of gathered halves swapped",
+        RING,
+        "for _, of_others in pairs]",
+        "for _, of_others in pairs[::-1]]",
+        FORM("5-1-contiguous-gathered-gqa"),
+    ),
     Mutation("dk and dv swapped", RING, "for x in (dk, dv))", "for x in (dv, dk))", RING_5),
     Mutation("delta forgotten", BLOCK, "ds = p * (dp - delta[..., None])", "ds = p * dp", RING_5),
     Mutation(
