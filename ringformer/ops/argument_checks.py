@@ -47,6 +47,45 @@ def check(q, k, v, layout, causal, segment_ids, segments, bias, q_chunk, k_chunk
             raise ValueError(f"{name} must be positive; got {chunk}")
 
 
+def check_window(window: int | None, attend_first: int, layout: str, causal: bool, segment_ids: SegmentIds) -> None:
+    """Raise ValueError for a window or first tokens that the other arguments contradict."""
+    if window is None:
+        if attend_first:
+            raise ValueError(f"attend_first={attend_first} adds tokens to a window: pass window too")
+        return
+    if window < 1:
+        raise ValueError(f"window={window} must be positive: a query sees at least its own key")
+    if not causal:
+        raise ValueError(f"window={window} counts the last keys of a query: it needs causal=True")
+    if layout == "striped":
+        raise ValueError(
+            f"window={window} with layout='striped': neighbouring tokens are on all ranks, so every rank would need "
+            "the keys of all others; layout='zigzag' balances causal work too"
+        )
+    if attend_first < 0:
+        raise ValueError(f"attend_first={attend_first} must not be negative")
+    if attend_first and segment_ids is not None:
+        raise ValueError(
+            f"attend_first={attend_first} counts from the beginning of the sequence, and segment_ids has several "
+            "documents: pass one of the two"
+        )
+
+
+def check_softcap(softcap: float | None) -> None:
+    """Raise ValueError unless the bound of the logits is positive and finite."""
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise ValueError(f"softcap={softcap} must be positive and finite")
+
+
+def as_sinks(sinks: AnyArray | None, H: int) -> Float32[AnyArray, " H"] | None:
+    """Cast sinks to float32. Raises ValueError unless they are one float per query head."""
+    if sinks is None:
+        return None
+    if sinks.shape != (H,) or not jnp.issubdtype(sinks.dtype, jnp.floating):
+        raise ValueError(f"sinks must be one float per query head, [{H}]; got {sinks.dtype} {sinks.shape}")
+    return sinks.astype(np.float32)
+
+
 def check_promise(segments: str, segment_ids: SegmentIds) -> None:
     """Raise ValueError for an unknown promise, or for one that a pair of id arrays cannot keep."""
     if segments not in get_args(Segments):

@@ -61,21 +61,31 @@ class Cotangents(NamedTuple):
     """Cotangent of lse; None: lse was not requested."""
 
 
-def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
-    """Add every visible key of `keys` to the running softmax of every query."""
+def block_forward(
+    state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float, softcap: float | None = None
+) -> Softmax:
+    """Add every visible key of `keys` to the running softmax of every query. `softcap` c: a logit s becomes
+    c tanh(s / c)."""
 
     def chunk_pair(state, pair, masked):
         q, k = _take_q(queries, pair, work_list), _take_k(keys, pair, work_list)
         start = _at(work_list.q_chunks.start, pair.q)
         chunk = jax.tree.map(lambda x: _slice(x, _ROWS, start, work_list.q_chunks.size), state)
-        chunk = online_softmax.update(chunk, _logits(q, k, pair, work_list, scale, masked), k.kv[1])
+        s, _ = _logits(q, k, pair, work_list, scale, softcap, masked)
+        chunk = online_softmax.update(chunk, s, k.kv[1])
         return jax.tree.map(lambda x, c: lax.dynamic_update_slice_in_dim(x, c, start, _ROWS), state, chunk)
 
     return _for_each_pair(chunk_pair, state, queries, keys, work_list)
 
 
 def block_backward(
-    dq: jax.Array, queries: Queries, keys: Keys, cotangents: Cotangents, work_list: WorkList, scale: float
+    dq: jax.Array,
+    queries: Queries,
+    keys: Keys,
+    cotangents: Cotangents,
+    work_list: WorkList,
+    scale: float,
+    softcap: float | None = None,
 ) -> tuple[jax.Array, KeyGradients]:
     """Add this block's share to `dq` [B, K, G, T, d] float32, and return the gradients of its keys."""
 
@@ -86,12 +96,13 @@ def block_backward(
         do = _slice(cotangents.do, _ROWS, q_start, work_list.q_chunks.size)
         m, weight, delta = _slice(cotangents.rows, 4, q_start, work_list.q_chunks.size)
 
-        p = jnp.exp(_logits(q, k, pair, work_list, scale, masked) - m[..., None]) * weight[..., None]
+        s, slope = _logits(q, k, pair, work_list, scale, softcap, masked)
+        p = jnp.exp(s - m[..., None]) * weight[..., None]
         dv = _einsum("bkgts,bkgtd->bksd", p.astype(do.dtype), do)
         dp = _einsum("bkgtd,bksd->bkgts", do, k.kv[1])
         ds = p * (dp - delta[..., None])
         dbias = None if keys.bias is None else ds.sum(axis=(1, 2, 3))
-        ds = (ds * scale).astype(q.q.dtype)
+        ds = (ds * scale if slope is None else ds * scale * slope).astype(q.q.dtype)
         dk = _einsum("bkgts,bkgtd->bksd", ds, q.q)
 
         dq = _add_at(dq, _einsum("bkgts,bksd->bkgtd", ds, k.kv[0]), q_start, _ROWS)
@@ -137,14 +148,27 @@ def _take_k(keys: Keys, pair: ChunkPairs, work_list: WorkList) -> Keys:
     )
 
 
-def _logits(q: Queries, k: Keys, pair: ChunkPairs, work_list: WorkList, scale: float, masked: bool) -> jax.Array:
-    """Compute the scaled logits of a chunk pair, [B, K, G, t, s] float32, -inf where the key is hidden."""
-    s = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale
+def _logits(
+    q: Queries,
+    k: Keys,
+    pair: ChunkPairs,
+    work_list: WorkList,
+    scale: float,
+    softcap: float | None,
+    masked: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Compute the scaled logits of a chunk pair, [B, K, G, t, s] float32, -inf where the key is hidden; also the
+    derivative of the soft cap, None without one."""
+    s, slope = _einsum("bkgtd,bksd->bkgts", q.q, k.kv[0]) * scale, None
+    if softcap is not None:
+        s, slope = online_softmax.capped(s, softcap)
     if k.bias is not None:
         s += k.bias[:, None, None, None, :]
     if masked:
         row, column = jnp.arange(work_list.q_chunks.size)[:, None], jnp.arange(work_list.k_chunks.size)
         mask = row + pair.offset >= column
+        if work_list.window is not None:
+            mask &= row + (pair.offset - work_list.window) < column
         if work_list.q_chunks.fresh.any():
             mask &= row >= _at(work_list.q_chunks.fresh, pair.q)
         if work_list.k_chunks.fresh.any():
@@ -153,7 +177,7 @@ def _logits(q: Queries, k: Keys, pair: ChunkPairs, work_list: WorkList, scale: f
     if q.segment_ids is not None and k.segment_ids is not None:
         same = q.segment_ids[:, :, None] == k.segment_ids[:, None, :]
         s = jnp.where(same[:, None, None], s, -jnp.inf)
-    return s
+    return s, slope
 
 
 def _for_each_pair(chunk_pair, carry, queries: Queries, keys: Keys, work_list: WorkList):

@@ -44,6 +44,10 @@ VISIBLE: dict[Layout, dict[str, tuple[tuple[int, int, int], ...]]] = {
 """Visible (query part, key part, offset) under a causal mask, by layout and by the source of the keys."""
 
 
+WINDOWED = ("contiguous", "zigzag")
+"""Layouts whose parts are intervals of the sequence, so that a window reaches only neighbouring parts."""
+
+
 def check_name(layout: str) -> None:
     """Raise ValueError for an unknown layout, listing the known ones."""
     if layout not in VISIBLE:
@@ -83,6 +87,25 @@ def positions(layout: Layout, length: int, axis_name: str, ulysses: int = 1) -> 
     rank, piece = divmod(lax.axis_index(axis_name), ulysses)
     index = piece * length + np.arange(length, dtype=np.int32)
     return _tokens(layout, rank, index, length * ulysses, ring_size)
+
+
+def part_moves(layout: Layout, ring_size: int, by: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Return the (source rank, target rank) of every part that moves to the place of the part `by` parts later in the
+    sequence, for each (source part, target part). The first part follows the last one. No rank occurs twice as a
+    source, or twice as a target, in one list. For layouts in `WINDOWED`."""
+    places = [(rank, 0) for rank in range(ring_size)]
+    if layout == "zigzag":
+        places += [(rank, 1) for rank in reversed(range(ring_size))]
+    moves: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for piece, (source, part) in enumerate(places):
+        target, target_part = places[(piece + by) % len(places)]
+        moves.setdefault((part, target_part), []).append((source, target))
+    return moves
+
+
+def parts_before(layout: Layout, ring_size: int, rank: Int32[Array, ""]) -> list[Int32[Array, ""]]:
+    """Return how many parts of the sequence precede each part of the rank's shard. For layouts in `WINDOWED`."""
+    return [rank, 2 * ring_size - 1 - rank] if layout == "zigzag" else [rank]
 
 
 def ring_size_of(axis_name: str, ulysses: int) -> int:

@@ -18,13 +18,24 @@ class Softmax(NamedTuple):
     l: Float32[Array, "*rows"]  # noqa: E741 - the field's name for the denominator
 
 
-def init(rows: tuple[int, ...], d: int) -> Softmax:
-    """Make the initial state of rows of this shape, which have seen no key; values have d features."""
-    return Softmax(
-        o=jnp.zeros((*rows, d), jnp.float32),
-        m=jnp.full(rows, -jnp.inf, jnp.float32),
-        l=jnp.zeros(rows, jnp.float32),
-    )
+def init(rows: tuple[int, ...], d: int, sinks: Float32[Array, "K G"] | None = None) -> Softmax:
+    """Make the initial state of rows of this shape, which have seen no key; values have d features.
+
+    `sinks` are logits that take weight and have no value, one per head of rows [B, K, G, T]. A row that sees no key
+    then has lse = its sink.
+    """
+    if sinks is None:
+        m, l = jnp.full(rows, -jnp.inf, jnp.float32), jnp.zeros(rows, jnp.float32)  # noqa: E741
+    else:
+        m = jnp.broadcast_to(sinks[None, :, :, None], rows)
+        l = jnp.where(jnp.isneginf(m), 0.0, 1.0)  # noqa: E741
+    return Softmax(jnp.zeros((*rows, d), jnp.float32), m, l)
+
+
+def capped(s: Float32[Array, "*logits"], cap: float) -> tuple[Float32[Array, "*logits"], Float32[Array, "*logits"]]:
+    """Return cap tanh(s / cap), which stays within the cap, and its derivative."""
+    tanh = jnp.tanh(s / cap)
+    return cap * tanh, 1.0 - tanh * tanh
 
 
 def update(state: Softmax, s: Float32[Array, "B K G T S"], v: Float[Array, "B K S d"]) -> Softmax:

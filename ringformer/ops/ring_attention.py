@@ -22,7 +22,7 @@ from ringformer.ops import argument_checks, layouts
 from ringformer.ops.argument_checks import AnyArray, SegmentIds, Segments
 from ringformer.ops.derivative_guards import reverse_mode_only
 from ringformer.ops.head_exchange import HeadExchange
-from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_kernel, check_masks
+from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_kernel, check_logits, check_masks
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring, RingForm
 from ringformer.ops.ring_passes import attention_on_ring
@@ -49,6 +49,10 @@ class Options(TypedDict, total=False):
     kernel: Kernel
     ulysses: int
     ring: RingForm
+    window: int | None
+    sinks: Float[AnyArray, " H"] | None
+    softcap: float | None
+    attend_first: int
 
 
 @overload
@@ -98,6 +102,10 @@ def ring_attention(
     kernel: Kernel = "xla",
     ulysses: int = 1,
     ring: RingForm = "one_way",
+    window: int | None = None,
+    sinks: Float[AnyArray, " H"] | None = None,
+    softcap: float | None = None,
+    attend_first: int = 0,
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
     """Compute exact attention of this device's queries to the keys of the whole ring (paper, section 3, algorithm 1).
@@ -129,10 +137,16 @@ def ring_attention(
         and so in `jax.hessian`, u must be 1 or n: JAX batches no collectives of groups.
       ring: "one_way"; "both_ways": half of the keys travel in each direction, which on a torus uses twice the links;
         "gathered": every rank holds all keys at once, which suits short shards.
-      return_lse: also return the log-sum-exp of each row.
+      window: a query sees at most so many keys, the last ones, its own included; needs a causal mask, and a layout
+        other than striped. Keys then make only the hops that the window reaches (`window_passes.py`), whatever `ring`
+        is.
+      sinks: a logit per query head that takes weight in the softmax and has no value; float, differentiable.
+      softcap: bound c of the scaled logits: a logit s becomes c tanh(s / c), before bias and masks.
+      attend_first: tokens at the beginning of the sequence that every later query sees, whatever the window.
+      return_lse: also return the log-sum-exp of each row, sinks included.
 
     Returns:
-      o in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf and no gradient.
+      o in q's dtype, or (o, lse). A query that sees no key gets o = 0, lse = -inf (or its sink) and no gradient.
 
     Raises:
       ValueError: shapes, dtypes, layout or chunks are inconsistent; the message names both sides.
@@ -143,15 +157,21 @@ def ring_attention(
     check_head_size(kernel, q.shape[-1])
     in_order = "contiguous" if axis_name is None else layout
     check_masks(kernel, None if q_ids is None else segments, in_order, causal, bias is not None)
+    check_logits(kernel, window, softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     exchange = HeadExchange.of(axis_name, ulysses, q.shape[2], k.shape[2])
     if causal:
         layouts.check_layout(layout, q.shape[1] * ulysses, 1, ulysses)
+    sinks = argument_checks.as_sinks(sinks, q.shape[2])
     options = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, exchange, return_lse, ring)
     options.check_form(k.shape[2])
-    arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids))
+    argument_checks.check_softcap(softcap)
+    argument_checks.check_window(window, attend_first, in_order, causal, segment_ids)
+    options = options.within(window, attend_first, softcap, q.shape[1])
+    arrays = jax.tree.map(jnp.asarray, (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks))
     # A custom_vjp must return cotangents that vary as its inputs do. So the cast to a common type stays outside of it:
     # the cast's transpose sums the gradient of, say, keys that were replicated over a tensor parallel axis.
     arrays = vary(arrays, varying_axes(arrays) | ({axis_name} if axis_name else set()))
-    o, lse = attention_on_ring(options, *reverse_mode_only(arrays, "ring_attention"))
+    *arrays, of_heads = reverse_mode_only(arrays, "ring_attention")
+    o, lse = attention_on_ring(options, *arrays, exchange.own_heads(of_heads))
     return (o, lse) if return_lse else o

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from ringformer.ops import layouts
-from ringformer.ops.blockwise_attention import KeyGradients, Keys
+from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.head_exchange import ALONE, HeadExchange
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS, BlockKernel, Kernel, padded_parts
 from ringformer.ops.layouts import Layout
+from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.streams import Stream, Streams, halves_of_heads, runs_of_tokens
 from ringformer.ops.work_list import (
     AxisChunks,
@@ -46,6 +47,12 @@ class Ring:
     returns_lse: bool = True
     """True if lse may have a cotangent."""
     form: RingForm = "one_way"
+    window: int | None = None
+    """Keys that a query sees at most, the last ones, its own included; None: no limit."""
+    attend_first: int = 0
+    """Tokens at the beginning of the sequence that every query sees, whatever its window."""
+    softcap: float | None = None
+    """Bound c of the logits: a logit s becomes c tanh(s / c)."""
     key_filler: int = 0
     """Number of keys at the end of each part of a shard that only pad the part's last chunk."""
 
@@ -69,6 +76,27 @@ class Ring:
     def hops(self) -> int:
         """Hops that a shard of keys makes in a pass."""
         return 0 if self.form == "gathered" else self.size - 1
+
+    def within(self, window: int | None, attend_first: int, softcap: float | None, local_tokens: int) -> "Ring":
+        """Set the window, the first tokens and the soft cap. A window of the whole sequence is none.
+
+        Raises ValueError if the first tokens exceed a part of a shard. `local_tokens` are those of a device.
+        """
+        shard = local_tokens * self.exchange.ulysses
+        if window is None or window >= shard * self.size:
+            return replace(self, softcap=softcap)
+        if attend_first > shard // self.parts:
+            raise ValueError(
+                f"attend_first={attend_first} exceeds a part of a shard, {shard // self.parts} tokens, which is all "
+                "that rank 0 sends to the others"
+            )
+        layout: Layout = "contiguous" if self.axis_name is None else self.layout
+        return replace(self, layout=layout, window=window, attend_first=attend_first, softcap=softcap, form="one_way")
+
+    def window_hops(self, part: int) -> int:
+        """Hops that keys make along the sequence, from part to part of so many tokens, to fill a window."""
+        assert self.window is not None
+        return min(-(-(self.window - 1) // part), self.parts * self.size - 1)
 
     def rank_bound_to(self, q: jax.Array, *ids: jax.Array | None) -> tuple:
         """Return the rank of this device, q and segment ids, tied together so that all depend on q.
@@ -129,7 +157,7 @@ class Ring:
         Gathered keys of half of the heads travel while the other half is computed. So do the gradients in the backward
         of a kernel that adds to them, one way. Parts too short for two chunks are one stream.
         """
-        if self.size == 1:
+        if self.size == 1 or self.window is not None:
             return (Stream(),)
         if self._cuts_tokens(key_heads):
             part, lanes = length // self.parts, self.blocks.lanes
@@ -158,6 +186,26 @@ class Ring:
         n = self.size * u
         pairs = [(i, (i + u * stream.direction) % n) for i in range(n)]
         return None if tree is None else lax.ppermute(tree, self.axis_name, pairs)
+
+    def forward(self, state: Softmax, queries: Queries, keys: Keys, work_list: WorkList) -> Softmax:
+        """Add the visible keys of a block to the running softmax of every query."""
+        return self.blocks.forward(state, queries, keys, work_list, self.scale, **self._cap)
+
+    def backward(
+        self,
+        dq: jax.Array,
+        queries: Queries,
+        keys: Keys,
+        rows: Cotangents,
+        work_list: WorkList,
+        *dkeys: KeyGradients | None,
+    ) -> tuple[jax.Array, KeyGradients]:
+        """Add a block's share to dq, and return the gradients of its keys, added to `dkeys` if they are given."""
+        return self.blocks.backward(dq, queries, keys, rows, work_list, self.scale, *dkeys, **self._cap)
+
+    @property
+    def _cap(self) -> dict[str, float]:
+        return {} if self.softcap is None else {"softcap": self.softcap}
 
     @jax.named_scope(GATHERED)
     def gathered(self, keys: Keys) -> Keys:
@@ -188,17 +236,18 @@ class Ring:
             # Every layout keeps tokens in order.
             return replace(self, layout="contiguous").work_list(T, S, None, stream)
         first, last, _ = stream.tokens.indices(S // self.parts)
-        return make_work_list(self.layout, self.causal, self._queries(T), self._keys(S, first, last), earlier)
+        return make_work_list(self.layout, self.causal, self.cut_queries(T), self.cut_keys(S, first, last), earlier)
 
     def others(self, T: int, S: int, rank: jax.Array) -> WorkList:
         """Make the chunk pairs of a rank's queries and the gathered keys of all other ranks."""
-        q, k = self._queries(T), self._keys(S, 0, S // self.parts)
+        q, k = self.cut_queries(T), self.cut_keys(S, 0, S // self.parts)
         return make_gathered_work_list(self.layout, self.causal, q, k, rank, self.size)
 
-    def _queries(self, T: int) -> AxisChunks:
+    def cut_queries(self, T: int) -> AxisChunks:
+        """Cut the queries of a shard into chunks."""
         return cut_axis(T, self.parts, self.chunk(T, self.q_chunk))
 
-    def _keys(self, S: int, first: int, last: int) -> AxisChunks:
+    def cut_keys(self, S: int, first: int, last: int) -> AxisChunks:
         """Cut the tokens from `first` to `last` of each part of a shard of S tokens."""
         filler = self.key_filler if last == S // self.parts else 0
         return cut_axis((last - first) * self.parts, self.parts, self.chunk(S, self.k_chunk), filler, first)

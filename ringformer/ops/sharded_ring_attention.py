@@ -67,6 +67,10 @@ def sharded_ring_attention(
     kernel: Kernel = "xla",
     ulysses: int = 1,
     ring: RingForm = "one_way",
+    window: int | None = None,
+    sinks: Float[AnyArray, " H"] | None = None,
+    softcap: float | None = None,
+    attend_first: int = 0,
     return_lse: bool = False,
 ) -> Output | tuple[Output, LogSumExp]:
     """Compute `ring_attention` of global arrays in natural order: they are moved into the layout on the ring of `mesh`,
@@ -77,8 +81,8 @@ def sharded_ring_attention(
       mesh: any mesh that has `axis_name`, with all axes automatic or all explicit.
       batch_axes: mesh axes that shard B. head_axis: mesh axis that shards H and K.
       layout: layout of the tokens during the computation; the default balances causal work.
-      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, ulysses, ring, return_lse: as in
-        `ring_attention`.
+      causal, segment_ids, segments, bias, scale, q_chunk, k_chunk, kernel, ulysses, ring, window, sinks, softcap,
+        attend_first, return_lse: as in `ring_attention`.
 
     Returns:
       o in natural order, sharded over the named axes, or (o, lse).
@@ -99,8 +103,9 @@ def sharded_ring_attention(
         layouts.check_layout(layout, x.shape[1], n // ulysses, ulysses)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)
     rows, heads = PartitionSpec(batch_axes, axis_name), PartitionSpec(batch_axes, axis_name, head_axis)
-    arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids)
-    specs = (heads, heads, heads, rows, rows, rows)
+    sinks = argument_checks.as_sinks(sinks, q.shape[2])
+    arrays: tuple = (q, k, v, argument_checks.as_bias(bias), q_ids, k_ids, sinks)
+    specs = (heads, heads, heads, rows, rows, rows, PartitionSpec(head_axis))
     if AxisType.Explicit in mesh.axis_types:
         arrays = tuple(
             None if x is None else jax.sharding.reshard(x, NamedSharding(mesh, s))
@@ -109,7 +114,7 @@ def sharded_ring_attention(
     scale = None if scale is None else float(scale)
     options: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "causal": causal, "scale": scale}
     options |= {"segments": segments, "q_chunk": q_chunk, "k_chunk": k_chunk, "kernel": kernel}
-    options |= {"ulysses": ulysses, "ring": ring}
+    options |= {"ulysses": ulysses, "ring": ring, "window": window, "softcap": softcap, "attend_first": attend_first}
     return _on_mesh(mesh, specs, tuple(options.items()), return_lse, *arrays)
 
 
@@ -120,10 +125,10 @@ def _on_mesh(mesh, specs, static_options, return_lse: bool, *arrays):
     moved = options["layout"], options["axis_name"], options["ulysses"]
 
     def per_device(*arrays):
-        arrays = jax.tree.map(lambda x: layouts.enter(x, *moved), arrays)
-        q, k, v, bias, q_ids, k_ids = arrays
+        *of_tokens, sinks = arrays
+        q, k, v, bias, q_ids, k_ids = jax.tree.map(lambda x: layouts.enter(x, *moved), of_tokens)
         ids = None if q_ids is None else q_ids if options["segments"] == "ascending" else (q_ids, k_ids)
-        out = ring_attention(q, k, v, bias=bias, segment_ids=ids, return_lse=return_lse, **options)
+        out = ring_attention(q, k, v, bias=bias, segment_ids=ids, sinks=sinks, return_lse=return_lse, **options)
         if not isinstance(out, tuple):
             return layouts.leave(out, *moved)
         o, lse = out

@@ -54,6 +54,13 @@ class Stream(NamedTuple):
         ids, bias = (None if x is None else self._tokens(x, parts, 1) for x in (segment_ids, bias))
         return Keys(self._tokens(kv, parts, 3), ids, bias)
 
+    def sinks(self, sinks: Float32[Array, " H"] | None, K: int) -> Float32[Array, "k G"] | None:
+        """Select the sinks of the heads that read these heads, of K. Of two streams of the same rows, the first has
+        them."""
+        if sinks is None or self.tokens.start:
+            return None
+        return rearrange(sinks, "(k g) -> k g", k=K)[self.heads]
+
     def _grouped(self, x, K: int):
         return rearrange(x, "b t (k g) d -> b k g t d", k=K)[:, self.heads]
 

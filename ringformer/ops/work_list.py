@@ -28,9 +28,15 @@ class AxisChunks(NamedTuple):
     origin: Int32[np.ndarray, " n"]  # the first index of that part
     first: int = 0  # the token of each part at which the axis begins
 
+    @property
+    def length(self) -> int:
+        """Tokens of the axis."""
+        return int(self.start[-1]) + self.size
+
 
 class ChunkPairs(NamedTuple):
-    """Pairs of a query chunk and a key chunk; query row t sees key column s, chunk-local, where `t + offset >= s`."""
+    """Pairs of a query chunk and a key chunk; query row t sees key column s, chunk-local, where `t + offset >= s` and,
+    within a window of W keys, `s > t + offset - W`."""
 
     q: Int32[np.ndarray | Array, " P"]
     k: Int32[np.ndarray | Array, " P"]
@@ -54,6 +60,8 @@ class WorkList(NamedTuple):
     masked: PairList
     every_pair: bool = False
     """True: compute all pairs, even those without a common segment, so that the trip count is static."""
+    window: int | None = None
+    """Keys that a query sees at most, the last ones; None: no limit. Pairs without a mask lie within it."""
 
 
 def default_chunk(length: int) -> int:
@@ -100,7 +108,9 @@ def visible_pairs(
     return _pairs(visible, q, k)
 
 
-def _pairs(visible: Iterable[tuple[int, int, int]], q: AxisChunks, k: AxisChunks) -> tuple[ChunkPairs, ChunkPairs]:
+def _pairs(
+    visible: Iterable[tuple[int, int, int]], q: AxisChunks, k: AxisChunks, window: int | None = None
+) -> tuple[ChunkPairs, ChunkPairs]:
     """Cut visible (query part, key part, offset) into `(unmasked, masked)` pairs of chunks."""
     rows = [np.zeros((4, 0), np.int64)]
     for q_part, k_part, part_offset in visible:
@@ -109,6 +119,9 @@ def _pairs(visible: Iterable[tuple[int, int, int]], q: AxisChunks, k: AxisChunks
         offset = np.minimum(offset, FULL)
         sees_any = q.size - 1 + offset >= k.fresh[j]
         sees_all = (offset >= k.size - 1) & (q.fresh[i] == 0) & (k.fresh[j] == 0) & (k.used[j] == k.size)
+        if window is not None:
+            sees_any &= k.used[j] - 1 > q.fresh[i] + offset - window
+            sees_all &= q.size - 1 + offset < window
         row, column = np.nonzero(sees_any)
         rows.append(np.stack([i[row, 0], j[column], offset[row, column], sees_all[row, column]]))
     *pairs, sees_all = np.concatenate(rows, axis=1).astype(np.int32)
@@ -133,7 +146,7 @@ def make_gathered_work_list(
 ) -> WorkList:
     """Make the chunk pairs of a rank's queries and the keys of all other ranks, gathered in the order of the ranks; `k`
     are the chunks of one shard."""
-    n, S = len(k.start), k.start[-1] + k.size
+    n, S = len(k.start), k.length
     shards, place = np.divmod(np.arange(ranks * n), n)
     gathered = k._replace(
         start=k.start[place] + (shards * S).astype(np.int32),
@@ -156,6 +169,44 @@ def make_gathered_work_list(
 
     unmasked, masked = (of_others(before, after) for before, after in zip(*tables, strict=True))
     return WorkList(q, gathered, unmasked, masked)
+
+
+def make_window_work_list(
+    q: AxisChunks, k: AxisChunks, distance: int | None, window: int | None, has_keys: list[Bool[Array, ""] | bool]
+) -> WorkList:
+    """Make the chunk pairs of each part of a shard and the keys of one earlier part of the sequence.
+
+    Args:
+      distance: tokens from the beginning of the earlier part to that of the queries' part; None: every query sees every
+        key. window: the most keys that a query sees; None: the distance leaves them all visible.
+      has_keys: for each part, whether there is such an earlier part; a part has one if the part before it has one.
+    """
+    lists: list[list[ChunkPairs]] = [[], []]
+    counts: list[list] = [[], []]
+    for part in reversed(range(len(has_keys))):  # the pairs that count come first
+        pairs = _pairs([(part, part, FULL if distance is None else distance)], q, k, window)
+        for kind, of_part in enumerate(pairs):
+            lists[kind].append(of_part)
+            counts[kind].append(len(of_part.q) if has_keys[part] is True else has_keys[part] * len(of_part.q))
+    unmasked, masked = (
+        PairList(ChunkPairs(*map(np.concatenate, zip(*of_kind, strict=True))), sum(count))
+        for of_kind, count in zip(lists, counts, strict=True)
+    )
+    return WorkList(q, k, unmasked, masked, window=window)
+
+
+def make_first_keys_work_list(q: AxisChunks, k: AxisChunks, starts: list[Int32[Array, ""]], window: int) -> WorkList:
+    """Make the chunk pairs of a shard and the first keys of the sequence, as far as a window does not reach them.
+
+    Args:
+      starts: the position in the sequence of each part of the shard.
+    """
+    i, j = np.repeat(np.arange(len(q.start)), len(k.start)), np.tile(np.arange(len(k.start)), len(q.start))
+    begin = sum(jnp.where(q.part[i] == part, start, 0) for part, start in enumerate(starts))
+    offset = begin + (q.start - q.origin)[i] - k.start[j] - window
+    nothing = ChunkPairs(*np.zeros((3, 0), np.int32))
+    pairs = ChunkPairs(i.astype(np.int32), j.astype(np.int32), offset.astype(jnp.int32))
+    return WorkList(q, k, PairList(nothing, 0), PairList(pairs, len(i)))
 
 
 def diagonal_work_list(length: int, pieces: int) -> WorkList:

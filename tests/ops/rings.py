@@ -22,15 +22,17 @@ jit_as_written = partial(
 LAYOUTS = ("contiguous", "striped", "zigzag")
 B, H, K, d = 2, 4, 2, 8
 ROWS, HEADS, LSE = P(None, "sp"), P(None, "sp"), P(None, None, "sp")
-SPECS = dict(o=HEADS, lse=LSE, dq=HEADS, dk=HEADS, dv=HEADS, dbias=ROWS)
+SPECS = dict(o=HEADS, lse=LSE, dq=HEADS, dk=HEADS, dv=HEADS, dbias=ROWS, dsinks=P())
 
 
-def arrays(T, S=None, *, B=B, H=H, K=K, d=d, bias=False, seed=0):
+def arrays(T, S=None, *, B=B, H=H, K=K, d=d, bias=False, sinks=False, seed=0):
     """Random inputs and cotangents of whole arrays in natural order."""
     S = T if S is None else S
     inputs = dict(q=normal(seed, B, T, H, d), k=normal(seed + 1, B, S, K, d), v=normal(seed + 2, B, S, K, d))
     if bias:
         inputs["bias"] = normal(seed + 3, B, S)
+    if sinks:
+        inputs["sinks"] = normal(seed + 6, H)
     return inputs, dict(do=normal(seed + 4, B, T, H, d), dlse=normal(seed + 5, B, H, T))
 
 
@@ -52,6 +54,8 @@ def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None):
 def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, compile=jit, ulysses=1, **options):
     """The same from `ring_attention` inside a `shard_map` of our own; the gradients are taken inside it too. On n
     devices, of which each `ulysses` are one rank."""
+    sinks = {name: x for name, x in inputs.items() if name == "sinks"}  # one number per head, on every device
+    inputs = {name: x for name, x in inputs.items() if name != "sinks"}
     bring, home = {}, {}
     for length in {x.shape[1] for x in inputs.values()}:
         fits = options.get("causal", True)
@@ -62,13 +66,17 @@ def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, 
     cotangents = dict(do=cotangents["do"][:, bring[T]], dlse=cotangents["dlse"][:, :, bring[T]])
     if segment_ids is not None:
         inputs["segment_ids"] = jax.tree.map(lambda x: x[:, bring[x.shape[1]]], segment_ids)
+    in_specs = dict.fromkeys(inputs, ROWS) | dict.fromkeys(sinks, P())
+    inputs |= sinks
     attention = partial(ring_attention, axis_name="sp", layout=layout, ulysses=ulysses, return_lse=True, **options)
     run = jax.shard_map(
         partial(values_and_gradients, attention),
         mesh=ring_mesh(n),
-        in_specs=(ROWS, dict(do=HEADS, dlse=LSE)),
+        in_specs=(in_specs, dict(do=HEADS, dlse=LSE)),
         out_specs={name: SPECS[name] for name in ("o", "lse", *(f"d{x}" for x in inputs if x != "segment_ids"))},
         check_vma=check_vma,
     )
     out = {name: np.asarray(x) for name, x in compile(run)(inputs, cotangents).items()}
-    return {name: x[:, :, home[T]] if name == "lse" else x[:, home[x.shape[1]]] for name, x in out.items()}
+    tokens = {"lse": 2, "dsinks": None}
+    axes = {name: tokens.get(name, 1) for name in out}
+    return {name: x if axes[name] is None else x.take(home[x.shape[axes[name]]], axes[name]) for name, x in out.items()}

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from ringformer.ops.dense_reference import dense_attention
 from ringformer.ops.ring_attention import ring_attention
 from ringformer.ops.sharded_ring_attention import sharded_ring_attention
+from tests.dense import attention as exact
 from tests.helpers import assert_close, packed_segments, relative_error, ring_mesh, values_and_gradients
 from tests.ops.rings import HEADS, LSE, SPECS, B, arrays, dense, jit
 
@@ -76,6 +77,25 @@ def test_whole_arrays_with_heads_exchanged(layout):
     assert_close(out, dense(inputs, cotangents))
     with pytest.raises(ValueError, match="ulysses=4 does not divide the 6 devices"):
         sharded_ring_attention(**inputs, mesh=ring_mesh(6), ulysses=4)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_whole_arrays_in_windows_with_sinks(kind):
+    """In natural order; the sinks are sharded with the heads."""
+    mesh = jax.make_mesh((2, 4), ("tp", "sp"), axis_types=(kind,) * 2)
+    inputs, cotangents = arrays(64, sinks=True)
+    options = dict(window=19, softcap=2.0, attend_first=3)
+    attention = partial(sharded_ring_attention, mesh=mesh, head_axis="tp", return_lse=True, **options)
+    expected = exact(inputs, cotangents, **options)
+    if kind == AxisType.Explicit:
+        with jax.set_mesh(mesh):
+            inputs, cotangents = jax.tree.map(jnp.asarray, (inputs, cotangents))
+            placed = {"do": P(None, "sp", "tp"), "dlse": P(None, "tp", "sp")}
+            cotangents = {name: jax.sharding.reshard(x, placed[name]) for name, x in cotangents.items()}
+            out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
+    else:
+        out = jit(partial(values_and_gradients, attention))(inputs, cotangents)
+    assert_close(out, expected)
 
 
 def test_whole_arrays_without_lse_or_options():

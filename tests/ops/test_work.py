@@ -32,10 +32,10 @@ def executed(monkeypatch):
         return update(state, s, v)
 
     def counted_logits(*args):
-        s = logits(*args)
+        s, slope = logits(*args)
         if in_backward:
             report("backward", s)
-        return s
+        return s, slope
 
     def marked_backward(*args):
         in_backward.append(True)
@@ -47,7 +47,7 @@ def executed(monkeypatch):
     monkeypatch.setattr(blockwise_attention, "_logits", counted_logits)
     monkeypatch.setitem(BLOCK_KERNELS, "xla", xla._replace(backward=marked_backward))
 
-    def run(T, layout, segment_ids=None, chunk=None):
+    def run(T, layout, segment_ids=None, chunk=None, window=None):
         arrays = [normal(i, 1, N * T, 1, d) for i in range(4)]
         tokens = layouts.permutation(layout, N * T, N)
         arrays += [] if segment_ids is None else [segment_ids[:, tokens]]
@@ -60,12 +60,13 @@ def executed(monkeypatch):
                 segment_ids=ids,
                 q_chunk=chunk,
                 k_chunk=chunk,
+                window=window,
             )
             o, vjp = jax.vjp(attention, q, k, v)
             return o, vjp(do)
 
         reports.clear()
-        key = T, layout, segment_ids is None, chunk
+        key = T, layout, segment_ids is None, chunk, window
         if key not in programs:
             program = jax.shard_map(per_device, mesh=ring_mesh(N), in_specs=P(None, "sp"), out_specs=P(None, "sp"))
             programs[key] = jax.jit(program)
@@ -100,6 +101,22 @@ def test_balanced_layouts_share_the_work(executed, layout, T, chunk, nc):
         assert flops.max() <= 1.02 * flops.min(), (phase, flops)
         assert 1 <= ratio <= 1 + 1 / nc, (phase, ratio)
         assert chunk is not None or ratio <= 1.1, (phase, ratio)
+
+
+@pytest.mark.parametrize(
+    ("layout", "chunk", "window", "most"),
+    [("zigzag", 16, 128, 1.15), ("zigzag", 32, 128, 1.27), ("contiguous", 16, 300, 1.15)],
+    ids=["half a part", "large chunks", "two parts"],
+)
+def test_the_work_of_a_window_is_its_pairs(executed, layout, chunk, window, most):
+    """Chunks of an eighth and of a quarter of the window, as 512 and 1024 of 4096; a window of more than a part. Only
+    ranks that hold the beginning of the sequence have less to do."""
+    T = 512 if layout == "zigzag" else 256
+    pairs = np.minimum(np.arange(N * T) + 1, window).sum()
+    for phase, flops in executed(T, layout, chunk=chunk, window=window).items():
+        ratio = flops.sum() / (2 * MATMULS[phase] * d * pairs)
+        assert 1 <= ratio <= most, (phase, ratio)
+        assert flops[2:].max() == flops[2:].min(), (phase, flops)
 
 
 def test_contiguous_is_unbalanced(executed):

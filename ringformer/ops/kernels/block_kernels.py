@@ -113,6 +113,13 @@ def check_masks(name: str, segments: Segments | None, layout: Layout, causal: bo
         )
 
 
+def check_logits(name: str, window: int | None, softcap: float | None) -> None:
+    """Raise ValueError if a kernel supports no window or no soft cap; the message names a kernel that does."""
+    for option, value in (("window", window), ("softcap", softcap)):
+        if value is not None and BLOCK_KERNELS[name].whole_parts:
+            raise ValueError(f"kernel={name!r} takes no {option} ({option}={value}); kernel='xla' does")
+
+
 def padded_parts(
     x: jax.Array | None, parts: int, multiple: int, axis: int, mode: Literal["constant", "edge"] = "constant"
 ) -> jax.Array | None:

@@ -39,13 +39,18 @@ LARGE = 1e38
 """Bias, in that unit, from which float32 arithmetic may overflow."""
 
 
-def block_forward(state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float) -> Softmax:
+def block_forward(
+    state: Softmax, queries: Queries, keys: Keys, work_list: WorkList, scale: float, softcap: float | None = None
+) -> Softmax:
     """Add every visible key of `keys` to the running softmax of every query."""
     queries, keys = without_derivatives((queries, keys), *SECOND)
     shape, cut = queries.q.shape, _groups_for_two_cores(queries)
     queries, state = queries._replace(q=cut(queries.q)), jax.tree.map(cut, state)
+    cap = None if softcap is None else softcap / LOG_UNIT
     for table in _tables(queries, keys, work_list, by="q"):
-        state = flash_forward(state, queries, keys, _bias(keys), table, _chunks(work_list), scale / LOG_UNIT)
+        state = flash_forward(
+            state, queries, keys, _bias(keys), table, _chunks(work_list), scale / LOG_UNIT, cap, work_list.window
+        )
     return jax.tree.map(lambda x: x.reshape(*shape[:4], *x.shape[4:]), state)
 
 
@@ -67,6 +72,7 @@ def block_backward(
     work_list: WorkList,
     scale: float,
     dkeys: KeyGradients | None = None,
+    softcap: float | None = None,
 ) -> tuple[jax.Array, KeyGradients]:
     """Add this block's share to `dq`, and return the gradients of its keys, added to `dkeys`.
 
@@ -79,9 +85,22 @@ def block_backward(
     queries, dq, do, rows = queries._replace(q=cut(queries.q)), cut(dq), cut(do), jax.vmap(cut)(rows)
     dkv: Any = None if dkeys is None else dkeys.kv  # stacked, as this kernel returns them
     dbias = None if dkeys is None else dkeys.bias
+    cap, chunks = None if softcap is None else softcap / LOG_UNIT, _chunks(work_list)
     for table in _tables(queries, keys, work_list, by="k"):
         dq, dkv, more = flash_backward(
-            dq, dkv, queries, keys, _bias(keys), do, rows, table, _chunks(work_list), scale / LOG_UNIT, scale
+            dq,
+            dkv,
+            queries,
+            keys,
+            _bias(keys),
+            do,
+            rows,
+            table,
+            chunks,
+            scale / LOG_UNIT,
+            scale,
+            cap,
+            work_list.window,
         )
         more = None if more is None else more.sum(axis=1)
         dbias = more if dbias is None or more is None else dbias + more

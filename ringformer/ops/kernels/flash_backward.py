@@ -37,6 +37,7 @@ from ringformer.ops.kernels.kernel_tools import (
     ROWS_BY_COLUMNS,
     ROWS_BY_ROWS,
     OnChip,
+    capped,
     column,
     for_each_head,
     like,
@@ -60,6 +61,8 @@ def flash_backward(
     chunks: tuple[int, int],
     logit_scale: float,
     scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
 ) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:
     """Add the pairs of a table to `dq`; return it, and [dk, dv] and dbias of each group of query heads. If there are
     more groups than key heads, neighbours read the same key head.
@@ -68,6 +71,7 @@ def flash_backward(
       dkv: [dk, dv] to add to, in place; None: zeros. dbias covers only this table.
       do, rows: cotangents of o; m in units of log 2, and delta (`flash_attention.prepare`).
       chunks: tokens of a chunk of (queries, keys).
+      softcap: bound of the logits, in units of log 2. window: keys that a query sees.
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
     size = queries.q.dtype.itemsize
@@ -95,7 +99,7 @@ def flash_backward(
     operands |= given
     names = (*operands, *grown, *scratch)
     out = pl.pallas_call(
-        partial(_kernel, names=names, logit_scale=logit_scale, scale=scale),
+        partial(_kernel, names=names, logit_scale=logit_scale, scale=scale, softcap=softcap, window=window),
         out_shape=[like(x, queries.q) for x, _ in grown.values()],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(columns),
@@ -172,7 +176,7 @@ def backward_on_chip(
     return OnChip(blocks, scratch, 4 * _part_of_keys(Tq, Tk) * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, scale):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, scale, softcap, window):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
     biased, packed, adds = "bias" in here, "ids" in here, "dkv_before" in here
@@ -239,10 +243,12 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
 
     def gradients(g, keys, logits_and_dp, masked):
         s, dp = logits_and_dp
+        if softcap is not None:
+            s, slope = capped(s, softcap)
         if biased:
             s += repeated(here["bias"][keys, :], Tq)
         if masked:
-            visible = sees(offset_of[p], used_of[p], keys, Tq)
+            visible = sees(offset_of[p], used_of[p], keys, Tq, window)
             if packed:
                 visible &= repeated(here["ids"][keys, :], Tq) == here["q_ids"][...]
             s = jnp.where(visible, s, -jnp.inf)
@@ -251,6 +257,8 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         if biased:
             for at in range(0, Tq, LANES):
                 here["dbias"][keys, :] += ds[:, at : at + LANES]
+        if softcap is not None:
+            ds = ds * slope
         ds, p_ = ds.astype(kv.dtype), p_.astype(kv.dtype)
         here["dq"][slot, g] += scale * matmul(kv[0, keys, :], ds, COLUMNS_BY_COLUMNS).T
         dkv[0, keys, :] += matmul(ds, q[g], ROWS_BY_COLUMNS)

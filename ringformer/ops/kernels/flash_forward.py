@@ -37,6 +37,7 @@ from ringformer.ops.kernels.kernel_tools import (
     ROWS_BY_ROWS,
     SUBLANES,
     OnChip,
+    capped,
     column,
     for_each_head,
     like,
@@ -58,9 +59,12 @@ def flash_forward(
     table: PairTable,
     chunks: tuple[int, int],
     logit_scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
 ) -> Softmax:
-    """Add the pairs of a table to the running softmax, whose m is in units of log 2. `chunks` are the tokens of a chunk
-    of (queries, keys). If there are more groups of query heads than key heads, neighbours read the same key head."""
+    """Add the pairs of a table to the running softmax, whose m is in units of log 2, as is the bound `softcap` of the
+    logits. `chunks` are the tokens of a chunk of (queries, keys). If there are more groups of query heads than key
+    heads, neighbours read the same key head."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
@@ -77,7 +81,7 @@ def flash_forward(
     first_state = len(columns) + len(operands) - 3
     names = (*operands, "o_out", "m_out", "l_out", *scratch)
     o, m, l = pl.pallas_call(  # noqa: E741
-        partial(_kernel, names=names, logit_scale=logit_scale),
+        partial(_kernel, names=names, logit_scale=logit_scale, softcap=softcap, window=window),
         out_shape=[like(x, queries.q) for x in state],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(columns),
@@ -128,7 +132,7 @@ def forward_on_chip(
     return OnChip(blocks, scratch, Tk * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, softcap, window):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, biased, packed = here["kv"], "bias" in here, "q_ids" in here
     b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
@@ -169,10 +173,12 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         """Write the logits of half of the keys, [Tk / 2, Tq], to the scratch; return their maxima [1, Tq]."""
         keys = slice(half * Tk // 2, (half + 1) * Tk // 2)
         s = matmul(kv[0, keys, :], here["q"][slot, g], ROWS_BY_ROWS) * logit_scale
+        if softcap is not None:
+            s, _ = capped(s, softcap)
         if biased:
             s += repeated(here["bias_column"][keys, :], Tq)
         if masked:
-            visible = sees(offset_of[p], used_of[p], keys, Tq)
+            visible = sees(offset_of[p], used_of[p], keys, Tq, window)
             if packed:
                 visible &= repeated(here["ids_column"][keys, :], Tq) == here["ids"][slot]
             s = jnp.where(visible, s, -jnp.inf)

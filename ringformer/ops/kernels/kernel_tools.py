@@ -87,9 +87,17 @@ def repeated(x: jax.Array, n: int) -> jax.Array:
     return jnp.concatenate([x] * (n // LANES), axis=1)
 
 
-def sees(offset: jax.Array, used: jax.Array, keys: slice, Tq: int) -> jax.Array:
-    """Mask [keys, Tq] of the keys s that query t of a pair sees: t + offset >= s, among the first `used` keys."""
+def sees(offset: jax.Array, used: jax.Array, keys: slice, Tq: int, window: int | None = None) -> jax.Array:
+    """Mask [keys, Tq] of the keys s that query t of a pair sees: t + offset >= s, among the first `used` keys, and
+    s > t + offset - window."""
     key = lax.broadcasted_iota(jnp.int32, (keys.stop - keys.start, LANES), 0) + keys.start
     key = jnp.where(key < used, key, jnp.iinfo(jnp.int32).max)
-    query = lax.broadcasted_iota(jnp.int32, (1, Tq), 1)
-    return query + offset >= repeated(key, Tq)
+    newest = lax.broadcasted_iota(jnp.int32, (1, Tq), 1) + offset
+    visible = newest >= repeated(key, Tq)
+    return visible if window is None else visible & (newest - window < repeated(key, Tq))
+
+
+def capped(s: jax.Array, softcap: float) -> tuple[jax.Array, jax.Array]:
+    """Return softcap tanh(s / softcap) and its derivative."""
+    tanh = jnp.tanh(s * (1.0 / softcap))
+    return softcap * tanh, 1.0 - tanh * tanh
