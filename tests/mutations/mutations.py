@@ -44,6 +44,7 @@ EXCHANGED, COPIED = (
     for case in ("8-2-striped-gqa", "8-4-zigzag-2 of 24")
 )
 FORM = "ops/test_ring_forms.py::test_packed_documents_bias_lse_and_empty_rows[{}]".format
+WINDOW = "ops/test_windows.py::test_windows_of_every_reach[{}]".format
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
 
 MUTATIONS = [
@@ -856,5 +857,90 @@ MUTATIONS = [
         "    while pairs:\n",
         "    while pairs > 1:\n",
         DOCUMENTS,
+    ),
+    # Windows, sinks and capped logits.
+    Mutation(
+        "a window of one key more",
+        BLOCK,
+        "mask &= row + (pair.offset - work_list.window) < column",
+        "mask &= row + (pair.offset - work_list.window) <= column",
+        WINDOW("zigzag-4-17"),
+    ),
+    Mutation(
+        "a window of one key more in the TPU kernels",
+        "ops/kernels/kernel_tools.py",
+        "(newest - window < repeated(key, Tq))",
+        "(newest - window <= repeated(key, Tq))",
+        "ops/test_windows.py::test_tpu_kernels[zigzag-180-options0]",
+    ),
+    Mutation(
+        "pairs beyond the window are taken for whole",
+        "ops/work_list.py",
+        "sees_all &= q.size - 1 + offset < window",
+        "sees_all &= offset < window",
+        WINDOW("zigzag-4-17"),
+    ),
+    Mutation(
+        "the keys of a window come from the next part",
+        "ops/window_passes.py",
+        "return self.moved(keys, 1)",
+        "return self.moved(keys, -1)",
+        WINDOW("contiguous-4-10"),
+    ),
+    Mutation(
+        "the gradients of a window return one part too far",
+        "ops/window_passes.py",
+        "line.moved(dkeys, -line.hops)",
+        "line.moved(dkeys, -line.hops - 1)",
+        WINDOW("contiguous-4-31"),
+    ),
+    Mutation(
+        "ranks before the window's keys take them for theirs",
+        "ops/window_passes.py",
+        "has_keys = [True if t == 0 else before >= t for before in self.parts_before]",
+        "has_keys = [True for before in self.parts_before]",
+        WINDOW("zigzag-4-35"),
+    ),
+    Mutation(
+        "the window reaches one token less of the farthest part",
+        "ops/window_passes.py",
+        "tokens = self.window - 1 -",
+        "tokens = self.window - 2 -",
+        WINDOW("contiguous-8-22"),
+    ),
+    Mutation(
+        "the first tokens are counted twice where the window has them",
+        "ops/work_list.py",
+        "- k.start[j] - window",
+        "- k.start[j] - window + 1",
+        WINDOW("zigzag-4-8"),
+    ),
+    Mutation(
+        "the sinks' gradient forgets that of lse",
+        RING,
+        "dsinks = -(p * delta).sum(axis=(0, 2))",
+        "dsinks = -(p * (delta + exchange.to_heads(dlse, tokens=2, heads=1))).sum(axis=(0, 2))",
+        WINDOW("zigzag-4-8"),
+    ),
+    Mutation(
+        "both streams of the same rows have the sinks",
+        "ops/streams.py",
+        "if sinks is None or self.tokens.start:",
+        "if sinks is None:",
+        "ops/test_windows.py::test_full_attention_with_sinks_and_capped_logits[both_ways-1]",
+    ),
+    Mutation(
+        "every device has the sinks of the first heads",
+        "ops/head_exchange.py",
+        "lax.axis_index(self.axis_name) % self.ulysses * h",
+        "0 * lax.axis_index(self.axis_name)",
+        "ops/test_windows.py::test_heads_exchanged_around_windows[contiguous-8-4-40]",
+    ),
+    Mutation(
+        "capped logits without their slope",
+        BLOCK,
+        "ds * scale if slope is None else ds * scale * slope",
+        "ds * scale",
+        WINDOW("zigzag-4-8"),
     ),
 ]
