@@ -95,6 +95,8 @@ def to_hf_config(config: LlamaConfig, *, max_position: int, dtype: str, token_id
       max_position: context of the model in tokens.
       token_ids: bos_token_id, eos_token_id, pad_token_id.
     """
+    if config.window:
+        raise ValueError(f"window={config.window}: transformers' LLaMA has no sliding window, so it cannot be exported")
     if config.hidden_size % config.num_heads:
         raise ValueError(
             f"hidden_size={config.hidden_size} is not a multiple of num_heads={config.num_heads}: transformers refuses "

@@ -4,7 +4,7 @@ import math
 
 from ringformer.estimate.closed_forms import attention_seconds, held_key_heads, itemsize
 from ringformer.estimate.workload import Workload
-from ringformer.models.flops import forward_runs
+from ringformer.models.flops import forward_runs, visible_keys
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 
 CYCLES_OF_A_PAIR = 400
@@ -30,7 +30,7 @@ def block_seconds(workload: Workload) -> float:
         return 0.0
     chunks = model.q_chunk * model.k_chunk
     tuned = chunk_sizes(target.generation, model.head_dim) or (model.q_chunk, model.k_chunk)
-    visible = workload.batch_size * workload.seq_len**2 / 2 / target.num_devices
+    visible = workload.batch_size * workload.seq_len * visible_keys(model, workload.seq_len) / target.num_devices
     pairs = passes * visible / chunks * model.num_heads * model.num_layers
     more = max(0.0, 1 - chunks / math.prod(tuned))  # `efficiency` is based on the tuned chunks
     seconds = CYCLES_OF_A_PAIR * pairs * more / (chip.clock_hz * chip.tensor_cores.count)

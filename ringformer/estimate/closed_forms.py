@@ -99,7 +99,10 @@ def attention_seconds(workload: Workload) -> dict[str, float]:
     """Seconds of one step's chunk pairs on its busiest devices: "forward", each time that it runs, and "backward"."""
     model, target = workload.model, workload.target
     peak, (_, forwards), ranks = target.chip.flops(model.compute_dtype), forward_runs(model), workload.ring_size
-    excess = causal_excess(model.layout, workload.seq_len // ranks, ranks, model.q_chunk)
+    if workload.window:
+        excess = 1 + (model.q_chunk or default_chunk(workload.ring_tokens)) / workload.window
+    else:
+        excess = causal_excess(model.layout, workload.seq_len // ranks, ranks, model.q_chunk)
     attention = executed_attention_flops(model, workload.seq_len) * workload.batch_size / target.num_devices
     parts = {  # passes, FLOPs in all
         "forward": (forwards, PAIR_FORWARD * forwards),
@@ -165,9 +168,10 @@ class Hop:
 
 
 def ring_hops(workload: Workload) -> dict[str, Hop]:
-    """Return one hop of the ring for each of the keys "forward" and "backward"; empty if no keys hop."""
+    """Return one hop of the ring for each of the keys "forward" and "backward"; empty if no keys hop from rank to
+    rank."""
     model, target, tp = workload.model, workload.target, workload.mesh_shape[2]
-    if workload.ring_size == 1 or model.ring == "gathered":
+    if workload.hops == 0 or workload.window:
         return {}
     hops, devices = {}, tp * model.ulysses  # that share the heads
     for name in ("forward", "backward"):
@@ -187,8 +191,7 @@ def held_copies(workload: Workload) -> int:
 
 def held_key_heads(workload: Workload) -> int:
     """Return the key heads that a device computes at once, copies included."""
-    model, tp = workload.model, workload.mesh_shape[2]
-    return max(1, model.num_kv_heads // tp // model.head_groups) * held_copies(workload) // model.ulysses
+    return workload.model.held_key_heads(workload.mesh_shape[2])
 
 
 def smallest_local_length(model: LlamaConfig, chip: Chip, *, causal: bool = True, backward: bool = False) -> float:
@@ -235,7 +238,9 @@ def memory(workload: Workload) -> dict[str, float]:
     if model.attention == "vanilla":
         working += 12 * model.num_heads / tp * local * local
     keys = 0.0
-    if model.ring == "gathered" and workload.ring_size > 1:  # of all ranks, with float32 gradients
+    if (
+        model.ring == "gathered" and workload.ring_size > 1 and not workload.window
+    ):  # of all ranks, with float32 gradients
         keys = hop_bytes(model, 1, backward=True) * local * workload.mesh_shape[3] * held_copies(workload)
         keys /= model.ulysses * model.head_groups
     per_parameter = 24 if workload.accumulate > 1 else 20  # 4 more for the sum of the microbatch gradients

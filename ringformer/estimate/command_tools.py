@@ -14,6 +14,7 @@ MODEL_FLAGS = (
     "layout",
     "ulysses",
     "ring",
+    "window",
     "compute_dtype",
     "remat",
     "remat_group",

@@ -5,7 +5,8 @@ exchange heads, and k' = K copied to a multiple of u (`ops/head_exchange.py`); t
 
     ring        (r - 1) 2 e T k' d forward, and three times that backward, with float32 gradients
     gathered    r 2 e T k' d in either pass, and twice that in float32 for the gradients
-    heads       e T d (2 H + 2 k') in either pass; a device keeps 1 / u of it
+    heads       e T d (2 H + 2 k') in either pass, with cuDNN e T d H more backward; a device keeps 1 / u of it
+    window      2 e T k' d forward, of the tokens within the window's reach; float32 gradients too backward, and back
     weights     the layer's parameters in e bytes each time that it runs forward, their gradients in float32 backward
 """
 
@@ -19,18 +20,19 @@ from ringformer.estimate.closed_forms import (
     itemsize,
     ring_hops,
 )
-from ringformer.estimate.link_rates import exchange_rate, keys_rate, weights_rate
+from ringformer.estimate.link_rates import exchange_rate, hop_rate, keys_rate, weights_rate
 from ringformer.estimate.seconds.program_seconds import efficiency
 from ringformer.estimate.workload import Workload
 from ringformer.models.flops import WEIGHT_FORWARD, forward_runs
 from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS
+from ringformer.ops.layouts import PARTS
 
 
 def exposed_seconds(workload: Workload) -> dict[str, float]:
     """Return the seconds that a step waits for communication that no computation hides, by purpose."""
     attention, computation = attention_seconds(workload), computation_seconds(workload)
     return {
-        "ring": _ring(workload, attention),
+        "ring": _window(workload, attention) if workload.window else _ring(workload, attention),
         "gathered keys": _gathered(workload, attention),
         "head exchange": _exchange(workload),
         "weights": _weights(workload, computation),
@@ -59,11 +61,25 @@ def _ring(workload: Workload, attention: dict[str, float]) -> float:
     return exposed
 
 
+def _window(workload: Workload, attention: dict[str, float]) -> float:
+    """The keys of a window move along the sequence under the blocks of a pass; their gradients follow them and, if
+    there were several hops, return as far."""
+    model, parts, exposed = workload.model, PARTS[workload.model.layout], 0.0
+    reached = min(workload.window - 1, workload.hops * workload.ring_tokens // parts)
+    sent = parts * held_copies(workload) / (workload.mesh_shape[2] * model.ulysses)
+    keys, both = (sent * hop_bytes(model, reached, backward=backward) for backward in (False, True))
+    sent_by = {"forward": keys, "backward": keys + (both - keys) * min(workload.hops, 2)}
+    for name, seconds in attention.items():
+        link = _attention_passes(workload)[name] * sent_by[name] / hop_rate(workload)
+        exposed += max(0.0, link - seconds)
+    return exposed
+
+
 def _gathered(workload: Workload, attention: dict[str, float]) -> float:
     """A rank's own block hides a gather, and the sum of the gradients. If the key heads have two halves, what moves for
     one half also hides under the other half's block."""
     model, ranks, exposed = workload.model, workload.ring_size, 0.0
-    if model.ring != "gathered" or ranks == 1:
+    if model.ring != "gathered" or ranks == 1 or workload.window:
         return 0.0
     devices = workload.mesh_shape[2] * model.ulysses  # that share the heads
     pieces = 2 if BLOCK_KERNELS[model.kernel].has_even_halves(held_key_heads(workload)) else 1
@@ -81,14 +97,16 @@ def _exchange(workload: Workload) -> float:
     if model.ulysses == 1 or model.attention != "ring":
         return 0.0
     tokens, heads = workload.seq_len // sp, model.num_heads + held_copies(workload) * model.num_kv_heads
-    link = itemsize(model) * tokens * model.head_dim * 2 * heads / tp / exchange_rate(workload)
+    each = itemsize(model) * tokens * model.head_dim / tp / exchange_rate(workload)
+    more = {"forward": 0, "backward": model.num_heads if model.kernel == "cudnn" else 0}
     cores = target.chip.tensor_cores
     hidden = 0.0
     if cores is None or cores.async_all_to_all:
         projected = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads) / tp
         rate = efficiency(target.generation).products * target.chip.flops(model.compute_dtype)
         hidden = WEIGHT_FORWARD * projected * tokens / rate
-    return sum(_attention_passes(workload).values()) * max(0.0, link - hidden)
+    passes = _attention_passes(workload)
+    return sum(passes[name] * max(0.0, each * (2 * heads + more[name]) - hidden) for name in passes)
 
 
 def _weights(workload: Workload, computation: float) -> float:

@@ -119,6 +119,7 @@ def lower_attention(workload: Workload) -> LoweredProgram:
         kernel="xla" if model.kernel == "auto" else model.kernel,
         ulysses=model.ulysses if ring else 1,
         ring=model.ring,
+        window=model.window or None,
     )
 
     def both(q, k, v, segment_ids, do):

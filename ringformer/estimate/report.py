@@ -29,7 +29,7 @@ from ringformer.estimate.time_report import (
     seconds_text,
     time_json,
 )
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.workload import Workload, described
 from ringformer.hardware import GiB
 
 
@@ -148,7 +148,8 @@ def estimate_text(title: str, workload: Workload, estimate: Estimate) -> str:
 def title(name: str, workload: Workload) -> str:
     """Return the title of a report on a preset or a config's file."""
     shape = f"{workload.batch_size} x {workload.seq_len:,} tokens, mesh {workload.mesh_dim}"
-    return f"{name}, {shape}, {workload.target.name}"
+    ring = [described(workload.model)] if workload.has_closed_forms else []
+    return ", ".join(filter(None, [name, shape, workload.target.name, *ring]))
 
 
 def heading(title: str, workload: Workload, e: Estimate) -> list[str]:

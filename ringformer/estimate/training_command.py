@@ -15,7 +15,6 @@ from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.report import closed_form_text, estimate_json, estimate_text, origin, stages_table, title
 from ringformer.estimate.run_estimate import RunEstimate, compile_others, programs_json, programs_text
 from ringformer.estimate.search.memory_settings import compile_first_accepted, likely_settings
-from ringformer.estimate.search.parallelism import described
 from ringformer.estimate.seconds.kernel_cycles import with_machine_code
 from ringformer.estimate.targets import Target, find_target
 from ringformer.estimate.workload import Workload, preset_workload, stage_workloads
@@ -109,8 +108,7 @@ def _estimate_run(workload: Workload, args: argparse.Namespace, show: Callable[[
         return estimate_json(workload, None)
     if workload.has_closed_forms:
         model = workload.model
-        forms = [described(model), f"head_groups {model.head_groups}", f"remat_group {model.remat_group}"]
-        head = ", ".join([head, *filter(None, forms)])
+        head = f"{head}, head_groups {model.head_groups}, remat_group {model.remat_group}"
     show(estimate_text(head, workload, step))
     others = []
     if step.fits:

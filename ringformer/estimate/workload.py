@@ -15,6 +15,7 @@ from ringformer.models.kernel_choice import with_kernel
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.models.registry import check_mesh
+from ringformer.ops.layouts import PARTS
 from ringformer.parallel.mesh import AXIS_NAMES, check_batch, make_mesh, mesh_shape
 from ringformer.runs.config import Config
 
@@ -77,6 +78,21 @@ class Workload:
         """Number of ranks of a ring; 1 without one."""
         return self.mesh_shape[3] // self.model.ulysses if self.model.attention == "ring" else 1
 
+    @property
+    def window(self) -> int:
+        """Keys that a query sees at most; 0 if it sees all before it."""
+        return self.model.window if 0 < self.model.window < self.seq_len else 0
+
+    @property
+    def hops(self) -> int:
+        """Hops that keys make in a pass: between ranks, or along the parts of the sequence that a window reaches."""
+        if self.ring_size == 1:
+            return 0
+        if self.window:
+            parts = PARTS[self.model.layout]
+            return min(-(-(self.window - 1) * parts // self.ring_tokens), parts * self.ring_size - 1)
+        return 0 if self.model.ring == "gathered" else self.ring_size - 1
+
     @cached_property
     def mesh_shape(self) -> tuple[int, ...]:
         """Sizes of the axes (dp, fsdp, tp, sp)."""
@@ -109,17 +125,25 @@ class Workload:
         check_batch(self.model.layout, self.model.ulysses, mesh, self.seq_len, self.batch_size, self.accumulate)
         if self.has_closed_forms and self.model.ring == "gathered":
             check_gathered_keys(self.model, mesh, self.seq_len, self.batch_size // self.accumulate, self.target.chip)
-        with_kernel(self.model, self.target.chip.kind, self.target.chip, 0, self.masks)  # raises if it cannot
+        self.with_kernel()  # raises if it cannot
 
     def with_kernel(self) -> tuple[Self, str]:
         """Return the workload with kernel and chunks chosen for the target, and a line that names them and the reason.
         Raises ValueError for a kernel that the target does not support."""
-        chip, ranks = self.target.chip, self.mesh_shape[3] // self.model.ulysses
-        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks, ranks)
+        chip, (_, _, tp, sp) = self.target.chip, self.mesh_shape
+        ranks = sp // self.model.ulysses
+        model, why = with_kernel(self.model, chip.kind, chip, self.ring_tokens, self.masks, ranks, tp)
         return replace(self, model=model), why
 
     def with_settings(self, settings: MemorySettings) -> "Workload":
         return replace(self, model=replace(self.model, **vars(settings)))
+
+
+def described(model: LlamaConfig) -> str:
+    """Describe a model's window, exchange of heads and form of the ring; empty for the plain ring."""
+    words = [f"window {model.window:,}"] * (model.window > 0)
+    words += [f"ulysses {model.ulysses}"] * (model.ulysses > 1) + [f"ring {model.ring}"] * (model.ring != "one_way")
+    return " ".join(words)
 
 
 def preset_workload(name: str, target: Target, seq_len: int, **settings: Any) -> Workload:
@@ -164,7 +188,7 @@ def estimate_command(workload: Workload) -> str:
         **{name: flags[name] for name in ("attention", "compute_dtype")},
         **{name: getattr(workload, name) for name in ("mesh_dim", "batch_size")},
         "accumulate": workload.accumulate if workload.accumulate != 1 else None,
-        **{name: changed.get(name) for name in ("layout", "ulysses", "ring", "kernel", "remat")},
+        **{name: changed.get(name) for name in ("layout", "ulysses", "ring", "window", "kernel", "remat")},
         "seq_len": workload.seq_len,
         **vars(workload.settings),
     }

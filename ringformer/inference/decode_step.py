@@ -44,6 +44,8 @@ def decode_hidden(
     frequencies = rope.frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
     rotation = rope.rotations(positions[:, None], frequencies, c.rope_scaling.amplitude)
     valid = cache.positions[:, :slots] >= 0
+    if c.window:
+        valid &= cache.positions[:, :slots] > positions[:, None] - c.window
     tp = lax.axis_size("tp")
     sizes = [n * c.head_dim for n in (c.num_heads // tp, *[max(1, c.num_kv_heads // tp)] * 2)]
 

@@ -78,8 +78,8 @@ def inference_config(config: LlamaConfig, mesh: Mesh, local_tokens: int) -> tupl
     config = replace(config, remat="none", remat_group=1, head_groups=1, offload=False)
     config.check_mesh(mesh)
     device = mesh.devices.flat[0]
-    chip, ranks = chip_of(device.device_kind), mesh.shape["sp"] // ulysses
-    model, line = with_kernel(config, device.platform, chip, local_tokens * ulysses, ring_size=ranks)
+    chip, ranks, tp = chip_of(device.device_kind), mesh.shape["sp"] // ulysses, mesh.shape["tp"]
+    model, line = with_kernel(config, device.platform, chip, local_tokens * ulysses, ring_size=ranks, tp=tp)
     assert isinstance(model, LlamaConfig)
     return model, line
 
@@ -196,8 +196,14 @@ class Programs:
     def _prefill(self, weights, state: State, chunk: Chunk, *, cached: int, travels: Travels) -> State:
         """Run `prefill` on one device."""
         c, cache = self.config, state.cache
+        if c.window and cached:
+            raise ValueError(
+                f"a model with window={c.window} reads all of its text at once: set prefill_chunk to the length of the "
+                "prompt, and do not add to a session"
+            )
         options: dict[str, Any] = {"kernel": c.kernel, "q_chunk": c.q_chunk, "k_chunk": c.k_chunk}
         on_ring: dict[str, Any] = {"axis_name": "sp", "layout": c.layout, "ulysses": c.ulysses, "ring": c.ring}
+        on_ring["window"] = c.window or None
 
         def attend(layer, q, k, v):
             ring = partial(ring_attention, q, k, v, **on_ring, **options)

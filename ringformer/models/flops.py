@@ -21,11 +21,19 @@ def model_flops_per_token(config: LlamaConfig, seq_len: int, *, causal: bool = F
     """Training FLOPs per token by the convention of MFU, `6 N + 12 L H d T` (PaLM, appendix B).
 
     These are the FLOPs that the mathematics needs: recomputation does not count. Attention counts all pairs; with
-    `causal`, it counts 6 L H d T, only the pairs that a causal mask leaves.
+    `causal`, it counts 6 L H d T, only the pairs that a causal mask leaves. With a window, T is the window, less what
+    the first queries lack.
     """
     weights = (WEIGHT_FORWARD + WEIGHT_BACKWARD) * working_params(config)
-    pairs = seq_len / 2 if causal else seq_len
+    pairs = visible_keys(config, seq_len) if causal else min(config.window or seq_len, seq_len)
     return float(weights + (PAIR_FORWARD + PAIR_BACKWARD) * _pair_features(config) * pairs)
+
+
+def visible_keys(config: LlamaConfig, seq_len: int) -> float:
+    """Return how many keys a query of one causal sequence sees on average: half of the sequence, or a window, which the
+    first queries do not fill."""
+    window = min(config.window or seq_len, seq_len)
+    return window * (1 - window / (2 * seq_len))
 
 
 def forward_runs(config: LlamaConfig) -> tuple[int, int]:
@@ -37,7 +45,7 @@ def forward_runs(config: LlamaConfig) -> tuple[int, int]:
 
 
 def executed_flops(config: LlamaConfig, seq_len: int) -> float:
-    """FLOPs that a step executes on one causal sequence: half of the pairs, plus recomputation."""
+    """FLOPs that a step executes on one causal sequence: those of visible pairs, plus recomputation."""
     forwards, _ = forward_runs(config)
     weights = (WEIGHT_FORWARD * forwards + WEIGHT_BACKWARD) * working_params(config) * seq_len
     return weights + executed_attention_flops(config, seq_len)
@@ -45,7 +53,7 @@ def executed_flops(config: LlamaConfig, seq_len: int) -> float:
 
 def executed_attention_flops(config: LlamaConfig, seq_len: int) -> float:
     """Return the part of `executed_flops` that attention takes."""
-    visible = _pair_features(config) * seq_len * seq_len / 2
+    visible = _pair_features(config) * seq_len * visible_keys(config, seq_len)
     _, forwards = forward_runs(config)
     return (PAIR_FORWARD * forwards + PAIR_BACKWARD + PAIR_LOGITS_AGAIN) * visible
 

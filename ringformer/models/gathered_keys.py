@@ -4,7 +4,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 from ringformer.hardware import Chip, GiB
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops.head_exchange import key_copies
 
 
 def check_gathered_keys(
@@ -16,13 +15,11 @@ def check_gathered_keys(
       batch_size: sequences of a microbatch, each of `seq_len` tokens.
       chip: None if it is not known; then nothing is checked.
     """
-    if chip is None:
+    if chip is None or 0 < model.window < seq_len:  # a window gathers nothing
         return
     rows, tp = batch_size // (mesh.shape["dp"] * mesh.shape["fsdp"]), mesh.shape["tp"]
-    heads = max(1, model.num_kv_heads // tp // model.head_groups)
-    held = heads * key_copies(model.ulysses, heads) // model.ulysses
     each = 2 * (4 + (2 if model.compute_dtype == "bfloat16" else 4))  # keys and values, with their gradients
-    needed = rows * seq_len * held * model.head_dim * each
+    needed = rows * seq_len * model.held_key_heads(tp) * model.head_dim * each
     if needed > chip.hbm_bytes:
         raise ValueError(
             f"ring='gathered' holds the keys of {rows} x {seq_len:,} tokens and their gradients on each device, "

@@ -29,6 +29,7 @@ from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel, padded_parts, without_padding
 from ringformer.ops.layouts import Layout
 from ringformer.ops.ring_hops import Ring
+from ringformer.ops.ring_passes import attention_on_ring
 from ringformer.ops.streams import Stream, halves_of_heads
 from ringformer.ops.work_list import WorkList
 
@@ -38,7 +39,7 @@ MOST_TOKENS = 8192
 FACTOR = 2.0
 """Largest error of a kernel, relative to the error of XLA's blocks in the same dtype."""
 
-OUTPUTS = ("o", "dq", "dk", "dv")
+INPUTS, OUTPUTS = ("q", "k", "v", "do"), ("o", "dq", "dk", "dv")
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 """Packages whose versions are part of a remembered check; with another version, the check is repeated."""
@@ -60,6 +61,8 @@ class Trial:
     packed: bool
     """True to try packed documents too."""
     backward: bool
+    window: int = 0
+    """Keys that a query sees at most; 0: all."""
 
 
 def check_kernel(
@@ -130,6 +133,7 @@ def make_trial(model: LlamaConfig, local_tokens: int, tp: int, packed: bool, bac
         model.k_chunk,
         packed,
         backward,
+        model.window,
     )
 
 
@@ -169,12 +173,32 @@ def _blocks(trial: Trial, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray
     for source, earlier in (("own", None), ("earlier", True), ("later", False)):
         for packed in (False, True) if trial.packed and source != "later" else (False,):
             ids = (arrays["own"], arrays["own" if earlier is None else "before"]) if packed else (None, None)
-            inputs = {name: jnp.asarray(arrays[name], trial.dtype) for name in ("q", "k", "v", "do")}
+            inputs = {name: jnp.asarray(arrays[name], trial.dtype) for name in INPUTS}
             block = jax.jit(partial(_block, trial, earlier))(*inputs.values(), *ids)
             name = f"{source} {'documents' if packed else 'block'}"
             arrays_of = {key: np.asarray(block[key], np.float32) for key in OUTPUTS if key in block}
             outputs |= {f"{key} of the {name}": x for key, x in arrays_of.items()}
+    if trial.window:
+        results = jax.jit(partial(_window, trial))(*(jnp.asarray(arrays[name], trial.dtype) for name in INPUTS))
+        outputs |= {f"{key} in a window": np.asarray(x, np.float32) for key, x in results.items()}
     return outputs
+
+
+def _window(trial: Trial, q, k, v, do) -> dict[str, jax.Array]:
+    """Compute o and the gradients within a window that leaves out some pairs of chunks."""
+    ring = Ring(
+        None,
+        trial.layout,
+        True,
+        trial.head_dim**-0.5,
+        trial.q_chunk,
+        trial.k_chunk,
+        trial.kernel,
+        returns_lse=False,
+        window=min(trial.window, trial.tokens * 3 // 8),
+    )
+    o, vjp = jax.vjp(lambda *qkv: attention_on_ring(ring, *qkv, None, None, None, None)[0], q, k, v)
+    return dict(zip(OUTPUTS, (o, *vjp(do)), strict=True)) if trial.backward else {"o": o}
 
 
 def _block(trial: Trial, earlier: bool | None, q, k, v, do, q_ids, k_ids) -> dict[str, jax.Array]:

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from ringformer.hardware import CHIPS, Chip
 from ringformer.models.interface import ModelConfig
 from ringformer.models.llama_config import LlamaConfig
-from ringformer.ops.kernels.block_kernels import Kernel, check_head_size, check_kernel, check_masks
+from ringformer.ops.kernels.block_kernels import (
+    Kernel,
+    check_both_ways,
+    check_head_size,
+    check_kernel,
+    check_logits,
+    check_masks,
+)
 from ringformer.ops.kernels.chunk_sizes import chunk_sizes
 from ringformer.ops.kernels.flash_attention import vmem_bytes
 from ringformer.ops.kernels.kernel_tools import LANES
@@ -26,7 +33,13 @@ VMEM = 16 * 2**20
 
 
 def with_kernel(
-    model: ModelConfig, platform: str, chip: Chip | None, local_tokens: int, masks: bool = False, ring_size: int = 1
+    model: ModelConfig,
+    platform: str,
+    chip: Chip | None,
+    local_tokens: int,
+    masks: bool = False,
+    ring_size: int = 1,
+    tp: int = 1,
 ) -> tuple[ModelConfig, str]:
     """Choose the kernel and chunks of a model for a device; also return a line with the choice and its reason, empty
     for families without a choice.
@@ -39,7 +52,7 @@ def with_kernel(
       platform: "cpu", "gpu" or "tpu". chip: None if it is not in `CHIPS`.
       local_tokens: tokens of a sequence on a rank of the ring.
       masks: True if there are segment ids, which then ascend (`ringformer.data`).
-      ring_size: ranks of the ring.
+      ring_size: ranks of the ring. tp: devices that share the heads.
 
     Raises:
       ValueError: the model names a kernel that cannot compute it on this device; the message names one that can.
@@ -47,11 +60,12 @@ def with_kernel(
     if not isinstance(model, LlamaConfig):
         return model, ""
     generation = next((name for name, each in CHIPS.items() if each is chip), "")
-    kernel, why = _chosen(model, platform, generation, masks)
+    halves = model.held_key_heads(tp) if model.ring == "both_ways" and ring_size > 1 and not model.window else None
+    kernel, why = _chosen(model, platform, generation, masks, halves)
     if model.kernel != "auto":
         hint = f"; auto would be {kernel}" if model.kernel == "xla" != kernel else ""
         kernel, why = model.kernel, f"as configured{hint}"
-    _check(model, kernel, platform, masks, chip)
+    _check(model, kernel, platform, masks, chip, halves)
     model = replace(model, kernel=kernel)
     if kernel == "pallas" and model.q_chunk is None and model.k_chunk is None:
         most = _largest_chunk(model, local_tokens, ring_size)
@@ -61,7 +75,7 @@ def with_kernel(
     return model, f"kernel {kernel}: {why}"
 
 
-def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> tuple[Kernel, str]:
+def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool, halves: int | None) -> tuple[Kernel, str]:
     """Resolve auto to a kernel, with the reason."""
     wanted: Kernel
     if platform == "tpu":
@@ -71,7 +85,7 @@ def _chosen(model: LlamaConfig, platform: str, generation: str, masks: bool) -> 
     else:
         return "xla", f"there are kernels for TPU and GPU, none for {platform}"
     try:
-        _check(model, wanted, platform, masks, CHIPS.get(generation))
+        _check(model, wanted, platform, masks, CHIPS.get(generation), halves)
     except ValueError as error:
         return "xla", str(error)
     if wanted == "pallas" and model.compute_dtype != "bfloat16":
@@ -86,9 +100,12 @@ def _largest_chunk(model: LlamaConfig, local_tokens: int, ring_size: int) -> int
     """Return the most tokens of a chunk.
 
     A query needs half of the sequence on average, and the diagonal of its own block wastes half a chunk. So chunks of
-    an eighth of the sequence waste an eighth; a chunk larger than a part of the shard would waste more.
+    an eighth of the sequence waste an eighth; a chunk larger than a part of the shard would waste more. A window wastes
+    a chunk per query, so its chunks are a quarter of it.
     """
     most = min(local_tokens // PARTS[model.layout], ring_size * local_tokens // 8)
+    if model.window:
+        most = min(most, model.window // 4)
     return max(512, most // LANES * LANES)
 
 
@@ -114,11 +131,18 @@ def _vmem(chip: Chip | None) -> int:
     return chip.tensor_cores.vmem_bytes if chip and chip.tensor_cores else VMEM
 
 
-def _check(model: LlamaConfig, kernel: Kernel, platform: str, masks: bool, chip: Chip | None) -> None:
+def _check(
+    model: LlamaConfig, kernel: Kernel, platform: str, masks: bool, chip: Chip | None, halves: int | None
+) -> None:
+    """Raise ValueError if a kernel cannot compute the model. `halves`: key heads of which half travel each way; None:
+    none do."""
     check_kernel(kernel, jnp.dtype(model.compute_dtype), platform, chip)
     cores = chip.multiprocessors if chip else None
     check_head_size(kernel, model.head_dim, cores.compute_capability if cores else None)
     check_masks(kernel, "ascending" if masks else None, model.layout)
+    check_logits(kernel, model.window or None, None)
+    if halves is not None:
+        check_both_ways(kernel, halves)
     if kernel == "pallas" and not _fits(model, chip, FEWEST, FEWEST):
         raise ValueError(
             f"kernel='pallas' does not fit {_vmem(chip) / 2**20:.0f} MiB of on-chip memory with "

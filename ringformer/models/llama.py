@@ -254,7 +254,7 @@ class Llama(nnx.Module):
 def _attend(c: LlamaConfig, axes: Axes, segment_ids, segments: Segments, q, k, v) -> tuple[Any, None]:
     """Compute the config's attention, which keeps nothing."""
     if c.attention == "vanilla":
-        return dense_attention(q, k, v, segment_ids=segment_ids), None
+        return dense_attention(q, k, v, segment_ids=segment_ids, window=c.window or None), None
     ring = c.attention == "ring" and axes.sp is not None
     o = ring_attention(
         q,
@@ -269,6 +269,7 @@ def _attend(c: LlamaConfig, axes: Axes, segment_ids, segments: Segments, q, k, v
         kernel="xla" if c.kernel == "auto" else c.kernel,
         ulysses=c.ulysses if ring else 1,
         ring=c.ring,
+        window=c.window or None,
     )
     return o, None
 

@@ -10,8 +10,9 @@ from typing import ClassVar, Literal, get_args
 
 from jax.sharding import AbstractMesh, Mesh
 
+from ringformer.ops.head_exchange import key_copies
 from ringformer.ops.kernels.block_kernels import Kernel
-from ringformer.ops.layouts import VISIBLE, Layout
+from ringformer.ops.layouts import VISIBLE, WINDOWED, Layout
 from ringformer.ops.ring_hops import RingForm
 from ringformer.ops.tokenwise import rope
 from ringformer.ops.tokenwise.rope import RopeScaling
@@ -49,6 +50,8 @@ class LlamaConfig:
     """Scaling of the rotary frequencies, or a mapping of its fields, as in a run's config.json."""
     norm_eps: float = 1e-6
     """Epsilon added to the mean square in RMSNorm."""
+    window: int = 0
+    """Keys that a query sees at most, the last ones, its own included (sliding window attention); 0: all."""
     tie_embeddings: bool = False
     """Use the embedding as the output head."""
     init_std: float = 0.02
@@ -110,7 +113,7 @@ class LlamaConfig:
         "tie_embeddings",
     )
     CONTEXT: ClassVar[tuple[str, ...]] = ("rope_theta", "rope_scaling")
-    INHERITED: ClassVar[tuple[str, ...]] = (*CONTEXT, "norm_eps")
+    INHERITED: ClassVar[tuple[str, ...]] = (*CONTEXT, "norm_eps", "window")
     EXECUTION: ClassVar[tuple[str, ...]] = (
         "attention",
         "layout",
@@ -165,6 +168,13 @@ class LlamaConfig:
         for field in ("q_chunk", "k_chunk"):
             if (chunk := getattr(self, field)) is not None and chunk < 1:
                 raise ValueError(f"{field}={chunk} must be positive, or unset")
+        if self.window < 0:
+            raise ValueError(f"window={self.window} must not be negative: the keys that a query sees at most, or 0")
+        if self.window and self.attention == "ring" and self.layout not in WINDOWED:
+            raise ValueError(
+                f"window={self.window} with layout={self.layout!r}: neighbouring tokens are on all ranks; "
+                "layout='zigzag' balances causal work too"
+            )
         if self.remat_group > self.num_layers:
             raise ValueError(f"remat_group={self.remat_group} exceeds num_layers={self.num_layers}")
         if self.num_kv_heads % self.head_groups:
@@ -199,6 +209,11 @@ class LlamaConfig:
         D, H, K, d, F = (self.sizes[letter] for letter in "DHKdF")
         layer = D * d * (2 * H + 2 * K) + 3 * D * F + 2 * D
         return self.num_layers * layer + D + self.vocab_size * D * (1 if self.tie_embeddings else 2)
+
+    def held_key_heads(self, tp: int) -> int:
+        """Key heads that a device of `tp` computes at once, with the copies that an exchange of heads makes."""
+        heads = max(1, self.num_kv_heads // tp // self.head_groups)
+        return heads * key_copies(self.ulysses, heads) // self.ulysses
 
     def kept_bytes(self, tokens: int) -> tuple[int, int]:
         """Return the bytes that a layer keeps for its backward on a device with `tokens` tokens of a microbatch: those

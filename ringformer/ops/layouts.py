@@ -112,8 +112,8 @@ def ring_size_of(axis_name: str, ulysses: int) -> int:
     """Return the ranks of the ring on a mesh axis of which each `ulysses` devices are one rank. Raises ValueError if
     `ulysses` does not divide the axis."""
     n = lax.axis_size(axis_name)
-    if ulysses < 1 or n % ulysses:
-        raise ValueError(f"ulysses={ulysses} does not divide the {n} devices of the mesh axis {axis_name!r}")
+    if not isinstance(ulysses, int) or ulysses < 1 or n % ulysses:
+        raise ValueError(f"ulysses={ulysses!r} does not divide the {n} devices of the mesh axis {axis_name!r}")
     return n // ulysses
 
 

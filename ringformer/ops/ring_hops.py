@@ -11,7 +11,7 @@ from jax import lax
 from ringformer.ops import layouts
 from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Queries
 from ringformer.ops.head_exchange import ALONE, HeadExchange
-from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS, BlockKernel, Kernel, padded_parts
+from ringformer.ops.kernels.block_kernels import BLOCK_KERNELS, BlockKernel, Kernel, check_both_ways, padded_parts
 from ringformer.ops.layouts import Layout
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.streams import Stream, Streams, halves_of_heads, runs_of_tokens
@@ -60,12 +60,8 @@ class Ring:
         """Raise ValueError for an unknown form, and for a kernel that cannot cut the tokens of its keys in two."""
         if self.form not in get_args(RingForm):
             raise ValueError(f"unknown ring {self.form!r}; known forms: {', '.join(get_args(RingForm))}")
-        held = key_heads * self.exchange.copies // self.exchange.ulysses
-        if self._cuts_tokens(held) and self.blocks.whole_parts:
-            raise ValueError(
-                f"ring='both_ways' sends half of the key heads each way, and a device has {held}; kernel='xla' can cut "
-                f"the tokens instead, kernel={self.kernel!r} cannot: use ring='one_way'"
-            )
+        if self.form == "both_ways" and self.size > 1:
+            check_both_ways(self.kernel, key_heads * self.exchange.copies // self.exchange.ulysses)
 
     @property
     def size(self) -> int:

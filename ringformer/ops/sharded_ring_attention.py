@@ -92,13 +92,21 @@ def sharded_ring_attention(
     """
     if axis_name not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis_name!r}; its axes: {', '.join(mesh.axis_names)}")
+    argument_checks.check_ranks(q, k)
+    if head_axis is not None:
+        if head_axis not in mesh.shape:
+            raise ValueError(f"the mesh has no axis head_axis={head_axis!r}; its axes: {', '.join(mesh.axis_names)}")
+        if k.shape[2] % mesh.shape[head_axis]:
+            raise ValueError(
+                f"the {mesh.shape[head_axis]} devices of {head_axis!r} do not divide {k.shape[2]} key heads"
+            )
     n = mesh.shape[axis_name]
     layouts.check_name(layout)
     argument_checks.check_promise(segments, segment_ids)
     if not causal:
         layout = "contiguous"
-    if ulysses < 1 or n % ulysses:
-        raise ValueError(f"ulysses={ulysses} does not divide the {n} devices of the mesh axis {axis_name!r}")
+    if not isinstance(ulysses, int) or ulysses < 1 or n % ulysses:
+        raise ValueError(f"ulysses={ulysses!r} does not divide the {n} devices of the mesh axis {axis_name!r}")
     for x in (q, k):
         layouts.check_layout(layout, x.shape[1], n // ulysses, ulysses)
     q_ids, k_ids = argument_checks.as_segment_ids(segment_ids)

@@ -88,7 +88,9 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         check_gathered_keys(config.model, mesh, config.seq_len, config.batch_size // config.accumulate, chip)
     data = config.data
     packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length)
-    model, kernel = with_kernel(config.model, device.platform, chip, rank_tokens, packing.has_segments, ranks)
+    model, kernel = with_kernel(
+        config.model, device.platform, chip, rank_tokens, packing.has_segments, ranks, mesh.shape["tp"]
+    )
     if device.platform == "gpu":
         check_host_pool(model, config.seq_len * config.batch_size // config.accumulate // mesh.size)
     tokenizer = load_tokenizer(data.tokenizer)

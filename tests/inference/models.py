@@ -71,7 +71,11 @@ def log_probabilities(config: LlamaConfig, tokens: list[int]) -> np.ndarray:
         mask=shape == 0,
         ends=shape,
     )
-    return -oracle.losses(_parameters(config), everything, oracle.Architecture(config.rope_theta, config.norm_eps)).T
+    return -oracle.losses(_parameters(config), everything, _architecture(config)).T
+
+
+def _architecture(config: LlamaConfig) -> oracle.Architecture:
+    return oracle.Architecture(config.rope_theta, config.norm_eps, config.window)
 
 
 def losses(config: LlamaConfig, tokens: list[int]) -> np.ndarray:
@@ -86,7 +90,7 @@ def losses(config: LlamaConfig, tokens: list[int]) -> np.ndarray:
         mask=shape == 0,
         ends=shape,
     )
-    return oracle.losses(_parameters(config), rows, oracle.Architecture(config.rope_theta, config.norm_eps))[0]
+    return oracle.losses(_parameters(config), rows, _architecture(config))[0]
 
 
 def greedy(config: LlamaConfig, prompt: list[int], new: int) -> list[int]:

@@ -42,6 +42,18 @@ def test_greedy_tokens_are_those_of_transformers(family, mesh_dim, tmp_path):
         assert out[0, 9:].tolist() == row
 
 
+@pytest.mark.parametrize("mesh_dim", ["1,1,1,1", "1,1,2,4"])
+def test_greedy_tokens_in_a_window(mesh_dim):
+    """The prompt is longer than the window, and so is what is written; a second text would need another mask."""
+    config = replace(CONFIG, window=7)
+    written = generator(config, mesh_dim).generate([PROMPT * 3], max_new_tokens=20)
+    assert written == [greedy(config, PROMPT * 3, 20)] != [greedy(CONFIG, PROMPT * 3, 20)]
+    session = generator(config, mesh_dim).session(1)
+    session.append([PROMPT])
+    with pytest.raises(ValueError, match="a model with window=7 reads all of its text at once"):
+        session.append([PROMPT])
+
+
 def test_one_weight_at_a_time_is_there_twice(monkeypatch):
     """Whenever one is laid out, what is there of checkpoint and generator is all the weights, and no more of them."""
     layout, held, whole = weight_shares.make_reshard, [], []

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from ringformer.estimate.compiler.program_text import Program
@@ -24,6 +25,20 @@ def test_a_causal_mask_leaves_half_of_attention():
     attention = 12 * 32 * 4096 * 2048
     whole, causal = (model_flops_per_token(MODEL, 2048, causal=causal) for causal in (False, True))
     assert whole - causal == attention / 2
+
+
+@pytest.mark.parametrize("window", [1, 100, 2048, 5000])
+def test_a_window_leaves_its_pairs(window):
+    """Counted one by one; a token counts half of its own pair, as half of a sequence does."""
+    T = 2048
+    age = np.arange(T)[:, None] - np.arange(T)
+    pairs = ((age >= 0) & (age < window)).sum() - (min(window, T) - 1) * 0.5 * (window < T) - T / 2 * (window >= T)
+    model = replace(MODEL, window=window)
+    products = model_flops_per_token(model, 0)
+    attention = (model_flops_per_token(model, T, causal=True) - products) * T
+    assert attention == pytest.approx(12 * 32 * 4096 * pairs, rel=1e-3)
+    every = model_flops_per_token(model, T) - products
+    assert every == pytest.approx(12 * 32 * 4096 * min(window, T))
 
 
 def test_what_a_step_executes():

@@ -36,7 +36,7 @@ def test_a_right_kernel_passes(layout, packed, emulated):
 
 
 def test_the_tpu_kernels_pass():
-    trial = Trial("pallas", 2, 1, 128, "bfloat16", "zigzag", 512, 128, 128, packed=True, backward=True)
+    trial = Trial("pallas", 2, 1, 128, "bfloat16", "zigzag", 512, 128, 128, packed=True, backward=True, window=200)
     with pltpu.force_tpu_interpret_mode():
         assert find_fault(trial, jax.devices()[0]) is None
 

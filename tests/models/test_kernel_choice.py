@@ -1,6 +1,7 @@
 """What `kernel="auto"` stands for on each chip, and the chunks that come with it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,29 @@ def test_auto_takes_packed_documents_on_gpus():
     assert chosen == "cudnn" and "the fastest on H100" in line
     (chosen, *_), line = choose({"layout": "striped"}, "gpu", "H100", masks=True)
     assert chosen == "xla" and "layout='zigzag' balances causal work too" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"ring": "both_ways", "num_kv_heads": 1}, "a device has 1; kernel='xla' can cut the tokens instead"),
+        ({"ring": "both_ways", "num_kv_heads": 8, "head_groups": 8}, "a device has 1; kernel='xla' can"),
+        ({"window": 4096}, "kernel='cudnn' takes no window"),
+    ],
+)
+def test_auto_leaves_what_cudnn_refuses(change, why):
+    """And a config that names cuDNN is told before anything compiles."""
+    (chosen, *_), line = choose(change, "gpu", "H100", ring_size=8)
+    assert chosen == "xla" and why in line
+    with pytest.raises(ValueError, match=re.escape(why)):
+        choose(change | {"kernel": "cudnn"}, "gpu", "H100", ring_size=8)
+    assert choose(change | {"ring": "one_way", "window": 0}, "gpu", "H100", ring_size=8)[0][0] == "cudnn"
+
+
+def test_chunks_of_a_window_are_a_quarter_of_it():
+    assert choose({"window": 4096}, "tpu", "v5e", ring_size=8)[0][1:] == (1024, 1024)
+    assert choose({"window": 1024}, "tpu", "v5e", ring_size=8)[0][1:] == (512, 512)
+    assert choose({"window": 2**16}, "tpu", "v5e", ring_size=8)[0][1:] == (2048, 1024)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,17 @@ def test_kinds_and_remat_policies_agree(oracle, change):
     assert max(jax.tree.leaves(jax.tree.map(relative_error, gradients, expected_gradients))) < 1e-5
 
 
+@pytest.mark.parametrize("attention", ATTENTION[1:])
+def test_kinds_agree_on_a_window(attention):
+    """Each with documents, and unlike a model without a window."""
+    config = dataclasses.replace(CONFIG, window=9)
+    loss, gradients = loss_and_gradients(config)
+    expected, of_full = loss_and_gradients(dataclasses.replace(config, attention=attention)), loss_and_gradients(CONFIG)
+    assert abs(expected[0] - loss) <= 1e-6 * abs(loss) < abs(of_full[0] - loss)
+    for a, b in zip(jax.tree.leaves(expected[1]), jax.tree.leaves(gradients), strict=True):
+        assert relative_error(a, b) <= 1e-5
+
+
 def test_bfloat16_compute_keeps_float32_weights(oracle):
     loss, gradients = loss_and_gradients(dataclasses.replace(CONFIG, attention="ring", compute_dtype="bfloat16"))
     assert relative_error(loss, oracle[2][0]) < 2e-2
@@ -219,6 +230,8 @@ def test_logits_follow_the_scaling():
         ({"rope_theta": 1.0}, "rope_theta=1.0 must be above 1"),
         ({"rope_scaling": {"kind": "linear"}}, "kind linear needs factor"),
         ({"ulysses": 0}, "ulysses=0 must be positive"),
+        ({"window": -1}, "window=-1 must not be negative"),
+        ({"window": 8, "attention": "ring", "layout": "striped"}, "window=8 with layout='striped': .*'zigzag'"),
         ({"ring": "two_ways"}, "unknown ring 'two_ways'; known: one_way, both_ways, gathered"),
         ({"ffn_chunk": 0}, "ffn_chunk=0 must be positive"),
         ({"remat_group": 3}, "remat_group=3 exceeds num_layers=2"),

@@ -27,9 +27,9 @@ def tpu_ring():
     return Mesh(np.array([devices[c] for c in cycle]), ("sp",))
 
 
-def compiled(layout, T, backward=True, **options):
+def compiled(layout, T, backward=True, window=None, **options):
     """Attention of 8 x T tokens in bfloat16 on a ring of 8, alone or with its gradients."""
-    attention = partial(ring_attention, axis_name="sp", layout=layout)
+    attention = partial(ring_attention, axis_name="sp", layout=layout, window=window)
 
     def forward_and_backward(q, k, v, do):
         o, vjp = jax.vjp(attention, q, k, v)
@@ -53,6 +53,19 @@ def hops(dtype, T):
 def test_forward_hops():
     """n-1 asynchronous permutes of [k, v] in bfloat16, and no other collective."""
     assert executed_collectives(compiled("zigzag", 8192, backward=False).as_text()) == {hops("bf16", 8192): N - 1}
+
+
+@on_tpu
+@pytest.mark.parametrize(("window", "backward"), [(4096, False), (2048, True)])
+def test_a_window_moves_what_it_reaches(window, backward):
+    """Within a part: two permutes forward, one to each neighbour, of as many tokens as the window has; backward the
+    same again, and the gradients of dk and dv home. All are asynchronous, and each crosses one link."""
+    found = executed_collectives(compiled("zigzag", 8192, backward, window).as_text())
+    if backward:  # in one program the passes may share the keys that they send first
+        assert found.pop(hops("bf16", window)) in (2, 4)
+        assert found == {hops("f32", window): 4}
+    else:
+        assert found == {hops("bf16", window): 2}
 
 
 @lru_cache

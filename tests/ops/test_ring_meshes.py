@@ -132,3 +132,24 @@ def test_a_replicated_batch_is_summed_once():
         out_specs={name: SPECS[name] for name in ("o", "lse", "dq", "dk", "dv")},
     )
     assert_close(dict(jit(run)(inputs, cotangents)), dense(inputs, cotangents))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(ulysses=0), "ulysses=0 does not divide the 8 devices of the mesh axis 'sp'"),
+        (dict(head_axis="tp"), "the mesh has no axis head_axis='tp'; its axes: sp"),
+        (dict(axis_name="ring"), "the mesh has no axis 'ring'; its axes: sp"),
+    ],
+)
+def test_arguments_that_no_mesh_has(options, message):
+    x = jnp.ones((1, 32, 2, 8))
+    with pytest.raises(ValueError, match=message):
+        sharded_ring_attention(x, x, x, mesh=ring_mesh(8), **options)
+
+
+def test_key_heads_that_an_axis_does_not_divide():
+    mesh = jax.make_mesh((2, 4), ("tp", "sp"), axis_types=(AUTO,) * 2)
+    q, k = jnp.ones((1, 32, 2, 8)), jnp.ones((1, 32, 1, 8))
+    with pytest.raises(ValueError, match="the 2 devices of 'tp' do not divide 1 key heads"):
+        sharded_ring_attention(q, k, k, mesh=mesh, head_axis="tp")

@@ -11,6 +11,8 @@ class Architecture(NamedTuple):
 
     rope_theta: float
     norm_eps: float
+    window: int = 0
+    """Keys that a query sees at most; 0: all."""
 
 
 def loss_and_gradients(params: dict, batch, architecture: Architecture) -> tuple[float, dict]:
@@ -37,6 +39,8 @@ def token_losses(params: dict, batch, architecture: Architecture) -> torch.Tenso
         torch.tensor(np.asarray(x)) for x in (batch.tokens, batch.targets, batch.positions, batch.mask)
     )
     visible = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()[None]
+    if architecture.window:
+        visible = visible.triu(1 - architecture.window)
     if batch.segment_ids is not None:
         ids = torch.tensor(np.asarray(batch.segment_ids))
         visible = visible & (ids[:, :, None] == ids[:, None, :])

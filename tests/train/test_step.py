@@ -116,6 +116,20 @@ def test_any_mesh_trains_as_one_device(one_device, mesh_dim, change, accumulate)
     assert max(e for e, _ in worst.values()) < 1e-5, worst
 
 
+@pytest.mark.parametrize(
+    ("mesh_dim", "change"),
+    [("1,1,1,8", {}), pytest.param("1,1,2,4", {"ulysses": 2, "remat": "attention"}, marks=pytest.mark.slow)],
+)
+def test_a_window_trains_as_one_device(mesh_dim, change):
+    """Over several parts of the ring, packed documents included."""
+    config = dataclasses.replace(CONFIG, window=11)
+    alone = dataclasses.replace(config, attention="vanilla", remat="none")
+    (expected,), expected_gradient, _ = trained("1,1,1,1", alone, devices=1, steps=1)
+    (metrics,), gradient, _ = trained(mesh_dim, dataclasses.replace(config, **change), steps=1)
+    assert relative_error(metrics["loss"], expected["loss"]) < 1e-6
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, gradient, expected_gradient))) < 1e-5
+
+
 def test_the_tpu_kernels_train_as_one_device(one_device):
     """Two rings of two; packed documents in shards that are no whole chunks, and heads in groups."""
     config = dataclasses.replace(CONFIG, kernel="pallas", head_groups=2)

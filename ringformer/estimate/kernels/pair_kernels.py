@@ -30,6 +30,7 @@ from ringformer.hardware import CHIPS
 from ringformer.ops.blockwise_attention import Keys, Queries
 from ringformer.ops.kernels.flash_backward import flash_backward
 from ringformer.ops.kernels.flash_forward import flash_forward
+from ringformer.ops.kernels.kernel_tools import Logits
 from ringformer.ops.kernels.pair_table import PairTable
 from ringformer.ops.online_softmax import Softmax
 
@@ -60,6 +61,8 @@ class Pair:
     """Query heads per key head."""
     packed: int = 0
     """1 with segment ids, 0 without."""
+    window: int = 0
+    """Keys that a query sees at most; 0: no limit."""
 
     def ideal_cycles(self, generation: str, kind: Kind) -> float:
         """Cycles of a step's matrix products (two forward, five backward) at the full rate of a core's units.
@@ -143,7 +146,7 @@ def compile_kernel(
       adds: the backward adds to the gradients of keys that arrived, as on a ring.
     """
     mesh = jax.sharding.Mesh(target.devices()[:1], "x")
-    chunks = pair.q_chunk, pair.k_chunk
+    chunks, window = (pair.q_chunk, pair.k_chunk), pair.window or None
     array: Callable[..., Any] = partial(abstract_array, mesh, PartitionSpec())  # what is lowered instead of arrays
     f32, bf16, int32 = jnp.float32, jnp.bfloat16, jnp.int32
     q = array(bf16, 1, key_heads, pair.heads, tokens, pair.head_dim)
@@ -153,11 +156,12 @@ def compile_kernel(
     bias, dkv = array(f32, 1, tokens) if biased else None, array(f32, *kv.shape) if adds else None
 
     def forward(state, queries, keys, bias, columns, length):
-        return flash_forward(state, queries, keys, bias, PairTable(columns, length, (PAIRS, 0)), chunks, 0.1)
+        table = PairTable(columns, length, (PAIRS, 0))
+        return flash_forward(state, queries, keys, bias, table, chunks, Logits(0.1, window=window))
 
     def backward(dq, dkv, queries, keys, bias, do, rows, columns, length):
         table = PairTable(columns, length, (PAIRS, 0))
-        return flash_backward(dq, dkv, queries, keys, bias, do, rows, table, chunks, 0.1, 0.1)
+        return flash_backward(dq, dkv, queries, keys, bias, do, rows, table, chunks, Logits(0.1, window=window), 0.1)
 
     queries, keys = Queries(q, ids), Keys(kv, ids, None)
     if kind == "forward":

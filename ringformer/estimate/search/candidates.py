@@ -19,8 +19,8 @@ from ringformer.estimate.communication import exposed_seconds
 from ringformer.estimate.compiler.known_failures import known_failure
 from ringformer.estimate.program_estimate import Estimate
 from ringformer.estimate.search.memory_settings import possible_head_groups, possible_settings
-from ringformer.estimate.search.parallelism import described, is_possible, parallelisms, with_parallelism
-from ringformer.estimate.workload import Workload
+from ringformer.estimate.search.parallelism import is_possible, parallelisms, with_parallelism
+from ringformer.estimate.workload import Workload, described
 from ringformer.hardware import GiB
 from ringformer.models.llama_config import OFFLOADABLE
 from ringformer.ops.layouts import VISIBLE

@@ -7,7 +7,6 @@ from typing import get_args
 from ringformer.estimate.closed_forms import held_key_heads
 from ringformer.estimate.link_rates import hop_rate
 from ringformer.estimate.workload import Workload
-from ringformer.models.llama_config import LlamaConfig
 from ringformer.ops.ring_hops import RingForm
 
 
@@ -37,6 +36,8 @@ def is_possible(workload: Workload) -> bool:
     model, (_, _, tp, sp) = workload.model, workload.mesh_shape
     if sp % model.ulysses or model.num_heads // tp // model.head_groups % model.ulysses:
         return False
+    if workload.window:
+        return model.ring == "one_way"  # a window takes its own way
     if model.ring == "both_ways":
         one_way = replace(workload, model=replace(model, ring="one_way"))
         return workload.ring_size > 2 and hop_rate(workload) > hop_rate(one_way) and _has_halves(workload)
@@ -47,9 +48,3 @@ def _has_halves(workload: Workload) -> bool:
     """Return True if a device's keys can go both ways: half of the heads each way or, except with cuDNN, half of the
     tokens."""
     return workload.model.kernel != "cudnn" or held_key_heads(workload) % 2 == 0
-
-
-def described(model: LlamaConfig) -> str:
-    """Describe a model's exchange of heads and form of the ring; empty for the plain ring."""
-    words = [f"ulysses {model.ulysses}"] * (model.ulysses > 1) + [f"ring {model.ring}"] * (model.ring != "one_way")
-    return " ".join(words)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from ringformer.estimate.program_estimate import Estimate, fitting
 from ringformer.estimate.run_estimate import save_line, verdict_line
 from ringformer.estimate.search.candidates import Candidate, meshes, weighed
-from ringformer.estimate.search.parallelism import described
 from ringformer.estimate.search.plan import Plan
 from ringformer.estimate.time_report import figures
+from ringformer.estimate.workload import described
 from ringformer.hardware import GiB
 
 

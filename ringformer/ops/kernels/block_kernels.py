@@ -113,6 +113,15 @@ def check_masks(name: str, segments: Segments | None, layout: Layout, causal: bo
         )
 
 
+def check_both_ways(name: str, key_heads: int) -> None:
+    """Raise ValueError if a kernel can send neither half of a device's key heads each way nor half of their tokens."""
+    if BLOCK_KERNELS[name].whole_parts and not BLOCK_KERNELS[name].has_even_halves(key_heads):
+        raise ValueError(
+            f"ring='both_ways' sends half of the key heads each way, and a device has {key_heads}; kernel='xla' can "
+            f"cut the tokens instead, kernel={name!r} cannot: use ring='one_way'"
+        )
+
+
 def check_logits(name: str, window: int | None, softcap: float | None) -> None:
     """Raise ValueError if a kernel supports no window or no soft cap; the message names a kernel that does."""
     for option, value in (("window", window), ("softcap", softcap)):

@@ -19,6 +19,7 @@ from ringformer.ops.blockwise_attention import Cotangents, KeyGradients, Keys, Q
 from ringformer.ops.derivative_guards import without_derivatives
 from ringformer.ops.kernels.flash_backward import backward_on_chip, flash_backward
 from ringformer.ops.kernels.flash_forward import flash_forward, forward_on_chip
+from ringformer.ops.kernels.kernel_tools import Logits
 from ringformer.ops.kernels.pair_table import PairTable, pair_tables
 from ringformer.ops.online_softmax import Softmax
 from ringformer.ops.varying_axes import vary_like
@@ -46,11 +47,9 @@ def block_forward(
     queries, keys = without_derivatives((queries, keys), *SECOND)
     shape, cut = queries.q.shape, _groups_for_two_cores(queries)
     queries, state = queries._replace(q=cut(queries.q)), jax.tree.map(cut, state)
-    cap = None if softcap is None else softcap / LOG_UNIT
+    logits = _logits(scale, softcap, work_list)
     for table in _tables(queries, keys, work_list, by="q"):
-        state = flash_forward(
-            state, queries, keys, _bias(keys), table, _chunks(work_list), scale / LOG_UNIT, cap, work_list.window
-        )
+        state = flash_forward(state, queries, keys, _bias(keys), table, _chunks(work_list), logits)
     return jax.tree.map(lambda x: x.reshape(*shape[:4], *x.shape[4:]), state)
 
 
@@ -85,23 +84,9 @@ def block_backward(
     queries, dq, do, rows = queries._replace(q=cut(queries.q)), cut(dq), cut(do), jax.vmap(cut)(rows)
     dkv: Any = None if dkeys is None else dkeys.kv  # stacked, as this kernel returns them
     dbias = None if dkeys is None else dkeys.bias
-    cap, chunks = None if softcap is None else softcap / LOG_UNIT, _chunks(work_list)
+    logits, chunks = _logits(scale, softcap, work_list), _chunks(work_list)
     for table in _tables(queries, keys, work_list, by="k"):
-        dq, dkv, more = flash_backward(
-            dq,
-            dkv,
-            queries,
-            keys,
-            _bias(keys),
-            do,
-            rows,
-            table,
-            chunks,
-            scale / LOG_UNIT,
-            scale,
-            cap,
-            work_list.window,
-        )
+        dq, dkv, more = flash_backward(dq, dkv, queries, keys, _bias(keys), do, rows, table, chunks, logits, scale)
         more = None if more is None else more.sum(axis=1)
         dbias = more if dbias is None or more is None else dbias + more
     dq = dq.reshape(shape)
@@ -142,6 +127,10 @@ def _bias(keys: Keys) -> Float32[Array, "B S"] | None:
         return None
     bias = keys.bias
     return jnp.where(jnp.abs(bias) < LARGE, bias / LOG_UNIT, jnp.sign(bias) * LARGE + bias / 2)
+
+
+def _logits(scale: float, softcap: float | None, work_list: WorkList) -> Logits:
+    return Logits(scale / LOG_UNIT, None if softcap is None else softcap / LOG_UNIT, work_list.window)
 
 
 def _chunks(work_list: WorkList) -> tuple[int, int]:

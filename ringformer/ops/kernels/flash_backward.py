@@ -36,12 +36,15 @@ from ringformer.ops.kernels.kernel_tools import (
     LANES,
     ROWS_BY_COLUMNS,
     ROWS_BY_ROWS,
+    Logits,
     OnChip,
     capped,
     column,
     for_each_head,
+    grid_over_heads,
     like,
     matmul,
+    part_of_keys,
     repeated,
     sees,
 )
@@ -59,10 +62,8 @@ def flash_backward(
     rows: Float32[Array, "2 B K G T"],
     table: PairTable,
     chunks: tuple[int, int],
-    logit_scale: float,
+    logits: Logits,
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
 ) -> tuple[jax.Array, Float32[Array, "2 B K S d"], Float32[Array, "B K S"] | None]:
     """Add the pairs of a table to `dq`; return it, and [dk, dv] and dbias of each group of query heads. If there are
     more groups than key heads, neighbours read the same key head.
@@ -71,7 +72,6 @@ def flash_backward(
       dkv: [dk, dv] to add to, in place; None: zeros. dbias covers only this table.
       do, rows: cotangents of o; m in units of log 2, and delta (`flash_attention.prepare`).
       chunks: tokens of a chunk of (queries, keys).
-      softcap: bound of the logits, in units of log 2. window: keys that a query sees.
     """
     (B, K, G, _, d), S, (Tq, Tk) = queries.q.shape, keys.kv.shape[3], chunks
     size = queries.q.dtype.itemsize
@@ -99,7 +99,7 @@ def flash_backward(
     operands |= given
     names = (*operands, *grown, *scratch)
     out = pl.pallas_call(
-        partial(_kernel, names=names, logit_scale=logit_scale, scale=scale, softcap=softcap, window=window),
+        partial(_kernel, names=names, logits=logits, scale=scale),
         out_shape=[like(x, queries.q) for x, _ in grown.values()],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(columns),
@@ -109,10 +109,7 @@ def flash_backward(
             scratch_shapes=list(scratch.values()),
         ),
         input_output_aliases={first + i: i for i in range(len(grown))},
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=on_chip.limit,
-        ),
+        compiler_params=grid_over_heads(on_chip),
         cost_estimate=cost(
             table, B * K, 10 * G * Tq * Tk * d, 2 * G * Tq * d * (size + 4), S // Tk, 2 * Tk * d * (size + 4)
         ),
@@ -173,10 +170,10 @@ def backward_on_chip(
     if packed:
         blocks |= {"k_ids": (key_row, int32), "q_ids": (query_row, int32)}
         scratch["ids"] = pltpu.VMEM((Tk, LANES), int32)
-    return OnChip(blocks, scratch, 4 * _part_of_keys(Tq, Tk) * Tq)
+    return OnChip(blocks, scratch, 4 * part_of_keys(Tq, Tk) * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, scale, softcap, window):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logits, scale):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, q, do, rows, dkv = (here[name] for name in ("kv", "q", "do", "rows", "dkv"))
     biased, packed, adds = "bias" in here, "ids" in here, "dkv_before" in here
@@ -237,18 +234,18 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
 
     def products(g, keys):
         return (
-            matmul(kv[0, keys, :], q[g], ROWS_BY_ROWS) * logit_scale,
+            matmul(kv[0, keys, :], q[g], ROWS_BY_ROWS) * logits.scale,
             matmul(kv[1, keys, :], do[g], ROWS_BY_ROWS),
         )
 
     def gradients(g, keys, logits_and_dp, masked):
         s, dp = logits_and_dp
-        if softcap is not None:
-            s, slope = capped(s, softcap)
+        if logits.softcap is not None:
+            s, slope = capped(s, logits.softcap)
         if biased:
             s += repeated(here["bias"][keys, :], Tq)
         if masked:
-            visible = sees(offset_of[p], used_of[p], keys, Tq, window)
+            visible = sees(offset_of[p], used_of[p], keys, Tq, logits.window)
             if packed:
                 visible &= repeated(here["ids"][keys, :], Tq) == here["q_ids"][...]
             s = jnp.where(visible, s, -jnp.inf)
@@ -257,7 +254,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         if biased:
             for at in range(0, Tq, LANES):
                 here["dbias"][keys, :] += ds[:, at : at + LANES]
-        if softcap is not None:
+        if logits.softcap is not None:
             ds = ds * slope
         ds, p_ = ds.astype(kv.dtype), p_.astype(kv.dtype)
         here["dq"][slot, g] += scale * matmul(kv[0, keys, :], ds, COLUMNS_BY_COLUMNS).T
@@ -265,7 +262,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
         dkv[1, keys, :] += matmul(p_, do[g], ROWS_BY_COLUMNS)
 
     def pair(masked):
-        length = _part_of_keys(Tq, Tk)
+        length = part_of_keys(Tq, Tk)
         parts = [slice(at, at + length) for at in range(0, Tk, length)]
 
         def head(g):
@@ -297,11 +294,3 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
     def end():
         departure(visit, q_of[p]).start()
         pl.when(p == count - 1)(wait_for_all)
-
-
-def _part_of_keys(Tq: int, Tk: int) -> int:
-    """Keys of a chunk whose logits the kernel holds at a time: half of them, or fewer to stay within 2 MiB."""
-    length = Tk // 2
-    while length * Tq > 2**19 and length % 32 == 0:
-        length //= 2
-    return length

@@ -36,10 +36,12 @@ from ringformer.ops.kernels.kernel_tools import (
     LANES,
     ROWS_BY_ROWS,
     SUBLANES,
+    Logits,
     OnChip,
     capped,
     column,
     for_each_head,
+    grid_over_heads,
     like,
     matmul,
     repeated,
@@ -58,13 +60,10 @@ def flash_forward(
     bias: jax.Array | None,
     table: PairTable,
     chunks: tuple[int, int],
-    logit_scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
+    logits: Logits,
 ) -> Softmax:
-    """Add the pairs of a table to the running softmax, whose m is in units of log 2, as is the bound `softcap` of the
-    logits. `chunks` are the tokens of a chunk of (queries, keys). If there are more groups of query heads than key
-    heads, neighbours read the same key head."""
+    """Add the pairs of a table to the running softmax, whose m is in units of log 2. `chunks` are the tokens of a chunk
+    of (queries, keys). If there are more groups of query heads than key heads, neighbours read the same key head."""
     (B, K, G, T, d), (Tq, Tk), size = queries.q.shape, chunks, queries.q.dtype.itemsize
     columns, count = table.columns, table.length
     packed = queries.segment_ids is not None and keys.segment_ids is not None
@@ -81,7 +80,7 @@ def flash_forward(
     first_state = len(columns) + len(operands) - 3
     names = (*operands, "o_out", "m_out", "l_out", *scratch)
     o, m, l = pl.pallas_call(  # noqa: E741
-        partial(_kernel, names=names, logit_scale=logit_scale, softcap=softcap, window=window),
+        partial(_kernel, names=names, logits=logits),
         out_shape=[like(x, queries.q) for x in state],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(columns),
@@ -91,10 +90,7 @@ def flash_forward(
             scratch_shapes=list(scratch.values()),
         ),
         input_output_aliases={first_state + i: i for i in range(3)},
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=on_chip.limit,
-        ),
+        compiler_params=grid_over_heads(on_chip),
         cost_estimate=cost(table, B * K, 4 * G * Tq * Tk * d, 2 * Tk * d * size, T // Tq, G * Tq * d * (size + 8)),
         name=kernel_name("forward", table, B * K, T // Tq),
     )(*columns, *(x for x, _ in operands.values()))
@@ -132,7 +128,7 @@ def forward_on_chip(
     return OnChip(blocks, scratch, Tk * Tq)
 
 
-def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logit_scale, softcap, window):
+def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, logits):
     here: dict[str, Any] = dict(zip(names, refs, strict=True))
     kv, biased, packed = here["kv"], "bias" in here, "q_ids" in here
     b, h, p, count = pl.program_id(0), pl.program_id(1), pl.program_id(2), pl.num_programs(2)
@@ -169,16 +165,16 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
             here["l_rows"][g] = jnp.where(sublane == 0, here["l"][slot, g][None], 0.0)
             here["o_columns"][g] = here["o"][slot, g].T
 
-    def logits(g, half, masked):
+    def write_logits(g, half, masked):
         """Write the logits of half of the keys, [Tk / 2, Tq], to the scratch; return their maxima [1, Tq]."""
         keys = slice(half * Tk // 2, (half + 1) * Tk // 2)
-        s = matmul(kv[0, keys, :], here["q"][slot, g], ROWS_BY_ROWS) * logit_scale
-        if softcap is not None:
-            s, _ = capped(s, softcap)
+        s = matmul(kv[0, keys, :], here["q"][slot, g], ROWS_BY_ROWS) * logits.scale
+        if logits.softcap is not None:
+            s, _ = capped(s, logits.softcap)
         if biased:
             s += repeated(here["bias_column"][keys, :], Tq)
         if masked:
-            visible = sees(offset_of[p], used_of[p], keys, Tq, window)
+            visible = sees(offset_of[p], used_of[p], keys, Tq, logits.window)
             if packed:
                 visible &= repeated(here["ids_column"][keys, :], Tq) == here["ids"][slot]
             s = jnp.where(visible, s, -jnp.inf)
@@ -203,7 +199,7 @@ def _kernel(q_of, k_of, offset_of, used_of, visit_of, next_of, *refs, names, log
             here["ids_column"][...] = column(here["k_ids"][...])
 
         def head(g):
-            first, second = logits(g, 0, masked), logits(g, 1, masked)
+            first, second = write_logits(g, 0, masked), write_logits(g, 1, masked)
             weights(g, 0, first, masked)
             weights(g, 1, second, masked)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 LANES, SUBLANES = 128, 8
 """Shape of a vector register of 32-bit values."""
@@ -44,6 +45,16 @@ class OnChip(NamedTuple):
         return None if 1.25 * self.bytes < 15 * 2**20 else int(1.25 * self.bytes)
 
 
+class Logits(NamedTuple):
+    """Logits of a pair in units of log 2, from the products of queries and keys."""
+
+    scale: float
+    softcap: float | None = None
+    """Bound c: a logit s becomes c tanh(s / c)."""
+    window: int | None = None
+    """Keys that a query of a masked pair sees at most."""
+
+
 def _padded_bytes(shape: Any, dtype: Any) -> int:
     """Bytes of an array in VMEM, padded to whole registers: the last dimension to lanes, the one before it to sublanes.
     A dimension of None is 1."""
@@ -51,6 +62,21 @@ def _padded_bytes(shape: Any, dtype: Any) -> int:
     *outer, rows, columns = (n or 1 for n in (1, 1, *shape))
     sublanes = SUBLANES * 4 // size
     return math.prod(outer) * (-(-rows // sublanes) * sublanes) * (-(-columns // LANES) * LANES) * size
+
+
+def grid_over_heads(on_chip: OnChip) -> pltpu.CompilerParams:
+    """Return the compiler's parameters for a grid of batch, key heads and pairs."""
+    return pltpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=on_chip.limit
+    )
+
+
+def part_of_keys(Tq: int, Tk: int) -> int:
+    """Keys of a chunk whose logits the backward holds at a time: half of them, or fewer to stay within 2 MiB."""
+    length = Tk // 2
+    while length * Tq > 2**19 and length % 32 == 0:
+        length //= 2
+    return length
 
 
 def like(x: jax.Array, varying: jax.Array) -> jax.ShapeDtypeStruct:
