@@ -12,6 +12,7 @@ that agree in it share a cell; and a cell stands for all lengths with its chunks
   shortest length of its chunks and two key heads, with which it keeps most; heads of 128 with one query head have,
   besides, the longest and 16 key heads, with which it keeps fewest. Causal or not is data of the grid: both bodies are
   in each kernel.
+- A window adds comparisons to masked pairs: a cell with a window of 4,096 keys for heads of 128, four to a key head.
 - A backward adds to gradients that arrived, as on a ring. One that does not, as on one device, lacks a copy: one a
   chip.
 
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -48,6 +50,7 @@ LENGTHS = tuple(1024 * n for n in (4, 8, 16, 32, 64))
 RANKS = 1, 8
 """Ranks of a ring, of which an eighth of the sequence is an eighth of a shard, or a whole one."""
 MASKS = "none", "ids", "ids and bias"
+IN_WINDOW, WINDOW = "ids and a window", 4096
 KINDS: tuple[Kind, ...] = ("forward", "backward")
 FEW_KEY_HEADS = 2
 
@@ -96,6 +99,13 @@ def cells(generation: str) -> Iterator[Cell]:
                 masks = MASKS if _has_room_for_bias(generation, heads, head_dim, chunks) else MASKS[:2]
                 kernels = [(name, kind) for name in masks for kind in KINDS]
                 wanted |= {Cell(generation, heads, head_dim, *chunks, length, key_heads, *of) for of in kernels}
+        if (heads, head_dim) == (4, 128):
+            windowed = replace(model, window=WINDOW)
+            chosen = cast(LlamaConfig, with_kernel(windowed, "tpu", chip, LENGTHS[-1], ring_size=RANKS[-1])[0])
+            if chosen.kernel == "pallas":
+                assert chosen.q_chunk and chosen.k_chunk
+                place = chosen.q_chunk, chosen.k_chunk, LENGTHS[-1], FEW_KEY_HEADS
+                wanted |= {Cell(generation, heads, head_dim, *place, IN_WINDOW, kind) for kind in KINDS}
     longest = max(c for c in wanted if (c.heads, c.head_dim, c.masks, c.kind) == (1, 128, MASKS[1], KINDS[-1]))
     yield from sorted({*wanted, longest._replace(adds=False)}, key=lambda c: (c.q_chunk * c.k_chunk, c))
 
@@ -129,7 +139,8 @@ def _is_text(statement: ast.stmt) -> bool:
 def try_cell(cell: Cell) -> dict:
     """Compile a cell in this process: whether it compiled, and what it took."""
     begin = time.process_time()
-    pair = Pair(cell.q_chunk, cell.k_chunk, cell.head_dim, cell.heads, int(cell.masks != "none"))
+    window = WINDOW if cell.masks == IN_WINDOW else 0
+    pair = Pair(cell.q_chunk, cell.k_chunk, cell.head_dim, cell.heads, int(cell.masks != "none"), window)
     try:
         compile_kernel(
             find_target(TARGETS[cell.generation]),
