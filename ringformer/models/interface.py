@@ -26,6 +26,8 @@ class Axes:
 
     sp: str | None = None
     tp: str | None = None
+    rings: int = 1
+    """Equal rings that the ranks of `sp` form, each with a sequence of its own."""
 
 
 @runtime_checkable

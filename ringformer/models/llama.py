@@ -241,7 +241,7 @@ class Llama(nnx.Module):
         length *= 1 if axes.tp is None else lax.axis_size(axes.tp)
         if axes.sp is None or self.config.attention != "ring":
             return jnp.arange(length, dtype=jnp.int32)[None]
-        return layouts.positions(self.config.layout, length, axes.sp, self.config.ulysses)[None]
+        return layouts.positions(self.config.layout, length, axes.sp, self.config.ulysses, axes.rings)[None]
 
     def _head(self, dtype, gather):
         """Return the output head [D, V] in the compute dtype."""
@@ -269,6 +269,7 @@ def _attend(c: LlamaConfig, axes: Axes, segment_ids, segments: Segments, q, k, v
         kernel="xla" if c.kernel == "auto" else c.kernel,
         ulysses=c.ulysses if ring else 1,
         ring=c.ring,
+        rings=axes.rings if ring else 1,
         window=c.window or None,
     )
     return o, None

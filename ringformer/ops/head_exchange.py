@@ -74,11 +74,6 @@ class HeadExchange(NamedTuple):
         h = x.shape[0] // self.ulysses
         return lax.dynamic_slice_in_dim(x, lax.axis_index(self.axis_name) % self.ulysses * h, h)
 
-    def between(self, moves: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the (source, target) devices of moves between ranks; each device sends to its like in the target."""
-        u = self.ulysses
-        return [(source * u + i, target * u + i) for source, target in moves for i in range(u)]
-
     def repeated(self, x: Float[Array, "B T K d"]) -> Float[Array, "B T copied d"]:
         """Copy each key head; its copies are neighbours."""
         return x if self.copies == 1 else jnp.repeat(x, self.copies, axis=2)

@@ -69,24 +69,27 @@ def check_layout(layout: str, seq_len: int, ring_size: int, ulysses: int = 1) ->
         )
 
 
-def permutation(layout: Layout, seq_len: int, ring_size: int) -> Int64[np.ndarray, " {seq_len}"]:
+def permutation(layout: Layout, seq_len: int, ring_size: int, rings: int = 1) -> Int64[np.ndarray, " {seq_len}"]:
     """Return the token at each index of the concatenated shards of all ranks.
 
     `x[:, permutation(...)]` moves an array from natural order into the layout. With head exchange, `ring_size` is that
-    of the ring, n/u.
+    of the ring, n/u. The ranks may be cut into `rings` smaller rings, each of which has its part of the sequence.
     """
     check_layout(layout, seq_len, ring_size)
-    length = seq_len // ring_size
-    return _tokens(layout, np.arange(ring_size)[:, None], np.arange(length), length, ring_size).reshape(-1)
+    size, length = ring_size // rings, seq_len // ring_size
+    tokens = _tokens(layout, np.arange(size)[:, None], np.arange(length), length, size).reshape(-1)
+    return (np.arange(rings)[:, None] * len(tokens) + tokens).reshape(-1)
 
 
-def positions(layout: Layout, length: int, axis_name: str, ulysses: int = 1) -> Int32[Array, " {length}"]:
+def positions(
+    layout: Layout, length: int, axis_name: str, ulysses: int = 1, rings: int = 1
+) -> Int32[Array, " {length}"]:
     """Return the position in the sequence of each of this device's tokens (inside `shard_map`)."""
-    n, ring_size = lax.axis_size(axis_name), ring_size_of(axis_name, ulysses)
-    check_layout(layout, length * n, ring_size, ulysses)
+    ring_size = ring_size_of(axis_name, ulysses, rings)
+    check_layout(layout, length * ring_size * ulysses, ring_size, ulysses)
     rank, piece = divmod(lax.axis_index(axis_name), ulysses)
     index = piece * length + np.arange(length, dtype=np.int32)
-    return _tokens(layout, rank, index, length * ulysses, ring_size)
+    return _tokens(layout, rank % ring_size, index, length * ulysses, ring_size)
 
 
 def part_moves(layout: Layout, ring_size: int, by: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
@@ -108,13 +111,15 @@ def parts_before(layout: Layout, ring_size: int, rank: Int32[Array, ""]) -> list
     return [rank, 2 * ring_size - 1 - rank] if layout == "zigzag" else [rank]
 
 
-def ring_size_of(axis_name: str, ulysses: int) -> int:
-    """Return the ranks of the ring on a mesh axis of which each `ulysses` devices are one rank. Raises ValueError if
-    `ulysses` does not divide the axis."""
+def ring_size_of(axis_name: str, ulysses: int, rings: int = 1) -> int:
+    """Return the ranks of each of `rings` equal rings on a mesh axis of which each `ulysses` devices are one rank.
+    Raises ValueError if there are no such rings."""
     n = lax.axis_size(axis_name)
     if not isinstance(ulysses, int) or ulysses < 1 or n % ulysses:
         raise ValueError(f"ulysses={ulysses!r} does not divide the {n} devices of the mesh axis {axis_name!r}")
-    return n // ulysses
+    if rings < 1 or n // ulysses % rings:
+        raise ValueError(f"rings={rings} does not divide the {n // ulysses} ranks of the mesh axis {axis_name!r}")
+    return n // ulysses // rings
 
 
 def _tokens(layout, rank, index, length, n):

@@ -55,6 +55,12 @@ class Options(TypedDict, total=False):
     attend_first: int
 
 
+class DeviceOptions(Options, total=False):
+    """Keywords of `ring_attention` that do not affect the type of the result."""
+
+    rings: int
+
+
 @overload
 def ring_attention(
     q: AnyArray,
@@ -63,7 +69,7 @@ def ring_attention(
     *,
     axis_name: str | None,
     return_lse: Literal[True],
-    **options: Unpack[Options],
+    **options: Unpack[DeviceOptions],
 ) -> tuple[Output, LogSumExp]: ...
 
 
@@ -75,13 +81,13 @@ def ring_attention(
     *,
     axis_name: str | None,
     return_lse: Literal[False] = False,
-    **options: Unpack[Options],
+    **options: Unpack[DeviceOptions],
 ) -> Output: ...
 
 
 @overload
 def ring_attention(
-    q: AnyArray, k: AnyArray, v: AnyArray, *, axis_name: str | None, return_lse: bool, **options: Unpack[Options]
+    q: AnyArray, k: AnyArray, v: AnyArray, *, axis_name: str | None, return_lse: bool, **options: Unpack[DeviceOptions]
 ) -> Output | tuple[Output, LogSumExp]: ...
 
 
@@ -102,6 +108,7 @@ def ring_attention(
     kernel: Kernel = "xla",
     ulysses: int = 1,
     ring: RingForm = "one_way",
+    rings: int = 1,
     window: int | None = None,
     sinks: Float[AnyArray, " H"] | None = None,
     softcap: float | None = None,
@@ -137,6 +144,8 @@ def ring_attention(
         and so in `jax.hessian`, u must be 1 or n: JAX batches no collectives of groups.
       ring: "one_way"; "both_ways": half of the keys travel in each direction, which on a torus uses twice the links;
         "gathered": every rank holds all keys at once, which suits short shards.
+      rings: the ranks of the axis form so many equal rings of neighbours, each with a sequence of its own. So sequences
+        that are shorter than the axis is long need fewer hops. Token order is that of `layouts.permutation`.
       window: a query sees at most so many keys, the last ones, its own included; needs a causal mask, and a layout
         other than striped. Keys then make only the hops that the window reaches (`window_passes.py`), whatever `ring`
         is.
@@ -163,7 +172,9 @@ def ring_attention(
     if causal:
         layouts.check_layout(layout, q.shape[1] * ulysses, 1, ulysses)
     sinks = argument_checks.as_sinks(sinks, q.shape[2])
-    options = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, exchange, return_lse, ring)
+    options = Ring(axis_name, layout, causal, scale, q_chunk, k_chunk, kernel, exchange, return_lse, ring, rings)
+    if rings != 1 and axis_name is None:
+        raise ValueError(f"rings={rings} cuts a mesh axis; axis_name is None")
     options.check_form(k.shape[2])
     argument_checks.check_softcap(softcap)
     argument_checks.check_window(window, attend_first, in_order, causal, segment_ids)

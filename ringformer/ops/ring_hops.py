@@ -47,6 +47,8 @@ class Ring:
     returns_lse: bool = True
     """True if lse may have a cotangent."""
     form: RingForm = "one_way"
+    rings: int = 1
+    """Equal rings that the ranks of the axis form, each with a sequence of its own."""
     window: int | None = None
     """Keys that a query sees at most, the last ones, its own included; None: no limit."""
     attend_first: int = 0
@@ -66,7 +68,7 @@ class Ring:
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return 1 if self.axis_name is None else layouts.ring_size_of(self.axis_name, self.exchange.ulysses)
+        return 1 if self.axis_name is None else layouts.ring_size_of(self.axis_name, self.exchange.ulysses, self.rings)
 
     @property
     def hops(self) -> int:
@@ -102,7 +104,8 @@ class Ring:
         """
         if self.axis_name is None:
             return jnp.zeros((), jnp.int32), q, *ids
-        return lax.optimization_barrier((lax.axis_index(self.axis_name) // self.exchange.ulysses, q, *ids))
+        rank = lax.axis_index(self.axis_name) // self.exchange.ulysses % self.size
+        return lax.optimization_barrier((rank, q, *ids))
 
     @property
     def parts(self) -> int:
@@ -178,10 +181,14 @@ class Ring:
 
     def shift(self, tree, stream: Stream):
         """Send every leaf to the next rank in the stream's direction, and receive the leaves of the previous one."""
-        u = self.exchange.ulysses
-        n = self.size * u
-        pairs = [(i, (i + u * stream.direction) % n) for i in range(n)]
-        return None if tree is None else lax.ppermute(tree, self.axis_name, pairs)
+        moves = [(rank, (rank + stream.direction) % self.size) for rank in range(self.size)]
+        return None if tree is None else lax.ppermute(tree, self.axis_name, self.devices(moves))
+
+    def devices(self, moves: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the (source, target) devices, in all rings, of moves between ranks; each device of a rank sends to its
+        like."""
+        u, ranks = self.exchange.ulysses, [first * self.size for first in range(self.rings)]
+        return [((f + a) * u + i, (f + b) * u + i) for f in ranks for a, b in moves for i in range(u)]
 
     def forward(self, state: Softmax, queries: Queries, keys: Keys, work_list: WorkList) -> Softmax:
         """Add the visible keys of a block to the running softmax of every query."""
@@ -219,9 +226,13 @@ class Ring:
 
     @property
     def _peers(self) -> list[list[int]] | None:
-        """Devices that hold the same place in every rank."""
-        u = self.exchange.ulysses
-        return None if u == 1 else [list(range(first, self.size * u, u)) for first in range(u)]
+        """Devices that hold the same place in every rank of a ring; None: all."""
+        u, ring = self.exchange.ulysses, self.size * self.exchange.ulysses
+        if u == self.rings == 1:
+            return None
+        return [
+            list(range(first + i, first + ring, u)) for first in range(0, self.rings * ring, ring) for i in range(u)
+        ]
 
     def work_list(self, T: int, S: int, earlier: jax.Array | None, stream: Stream) -> WorkList:
         """Make the chunk pairs of the queries of a rank and the keys of a stream; S tokens are a whole shard.

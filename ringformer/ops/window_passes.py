@@ -132,7 +132,7 @@ class Line:
         for (source, target), moves in layouts.part_moves(ring.layout, ring.size, by).items():
             came = parts[source]
             if any(a != b for a, b in moves):
-                came = lax.ppermute(came, ring.axis_name, ring.exchange.between(moves))
+                came = lax.ppermute(came, ring.axis_name, ring.devices(moves))
             if target in arrived:
                 came = jnp.where(jnp.isin(self.rank, np.array([b for _, b in moves])), came, arrived[target])
             arrived[target] = came

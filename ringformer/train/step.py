@@ -29,6 +29,7 @@ def make_train_step(
     clip_norm: float,
     accumulate: int = 1,
     skip_spikes: bool = False,
+    rings: int = 1,
 ):
     """Return the jitted `step(state, batch) -> (state, metrics)` for global [B, T] arrays; the state is donated.
 
@@ -37,13 +38,15 @@ def make_train_step(
     tokens (those trained on), masked (tokens that the store masks, not counting document ends and padding), skipped (0
     or 1).
 
+    With `rings`, the ranks of `sp` form so many smaller rings, each with its part of every sequence (`data.buckets`).
+
     A step whose loss or gradient norm is not finite is skipped: on every device, parameters, moments and the
     optimizer's counts stay unchanged, and only the step number advances. With `skip_spikes`, the step takes a third
     argument, a float32 scalar, and is also skipped if its norm is larger than that.
     """
 
     def step(state, batch, *largest_norm):
-        gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate)
+        gradients = make_gradients(config, shardings.params, mesh, accumulate=accumulate, rings=rings)
         loss, grads, norm, tokens, masked = gradients(state.params, batch)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(clip(grads, norm, clip_norm), state.opt_state, state.params)
@@ -65,9 +68,9 @@ def make_train_step(
     return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options(mesh, training=True))
 
 
-def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate: int) -> Callable:
+def make_gradients(config: ModelConfig, weights: dict, mesh: Mesh, *, accumulate: int, rings: int = 1) -> Callable:
     """Return the per-device `gradients(params, batch) -> (loss, grads, norm, tokens, masked)` of `make_train_step`."""
-    definition, axes, gather = _per_device(config, weights, mesh)
+    definition, axes, gather = _per_device(config, weights, mesh, rings)
 
     def loss_sum(params, batch):
         return nnx.merge(definition, params).loss(batch, axes=axes, gather=gather)
@@ -139,11 +142,11 @@ def make_logits(config: ModelConfig, weights: dict, mesh: Mesh):
     return jax.jit(jax.shard_map(logits, mesh=mesh, in_specs=(specs(weights), BATCH), out_specs=BATCH))
 
 
-def _per_device(config, weights, mesh):
+def _per_device(config, weights, mesh, rings=1):
     """Return the model's definition, the axes that the model communicates over, and the function that gathers its
     weights."""
 
     def gather(name, shards):
         return jax.tree.map(lambda w, x: w.gather(x, config.compute_dtype), weights[name], shards)
 
-    return abstract_model(config)[0], Axes(sp="sp", tp="tp" if mesh.shape["tp"] > 1 else None), gather
+    return abstract_model(config)[0], Axes("sp", "tp" if mesh.shape["tp"] > 1 else None, rings), gather

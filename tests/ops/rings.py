@@ -51,15 +51,17 @@ def dense(inputs, cotangents, segment_ids=None, causal=True, scale=None):
     return values_and_gradients(partial(dense_attention, **options), inputs, cotangents)
 
 
-def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, compile=jit, ulysses=1, **options):
+def on_ring(
+    n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, compile=jit, ulysses=1, rings=1, **options
+):
     """The same from `ring_attention` inside a `shard_map` of our own; the gradients are taken inside it too. On n
-    devices, of which each `ulysses` are one rank."""
+    devices, of which each `ulysses` are one rank, and the ranks form so many `rings`."""
     sinks = {name: x for name, x in inputs.items() if name == "sinks"}  # one number per head, on every device
     inputs = {name: x for name, x in inputs.items() if name != "sinks"}
     bring, home = {}, {}
     for length in {x.shape[1] for x in inputs.values()}:
         fits = options.get("causal", True)
-        bring[length] = layouts.permutation(layout, length, n // ulysses) if fits else np.arange(length)
+        bring[length] = layouts.permutation(layout, length, n // ulysses, rings) if fits else np.arange(length)
         home[length] = np.argsort(bring[length])
     inputs = {name: x[:, bring[x.shape[1]]] for name, x in inputs.items()}
     T = inputs["q"].shape[1]
@@ -68,7 +70,8 @@ def on_ring(n, layout, inputs, cotangents, segment_ids=None, *, check_vma=True, 
         inputs["segment_ids"] = jax.tree.map(lambda x: x[:, bring[x.shape[1]]], segment_ids)
     in_specs = dict.fromkeys(inputs, ROWS) | dict.fromkeys(sinks, P())
     inputs |= sinks
-    attention = partial(ring_attention, axis_name="sp", layout=layout, ulysses=ulysses, return_lse=True, **options)
+    given = dict(layout=layout, ulysses=ulysses, rings=rings, return_lse=True)
+    attention = partial(ring_attention, axis_name="sp", **given, **options)
     run = jax.shard_map(
         partial(values_and_gradients, attention),
         mesh=ring_mesh(n),
