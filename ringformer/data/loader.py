@@ -6,6 +6,7 @@ resumes at any step, on any mesh, without loader state.
 """
 
 import itertools
+import math
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ringformer.data.packing.buckets import LengthBuckets
 from ringformer.data.packing.document_lengths import DocumentLengths, document_lengths
 from ringformer.data.packing.mixture import Mixture
 from ringformer.data.packing.options import PackingOptions
@@ -35,7 +37,8 @@ class Loader:
 
     Args:
       store: a store, or several with their shares.
-      packing: the selection of documents, and how they are packed: as a `DocumentStream` or as `WholeDocuments`.
+      packing: the selection of documents, and how they are packed: as a `DocumentStream`, as `WholeDocuments` or in
+        `LengthBuckets`.
 
     Attributes:
       stores: the stores; `batch` and `iterate` raise ValueError once the check of any store has failed.
@@ -58,30 +61,44 @@ class Loader:
         parts: Parts = [(store, 1)] if isinstance(store, TokenStore) else store
         self.batch_size, self.seq_len = batch_size, seq_len
         self.stores, shares = zip(*parts, strict=True)
-        packed: list[StoreSequences] = []
-        for part, share in parts:
-            if packing.packing == "stream":
-                packed.append(DocumentStream(part, seq_len, seed, packing))
-            else:
-                rows = max(round(batch_size * share / sum(shares)), 1)
-                packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=rows))
-        self.sequences = Mixture(packed, shares, seed)
-        self._has_segments = packing.has_segments
-        self._order = permutation(layout, seq_len, ring_size)
+        self.sequences: Mixture | LengthBuckets
+        if packing.buckets:
+            if len(parts) > 1:
+                raise ValueError(f"data.buckets={packing.buckets} needs one store; the mixture has {len(parts)}")
+            self.sequences = LengthBuckets(parts[0][0], seq_len, seed, packing, batch_size=batch_size)
+        else:
+            packed: list[StoreSequences] = []
+            for part, share in parts:
+                if packing.packing == "stream":
+                    packed.append(DocumentStream(part, seq_len, seed, packing))
+                else:
+                    rows = max(round(batch_size * share / sum(shares)), 1)
+                    packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=rows))
+            self.sequences = Mixture(packed, shares, seed)
+        self._has_segments, self._ring_size = packing.has_segments, ring_size
+        orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in self.every_rings(packing.buckets)}
+        self._orders = orders
 
     def document_lengths(self) -> list[DocumentLengths]:
         """Return the lengths of each store's documents; `too_short` turns them into a warning for training."""
-        return [document_lengths(part) for part in self.sequences.parts]
+        return [document_lengths(part) for part in self.sequences.selections]
 
     def passes(self, steps: int) -> dict[str, float]:
         """Count the passes that `steps` make through each store's selected documents, by the store's folder."""
-        share = steps * self.batch_size / sum(self.sequences.shares)
-        parts = zip(self.sequences.parts, self.sequences.shares, strict=True)
-        return {str(part.store.path): share * own / part.per_epoch for part, own in parts}
+        return self.sequences.passes(steps * self.batch_size)
+
+    def every_rings(self, buckets: int) -> list[int]:
+        """Return the numbers of rings that the batches of so many buckets need."""
+        return sorted({math.gcd(2**k, self._ring_size) for k in range(buckets + 1)})
+
+    def rings(self, step: int) -> int:
+        """Return into how many rings the ranks are cut for a step's batch: as many as its sequences have pieces, if
+        they divide the ranks."""
+        return math.gcd(2 ** self.sequences.halvings(step), self._ring_size)
 
     def read(self, step: int, rows: slice = slice(None), columns: slice | np.ndarray = slice(None)) -> Batch:
         """Read part of a step's batch as numpy arrays; `columns`, a slice or a mask, are in layout order."""
-        positions = self._order[columns]
+        positions = self._orders[self.rings(step)][columns]
         first = step * self.batch_size
         sequences = [self.sequences.read(first + row, positions) for row in range(self.batch_size)[rows]]
         return Batch(*(None if field[0] is None else np.stack(field) for field in zip(*sequences, strict=True)))
@@ -90,10 +107,8 @@ class Loader:
         """Return, for each row of a step's batch, the number of its sequence, its store's folder and its documents."""
         contents = []
         for sequence in range(step * self.batch_size, (step + 1) * self.batch_size):
-            number, index = self.sequences.source(sequence)
-            part = self.sequences.parts[number]
-            documents = part.documents_of(index).tolist()
-            contents.append({"sequence": sequence, "store": str(part.store.path), "documents": documents})
+            store, documents = self.sequences.documents_of(sequence)
+            contents.append({"sequence": sequence, "store": str(store.path), "documents": documents.tolist()})
         return contents
 
     def batch(self, step: int, sharding: jax.sharding.Sharding) -> Batch:

@@ -48,6 +48,7 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
     data = run.eval_data
     evaluation = Evaluation(run, data, folder, reports, saving, stopping) if data else None
     batches = run.train_data.iterate(start, program.batch_sharding)
+    compiled: set[int] = set()
 
     # `stopping` outlives the checkpoints: no signal may end the process while the last one is being written.
     with closing(reports), stopping, closing(checkpoints), closing(batches):
@@ -63,10 +64,14 @@ def _train(run: Run, folder: RunFolder, stopping: Stopping) -> TrainState:
                 with saving.reading(state, step - 1):
                     batch = next(batches)
                 largest_norm = [reports.largest_norm(step)] if config.optimizer.skip_spikes else []
-                state, metrics = program.step(state, batch, *largest_norm)
+                rings = run.train_data.rings(step - 1)
+                if rings not in compiled and compiled:
+                    stopping.enter(Phase.COMPILATION, step)
+                state, metrics = program.step_on(rings)(state, batch, *largest_norm)
                 if config.debug_nans:
                     check_operations(run, step, state.params, batch, metrics)
-                stopping.enter(Phase.STEP if step > start + 1 else Phase.FIRST_STEP, step)
+                stopping.enter(Phase.STEP if rings in compiled else Phase.FIRST_STEP, step)
+                compiled.add(rings)
                 reports.enqueued(step, metrics)
                 checkpoints.check()
                 saving.save_if_due(state, step)

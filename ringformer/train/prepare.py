@@ -1,6 +1,7 @@
 """Preparation of a run: its checked configuration, programs and data."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,7 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
     if isinstance(config.model, LlamaConfig) and config.model.ring == "gathered":
         check_gathered_keys(config.model, mesh, config.seq_len, config.batch_size // config.accumulate, chip)
     data = config.data
-    packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length)
+    packing = PackingOptions(data.packing, data.packed_attention, data.min_length, data.max_length, data.buckets)
     model, kernel = with_kernel(
         config.model, device.platform, chip, rank_tokens, packing.has_segments, ranks, mesh.shape["tp"]
     )
@@ -117,10 +118,9 @@ def prepare(config: Config, allow: Collection[str] = (), *, anew: bool = False) 
         seq_len=config.seq_len,
         layout=model.layout,
         ring_size=ranks,
-        packing=packing,
     )
-    train_data = load(train_store, seed=config.seed)
-    eval_data = load(eval_store, seed=0) if eval_store else None
+    train_data = load(train_store, seed=config.seed, packing=packing)
+    eval_data = load(eval_store, seed=0, packing=replace(packing, buckets=0)) if eval_store else None
     run = Run(config, run_dir, program, kernel, tokenizer, train_data, eval_data, identity, checked, frozenset(allow))
     if jax.process_count() > 1:
         check_same_on_all(identity)

@@ -1,6 +1,8 @@
 """Programs of a run on its mesh: training, evaluations and estimates use the same programs."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import optax
 from jax.sharding import Mesh, NamedSharding
@@ -24,14 +26,19 @@ class Program(NamedTuple):
     optimizer: optax.GradientTransformation
     shardings: TrainState
     """A `WeightSharding` for each array of the state."""
-    step: Wrapped
-    """Jitted train step, from `make_train_step`."""
+    step_on: Callable[[int], Wrapped]
+    """Function that returns the jitted train step on so many rings, from `make_train_step`."""
     eval_step: Wrapped
     """Jitted function that sums the losses of one batch of an evaluation, from `make_eval_step`."""
     state: TrainState
     """Shapes, dtypes and shardings of the state."""
     batch_sharding: NamedSharding
     """Sharding of a batch's arrays [B, T]."""
+
+    @property
+    def step(self) -> Wrapped:
+        """Jitted train step on one ring of all ranks."""
+        return self.step_on(1)
 
 
 def make_program(
@@ -54,15 +61,12 @@ def make_program(
     _, shapes, letters = abstract_model(model)
     transformation = make_optimizer(optimizer, steps, letters)
     shardings = state_shardings(shard_weights(shapes, letters, mesh), transformation)
-    step = make_train_step(
-        model,
-        transformation,
-        shardings,
-        mesh,
-        clip_norm=optimizer.clip_norm,
-        accumulate=accumulate,
-        skip_spikes=optimizer.skip_spikes > 0,
-    )
+
+    @lru_cache
+    def step_on(rings: int) -> Wrapped:
+        options: dict[str, Any] = {"clip_norm": optimizer.clip_norm, "skip_spikes": optimizer.skip_spikes > 0}
+        return make_train_step(model, transformation, shardings, mesh, accumulate=accumulate, rings=rings, **options)
+
     eval_step = make_eval_step(model, shardings.params, mesh, seq_len=seq_len, accumulate=accumulate)
     state = abstract_state(shardings, transformation, mesh)
-    return Program(model, mesh, transformation, shardings, step, eval_step, state, NamedSharding(mesh, BATCH))
+    return Program(model, mesh, transformation, shardings, step_on, eval_step, state, NamedSharding(mesh, BATCH))

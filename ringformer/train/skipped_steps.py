@@ -127,7 +127,8 @@ def check_operations(run: Run, step: int, params: Any, batch: Any, metrics: dict
         return
     program, mesh = run.program, run.program.mesh
     weights = program.shardings.params
-    gradients = make_gradients(program.model, weights, mesh, accumulate=run.config.accumulate)
+    rings = run.train_data.rings(step - 1)
+    gradients = make_gradients(program.model, weights, mesh, accumulate=run.config.accumulate, rings=rings)
     findings = find_bad_operations(
         gradients,
         (params, batch),

@@ -93,6 +93,30 @@ def schedule(shares: Sequence[int]) -> np.ndarray:
     return np.array(order)
 
 
+class Turns:
+    """Turns of several parts in the given shares, as a function of (seed, index)."""
+
+    def __init__(self, shares: Sequence[int], seed: int):
+        self.shares, period = shares, schedule(shares)
+        self._period = np.roll(period, -np.random.Generator(np.random.Philox(key=seed)).integers(len(period)))
+        self._earlier = np.empty(len(period), np.int64)  # number of earlier turns of the period of the same part
+        for part, share in enumerate(shares):
+            self._earlier[self._period == part] = np.arange(share)
+
+    def source(self, index: int) -> tuple[int, int]:
+        """Return the part that has turn `index`, and the number of its turns before."""
+        if index < 0:
+            raise ValueError(f"sequence {index} does not exist; they are counted from 0")
+        periods, at = divmod(index, len(self._period))
+        part = int(self._period[at])
+        return part, periods * self.shares[part] + int(self._earlier[at])
+
+    def until(self, part: int, count: int) -> int:
+        """Return the index of the part's turn number `count`."""
+        periods, rest = divmod(count, self.shares[part])
+        return periods * len(self._period) + int(np.flatnonzero(self._period == part)[rest])
+
+
 class Mixture:
     """Packed sequences of several parts in the given shares. Like the sequences of each part, they are a function of
     (seed, index).
@@ -103,21 +127,32 @@ class Mixture:
     """
 
     def __init__(self, parts: Sequence[StoreSequences], shares: Sequence[int], seed: int):
-        self.parts, self.shares = parts, shares
-        period = schedule(shares)
-        self._period = np.roll(period, -np.random.Generator(np.random.Philox(key=seed)).integers(len(period)))
-        self._earlier = np.empty(len(period), np.int64)  # number of earlier sequences of the period from the same part
-        for part, share in enumerate(shares):
-            self._earlier[self._period == part] = np.arange(share)
-        self.per_epoch = min(self._until(part, packed.per_epoch) for part, packed in enumerate(self.parts))
+        self.parts, self.shares, self._turns = parts, shares, Turns(shares, seed)
+        self.per_epoch = min(self._turns.until(part, packed.per_epoch) for part, packed in enumerate(self.parts))
 
     def source(self, index: int) -> tuple[int, int]:
         """Return the part that sequence `index` comes from, and the sequence's index in that part."""
-        if index < 0:
-            raise ValueError(f"sequence {index} does not exist; they are counted from 0")
-        periods, at = divmod(index, len(self._period))
-        part = int(self._period[at])
-        return part, periods * self.shares[part] + int(self._earlier[at])
+        return self._turns.source(index)
+
+    def documents_of(self, index: int) -> tuple[TokenStore, np.ndarray]:
+        """Return the store of sequence `index`, and the numbers of its documents in the store, in order, int64."""
+        part, index = self.source(index)
+        return self.parts[part].store, self.parts[part].documents_of(index)
+
+    def passes(self, sequences: int) -> dict[str, float]:
+        """Count the passes that so many sequences make through each store's selected documents, by store's folder."""
+        parts = zip(self.parts, self.shares, strict=True)
+        each = sequences / sum(self.shares)
+        return {str(part.store.path): each * own / part.per_epoch for part, own in parts}
+
+    @property
+    def selections(self) -> Sequence[StoreSequences]:
+        """Sequences of all selected documents of each store."""
+        return self.parts
+
+    def halvings(self, step: int) -> int:
+        """Return how often the sequences of a step are halved: never."""
+        return 0
 
     def read(self, index: int, positions: np.ndarray) -> Batch:
         """See `StoreSequences.read`."""
@@ -137,8 +172,3 @@ class Mixture:
     def bytes_per_token(self) -> float:
         """Mean bytes of text per token over the mixture."""
         return float(np.average([part.bytes_per_token for part in self.parts], weights=self.shares))
-
-    def _until(self, part: int, count: int) -> int:
-        """Return the index, in the mixture, of the part's sequence number `count`."""
-        periods, rest = divmod(count, self.shares[part])
-        return periods * len(self._period) + int(np.flatnonzero(self._period == part)[rest])

@@ -24,6 +24,11 @@ class PackingOptions:
     max_length: int = 0
     """Most tokens of a document to use, including the end token; 0: no limit."""
 
+    buckets: int = 0
+    """Times that the sequence is halved for short documents, with packing=whole and packed_attention=document: a batch
+    then has documents of at most 1/2^k of the sequence, for a k from 0 to buckets, and rings 2^k times smaller. One
+    train step is compiled for each k."""
+
     @property
     def has_segments(self) -> bool:
         """True if sequences have segment ids, because tokens do not see all tokens before them."""
@@ -34,6 +39,13 @@ class PackingOptions:
         for field, values in (("packing", get_args(Packing)), ("packed_attention", get_args(PackedAttention))):
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {key}{field} {getattr(self, field)!r}; known: {', '.join(values)}")
+        if self.buckets < 0:
+            raise ValueError(f"{key}buckets={self.buckets} must not be negative: the times that sequences are halved")
+        if self.buckets and (self.packing != "whole" or self.packed_attention != "document"):
+            raise ValueError(
+                f"{key}buckets={self.buckets} needs {key}packing='whole' and {key}packed_attention='document', so that "
+                f"no token sees beyond a document that fits; got {self.packing!r} and {self.packed_attention!r}"
+            )
         if self.min_length < 0 or self.max_length < 0 or 0 < self.max_length < self.min_length:
             raise ValueError(
                 f"{key}min_length={self.min_length} and {key}max_length={self.max_length} leave no "

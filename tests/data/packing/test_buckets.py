@@ -1,0 +1,107 @@
+"""Buckets: batches by the length of their longest document, in pieces that no document crosses."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ringformer.data import Loader
+from ringformer.data.packing.buckets import LengthBuckets
+from ringformer.data.packing.options import PackingOptions
+from ringformer.ops.layouts import permutation
+from tests.data.packing_samples import LENGTHS, SEED, build
+
+OPTIONS = PackingOptions(packing="whole", buckets=3)
+T, ROWS = 64, 2
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["no mask", "mask"])
+def store(request, tmp_path_factory):
+    return build(tmp_path_factory.mktemp("store") / "s", LENGTHS, request.param)
+
+
+def bucket_of(length):
+    """The most halvings of 64 that leave room for a document."""
+    return min(3, max(0, int(np.log2(64 / length)))) if length <= 64 else 0
+
+
+def test_a_batch_has_documents_of_one_bucket_and_pieces_cut_none(store):
+    packed, lengths, seen = LengthBuckets(store, T, SEED, OPTIONS, batch_size=ROWS), np.diff(store.offsets), Counter()
+    for step in range(40):
+        k = packed.halvings(step)
+        for row in range(ROWS):
+            _, documents = packed.documents_of(step * ROWS + row)
+            assert {bucket_of(lengths[d]) for d in documents} == {k}
+            batch = packed.read(step * ROWS + row, np.arange(T))
+            assert (np.diff(batch.segment_ids) >= 0).all()
+            for a, b in itertools.pairwise(np.split(batch.segment_ids, 2**k)):
+                assert a[-1] < b[0]
+            seen.update(documents.tolist())
+    assert {packed.halvings(step) for step in range(40)} == {bucket_of(n) for n in lengths}
+    assert seen.keys() == set(range(len(lengths)))
+
+
+def test_tokens_are_those_of_the_documents(store):
+    """Every piece of text is a run of the store, with its targets, its mask and its positions from 0."""
+    packed = LengthBuckets(store, T, SEED, OPTIONS, batch_size=ROWS)
+    tokens, starts = np.asarray(store.tokens), {int(x) for x in store.offsets[:-1]}
+    for index in range(24):
+        batch, (_, documents) = packed.read(index, np.arange(T)), packed.documents_of(index)
+        texts = [np.flatnonzero(batch.segment_ids == i) for i in np.unique(batch.segment_ids)]
+        texts = [places for places in texts if not batch.ends[places[0]] or len(places) > 1]
+        for document, places in zip([d for d in documents if np.diff(store.offsets)[d] > 1], texts, strict=False):
+            begin = int(store.offsets[document])
+            assert begin in starts and (batch.positions[places] == np.arange(len(places))).all()
+            if len(places) == store.offsets[document + 1] - begin:
+                assert (batch.tokens[places] == tokens[begin : begin + len(places)]).all()
+                assert (batch.targets[places[:-1]] == tokens[begin + 1 : begin + len(places)]).all()
+                assert not batch.mask[places[-1]] and batch.ends[places[-1]]
+
+
+def test_a_sequence_is_the_same_on_every_ring_and_in_any_order_of_reading(store):
+    """Only the order of its columns is another: that of the rings which the ranks are cut into."""
+    loaders = {
+        n: Loader(store, batch_size=ROWS, seq_len=T, seed=SEED, layout="zigzag", ring_size=n, packing=OPTIONS)
+        for n in (1, 2, 8)
+    }
+    for step in reversed(range(12)):
+        k, expected = loaders[1].sequences.halvings(step), None
+        for n, loader in loaders.items():
+            rings = loader.rings(step)
+            assert rings == min(2**k, n)
+            back = np.argsort(permutation("zigzag", T, n, rings))
+            batch = [field[:, back] for field in loader.read(step)]
+            expected = expected or batch
+            for field, e in zip(batch, expected, strict=True):
+                np.testing.assert_array_equal(field, e)
+            columns = np.arange(T) % 3 == 1
+            part, every = loader.read(step, slice(1, 2), columns), loader.read(step)
+            np.testing.assert_array_equal(part.tokens, every.tokens[1:, columns])
+
+
+def test_buckets_take_turns_by_their_batches(store):
+    """In the long run every document occurs as often as any other, to a thousandth of the batches."""
+    packed = LengthBuckets(store, T, SEED, OPTIONS, batch_size=1)
+    seen, steps = Counter(), 600
+    for step in range(steps):
+        seen.update(packed.documents_of(step)[1].tolist())
+    seen = {d: n for d, n in seen.items() if np.diff(store.offsets)[d] <= T}  # longer ones are in several sequences
+    passes = packed.passes(steps)
+    assert max(seen.values()) <= 1.15 * min(seen.values()) + 2
+    assert passes == {str(store.path): pytest.approx(np.mean(list(seen.values())), rel=0.15)}
+
+
+def test_what_buckets_cannot_halve(store):
+    with pytest.raises(ValueError, match="halves a sequence 3 times: seq_len=60 is not divisible by 8"):
+        LengthBuckets(store, 60, SEED, OPTIONS, batch_size=1)
+    with pytest.raises(ValueError, match=r"data\.buckets=3 needs one store; the mixture has 2"):
+        Loader(
+            [(store, 1), (store, 2)],
+            batch_size=2,
+            seq_len=T,
+            seed=0,
+            layout="zigzag",
+            ring_size=1,
+            packing=OPTIONS,
+        )
