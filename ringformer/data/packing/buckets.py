@@ -1,8 +1,9 @@
 """Buckets: batches by the length of their longest document, for rings that are just long enough.
 
-Bucket k has the documents of more than 1/2^(k+1) and at most 1/2^k of a sequence; bucket 0 also longer ones, and the
-last bucket all shorter ones. A sequence of bucket k consists of 2^k pieces of equal length, each packed whole
-(`whole_documents.py`). So no document crosses from piece to piece, and 2^k rings can compute the pieces side by side.
+A sequence of bucket k consists of 2^k pieces of equal length, each packed whole (`whole_documents.py`). So no document
+crosses from piece to piece, and 2^k rings can compute the pieces side by side. A document belongs to the bucket with
+the shortest pieces that it fits. But only one document of more than half a piece fits into it, so short ones fill the
+room beside it, and if there are too few of them, long ones go to pieces of twice the length (`deal`).
 
 All sequences of a batch belong to one bucket. Buckets take turns in proportion to their batches. Like all packings, the
 content of a sequence is a function of (seed, index), whatever the mesh.
@@ -10,7 +11,6 @@ content of a sequence is a function of (seed, index), whatever the mesh.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -21,9 +21,43 @@ from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
 
-PERIOD = 1000
-"""Turns by which the shares of buckets are rounded: a bucket's documents occur up to 1/1000 of all batches too often or
-too rarely."""
+PERIOD, LEAST = 1000, 0.01
+"""Turns to which the shares of buckets are rounded, and the least share of a bucket. So documents of a small bucket
+occur up to 5% too often or too rarely."""
+
+
+FULL, FILLED, SMALL = 0.9, 0.97, 4
+"""Share of a piece that counts as full; share of the room in other pieces, beside a long document, that short ones
+fill; and the most of a piece, 1/4, that a short one may take."""
+
+
+def deal(
+    lengths: np.ndarray, seq_len: int, buckets: int, batch_size: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Distribute documents over the buckets 0 to `buckets`; return the indices of each bucket's documents, ascending.
+
+    Args:
+      lengths: tokens of each document. Documents longer than a sequence are cut, and belong to bucket 0.
+      batch_size: sequences of a batch. A bucket has at least one batch, and `LEAST` of all tokens.
+    """
+    bucket = sum(((lengths <= seq_len >> k).astype(int) for k in range(1, buckets + 1)), np.zeros(len(lengths), int))
+    order = rng.permutation(len(lengths))
+    for k in range(buckets + 1):
+        length, of = seq_len >> k, bucket[order]
+        long = order[(of == k) & (lengths[order] > length // 2)]
+        fitting = lengths[order] <= length // (SMALL if k < buckets else 2)
+        small = order[fitting & ((of > k) if k < buckets else (of == k))]
+        empty = -lengths[long] % length
+        long, empty = long[empty > (1 - FULL) * length], empty[empty > (1 - FULL) * length]
+        filled = FILLED * np.cumsum(empty) <= (lengths[small].sum() if k > 0 else np.inf)
+        bucket[long[~filled]] = k - 1
+        if k < buckets:
+            bucket[small[np.cumsum(lengths[small]) <= FILLED * empty[filled].sum()]] = k
+    enough = max(batch_size * seq_len, LEAST * lengths.sum())
+    for k in range(buckets, 0, -1):
+        if lengths[bucket == k].sum() < enough:
+            bucket[bucket == k] = k - 1
+    return [np.flatnonzero(bucket == k) for k in range(buckets + 1)]
 
 
 class LengthBuckets:
@@ -37,16 +71,14 @@ class LengthBuckets:
             )
         self.seq_len, self._batch_size, self._store = seq_len, batch_size, store
         self.selections = [DocumentStream(store, seq_len, seed, options)]
-        lengths = np.diff(store.offsets)[self.selections[0].documents]
-        self._parts: list[tuple[int, WholeDocuments]] = []
-        for k in range(options.buckets + 1):
-            longest = seq_len >> k if k else int(lengths.max())
-            fewest = (seq_len >> k) // 2 + 1 if k < options.buckets else 0
-            if ((lengths >= fewest) & (lengths <= longest)).any():
-                shortest = max(fewest, options.min_length)
-                of_bucket = replace(options, min_length=min(shortest, longest), max_length=longest)
-                packed = WholeDocuments(store, seq_len >> k, seed, of_bucket, batch_size=batch_size << k)
-                self._parts.append((k, packed))
+        selected = self.selections[0].documents
+        rng = np.random.Generator(np.random.Philox(key=seed))
+        dealt = deal(np.diff(store.offsets)[selected], seq_len, options.buckets, batch_size, rng)
+        self._parts = [
+            (k, WholeDocuments(store, seq_len >> k, seed, options, batch_size=batch_size << k, documents=selected[own]))
+            for k, own in enumerate(dealt)
+            if len(own)
+        ]
         batches = [packed.per_epoch / (batch_size << k) for k, packed in self._parts]
         shares = [max(1, round(PERIOD * count / sum(batches))) for count in batches]
         self.shares = [share // math.gcd(*shares) for share in shares]

@@ -53,8 +53,16 @@ class StoreSequences(ABC):
 
     per_epoch: int
 
-    def __init__(self, store: TokenStore, seq_len: int, seed: int, options: PackingOptions = PackingOptions()):
-        """Select the documents. `options.packing` is not used here: it has already determined the subclass."""
+    def __init__(
+        self,
+        store: TokenStore,
+        seq_len: int,
+        seed: int,
+        options: PackingOptions = PackingOptions(),
+        documents: np.ndarray | None = None,
+    ):
+        """Select the documents: those with lengths that the options select, or the given ones. `options.packing` is not
+        used here: it has already determined the subclass."""
         if seq_len < 1:
             raise ValueError(f"seq_len={seq_len} is not a length; it must be at least 1")
         if seed < 0:
@@ -65,7 +73,8 @@ class StoreSequences(ABC):
         if (lengths <= 0).any():
             raise ValueError(f"{store.path} has documents without a token; rebuild it: each must have its end token")
         min_length, max_length = options.min_length, options.max_length
-        self.documents = np.flatnonzero((lengths >= min_length) & (lengths <= (max_length or lengths.max())))
+        selected = (lengths >= min_length) & (lengths <= (max_length or lengths.max()))
+        self.documents = np.flatnonzero(selected) if documents is None else documents
         if not len(self.documents):
             too_long = int((lengths > max_length).sum()) if max_length else 0
             raise ValueError(

@@ -35,8 +35,9 @@ class WholeDocuments(StoreSequences):
         options: PackingOptions = PackingOptions(),
         *,
         batch_size: int,
+        documents: np.ndarray | None = None,
     ):
-        super().__init__(store, seq_len, seed, options)
+        super().__init__(store, seq_len, seed, options, documents)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not a number of sequences; it must be at least 1")
         begins, ends = store.offsets[self.documents], store.offsets[self.documents + 1]
