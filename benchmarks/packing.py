@@ -1,20 +1,36 @@
-"""How full are the sequences, and how even the batches, when documents are packed whole?
+"""How full are the sequences, how even the batches, and how much longer than ideal attention takes on a ring, when
+documents are packed whole?
 
     python benchmarks/packing.py            # the table of docs/data.md
     python benchmarks/packing.py --million  # and the seconds that an epoch of 1e6 documents takes
     python benchmarks/packing.py --packed_attention=sequence    # the table where tokens see all of their sequence
+    python benchmarks/packing.py --ring     # the table of docs/data.md on rings, layouts and buckets, and its speeds
 
 Lengths are drawn like those of books (log-uniform) and chats (log-normal, mean 2000, sigma 0.7). The work of a sequence
 is the sum of its squared document lengths, or the square of its length, the spread of a batch (max - min) / mean of it,
 and the waiting what batches cost over all, sum of max / sum of mean - 1, if one replica has one sequence.
+
+On a ring, the table counts chunk pairs (`ringformer/data/packing/ring_work.py`): the slowest rank of each hop over the
+mean, times the computed over the visible pairs. "By document" cuts each document into pieces for all ranks; it is
+counted, not built. Speeds are modelled: the closed forms' seconds of a step, attention's times these factors, and the
+hops that attention does not hide.
 """
 
 import argparse
 import time
+from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
 from ringformer.data.packing.bin_packing import attention_work, order_by_batch, pack, spread
+from ringformer.data.packing.buckets import deal
+from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, in_rings, ring_work, together
+from ringformer.estimate.closed_forms import attention_seconds, causal_excess, computation_seconds, ring_hops
+from ringformer.estimate.targets import find_target
+from ringformer.estimate.workload import Workload, preset_workload
+from ringformer.models.flops import forward_runs
+from ringformer.ops.layouts import Layout
 
 
 def books(low, high, n):
@@ -65,11 +81,164 @@ def seconds(lengths, capacity):
     return time.process_time() - start
 
 
+ON_RINGS = {
+    "8 equal documents, 512K on 32": ("equal", 2**16, 2**19, 32),
+    "32 equal documents, 512K on 32": ("equal", 2**14, 2**19, 32),
+    "log-normal around 16K, 512K on 32": ("around", 2**14, 2**19, 32),
+    "chats of 1.2K, 512K on 32": ("chats", 1200, 2**19, 32),
+    "log-normal around 16K, 512K on 8": ("around", 2**14, 2**19, 8),
+    "chats of 1.2K, 128K on 8": ("chats", 1200, 2**17, 8),
+}
+"""Distributions of lengths, sequences and ranks."""
+ON_RINGS_CHUNKS, BATCH, SAMPLES = (1024, 512, 256), 4, 6
+WAYS = "zigzag", "striped", "by document", "buckets, zigzag", "buckets, striped"
+
+
+def drawn(kind: str, size: int, longest: int) -> np.ndarray:
+    """The lengths of many documents; those around a size are log-normal with sigma 1, chats with a mean and 1.4."""
+    rng = np.random.default_rng(0)
+    if kind == "equal":
+        return np.full(64 * longest // size, size)
+    mean, sigma = (np.log(size), 1.0) if kind == "around" else (np.log(size) - 1.4**2 / 2, 1.4)
+    return np.clip(rng.lognormal(mean, sigma, 64 * longest // size), 64, longest).astype(np.int64)
+
+
+def sequences_of(lengths: np.ndarray, seq_len: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Lengths of the documents of some full sequences, in order."""
+    bins = pack(lengths, seq_len, rng)
+    return [lengths[bins == b] for b in rng.permutation(bins.max() + 1)[: SAMPLES * BATCH]]
+
+
+def segments(lengths: np.ndarray, seq_len: int) -> np.ndarray:
+    """Ids of a sequence's documents; each token of padding has its own."""
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    return np.concatenate([ids, len(lengths) + np.arange(seq_len - len(ids))])
+
+
+def by_document(lengths: np.ndarray, ranks: int, chunk: int) -> RingWork:
+    """Each document cut into 2n pieces, of which a rank has a low and a high one, as zigzag has of a sequence."""
+    rounded = -(-lengths // (2 * ranks)) * 2 * ranks
+    ids, begin = np.repeat(np.arange(len(rounded)), rounded), np.cumsum(rounded) - rounded
+    pieces = [np.split(np.arange(b, b + n), 2 * ranks) for b, n in zip(begin, rounded, strict=True)]
+    order = [
+        np.concatenate([of[piece] for of in pieces]) for rank in range(ranks) for piece in (rank, 2 * ranks - 1 - rank)
+    ]
+    work = ring_work(ids, "zigzag", ranks, chunk, np.concatenate(order))
+    return work._replace(visible=int((lengths * (lengths + 1) // 2).sum()))
+
+
+def batches_of(lengths: np.ndarray, seq_len: int, halvings: int) -> dict[int, tuple[float, list[np.ndarray]]]:
+    """By bucket: its share of the tokens, and the ids of the documents in the sequences of a batch."""
+    rng, batches = np.random.default_rng(1), {}
+    for k, own in enumerate(deal(lengths, seq_len, halvings, BATCH, rng)):
+        if len(own):
+            mine, length = lengths[own], seq_len >> k
+            bins, order = order_by_batch(mine, pack(mine, length, rng), length, BATCH << k, 0, rng)
+            pieces = [segments(mine[bins == b], length) for b in order[: min(len(order), BATCH << k) >> k << k]]
+            rows = [np.concatenate([ids + i * length for i, ids in enumerate(row)]) for row in in_groups(pieces, 2**k)]
+            batches[k] = float(mine.sum() / lengths.sum()), rows
+    return batches
+
+
+def in_groups(items: list, size: int) -> list[list]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def in_buckets(batches: dict, ranks: int, layout: Layout, chunk: int) -> RingWork:
+    """The work of all buckets, each weighted by its share of the tokens."""
+    works = []
+    for k, (share, rows) in batches.items():
+        work = together([in_rings(row, layout, ranks, 2**k, chunk) for row in rows])
+        weight = share / len(rows)
+        works.append(RingWork(*(int(x * weight) for x in work[:3]), ranks, work.idle_hops))
+    return together(works)
+
+
+def ring_rows() -> Iterator[str]:
+    """Lines of the table: for each distribution the products at each chunk, and the fastest."""
+    for name, (kind, size, seq_len, ranks) in ON_RINGS.items():
+        lengths = drawn(kind, size, seq_len)
+        rows = sequences_of(lengths, seq_len, np.random.default_rng(0))
+        batches, cells, best = batches_of(lengths, seq_len, int(np.log2(ranks))), [], {}
+        for way in WAYS:
+            products = []
+            for chunk in ON_RINGS_CHUNKS:
+                if way.startswith("buckets"):
+                    work = in_buckets(batches, ranks, cast(Layout, way.split(", ")[1]), chunk)
+                elif way == "by document":
+                    work = together([by_document(row, ranks, chunk) for row in rows])
+                else:
+                    work = together(
+                        [ring_work(segments(row, seq_len), cast(Layout, way), ranks, chunk) for row in rows]
+                    )
+                products.append(work.product)
+                best[way, chunk] = work.product / KERNEL_SHARES[chunk]
+            cells.append(" / ".join(f"{product:.2f}" for product in products))
+        built = {key: seconds for key, seconds in best.items() if key[0] != "by document"}
+        way, chunk = min(built, key=built.__getitem__)
+        rings = ", ".join(f"{ranks >> k}: {share:.0%}" for k, (share, _) in batches.items())
+        yield f"| {name} | {' | '.join(cells)} | {rings} | {way}, {chunk} |"
+
+
+SPEEDS = ("llama2_7b", "v5e-8"), ("llama3_8b", "v5e-8"), ("llama2_7b", "8xH100"), ("llama3_8b", "8xH100")
+"""Models and targets of the modelled speeds, on the last distribution."""
+
+
+def seconds_of_batch(workload: Workload, work: RingWork, ranks: int, share: float) -> float:
+    """Modelled seconds of a step on rings of so many ranks: closed forms, with attention's pairs counted, and the hops
+    that attention does not hide."""
+    excess = causal_excess(workload.model.layout, workload.ring_tokens, workload.ring_size, workload.model.q_chunk)
+    full = workload.seq_len**2 / 2 * excess
+    attention = attention_seconds(workload)
+    rest = computation_seconds(workload) - sum(attention.values())
+    counted = {name: seconds * work.slowest * work.ranks / share / full for name, seconds in attention.items()}
+    runs = {"forward": forward_runs(workload.model)[1], "backward": 1}
+    exposed = 0.0
+    for name, hop in ring_hops(workload).items():
+        links = (ranks - 1) * hop.link * runs[name] * workload.model.num_layers
+        exposed += max(0.0, links - counted[name])
+    return rest + sum(counted.values()) + exposed
+
+
+def speed_rows() -> Iterator[str]:
+    """Lines of the table of speeds: one ring of all ranks in either layout, and buckets."""
+    name, (kind, size, seq_len, ranks) = list(ON_RINGS.items())[-1]
+    lengths = drawn(kind, size, seq_len)
+    rows, batches = sequences_of(lengths, seq_len, np.random.default_rng(0)), batches_of(lengths, seq_len, 3)
+    for model, target in SPEEDS:
+        workload = preset_workload(model, find_target(target), seq_len).with_kernel()[0]
+        speeds = {}
+        for layout in ("zigzag", "striped"):
+            whole = together([ring_work(segments(row, seq_len), layout, ranks, 1024) for row in rows])
+            speeds[layout] = seq_len / seconds_of_batch(workload, whole, ranks, len(rows))
+            seconds = 0.0
+            for k, (share, of_bucket) in batches.items():
+                work = together([in_rings(row, layout, ranks, 2**k, 1024) for row in of_bucket])
+                seconds += share * seconds_of_batch(workload, work, ranks >> k, len(of_bucket))
+            speeds[f"buckets, {layout}"] = seq_len / seconds
+        cells = " | ".join(f"{speed:,.0f}" for speed in speeds.values())
+        without = max(speeds["zigzag"], speeds["striped"])
+        gain = max(speeds.values()) / without
+        yield f"| {name} | {model} | {target} | {cells} | {gain:.2f} |"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ring", action="store_true")
     parser.add_argument("--million", action="store_true")
     parser.add_argument("--packed_attention", choices=["document", "sequence"], default="document")
     asked = parser.parse_args()
+    if asked.ring:
+        ways = " | ".join([f"{WAYS[0]}, chunks of {' / '.join(map(str, ON_RINGS_CHUNKS))}", *WAYS[1:]])
+        print(f"| documents | {ways} | tokens on rings of | fastest |\n|---|---|---|---|---|---|---|---|")
+        for line in ring_rows():
+            print(line, flush=True)
+        print("\nTokens per second, modelled:\n")
+        print("| documents | model | target | zigzag | buckets, zigzag | striped | buckets, striped | gain |")
+        print("|---|---|---|---|---|---|---|---|")
+        for line in speed_rows():
+            print(line, flush=True)
+        raise SystemExit
     print(
         "| documents | context | filled | batch | median spread, random batches | median spread | batches over 10% "
         "| waiting, random batches | waiting |"
