@@ -24,7 +24,7 @@ from typing import cast
 import numpy as np
 
 from ringformer.data.packing.bin_packing import attention_work, order_by_batch, pack, spread
-from ringformer.data.packing.buckets import deal
+from ringformer.data.packing.ring_balance import batches_of, in_buckets, segments, sequences_of
 from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, in_rings, ring_work, together
 from ringformer.estimate.closed_forms import attention_seconds, causal_excess, computation_seconds, ring_hops
 from ringformer.estimate.targets import find_target
@@ -90,7 +90,7 @@ ON_RINGS = {
     "chats of 1.2K, 128K on 8": ("chats", 1200, 2**17, 8),
 }
 """Distributions of lengths, sequences and ranks."""
-ON_RINGS_CHUNKS, BATCH, SAMPLES = (1024, 512, 256), 4, 6
+ON_RINGS_CHUNKS = 1024, 512, 256
 WAYS = "zigzag", "striped", "by document", "buckets, zigzag", "buckets, striped"
 
 
@@ -101,18 +101,6 @@ def drawn(kind: str, size: int, longest: int) -> np.ndarray:
         return np.full(64 * longest // size, size)
     mean, sigma = (np.log(size), 1.0) if kind == "around" else (np.log(size) - 1.4**2 / 2, 1.4)
     return np.clip(rng.lognormal(mean, sigma, 64 * longest // size), 64, longest).astype(np.int64)
-
-
-def sequences_of(lengths: np.ndarray, seq_len: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Lengths of the documents of some full sequences, in order."""
-    bins = pack(lengths, seq_len, rng)
-    return [lengths[bins == b] for b in rng.permutation(bins.max() + 1)[: SAMPLES * BATCH]]
-
-
-def segments(lengths: np.ndarray, seq_len: int) -> np.ndarray:
-    """Ids of a sequence's documents; each token of padding has its own."""
-    ids = np.repeat(np.arange(len(lengths)), lengths)
-    return np.concatenate([ids, len(lengths) + np.arange(seq_len - len(ids))])
 
 
 def by_document(lengths: np.ndarray, ranks: int, chunk: int) -> RingWork:
@@ -127,38 +115,11 @@ def by_document(lengths: np.ndarray, ranks: int, chunk: int) -> RingWork:
     return work._replace(visible=int((lengths * (lengths + 1) // 2).sum()))
 
 
-def batches_of(lengths: np.ndarray, seq_len: int, halvings: int) -> dict[int, tuple[float, list[np.ndarray]]]:
-    """By bucket: its share of the tokens, and the ids of the documents in the sequences of a batch."""
-    rng, batches = np.random.default_rng(1), {}
-    for k, own in enumerate(deal(lengths, seq_len, halvings, BATCH, rng)):
-        if len(own):
-            mine, length = lengths[own], seq_len >> k
-            bins, order = order_by_batch(mine, pack(mine, length, rng), length, BATCH << k, 0, rng)
-            pieces = [segments(mine[bins == b], length) for b in order[: min(len(order), BATCH << k) >> k << k]]
-            rows = [np.concatenate([ids + i * length for i, ids in enumerate(row)]) for row in in_groups(pieces, 2**k)]
-            batches[k] = float(mine.sum() / lengths.sum()), rows
-    return batches
-
-
-def in_groups(items: list, size: int) -> list[list]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
-
-
-def in_buckets(batches: dict, ranks: int, layout: Layout, chunk: int) -> RingWork:
-    """The work of all buckets, each weighted by its share of the tokens."""
-    works = []
-    for k, (share, rows) in batches.items():
-        work = together([in_rings(row, layout, ranks, 2**k, chunk) for row in rows])
-        weight = share / len(rows)
-        works.append(RingWork(*(int(x * weight) for x in work[:3]), ranks, work.idle_hops))
-    return together(works)
-
-
 def ring_rows() -> Iterator[str]:
     """Lines of the table: for each distribution the products at each chunk, and the fastest."""
     for name, (kind, size, seq_len, ranks) in ON_RINGS.items():
         lengths = drawn(kind, size, seq_len)
-        rows = sequences_of(lengths, seq_len, np.random.default_rng(0))
+        rows = sequences_of(lengths, seq_len)
         batches, cells, best = batches_of(lengths, seq_len, int(np.log2(ranks))), [], {}
         for way in WAYS:
             products = []
@@ -204,7 +165,7 @@ def speed_rows() -> Iterator[str]:
     """Lines of the table of speeds: one ring of all ranks in either layout, and buckets."""
     name, (kind, size, seq_len, ranks) = list(ON_RINGS.items())[-1]
     lengths = drawn(kind, size, seq_len)
-    rows, batches = sequences_of(lengths, seq_len, np.random.default_rng(0)), batches_of(lengths, seq_len, 3)
+    rows, batches = sequences_of(lengths, seq_len), batches_of(lengths, seq_len, 3)
     for model, target in SPEEDS:
         workload = preset_workload(model, find_target(target), seq_len).with_kernel()[0]
         speeds = {}

@@ -49,24 +49,34 @@ def add_inspect(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace
         "the store's folder",
     )
     parser.add_argument("--samples", type=int, default=3, help="number of documents to show")
+    parser.add_argument("--ring", type=int, help="ranks: also count the balance of packed documents on such a ring")
+    parser.add_argument("--seq_len", type=int, help="with --ring: tokens of a sequence")
     return _inspect
 
 
 def _inspect(args: argparse.Namespace) -> None:
+    import numpy as np
     from rich.console import Console
 
+    from ringformer.data.packing.ring_balance import balances, show_balance
     from ringformer.data.stores.folder import open_one
     from ringformer.data.stores.inspect_store import show_samples
     from ringformer.data.tokenizers.load import load_tokenizer
 
     if args.samples < 1:
         raise ValueError(f"--samples={args.samples} must be at least 1")
+    if (args.ring is None) != (args.seq_len is None) or (args.ring is not None and args.ring < 1):
+        raise ValueError(f"--ring={args.ring} and --seq_len={args.seq_len}: give both, a ring of at least 1 rank")
     store = open_one(args.store, ("train",))
     copied = store.path.parent / "tokenizer"
     tokenizer = load_tokenizer(args.tokenizer or (str(copied) if copied.is_dir() else "bytes"))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # documents may hold bytes that are not UTF-8
-    show_samples(store, tokenizer, args.samples, Console(highlight=False))
+    console = Console(highlight=False)
+    found = None if args.ring is None else balances(np.diff(store.offsets), args.seq_len, args.ring)
+    show_samples(store, tokenizer, args.samples, console)
+    if found is not None:
+        show_balance(found, args.seq_len, args.ring, console)
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:

@@ -1,0 +1,117 @@
+"""Balance of documents on a ring: how much longer than its ideal attention takes, by layout, chunks and buckets.
+
+Documents are packed whole, by their lengths alone; no token is read.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from rich.console import Console
+from rich.table import Table
+
+from ringformer.data.packing.bin_packing import order_by_batch, pack
+from ringformer.data.packing.buckets import deal
+from ringformer.data.packing.ring_work import KERNEL_SHARES, RingWork, in_rings, ring_work, together
+from ringformer.ops.layouts import Layout, check_layout
+
+BATCH, SAMPLES = 4, 24
+"""Sequences of a batch of a bucket, and most sequences without buckets, that are counted."""
+MOST_DOCUMENTS = 50_000
+"""Most documents of a store to pack, drawn at random."""
+CHUNKS = 1024, 512, 256
+LAYOUTS: tuple[Layout, ...] = ("zigzag", "striped")
+
+
+class Balance(NamedTuple):
+    """Work of attention on a ring, for one way to lay out documents."""
+
+    layout: Layout
+    buckets: int
+    chunk: int
+    work: RingWork
+
+    @property
+    def seconds(self) -> float:
+        """Duration over that of the visible pairs alone at the kernels' full rate."""
+        return self.work.product / KERNEL_SHARES[self.chunk]
+
+
+def balances(lengths: Int64[np.ndarray, " N"], seq_len: int, ranks: int) -> list[Balance]:
+    """Count the work of documents on a ring for each layout and chunk, without buckets and with as many as halve the
+    ring down to an odd number of ranks.
+
+    Raises ValueError if no such ring can hold the sequence.
+    """
+    rng = np.random.default_rng(0)
+    for layout in LAYOUTS:
+        check_layout(layout, seq_len, ranks)
+    kept = rng.permutation(len(lengths))[:MOST_DOCUMENTS]
+    lengths = np.minimum(lengths[np.sort(kept)], seq_len)
+    halvings = (ranks & -ranks).bit_length() - 1
+    rows, batches = sequences_of(lengths, seq_len), batches_of(lengths, seq_len, halvings)
+    found = []
+    for chunk in CHUNKS:
+        for layout in LAYOUTS:
+            whole = together([ring_work(segments(row, seq_len), layout, ranks, chunk) for row in rows])
+            found.append(Balance(layout, 0, chunk, whole))
+            if halvings:
+                found.append(Balance(layout, halvings, chunk, in_buckets(batches, ranks, layout, chunk)))
+    return found
+
+
+def sequences_of(lengths: np.ndarray, seq_len: int) -> list[np.ndarray]:
+    """Return the lengths of the documents of some packed sequences, in order."""
+    rng = np.random.default_rng(0)
+    bins = pack(lengths, seq_len, rng)
+    return [lengths[bins == b] for b in rng.permutation(bins.max() + 1)[:SAMPLES]]
+
+
+def segments(lengths: np.ndarray, seq_len: int) -> np.ndarray:
+    """Return the ids of a sequence's documents; each token of padding has its own."""
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    return np.concatenate([ids, len(lengths) + np.arange(seq_len - len(ids))])
+
+
+def batches_of(lengths: np.ndarray, seq_len: int, halvings: int) -> dict[int, tuple[float, list[np.ndarray]]]:
+    """Return, by bucket, its share of the tokens, and the ids of the documents in the sequences of a batch."""
+    rng, batches = np.random.default_rng(1), {}
+    for k, own in enumerate(deal(lengths, seq_len, halvings, BATCH, rng)):
+        if len(own):
+            mine, length = lengths[own], seq_len >> k
+            bins, order = order_by_batch(mine, pack(mine, length, rng), length, BATCH << k, 0, rng)
+            pieces = [segments(mine[bins == b], length) for b in order[: min(len(order), BATCH << k) >> k << k]]
+            rows = [np.concatenate([ids + i * length for i, ids in enumerate(row)]) for row in _in_groups(pieces, 2**k)]
+            batches[k] = float(mine.sum() / lengths.sum()), rows
+    return batches
+
+
+def _in_groups(items: list, size: int) -> list[list]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def in_buckets(batches: dict, ranks: int, layout: Layout, chunk: int) -> RingWork:
+    """Count the work of all buckets, each weighted by its share of the tokens."""
+    works = []
+    for k, (share, rows) in batches.items():
+        work = together([in_rings(row, layout, ranks, 2**k, chunk) for row in rows])
+        slowest, computed, visible = (int(x * share / len(rows)) for x in work[:3])
+        works.append(RingWork(slowest, computed, visible, ranks, work.idle_hops))
+    return together(works)
+
+
+def show_balance(found: list[Balance], seq_len: int, ranks: int, console: Console) -> None:
+    """Print how much longer than its ideal attention takes on a ring, for documents packed whole."""
+    table = Table(title=f"Attention over its ideal: sequences of {seq_len:,} tokens on a ring of {ranks}", box=None)
+    table.add_column("layout, data.buckets")
+    for chunk in CHUNKS:
+        table.add_column(f"chunks of {chunk}", justify="right")
+    for way in dict.fromkeys((x.layout, x.buckets) for x in found):
+        products = [f"{x.work.product:.2f}" for x in found if (x.layout, x.buckets) == way]
+        table.add_row(f"{way[0]}, {way[1]}", *products)
+    console.print(table)
+    best = min(found, key=lambda x: x.seconds)
+    console.print(
+        "slowest rank over the mean x computed over visible pairs; fastest, with the kernels' efficiency (v5e): "
+        f"layout {best.layout}, data.packing=whole, data.buckets={best.buckets}, chunks of {best.chunk}"
+    )
