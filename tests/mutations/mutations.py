@@ -45,6 +45,7 @@ EXCHANGED, COPIED = (
 )
 FORM = "ops/test_ring_forms.py::test_packed_documents_bias_lse_and_empty_rows[{}]".format
 WINDOW = "ops/test_windows.py::test_windows_of_every_reach[{}]".format
+RINGS = "ops/test_rings.py::test_each_ring_attends_to_its_own_sequence[{}]".format
 ROUND = "astype(jnp.bfloat16).astype(jnp.float32)"
 
 MUTATIONS = [
@@ -942,5 +943,55 @@ MUTATIONS = [
         "ds * scale if slope is None else ds * scale * slope",
         "ds * scale",
         WINDOW("zigzag-4-8"),
+    ),
+    # Several rings, and buckets.
+    Mutation(
+        "keys leave their ring",
+        HOPS,
+        "((f + a) * u + i, (f + b) * u + i)",
+        "((f + a) * u + i, (f + self.size + b) % (self.size * self.rings) * u + i)",
+        RINGS("8-2-zigzag-options0"),
+    ),
+    Mutation(
+        "all ranks of a second ring take themselves for later ones",
+        HOPS,
+        "// self.exchange.ulysses % self.size",
+        "// self.exchange.ulysses",
+        RINGS("8-2-zigzag-options0"),
+    ),
+    Mutation(
+        "a ring gathers the keys of other rings",
+        HOPS,
+        "list(range(first + i, first + ring, u))",
+        "list(range(first // ring + i, self.rings * ring, u * self.rings))",
+        RINGS("8-2-striped-options2"),
+    ),
+    Mutation(
+        "pieces of a sequence share ids",
+        "data/packing/buckets.py",
+        "part.segment_ids + piece * length",
+        "part.segment_ids",
+        "data/packing/test_buckets.py::test_a_batch_has_documents_of_one_bucket_and_pieces_cut_none[mask]",
+    ),
+    Mutation(
+        "batches of buckets in the order of one ring",
+        "data/loader.py",
+        "self._orders[self.rings(step)]",
+        "self._orders[1]",
+        "train/test_buckets.py::test_loss_and_gradients_of_a_batch_are_those_of_one_device",
+    ),
+    Mutation(
+        "short documents are dealt twice",
+        "data/packing/buckets.py",
+        "(k, WholeDocuments(store, seq_len >> k, seed, options, batch_size=batch_size << k, documents=selected[own]))",
+        "(k, WholeDocuments(store, seq_len >> k, seed, options, batch_size=batch_size << k))",
+        "data/packing/test_buckets.py::test_a_batch_has_documents_of_one_bucket_and_pieces_cut_none[mask]",
+    ),
+    Mutation(
+        "a window of decoded tokens is one key longer",
+        "inference/decode_step.py",
+        "> positions[:, None] - c.window",
+        ">= positions[:, None] - c.window",
+        "inference/test_generator.py::test_greedy_tokens_in_a_window[1,1,1,1]",
     ),
 ]
