@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ringformer.estimate.closed_forms import StepTime, causal_excess, memory, peak_bytes, ring_hops
+from ringformer.estimate.closed_forms import StepTime, attention_seconds, causal_excess, memory, peak_bytes, ring_hops
 from ringformer.estimate.search.memory_settings import possible_settings
 from ringformer.estimate.targets import find_target
 from ringformer.estimate.workload import Workload
 from ringformer.hardware import GiB
+from ringformer.models.flops import executed_attention_flops
 from ringformer.models.llama_config import LlamaConfig
 from ringformer.models.llama_presets import preset
 from ringformer.ops.layouts import PARTS, VISIBLE
@@ -64,6 +65,19 @@ def test_hops_of_a_workload():
         assert far.link == far.bytes / nodes.chip.node_bandwidth
     assert ring_hops(replace(workload, mesh_dim="1,8,1,1", batch_size=8)) == {}
     assert ring_hops(replace(workload, model=replace(model, attention="blockwise"))) == {}
+
+
+def test_attention_within_a_window_is_a_fiftieth_of_that_to_512k():
+    """LLaMA-3 8B on 8 ranks: seconds at one rate, so chunk pairs; and the FLOPs that a step needs."""
+    model, target = LlamaConfig(**preset("llama3_8b") | {"kernel": "pallas"}), find_target("v5e-8")
+    full, windowed = (
+        Workload(replace(model, window=window), target, "1,1,1,8", 2**19).with_kernel()[0] for window in (0, 4096)
+    )
+    assert windowed.model.q_chunk == 1024 and windowed.hops == 1
+    for name, seconds in attention_seconds(full).items():
+        assert seconds / attention_seconds(windowed)[name] >= 50
+    needed = [executed_attention_flops(w.model, 2**19) for w in (full, windowed)]
+    assert needed[0] / needed[1] == pytest.approx(2**19 / 2 / (4096 * (1 - 4096 / 2**20)))
 
 
 def test_microbatches_need_the_sum_of_their_gradients():

@@ -37,6 +37,23 @@ def test_a_ring_waits_for_what_its_blocks_do_not_hide():
     assert both == pytest.approx(sum(max(0, link[name] / 2 - hidden[name]) for name in link))
 
 
+@pytest.mark.parametrize(("window", "hops", "back"), [(257, 1, 1), (1025, 2, 2), (2**20, 63, None)])
+def test_a_window_waits_for_the_keys_that_it_reaches(window, hops, back):
+    """Of the parts of 512 tokens of zigzag, in both directions at once; gradients of several hops return as far."""
+    w = step(window=window)
+    assert w.hops == hops
+    if back is None:  # a window of the whole sequence is none
+        assert exposed_seconds(w)["ring"] == exposed_seconds(step())["ring"] > 0
+        return
+    sent = 2 * 2 * (window - 1) * 2 * K * d / (2 * CHIP.link_bandwidth)  # in bfloat16, of the two parts of a rank
+    link = {"forward": 2 * LAYERS * sent, "backward": LAYERS * sent * (1 + 2 * back)}
+    attention = attention_seconds(w)
+    waits = sum(max(0, seconds - attention[name]) for name, seconds in link.items())
+    assert exposed_seconds(w)["ring"] == pytest.approx(waits)
+    gathered = step(window=window, ring="gathered")
+    assert exposed_seconds(gathered) == exposed_seconds(w) and memory(gathered)["gathered keys"] == 0
+
+
 def test_ranks_of_several_devices_have_fewer_and_longer_hops():
     """Of four devices: as many bytes a hop, four times the computation, a fourth of the hops; 16 copy key heads."""
     alone, four, sixteen = (ring_hops(step(ulysses=u))["forward"] for u in (1, 4, 16))

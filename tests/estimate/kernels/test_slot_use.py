@@ -50,6 +50,16 @@ def test_a_dump_without_the_kernel_or_its_slots_is_refused(tmp_path, name, slots
 
 
 @on_tpu
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_a_window_costs_a_masked_step_little(kind):
+    """In the chunks that a window of 4,096 has, a step keeps 0.95 of the causal kernel's share of ideal."""
+    causal, window = (count_kernel("v5e", kind, Pair(window=window)) for window in (0, 4096))
+    assert causal["whole"].cycles == window["whole"].cycles
+    assert causal["masked"].cycles >= 0.95 * window["masked"].cycles
+
+
+@on_tpu
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_a_step_multiplies_and_moves_what_its_shape_says(kind):
     """Its products fill the matrix units for just the ideal cycles. Keys and values come at every step of the forward;
