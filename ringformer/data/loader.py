@@ -96,6 +96,18 @@ class Loader:
         they divide the ranks."""
         return math.gcd(2 ** self.sequences.halvings(step), self._ring_size)
 
+    def describe_buckets(self) -> str:
+        """Return a line with the share of the batches on rings of each size."""
+        shares: dict[int, float] = {}
+        for k, share in self.sequences.share_by_halvings.items():
+            rings = math.gcd(2**k, self._ring_size)
+            shares[rings] = shares.get(rings, 0.0) + share
+        parts = [
+            f"{share:.0%} on {rings} ring{'s' * (rings > 1)} of {self._ring_size // rings}"
+            for rings, share in sorted(shares.items())
+        ]
+        return f"buckets: batches are {', '.join(parts)}"
+
     def read(self, step: int, rows: slice = slice(None), columns: slice | np.ndarray = slice(None)) -> Batch:
         """Read part of a step's batch as numpy arrays; `columns`, a slice or a mask, are in layout order."""
         positions = self._orders[self.rings(step)][columns]

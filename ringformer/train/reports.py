@@ -130,6 +130,7 @@ class StepReports:
             *(f"{change}, compared with {config.init_from}" for change in changed),
             *map(str, lengths),
             *(f"{store}: {times:,.3g} passes in {config.steps:,} steps" for store, times in passes.items()),
+            *([run.train_data.describe_buckets()] if config.data.buckets else ()),
             *(f"warning: {warning}" for warning in (too_short(lengths), too_often(passes)) if warning),
         ]
         for line in lines:

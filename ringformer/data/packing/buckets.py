@@ -87,6 +87,11 @@ class LengthBuckets:
         steps = min(self._turns.until(number, count) for number, count in enumerate(whole))
         self.per_epoch = max(steps, 1) * batch_size
 
+    @property
+    def share_by_halvings(self) -> dict[int, float]:
+        """Share of the batches that each bucket has."""
+        return {k: share / sum(self.shares) for (k, _), share in zip(self._parts, self.shares, strict=True)}
+
     def halvings(self, step: int) -> int:
         """Return how often the sequences of a step are halved: the bucket of its documents."""
         return self._parts[self._turns.source(step)[0]][0]

@@ -150,6 +150,11 @@ class Mixture:
         """Sequences of all selected documents of each store."""
         return self.parts
 
+    @property
+    def share_by_halvings(self) -> dict[int, float]:
+        """Share of the batches by how often their sequences are halved: none is."""
+        return {0: 1.0}
+
     def halvings(self, step: int) -> int:
         """Return how often the sequences of a step are halved: never."""
         return 0

@@ -97,6 +97,15 @@ def test_buckets_take_turns_by_their_batches(store):
     assert passes == {str(store.path): pytest.approx(np.mean(list(seen.values())), rel=0.15)}
 
 
+def test_the_line_on_buckets_counts_batches_by_their_rings(store):
+    of_data = dict(batch_size=ROWS, seq_len=T, seed=SEED, layout="zigzag", packing=OPTIONS)
+    loader, steps = Loader(store, ring_size=2, **of_data), 1000
+    whole = sum(loader.rings(step) == 1 for step in range(steps)) / steps
+    assert (
+        loader.describe_buckets() == f"buckets: batches are {whole:.0%} on 1 ring of 2, {1 - whole:.0%} on 2 rings of 1"
+    )
+
+
 def test_what_buckets_cannot_halve(store):
     with pytest.raises(ValueError, match="halves a sequence 3 times: seq_len=60 is not divisible by 8"):
         LengthBuckets(store, 60, SEED, OPTIONS, batch_size=1)
