@@ -978,7 +978,7 @@ MUTATIONS = [
         "data/loader.py",
         "self._orders[self.rings(step)]",
         "self._orders[1]",
-        "train/test_buckets.py::test_loss_and_gradients_of_a_batch_are_those_of_one_device",
+        "train/test_buckets.py::test_loss_and_gradients_of_a_batch_are_those_of_one_device[1,1,1,8-change0-expected_rings0]",
     ),
     Mutation(
         "short documents are dealt twice",

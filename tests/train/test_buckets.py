@@ -34,13 +34,14 @@ def store(tmp_path_factory):
     return build(tmp_path_factory.mktemp("store") / "s", LENGTHS)
 
 
-def first_moments(store, mesh_dim, devices, steps):
+def first_moments(store, mesh_dim, devices, steps, **change):
     """Loss and gradient of each step alone, from fresh parameters; and the rings of the step."""
-    config, mesh = model("zigzag"), make_mesh(mesh_dim, jax.devices()[:devices])
+    config = dataclasses.replace(model("zigzag"), **change)
+    mesh = make_mesh(mesh_dim, jax.devices()[:devices], config.ulysses)
     optimizer = make_optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10, abstract_model(config)[2])
     shardings = state_shardings(weight_shardings(config, mesh), optimizer)
     of_data = dict(batch_size=2, seq_len=T, seed=1, layout="zigzag", packing=PACKING)
-    loader = Loader(store, ring_size=mesh.shape["sp"], **of_data)
+    loader = Loader(store, ring_size=mesh.shape["sp"] // config.ulysses, **of_data)
     found = []
     for step in steps:
         rings = loader.rings(step)
@@ -51,13 +52,23 @@ def first_moments(store, mesh_dim, devices, steps):
     return found
 
 
-def test_loss_and_gradients_of_a_batch_are_those_of_one_device(store):
-    """One batch of each bucket, on rings of 8, 4, 2 and 1."""
+@pytest.mark.parametrize(
+    ("mesh_dim", "change", "expected_rings"),
+    [
+        ("1,1,1,8", {}, [1, 2, 4, 8]),
+        pytest.param("1,1,2,4", {"ring": "gathered"}, [1, 2, 4, 4], marks=pytest.mark.slow),
+        pytest.param("1,1,1,8", {"ulysses": 2, "window": 9}, [1, 2, 4, 4], marks=pytest.mark.slow),
+        pytest.param("1,2,1,4", {"ring": "both_ways"}, [1, 2, 4, 4], marks=pytest.mark.slow),
+    ],
+)
+def test_loss_and_gradients_of_a_batch_are_those_of_one_device(store, mesh_dim, change, expected_rings):
+    """One batch of each bucket, on rings as small as its documents allow."""
     whole = Loader(store, ring_size=8, batch_size=2, seq_len=T, seed=1, layout="zigzag", packing=PACKING)
     steps = [next(s for s in range(99) if whole.sequences.halvings(s) == k) for k in range(4)]
-    expected = first_moments(store, "1,1,1,1", 1, steps)
-    found = first_moments(store, "1,1,1,8", 8, steps)
-    assert [rings for rings, *_ in found] == [1, 2, 4, 8]
+    alone = {name: change[name] for name in change if name == "window"}
+    expected = first_moments(store, "1,1,1,1", 1, steps, **alone)
+    found = first_moments(store, mesh_dim, 8, steps, **change)
+    assert [rings for rings, *_ in found] == expected_rings
     for (_, loss, gradient), (_, e_loss, e_gradient) in zip(found, expected, strict=True):
         assert relative_error(loss, e_loss) <= 1e-6
         assert max(jax.tree.leaves(jax.tree.map(relative_error, gradient, e_gradient))) <= 1e-5
