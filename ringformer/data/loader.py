@@ -18,11 +18,17 @@ from ringformer.data.packing.buckets import LengthBuckets
 from ringformer.data.packing.document_lengths import DocumentLengths, document_lengths
 from ringformer.data.packing.mixture import Mixture
 from ringformer.data.packing.options import PackingOptions
+from ringformer.data.packing.ring_work import in_rings, together
 from ringformer.data.packing.sequences import Batch, StoreSequences
 from ringformer.data.packing.stream import DocumentStream
 from ringformer.data.packing.whole_documents import WholeDocuments
 from ringformer.data.stores.token_store import TokenStore
 from ringformer.ops.layouts import Layout, permutation
+from ringformer.ops.work_list import default_chunk
+
+UNBALANCED, SAMPLED_STEPS, MOST_RANKS = 1.5, 8, 64
+"""Duration of attention over its ideal of which a run should know; steps whose first sequence is counted; and ranks of
+the largest ring that is counted."""
 
 Parts = Sequence[tuple[TokenStore, int]]
 """Stores, each with its integer share of the sequences."""
@@ -75,7 +81,7 @@ class Loader:
                     rows = max(round(batch_size * share / sum(shares)), 1)
                     packed.append(WholeDocuments(part, seq_len, seed, packing, batch_size=rows))
             self.sequences = Mixture(packed, shares, seed)
-        self._has_segments, self._ring_size = packing.has_segments, ring_size
+        self._has_segments, self._ring_size, self._layout = packing.has_segments, ring_size, layout
         orders = {rings: permutation(layout, seq_len, ring_size, rings) for rings in self.every_rings(packing.buckets)}
         self._orders = orders
 
@@ -107,6 +113,30 @@ class Loader:
             for rings, share in sorted(shares.items())
         ]
         return f"buckets: batches are {', '.join(parts)}"
+
+    def describe_balance(self, chunk: int | None) -> str | None:
+        """Return a line if the documents of the first batches leave a ring unbalanced: if attention takes `UNBALANCED`
+        times its ideal. None on a ring that would take long to count.
+
+        Args:
+          chunk: tokens of a chunk of queries and of keys; None: the op's default.
+        """
+        if not 1 < self._ring_size <= MOST_RANKS or not self._has_segments:
+            return None
+        chunk = chunk or default_chunk(self.seq_len // self._ring_size)
+        works = []
+        for step in range(SAMPLED_STEPS):
+            sequence = self.sequences.read(step * self.batch_size, np.arange(self.seq_len))
+            works.append(in_rings(sequence.segment_ids, self._layout, self._ring_size, self.rings(step), chunk))
+        work = together(works)
+        if work.product < UNBALANCED:
+            return None
+        command = f"data inspect {self.stores[0].path.parent} --ring={self._ring_size} --seq_len={self.seq_len}"
+        return (
+            f"documents make attention take {work.product:.1f} times its ideal on this ring (slowest rank over mean "
+            f"{work.balance:.1f}, computed over visible pairs {work.excess:.1f}): `ringformer {command}` counts other "
+            "layouts, chunks and buckets"
+        )
 
     def read(self, step: int, rows: slice = slice(None), columns: slice | np.ndarray = slice(None)) -> Batch:
         """Read part of a step's batch as numpy arrays; `columns`, a slice or a mask, are in layout order."""

@@ -10,6 +10,7 @@ from ringformer.data import Loader
 from ringformer.data.packing.bin_packing import pack
 from ringformer.data.packing.buckets import LengthBuckets, deal
 from ringformer.data.packing.options import PackingOptions
+from ringformer.data.packing.ring_work import ring_work
 from ringformer.ops.layouts import permutation
 from tests.data.packing_samples import SEED, build
 
@@ -104,6 +105,18 @@ def test_the_line_on_buckets_counts_batches_by_their_rings(store):
     assert (
         loader.describe_buckets() == f"buckets: batches are {whole:.0%} on 1 ring of 2, {1 - whole:.0%} on 2 rings of 1"
     )
+
+
+def test_a_run_knows_that_its_documents_leave_the_ring_unbalanced(store):
+    """Sixty-four tokens on eight ranks; one rank alone, and text of one segment, have nothing to balance."""
+    of_data = dict(batch_size=ROWS, seq_len=T, seed=SEED, layout="zigzag")
+    whole = PackingOptions(packing="whole")
+    line = Loader(store, ring_size=8, packing=whole, **of_data).describe_balance(4)
+    assert line and "--ring=8 --seq_len=64" in line and str(store.path.parent) in line
+    ids = Loader(store, ring_size=1, packing=whole, **of_data).read(0).segment_ids[0]
+    assert ring_work(ids, "zigzag", 8, 4).product > 1.2  # one of the sequences that are counted
+    for ring_size, packing in ((1, whole), (8, PackingOptions(packed_attention="sequence"))):
+        assert Loader(store, ring_size=ring_size, packing=packing, **of_data).describe_balance(4) is None
 
 
 def test_what_buckets_cannot_halve(store):

@@ -44,6 +44,16 @@ def test_plain_causal(layout, n, emulated):
     assert_as_good_as_dense(found, inputs, cotangents)
 
 
+def test_sinks_are_in_the_lse_that_the_backward_gets(emulated):
+    """cuDNN knows no sinks; the ring's first state has them, and every call's p is over all of a row's weight."""
+    inputs, cotangents = arrays(3 * 2 * 33, d=16, sinks=True)
+    inputs["sinks"] += 2.0
+    found = on_ring(3, "zigzag", rounded(inputs), cotangents, kernel="cudnn")
+    assert_as_good_as_dense(found, inputs, cotangents)
+    without = {name: x for name, x in inputs.items() if name != "sinks"}
+    assert np.abs(as_float32(found)["o"] - dense(without, cotangents)["o"]).max() > 0.1
+
+
 @pytest.mark.parametrize("layout", ["zigzag", *(pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS[:2])])
 def test_more_ranks_make_no_larger_error(layout, emulated):
     T = 8 * 64
